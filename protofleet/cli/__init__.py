@@ -1,0 +1,5 @@
+"""The ``protofleet`` command: parse, call, print."""
+
+from protofleet.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,57 @@
+"""Entry point: finds subcommands lazily, so that a device never imports what it does not run."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from protofleet import __version__
+from protofleet.errors import ProtofleetError
+
+_COMMANDS = {
+    "bundle": "protofleet.cli.bundle:bundle",
+    "coordinator": "protofleet.cli.coordinator:coordinator",
+    "demo": "protofleet.cli.demo:demo",
+    "device": "protofleet.cli.device:device",
+    "export": "protofleet.cli.export:export",
+    "fleet": "protofleet.cli.fleet:fleet",
+    "pretrain": "protofleet.cli.pretrain:pretrain",
+    "strategies": "protofleet.cli.strategies:strategies",
+    "bench": "protofleet.cli.bench:bench",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a subcommand's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[cmd_name].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="protofleet")
+def _root() -> None:
+    """Personalised federated learning on real devices.
+
+    Train centrally, export a signed bundle, and let a fleet of devices learn their owners'
+    patterns over MQTT. Start with: protofleet demo
+    """
+
+
+def main(args: list[str] | None = None) -> Any:
+    """Run the command line; a deliberate error is one clear line on stderr and exit status 1."""
+    try:
+        return _root(args, prog_name="protofleet")
+    except ProtofleetError as error:
+        click.echo(f"protofleet: {error}", err=True)
+        sys.exit(1)

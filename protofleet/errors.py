@@ -1,0 +1,43 @@
+"""Every error that Protofleet raises on purpose, named by what the caller does next.
+
+A message says what was expected, what came and which thing it concerns, on one line:
+``tensor 'head.w': expected (64, 6) float32, got (64, 5) float32``.
+"""
+
+from __future__ import annotations
+
+
+class ProtofleetError(Exception):
+    """Root of all deliberate errors; the command line prints its message and exits with 1."""
+
+
+class InputError(ProtofleetError):
+    """The user's input (file, option, configuration, array) is wrong: correct it."""
+
+
+class MissingDataError(InputError):
+    """A data file is absent; the message names what to put where."""
+
+
+class RefusedError(ProtofleetError):
+    """Bytes from outside broke a rule and were discarded; nothing else was changed.
+
+    Attributes:
+        rule: short machine-readable name of the broken rule, e.g. ``"sha256"``.
+    """
+
+    def __init__(self, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.rule = rule
+
+
+class ProvisionError(ProtofleetError):
+    """Device and federation do not fit together (bundle, layout, identity): provision again."""
+
+
+class UnavailableError(ProtofleetError):
+    """Something outside did not answer (broker, coordinator, device): try again later."""
+
+
+class ExportError(ProtofleetError):
+    """A model could not be turned into faithful programs; no bundle was written."""

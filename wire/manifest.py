@@ -1,0 +1,112 @@
+"""The bundle's manifest: what a signed bundle says about its programs and parameters.
+
+The format is specified in ``docs/bundle.md``; these records are its Python form.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+FORMAT_VERSION = 1
+
+Role = Literal["param", "state", "input", "noise", "loss", "grad", "output"]
+
+
+class Port(msgspec.Struct, frozen=True, kw_only=True):
+    """One input or output of a program.
+
+    Attributes:
+        name: the name inside the program file.
+        role: ``param`` (trained tensor), ``state`` (buffer of the model: as an input its present
+            value, as an output its new value), ``input`` (of the batch, by ``key``), ``noise``
+            (drawn by the runtime), ``loss`` (scalar), ``grad`` (of the parameter ``key``),
+            ``output`` (by ``key``: ``logits``, ``features``, …).
+        key: for ``param``/``grad`` a name in ``Manifest.params``, for ``state`` one in
+            ``Manifest.state``, for ``input``/``output`` what it is (``x``, ``y``, ``logits``).
+        dtype: ``float32`` or ``int64``.
+        shape: dimensions; the string ``"batch"`` is the batch size, ``"batch*8"`` a multiple.
+        distribution: for ``noise``: ``uniform`` on [0, 1) or standard ``normal``.
+    """
+
+    name: str
+    role: Role
+    key: str
+    dtype: Literal["float32", "int64"]
+    shape: tuple[int | str, ...]
+    distribution: Literal["uniform", "normal"] | None = None
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """A pure function compiled at export: ``infer``, ``features``, ``train``, …
+
+    Attributes:
+        file: path inside the bundle, e.g. ``programs/train.onnx``.
+        inputs, outputs: its ports, in the file's order.
+        objective: for training programs the objective's name, e.g. ``cross_entropy``.
+    """
+
+    file: str
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    objective: str | None = None
+
+
+class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):
+    """Name and shape of one float32 tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
+    """What turns raw readings into the program's input ``x``.
+
+    Attributes:
+        input_shape: shape of one example, without the batch axis.
+        rate_hz: sampling rate of windows; None for data that is not a time series.
+        window: samples per window; None as above.
+        hop: samples between the starts of two windows.
+        channels: names of the last axis, in order.
+        mean, std: z-normalisation per channel (length = channels) or one value for all.
+    """
+
+    input_shape: tuple[int, ...]
+    rate_hz: float | None = None
+    window: int | None = None
+    hop: int | None = None
+    channels: tuple[str, ...] = ()
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+class FileEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Size and hash of one file of the bundle."""
+
+    bytes: int
+    sha256: str
+
+
+class StrategyDecl(msgspec.Struct, frozen=True, kw_only=True):
+    """The strategy the programs were exported for, and its default settings."""
+
+    name: str
+    settings: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a device must know before it runs a program of the bundle."""
+
+    format: int
+    name: str
+    created: str
+    layout_hash: str
+    params: tuple[TensorDecl, ...]
+    state: tuple[TensorDecl, ...]
+    programs: dict[str, Program]
+    preprocessing: Preprocessing
+    classes: tuple[str, ...]
+    strategy: StrategyDecl
+    provenance: dict[str, str]
+    files: dict[str, FileEntry]

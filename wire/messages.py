@@ -1,0 +1,140 @@
+"""Messages: typed frozen records that travel as JSON (``docs/protocol.md``).
+
+Unknown fields are ignored; a missing field or a wrong type is an error that names it.
+Units stand in the field names. Tensors never travel here but as transferred blobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from protofleet.errors import RefusedError
+
+PROTOCOL_MINOR = 0
+MAX_MESSAGE_BYTES = 64 * 1024 - 512
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    """Base of all records; the JSON field ``type`` names the record."""
+
+
+class Presence(Message, tag="presence"):
+    """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``."""
+
+    device_id: str
+    boot_id: str
+    status: Literal["online", "offline", "left"]
+    minor: int = PROTOCOL_MINOR
+    bundle: str = ""
+    layout_hash: str = ""
+    num_examples: int = 0
+    class_counts: tuple[int, ...] = ()
+
+
+class Announcement(Message, tag="announcement"):
+    """Coordinator → all, retained (``all/ctl``): where the federation stands."""
+
+    federation: str
+    boot_id: str
+    phase: Literal["waiting", "training", "finished"]
+    round_id: int
+    rounds: int
+    strategy: str
+    bundle: str
+    layout_hash: str
+    minor: int = PROTOCOL_MINOR
+
+
+class Manifest(Message, tag="manifest"):
+    """What a transfer will carry. ``transfer_id`` = hash of blob, device and round."""
+
+    transfer_id: str
+    kind: Literal["payload", "update"]
+    round_id: int
+    total_bytes: int
+    sha256: str
+    chunk_bytes: int
+    codec: str = "raw"
+
+
+class Task(Message, tag="task"):
+    """Coordinator → device (``dn/<dev>/t``): take part in a round, or finish.
+
+    ``deadline_s`` counts from reception, because clocks of devices differ.
+    """
+
+    task: Literal["train", "finish"]
+    round_id: int
+    federation: str
+    strategy: str = ""
+    settings: dict[str, Any] = {}
+    seed: int = 0
+    deadline_s: float = 0.0
+    payload: Manifest | None = None
+
+
+class Need(Message, tag="need"):
+    """Receiver → sender: the half-open chunk ranges still missing, and how many may be sent."""
+
+    transfer_id: str
+    missing: tuple[tuple[int, int], ...]
+    credit: int
+
+
+class Receipt(Message, tag="receipt"):
+    """Receiver → sender: the blob is complete and right (``done``), or why it never will be."""
+
+    transfer_id: str
+    status: Literal["done", "reject"]
+    reason: str = ""
+
+
+class Heartbeat(Message, tag="heartbeat"):
+    """Device → coordinator (``up/<dev>/s``): liveness and what the device has paid so far.
+
+    Byte counters are totals at the socket since the device joined the federation, over restarts.
+    """
+
+    device_id: str
+    boot_id: str
+    round_id: int
+    phase: Literal["idle", "receive", "train", "send", "leave"]
+    bytes_up: int
+    bytes_down: int
+    peak_rss_bytes: int
+
+
+AnyMessage = Presence | Announcement | Manifest | Task | Need | Receipt | Heartbeat
+M = TypeVar("M", bound=Message)
+
+_encoder = msgspec.json.Encoder(order="deterministic")
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def encode(message: Message) -> bytes:
+    """JSON bytes, fields in declaration order.
+
+    Raises:
+        RefusedError: the message is larger than one packet may be.
+    """
+    data = _encoder.encode(message)
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RefusedError("message-size", f"message: {len(data)} bytes > {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def decode(data: bytes, kind: type[M] | Any = AnyMessage) -> M:
+    """The record in ``data``, checked against ``kind`` (a record type or a union of them).
+
+    Raises:
+        RefusedError: too large, not JSON, another record, or a field missing or of a wrong type.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RefusedError("message-size", f"message: {len(data)} bytes > {MAX_MESSAGE_BYTES}")
+    decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
+    try:
+        return decoder.decode(data)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise RefusedError("message-schema", f"message: {error}") from error

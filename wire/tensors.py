@@ -1,0 +1,151 @@
+"""Tensor maps: named float32 arrays that are views into one contiguous buffer.
+
+Everything that touches all parameters at once (optimisers, deltas, aggregation, transfer) is a
+loop over ``TensorMap.buffer``; everything that needs a name uses the map as a mapping.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+
+Tensors = Mapping[str, NDArray[Any]]
+"""Named arrays of any dtype, the form in which strategies keep state and content."""
+
+_ALIGNMENT = 64  # one cache line: vector loads from the start of a buffer never split
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor's place in a packed buffer.
+
+    Attributes:
+        name: the tensor's name in the bundle.
+        shape: its dimensions; ``()`` is a scalar.
+        offset: index of its first element in the buffer, in elements.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes and offsets of a packed float32 buffer, in order and without gaps."""
+
+    specs: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
+        """Pack tensors of the given shapes one behind the other, in the mapping's order."""
+        specs: list[TensorSpec] = []
+        offset = 0
+        for name, shape in shapes.items():
+            specs.append(TensorSpec(name=name, shape=tuple(shape), offset=offset))
+            offset += specs[-1].size
+        return cls(tuple(specs))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of float32 elements in the buffer."""
+        return sum(spec.size for spec in self.specs)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (hex) over ``name dtype shape`` lines; it names the architecture."""
+        lines = (f"{s.name} float32 {list(s.shape)}\n" for s in self.specs)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape, in order."""
+        return {spec.name: spec.shape for spec in self.specs}
+
+
+class TensorMap(Mapping[str, NDArray[np.float32]]):
+    """Named float32 tensors that share one contiguous, cache-line-aligned buffer.
+
+    Attributes:
+        layout: names, shapes and offsets.
+        buffer: ``(layout.size,) float32``, C-order; the mapping's values are views into it.
+    """
+
+    __slots__ = ("_views", "buffer", "layout")
+
+    def __init__(self, layout: Layout, buffer: NDArray[np.float32]) -> None:
+        if buffer.shape != (layout.size,) or buffer.dtype != np.float32:
+            raise InputError(
+                f"tensor map: expected a buffer of ({layout.size},) float32, "
+                f"got {buffer.shape} {buffer.dtype}"
+            )
+        self.layout = layout
+        self.buffer = buffer
+        self._views = {
+            s.name: buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in layout.specs
+        }
+
+    @classmethod
+    def zeros(cls, layout: Layout) -> Self:
+        """A map of zeros."""
+        raw = np.zeros(layout.size * 4 + _ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % _ALIGNMENT
+        return cls(layout, raw[start : start + layout.size * 4].view(np.float32))
+
+    @classmethod
+    def pack(cls, tensors: Tensors, layout: Layout | None = None) -> Self:
+        """Copy ``tensors`` into a new buffer.
+
+        Raises:
+            InputError: a tensor of ``layout`` is absent, surplus, or of another shape.
+        """
+        layout = layout or Layout.of({name: value.shape for name, value in tensors.items()})
+        check_names(tensors, layout)
+        packed = cls.zeros(layout)
+        for name, view in packed.items():
+            view[...] = tensors[name]
+        return packed
+
+    def copy(self) -> Self:
+        """An independent, writable copy."""
+        other = type(self).zeros(self.layout)
+        other.buffer[...] = self.buffer
+        return other
+
+    def __getitem__(self, name: str) -> NDArray[np.float32]:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+
+def check_names(tensors: Tensors, layout: Layout) -> None:
+    """Raise InputError unless ``tensors`` has exactly the names and shapes of ``layout``."""
+    surplus = tensors.keys() - layout.shapes.keys()
+    if surplus:
+        raise InputError(f"tensor '{min(surplus)}': not in the layout")
+    for name, shape in layout.shapes.items():
+        if name not in tensors:
+            raise InputError(f"tensor '{name}': expected {shape} float32, got nothing")
+        if tensors[name].shape != shape:
+            raise InputError(
+                f"tensor '{name}': expected {shape} float32, "
+                f"got {tensors[name].shape} {tensors[name].dtype}"
+            )
