@@ -111,13 +111,17 @@ class GradFn(Protocol):
 
     def __call__(
         self, params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator
-    ) -> Step: ...
+    ) -> Step:
+        """Loss, gradients and new state of one batch."""
+        ...
 
 
 class EvaluateFn(Protocol):
     """Evaluates a model on the client's own test part and, in a rehearsal, on the pooled one."""
 
-    def __call__(self, params: TensorMap, state: TensorMap) -> Evaluation: ...
+    def __call__(self, params: TensorMap, state: TensorMap) -> Evaluation:
+        """Confusion counts of the model."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

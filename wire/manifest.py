@@ -39,7 +39,7 @@ class Port(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A pure function compiled at export: ``infer``, ``features``, ``train``, …
+    """A pure function compiled at export (``infer``, ``features``, ``train``, …).
 
     Attributes:
         file: path inside the bundle, e.g. ``programs/train.onnx``.

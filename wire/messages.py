@@ -20,7 +20,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of all records; the JSON field ``type`` names the record."""
 
 
-class Presence(Message, tag="presence"):
+class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``."""
 
     device_id: str
@@ -33,7 +33,7 @@ class Presence(Message, tag="presence"):
     class_counts: tuple[int, ...] = ()
 
 
-class Announcement(Message, tag="announcement"):
+class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     """Coordinator → all, retained (``all/ctl``): where the federation stands."""
 
     federation: str
@@ -47,7 +47,7 @@ class Announcement(Message, tag="announcement"):
     minor: int = PROTOCOL_MINOR
 
 
-class Manifest(Message, tag="manifest"):
+class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     """What a transfer will carry. ``transfer_id`` = hash of blob, device and round."""
 
     transfer_id: str
@@ -59,7 +59,7 @@ class Manifest(Message, tag="manifest"):
     codec: str = "raw"
 
 
-class Task(Message, tag="task"):
+class Task(Message, frozen=True, kw_only=True, tag="task"):
     """Coordinator → device (``dn/<dev>/t``): take part in a round, or finish.
 
     ``deadline_s`` counts from reception, because clocks of devices differ.
@@ -75,7 +75,7 @@ class Task(Message, tag="task"):
     payload: Manifest | None = None
 
 
-class Need(Message, tag="need"):
+class Need(Message, frozen=True, kw_only=True, tag="need"):
     """Receiver → sender: the half-open chunk ranges still missing, and how many may be sent."""
 
     transfer_id: str
@@ -83,7 +83,7 @@ class Need(Message, tag="need"):
     credit: int
 
 
-class Receipt(Message, tag="receipt"):
+class Receipt(Message, frozen=True, kw_only=True, tag="receipt"):
     """Receiver → sender: the blob is complete and right (``done``), or why it never will be."""
 
     transfer_id: str
@@ -91,7 +91,7 @@ class Receipt(Message, tag="receipt"):
     reason: str = ""
 
 
-class Heartbeat(Message, tag="heartbeat"):
+class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Device → coordinator (``up/<dev>/s``): liveness and what the device has paid so far.
 
     Byte counters are totals at the socket since the device joined the federation, over restarts.
