@@ -32,7 +32,7 @@ from protofleet.wire.tensors import Layout, TensorMap
 SETTINGS: Mapping[str, Any] = {"lr": 0.1, "epochs": 1, "batch_size": 16}
 
 
-def tiny_bundle(  # noqa: PLR0913 - every argument has a default and is passed by name
+def tiny_bundle(
     path: Path,
     key: Ed25519PrivateKey,
     *,
