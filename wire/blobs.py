@@ -1,0 +1,198 @@
+"""Blobs: named arrays as safetensors, written with one byte order and read without trust.
+
+The format is safetensors 0.x: an 8-byte little-endian header length, a JSON header, then the
+arrays. Writing here is deterministic, which the reference library is not (the order of its
+metadata varies), and reading makes no copy: the arrays are views into the blob.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, RefusedError
+from protofleet.wire import strict_json
+from protofleet.wire.tensors import Tensors
+
+MAX_TENSORS = 4096
+MAX_NAME_CHARS = 256
+MAX_HEADER_BYTES = 2 * 1024 * 1024
+MAX_DIMENSIONS = 8
+
+_DTYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2",
+    "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1",
+    "U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1",
+    "BOOL": "|b1",
+}  # fmt: skip
+_CODES = {np.dtype(form): code for code, form in _DTYPES.items()}
+_METADATA = "__metadata__"
+
+
+def encode(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Safetensors bytes; equal input gives equal bytes, in whatever order it comes.
+
+    Arrays stand widest dtype first, then by name, so that each is aligned.
+
+    Raises:
+        InputError: a name, a dtype or a number of tensors that ``decode`` would refuse.
+    """
+    arrays = {name: _little_endian(name, value) for name, value in tensors.items()}
+    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    header: dict[str, Any] = {}
+    if metadata:
+        header[_METADATA] = dict(sorted(metadata.items()))
+    offset = 0
+    for name in order:
+        array = arrays[name]
+        header[name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    if len(arrays) > MAX_TENSORS or len(text) > MAX_HEADER_BYTES:
+        raise InputError(
+            f"blob: expected at most {MAX_TENSORS} tensors and {MAX_HEADER_BYTES} bytes of header, "
+            f"got {len(arrays)} and {len(text)}"
+        )
+    # Each array's own memory goes into the one result: no second copy of the tensors is made.
+    parts = [memoryview(arrays[name].reshape(-1).view(np.uint8)) for name in order]
+    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+
+
+def decode(data: bytes, *, max_bytes: int) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Arrays and metadata of a blob.
+
+    Args:
+        data: safetensors bytes.
+        max_bytes: largest blob the caller is ready for.
+
+    Returns:
+        The arrays, READ-ONLY views into ``data`` (copy before writing), and the metadata.
+
+    Raises:
+        RefusedError: with rule ``blob-size``, ``blob-header``, ``blob-name``, ``blob-dtype``,
+            ``blob-shape``, ``blob-offsets`` or ``blob-bool``.
+    """
+    if len(data) > max_bytes:
+        raise RefusedError("blob-size", f"blob: {len(data)} bytes > {max_bytes} allowed")
+    header, start = _read_header(data)
+    metadata = _checked_metadata(header.pop(_METADATA, {}))
+    if len(header) > MAX_TENSORS:
+        raise RefusedError("blob-header", f"blob: {len(header)} tensors > {MAX_TENSORS} allowed")
+    entries = {name: _checked_entry(name, entry) for name, entry in header.items()}
+    _check_offsets(entries, len(data) - start)
+    body = np.frombuffer(data, np.uint8, offset=start)
+    tensors = {
+        name: _view(name, body[begin:end], dtype, shape)
+        for name, (dtype, shape, begin, end) in entries.items()
+    }
+    return tensors, metadata
+
+
+def check_finite(tensors: Tensors, *, rule: str = "finite") -> None:
+    """Raise RefusedError if a float tensor holds a NaN or an infinity."""
+    for name, value in tensors.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise RefusedError(rule, f"tensor '{name}': expected finite numbers, got NaN or inf")
+
+
+_Entry = tuple[np.dtype[Any], tuple[int, ...], int, int]
+
+
+def _little_endian(name: str, value: NDArray[Any]) -> NDArray[Any]:
+    dtype = value.dtype.newbyteorder("<")
+    if dtype not in _CODES:
+        raise InputError(f"tensor '{name}': expected one of {sorted(_DTYPES)}, got {value.dtype}")
+    if not _name_allowed(name):
+        raise InputError(
+            f"tensor {name[:40]!r}: expected a name of 1 to {MAX_NAME_CHARS} printable characters"
+        )
+    if value.ndim > MAX_DIMENSIONS:
+        raise InputError(f"tensor '{name}': expected <= {MAX_DIMENSIONS} axes, got {value.ndim}")
+    return np.asarray(value, dtype=dtype, order="C")
+
+
+def _name_allowed(name: str) -> bool:
+    return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != _METADATA
+
+
+def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
+    if len(data) < 8:
+        raise RefusedError("blob-header", f"blob: expected at least 8 bytes, got {len(data)}")
+    length = int.from_bytes(data[:8], "little")
+    if length > min(MAX_HEADER_BYTES, len(data) - 8):
+        raise RefusedError(
+            "blob-header", f"blob: header of {length} bytes in a blob of {len(data)} bytes"
+        )
+    header = strict_json.loads(bytes(data[8 : 8 + length]), rule="blob-header", what="blob header")
+    if not isinstance(header, dict):
+        raise RefusedError("blob-header", "blob header: expected an object")
+    return header, 8 + length
+
+
+def _checked_metadata(metadata: Any) -> dict[str, str]:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise RefusedError("blob-header", "blob header: expected metadata of strings")
+    return metadata
+
+
+def _checked_entry(name: str, entry: Any) -> _Entry:
+    if not _name_allowed(name):
+        raise RefusedError("blob-name", f"blob: tensor name {name[:40]!r} is not allowed")
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise RefusedError("blob-header", f"tensor '{name}': expected dtype, shape, data_offsets")
+    form = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    if form is None:
+        raise RefusedError("blob-dtype", f"tensor '{name}': dtype {str(entry['dtype'])[:20]!r}")
+    shape = _checked_ints(name, entry["shape"], "blob-shape")
+    offsets = _checked_ints(name, entry["data_offsets"], "blob-offsets")
+    if len(shape) > MAX_DIMENSIONS:
+        raise RefusedError("blob-shape", f"tensor '{name}': {len(shape)} axes > {MAX_DIMENSIONS}")
+    if math.prod(max(axis, 1) for axis in shape) >= 2**60:
+        raise RefusedError("blob-shape", f"tensor '{name}': shape {shape} overflows")
+    if len(offsets) != 2:
+        raise RefusedError("blob-offsets", f"tensor '{name}': expected two offsets")
+    return np.dtype(form), shape, offsets[0], offsets[1]
+
+
+def _checked_ints(name: str, values: Any, rule: str) -> tuple[int, ...]:
+    if not isinstance(values, list) or not all(type(v) is int and 0 <= v < 2**63 for v in values):
+        raise RefusedError(rule, f"tensor '{name}': expected a list of counts in its header")
+    return tuple(values)
+
+
+def _check_offsets(entries: Mapping[str, _Entry], total: int) -> None:
+    """Every byte of the body belongs to exactly one tensor, and each shape fills its bytes."""
+    position = 0
+    for name, (dtype, shape, begin, end) in sorted(entries.items(), key=lambda e: e[1][2:]):
+        if begin != position or end < begin:
+            raise RefusedError(
+                "blob-offsets", f"tensor '{name}': bytes {begin} to {end}, expected from {position}"
+            )
+        if math.prod(shape) * dtype.itemsize != end - begin:
+            raise RefusedError(
+                "blob-shape", f"tensor '{name}': {shape} {dtype} does not fill {end - begin} bytes"
+            )
+        position = end
+    if position != total:
+        raise RefusedError("blob-offsets", f"blob: tensors fill {position} bytes of {total}")
+
+
+def _view(
+    name: str, raw: NDArray[np.uint8], dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> NDArray[Any]:
+    if dtype.kind == "b" and raw.size and raw.max() > 1:
+        raise RefusedError("blob-bool", f"tensor '{name}': a bool is neither 0 nor 1")
+    # A foreign writer may have placed an array off its alignment: only that one is copied.
+    view = np.require(raw.view(dtype).reshape(shape), requirements="A")
+    view.flags.writeable = False
+    return view
