@@ -1,0 +1,109 @@
+"""Chunks: one numbered piece of a blob in one MQTT packet (``docs/protocol.md``, section Chunk).
+
+The header has 32 bytes, integers big-endian:
+
+======  ====  =========================================================================
+offset  size  field
+======  ====  =========================================================================
+0       4     magic ``PFCK``
+4       1     version, 1
+5       1     flags; bit 0: this is the blob's last chunk; all others are 0
+6       2     length of the data behind the header, 1 to 64992
+8       16    transfer id
+24      4     index of the chunk, from 0
+28      4     CRC-32 (IEEE, as in zlib) over the 28 bytes before it and the data
+======  ====  =========================================================================
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+
+from protofleet.errors import InputError, RefusedError
+
+MAGIC = b"PFCK"
+VERSION = 1
+FLAG_LAST = 1
+HEADER_BYTES = 32
+MAX_PACKET_BYTES = 64 * 1024
+RESERVED_BYTES = 512
+"""What MQTT itself may need in a packet: fixed header, topic, packet id, properties."""
+MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - RESERVED_BYTES
+MAX_DATA_BYTES = MAX_PAYLOAD_BYTES - HEADER_BYTES
+MIN_DATA_BYTES = 256
+"""Smallest grid that a manifest may ask for; bounds the bookkeeping per blob."""
+
+_HEAD = struct.Struct(">4sBBH16sI")
+_CRC = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One piece of a blob.
+
+    Attributes:
+        transfer_id: 32 lower-case hexadecimal digits.
+        index: position in the blob, in chunks.
+        last: whether the blob ends with this chunk.
+        data: 1 to ``MAX_DATA_BYTES`` bytes.
+    """
+
+    transfer_id: str
+    index: int
+    last: bool
+    data: bytes | memoryview
+
+
+def pack(chunk: Chunk) -> bytes:
+    """The payload of the MQTT packet that carries ``chunk``.
+
+    Raises:
+        InputError: the data are empty or too long for a packet.
+    """
+    if not 1 <= len(chunk.data) <= MAX_DATA_BYTES:
+        raise InputError(f"chunk: expected 1 to {MAX_DATA_BYTES} bytes, got {len(chunk.data)}")
+    head = _HEAD.pack(
+        MAGIC,
+        VERSION,
+        FLAG_LAST if chunk.last else 0,
+        len(chunk.data),
+        bytes.fromhex(chunk.transfer_id),
+        chunk.index,
+    )
+    crc = zlib.crc32(chunk.data, zlib.crc32(head))
+    return b"".join((head, _CRC.pack(crc), chunk.data))
+
+
+def parse(payload: bytes) -> Chunk:
+    """The chunk in a packet's payload; its data are a view into ``payload``.
+
+    Raises:
+        RefusedError: rule ``chunk-size``, ``chunk-magic``, ``chunk-version``, ``chunk-flags``,
+            ``chunk-length`` or ``chunk-crc``.
+    """
+    size = len(payload)
+    _check(
+        "chunk-size",
+        HEADER_BYTES < size <= MAX_PAYLOAD_BYTES,
+        f"{HEADER_BYTES + 1} to {MAX_PAYLOAD_BYTES} bytes",
+        size,
+    )
+    magic, version, flags, length, transfer_id, index = _HEAD.unpack_from(payload)
+    _check("chunk-magic", magic == MAGIC, f"magic {MAGIC!r}", magic)
+    _check("chunk-version", version == VERSION, f"version {VERSION}", version)
+    _check("chunk-flags", flags in (0, FLAG_LAST), f"flags 0 or {FLAG_LAST}", flags)
+    _check("chunk-length", length == size - HEADER_BYTES, f"{size - HEADER_BYTES} bytes", length)
+    data = memoryview(payload)[HEADER_BYTES:]
+    (stated,) = _CRC.unpack_from(payload, _HEAD.size)
+    found = zlib.crc32(data, zlib.crc32(memoryview(payload)[: _HEAD.size]))
+    _check("chunk-crc", found == stated, f"crc {found:08x}", f"{stated:08x}")
+    return Chunk(
+        transfer_id=transfer_id.hex(), index=index, last=bool(flags & FLAG_LAST), data=data
+    )
+
+
+def _check(rule: str, holds: bool, expected: str, got: object) -> None:  # noqa: FBT001 - the condition itself, no mode
+    if not holds:
+        raise RefusedError(rule, f"chunk: expected {expected}, got {got}")

@@ -1,0 +1,114 @@
+"""Topics: where each message travels (``docs/protocol.md``, section Topics).
+
+One ``Topics`` builds and reads every topic of a federation; nobody else joins strings.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from protofleet.errors import InputError
+
+PREFIX = "fl/v1"
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+class Channel(Enum):
+    """What a topic carries; the value is the topic below the federation, without the device."""
+
+    ANNOUNCEMENT = "all/ctl"
+    BROADCAST = "all/c"
+    PRESENCE = "st"
+    UP_MANIFEST = "up/m"
+    UP_CHUNK = "up/c"
+    UP_REQUEST = "up/q"
+    UP_STATUS = "up/s"
+    DOWN_ANSWER = "dn/a"
+    DOWN_CHUNK = "dn/c"
+    DOWN_TASK = "dn/t"
+
+
+class Address(NamedTuple):
+    """A parsed topic: its channel and the device it names ('' for ``all/ctl``)."""
+
+    channel: Channel
+    device_id: str
+
+
+def check_id(value: str, what: str = "id") -> str:
+    """``value`` itself, if it can be part of a topic.
+
+    Raises:
+        InputError: not 1 to 64 characters of ``A-Z a-z 0-9 . _ -``.
+    """
+    if not _ID.fullmatch(value):
+        raise InputError(
+            f"{what}: expected 1 to 64 characters of A-Z a-z 0-9 . _ -, got {value[:80]!r}"
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Builds and parses the topics of one federation.
+
+    Raises:
+        InputError: the federation or a device id has characters that a topic must not have.
+    """
+
+    federation: str
+
+    def __post_init__(self) -> None:
+        check_id(self.federation, "federation")
+
+    @property
+    def announcement(self) -> str:
+        """Retained announcement, coordinator → all."""
+        return self._join(Channel.ANNOUNCEMENT.value)
+
+    def of(self, channel: Channel, device_id: str) -> str:
+        """The topic of a channel that belongs to one device."""
+        head, _, leaf = channel.value.partition("/")
+        if head == "all":
+            raise InputError(f"topic {channel.value}: belongs to no device")
+        check_id(device_id, "device")
+        return self._join("/".join(filter(None, (head, device_id, leaf))))
+
+    def broadcast(self, version: str) -> str:
+        """Chunks of one model version for all (reserved; see docs/protocol.md)."""
+        return self._join(f"{Channel.BROADCAST.value}/{check_id(version, 'version')}")
+
+    def device_filters(self, device_id: str) -> tuple[str, ...]:
+        """What a device subscribes to: 2 of the 4 filters that every broker allows."""
+        return (self.announcement, self._join(f"dn/{check_id(device_id, 'device')}/+"))
+
+    def coordinator_filters(self) -> tuple[str, ...]:
+        """What the coordinator subscribes to."""
+        return (self._join("up/+/+"), self._join("st/+"))
+
+    def parse(self, topic: str) -> Address | None:
+        """Channel and device of a topic; None for any topic that is not of this federation."""
+        prefix = self._join("")
+        if not topic.startswith(prefix):
+            return None
+        parts = topic[len(prefix) :].split("/")
+        head, rest = parts[0], parts[1:]
+        if head == "all":
+            return Address(Channel.ANNOUNCEMENT, "") if rest == ["ctl"] else None
+        if not rest or not _ID.fullmatch(rest[0]):
+            return None
+        channel = _BY_PARTS.get((head, *rest[1:]))
+        return None if channel is None else Address(channel, rest[0])
+
+    def _join(self, tail: str) -> str:
+        return f"{PREFIX}/{self.federation}/{tail}"
+
+
+_BY_PARTS = {
+    tuple(channel.value.split("/")): channel
+    for channel in Channel
+    if not channel.value.startswith("all")
+}
