@@ -1,0 +1,85 @@
+"""One device's labelled examples: what ``protofleet device join --data FILE.npz`` reads."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, MissingDataError
+
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceData:
+    """A device's own train and test part; neither ever leaves the device.
+
+    Attributes:
+        x_train, x_test: ``(n, *input_shape) float32``, preprocessed.
+        y_train, y_test: ``(n,) int64`` class indices.
+        classes: class names, in index order.
+    """
+
+    x_train: NDArray[np.float32]
+    y_train: NDArray[np.int64]
+    x_test: NDArray[np.float32]
+    y_test: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            _check_part(part, getattr(self, f"x_{part}"), getattr(self, f"y_{part}"), self.classes)
+
+    def save(self, path: Path) -> None:
+        """Write an ``.npz`` file (arrays only, no pickles)."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS[:-1]}
+        with path.open("wb") as file:
+            np.savez(file, **arrays, classes=np.array(self.classes))
+
+
+def load_device_data(path: Path) -> DeviceData:
+    """Read what ``DeviceData.save`` wrote.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
+    """
+    if not path.is_file():
+        raise MissingDataError(
+            f"device data '{path}': expected an .npz with the arrays {', '.join(_ARRAYS)}, "
+            "got no such file"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            missing = [name for name in _ARRAYS if name not in archive]
+            arrays = {name: archive[name] for name in _ARRAYS if name not in missing}
+    except (ValueError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise InputError(f"device data '{path}': not a plain .npz file ({error})") from error
+    if missing:
+        raise InputError(f"device data '{path}': lacks the array '{missing[0]}'")
+    return DeviceData(
+        x_train=arrays["x_train"].astype(np.float32, copy=False),
+        y_train=arrays["y_train"].astype(np.int64, copy=False),
+        x_test=arrays["x_test"].astype(np.float32, copy=False),
+        y_test=arrays["y_test"].astype(np.int64, copy=False),
+        classes=tuple(str(name) for name in arrays["classes"]),
+    )
+
+
+def _check_part(
+    part: str, x: NDArray[np.float32], y: NDArray[np.int64], classes: tuple[str, ...]
+) -> None:
+    if x.ndim < 2 or y.shape != x.shape[:1]:
+        raise InputError(
+            f"device data: expected x_{part} (n, …) and y_{part} (n,), got {x.shape} and {y.shape}"
+        )
+    if not np.isfinite(x).all():
+        raise InputError(f"device data: x_{part} contains NaN or infinite values")
+    if y.size and (y.min() < 0 or y.max() >= len(classes)):
+        raise InputError(
+            f"device data: y_{part} holds {y.min()}…{y.max()}, expected 0…{len(classes) - 1}"
+        )

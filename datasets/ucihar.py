@@ -1,0 +1,168 @@
+"""UCI-HAR: 30 people, a phone on the waist, 50 Hz, windows of 128 samples with half overlap.
+
+D. Anguita et al., "A Public Domain Dataset for Human Activity Recognition Using Smartphones",
+ESANN 2013. Read from the published zip as it is; the 561-feature files are not needed.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.datasets.device_data import DeviceData
+from protofleet.errors import InputError, MissingDataError
+
+RATE_HZ = 50.0
+WINDOW = 128
+HOP = 64
+CLASSES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
+CHANNELS = ("acc_x", "acc_y", "acc_z", "gyro_x", "gyro_y", "gyro_z")
+_FILES = tuple(f"{kind}_{axis}" for kind in ("total_acc", "body_gyro") for axis in "xyz")
+_ARCHIVE = Path("ucihar") / "UCI HAR Dataset.zip"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Windows of several people, in recording order.
+
+    Attributes:
+        x: ``(n, 128, 6) float32``: total acceleration (g), then angular velocity (rad/s).
+        y: ``(n,) int64`` index into ``CLASSES``.
+        subject: ``(n,) int64``, 1…30.
+        follows: ``(n,) bool``: this window's first half is the row before's second half.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    subject: NDArray[np.int64]
+    follows: NDArray[np.bool_]
+
+    def of(self, subject: int) -> Windows:
+        """One person's windows.
+
+        Raises:
+            InputError: no such person.
+        """
+        mine = self.subject == subject
+        if not mine.any():
+            raise InputError(f"UCI-HAR subject {subject}: expected one of 1…30")
+        return Windows(
+            x=self.x[mine], y=self.y[mine], subject=self.subject[mine], follows=self.follows[mine]
+        )
+
+
+def load_ucihar(data_root: Path) -> Windows:
+    """Read all 10 299 windows; the published train and test parts are merged.
+
+    Raises:
+        MissingDataError: the zip is not under ``data_root``; the message says what to put where.
+        InputError: the zip lacks a file or a file has another form than published.
+    """
+    path = data_root / _ARCHIVE
+    if not path.is_file():
+        raise MissingDataError(
+            f"UCI-HAR: put the published 'UCI HAR Dataset.zip' at '{path}' "
+            "(UCI Machine Learning Repository, 'Human Activity Recognition Using Smartphones')"
+        )
+    with zipfile.ZipFile(path) as archive:
+        parts = [_read_part(archive, part) for part in ("train", "test")]
+    x = np.concatenate([part[0] for part in parts])
+    subject = np.concatenate([part[2] for part in parts])
+    return Windows(
+        x=x,
+        y=np.concatenate([part[1] for part in parts]),
+        subject=subject,
+        follows=_continuations(x, subject),
+    )
+
+
+def normalisation(windows: Windows) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel, equal over the three axes of a sensor.
+
+    FedAli's published code normalises by one scalar for each sensor, over all people.
+    """
+    mean: list[float] = []
+    std: list[float] = []
+    for sensor in (slice(0, 3), slice(3, 6)):
+        values = windows.x[:, :, sensor]
+        mean += [float(values.mean(dtype=np.float64))] * 3
+        std += [float(values.std(dtype=np.float64))] * 3
+    return tuple(mean), tuple(std)
+
+
+def split_in_time(windows: Windows, *, test_fraction: float = 0.3) -> DeviceData:
+    """One person's windows, split inside each activity in time order, with a gap.
+
+    The first part of each activity trains, the rest tests; a test window that overlaps a training
+    window is left out, because a random or adjoining split would leak half a window.
+    """
+    train = np.zeros(len(windows.y), bool)
+    for label in np.unique(windows.y):
+        rows = np.flatnonzero(windows.y == label)
+        train[rows[: len(rows) - round(test_fraction * len(rows))]] = True
+    before_trains = np.concatenate([[False], train[:-1]]) & windows.follows
+    after_trains = np.concatenate([train[1:] & windows.follows[1:], [False]])
+    test = ~train & ~before_trains & ~after_trains
+    return DeviceData(
+        x_train=windows.x[train],
+        y_train=windows.y[train],
+        x_test=windows.x[test],
+        y_test=windows.y[test],
+        classes=CLASSES,
+    )
+
+
+def recordings(windows: Windows) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    """Continuous signals behind one person's half-overlapping windows.
+
+    Returns:
+        For each run of windows that continue one another: ``(samples, 6) float32`` at 50 Hz and
+        the activity of every sample, ``(samples,) int64``.
+    """
+    starts = np.flatnonzero(~windows.follows)
+    runs = []
+    for start, stop in zip(starts, [*starts[1:], len(windows.y)], strict=True):
+        first = windows.x[start]
+        rest = windows.x[start + 1 : stop, HOP:].reshape(-1, first.shape[1])
+        labels = np.repeat(windows.y[start:stop], HOP)
+        runs.append(
+            (np.concatenate([first, rest]), np.concatenate([np.full(HOP, labels[0]), labels]))
+        )
+    return runs
+
+
+def _read_part(
+    archive: zipfile.ZipFile, part: str
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    folder = f"UCI HAR Dataset/{part}"
+    labels = _numbers(archive, f"{folder}/y_{part}.txt").astype(np.int64) - 1
+    subjects = _numbers(archive, f"{folder}/subject_{part}.txt").astype(np.int64)
+    channels = []
+    for name in _FILES:
+        member = f"{folder}/Inertial Signals/{name}_{part}.txt"
+        values = _numbers(archive, member)
+        if values.size != len(labels) * WINDOW or len(subjects) != len(labels):
+            raise InputError(
+                f"UCI-HAR '{member}': expected {len(labels)} rows of {WINDOW}, "
+                f"got {values.size} values"
+            )
+        channels.append(values.reshape(-1, WINDOW))
+    return np.stack(channels, axis=2).astype(np.float32), labels, subjects
+
+
+def _numbers(archive: zipfile.ZipFile, member: str) -> NDArray[np.float64]:
+    try:
+        text = archive.read(member)
+    except KeyError as error:
+        raise InputError(f"UCI-HAR: the zip lacks '{member}'") from error
+    return np.loadtxt(io.BytesIO(text), dtype=np.float64).reshape(-1)
+
+
+def _continuations(x: NDArray[np.float32], subject: NDArray[np.int64]) -> NDArray[np.bool_]:
+    overlap = (x[1:, :HOP] == x[:-1, HOP:]).all(axis=(1, 2)) & (subject[1:] == subject[:-1])
+    return np.concatenate([[False], overlap])

@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+
+from protofleet.datasets import DeviceData, load_device_data
+from protofleet.errors import InputError, MissingDataError
+
+
+def _data(**changes):
+    values = {
+        "x_train": np.ones((4, 3), np.float32),
+        "y_train": np.array([0, 1, 0, 1]),
+        "x_test": np.zeros((2, 3), np.float32),
+        "y_test": np.array([1, 0]),
+        "classes": ("rest", "walk"),
+    }
+    return DeviceData(**(values | changes))
+
+
+def test_saved_data_is_read_back(tmp_path):
+    _data().save(tmp_path / "device.npz")
+    read = load_device_data(tmp_path / "device.npz")
+    assert read.classes == ("rest", "walk")
+    assert np.array_equal(read.x_train, _data().x_train)
+    assert read.y_test.tolist() == [1, 0]
+
+
+def test_absent_file_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match=r"nowhere\.npz"):
+        load_device_data(tmp_path / "nowhere.npz")
+
+
+def test_pickled_arrays_are_refused(tmp_path):
+    path = tmp_path / "hostile.npz"
+    np.savez(path, x_train=np.array([{"a": 1}], dtype=object))
+    with pytest.raises(InputError, match="not a plain"):
+        load_device_data(path)
+
+
+def test_absent_array_is_named(tmp_path):
+    path = tmp_path / "half.npz"
+    np.savez(path, x_train=np.ones((1, 2), np.float32))
+    with pytest.raises(InputError, match="y_train"):
+        load_device_data(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y_train": np.array([0, 1])}, "x_train"),
+        ({"y_test": np.array([1, 2])}, "expected 0…1"),
+        ({"x_test": np.full((2, 3), np.nan, np.float32)}, "NaN"),
+    ],
+)
+def test_wrong_arrays_are_refused(change, message):
+    with pytest.raises(InputError, match=message):
+        _data(**change)

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from protofleet.datasets import ucihar
+from protofleet.errors import InputError, MissingDataError
+
+pytestmark = pytest.mark.data
+
+
+@pytest.fixture(scope="module")
+def windows(data_root):
+    return ucihar.load_ucihar(data_root)
+
+
+def test_counts_are_the_published_ones(windows):
+    """10 299 windows, 30 people, classes as the published label files count them."""
+    assert windows.x.shape == (10299, 128, 6)
+    assert np.unique(windows.subject).tolist() == list(range(1, 31))
+    assert np.bincount(windows.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
+    assert windows.follows.sum() == 6752 + 2690
+
+
+def test_acceleration_at_rest_is_one_g(windows):
+    resting = windows.x[windows.y == ucihar.CLASSES.index("standing"), :, :3]
+    assert 0.98 < np.linalg.norm(resting, axis=2).mean() < 1.05
+
+
+def test_split_shares_no_sample(windows):
+    """No half window of a test part stands in the same person's train part."""
+    for subject in (1, 14, 30):
+        data = ucihar.split_in_time(windows.of(subject))
+        halves = {half.tobytes() for x in data.x_train for half in (x[:64], x[64:])}
+        assert not any(half.tobytes() in halves for x in data.x_test for half in (x[:64], x[64:]))
+
+
+def test_split_is_in_time_order_inside_each_activity(windows):
+    mine = windows.of(7)
+    order = {x.tobytes(): position for position, x in enumerate(mine.x)}
+    data = ucihar.split_in_time(mine)
+    for label in range(6):
+        last = max(order[x.tobytes()] for x in data.x_train[data.y_train == label])
+        first = min(order[x.tobytes()] for x in data.x_test[data.y_test == label])
+        assert last < first
+
+
+def test_split_keeps_every_class_and_about_thirty_percent(windows):
+    for subject in range(1, 31):
+        data = ucihar.split_in_time(windows.of(subject))
+        assert set(data.y_train) == set(data.y_test) == set(range(6))
+        share = len(data.y_test) / (len(data.y_test) + len(data.y_train))
+        assert 0.25 < share < 0.31
+
+
+def test_recordings_hold_the_windows(windows):
+    """Cutting a rebuilt recording again gives the published windows back."""
+    mine = windows.of(3)
+    again = [
+        signal[start : start + 128]
+        for signal, _ in ucihar.recordings(mine)
+        for start in range(0, len(signal) - 127, 64)
+    ]
+    assert np.array_equal(np.stack(again), mine.x)
+
+
+def test_absent_zip_says_what_to_put_where(tmp_path):
+    with pytest.raises(MissingDataError, match=r"put the published 'UCI HAR Dataset\.zip' at"):
+        ucihar.load_ucihar(tmp_path)
+
+
+def test_unknown_person_is_refused(windows):
+    with pytest.raises(InputError, match="subject 31"):
+        windows.of(31)
