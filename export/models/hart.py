@@ -1,0 +1,247 @@
+"""HART, a light transformer for windows of accelerometer and gyroscope, optionally with ALP.
+
+Sources: Ek, Portet, Lalanda, "Transformer-based Models to Deal with Heterogeneous Environments in
+Human Activity Recognition" (arXiv:2209.11750); with ALP: FedAli (arXiv:2411.10595) and its
+published TensorFlow code.
+
+Input (B, 128, 6): columns 0-2 accelerometer, 3-5 gyroscope. Z = 8 tokens of 192 channels.
+
+Deviations:
+    - The reference overwrites the light-weight convolution's kernel by its softmax before every
+      training call and leaves it there. That map contracts by about the kernel's length, so that
+      within a few calls the kernel is uniform up to its last gradient step. A program may not
+      write its parameters; here the kernel in use is always softmax(parameter), in training and
+      in inference, and the gradient flows through the softmax.
+    - The reference stacks the four group results on the leading axis and reshapes without
+      restoring their order, which mixes channels of different samples of a batch. The order is
+      restored unless ``fidelity="code"``.
+    - Strided patch convolutions without overlap are dense layers on cut patches, and the
+      convolution over a window of Z tokens is a product with a banded matrix: the same sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.errors import InputError
+from protofleet.export.alp import Alignment
+from protofleet.export.models._layers import Attention, DropPath, dense, layer_norm, mlp
+
+PAPER_PROTOTYPES = (2048, 1024, 512, 256, 128, 64)
+"""FedAli's prototype counts, from input to head."""
+
+_GROUPS = 4
+_SENSORS = 2
+_AXES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class HartConfig:
+    """Settings of HART.
+
+    Attributes:
+        classes: C.
+        window: samples per window.
+        patch: samples per token.
+        width: channels of a token, a multiple of 16.
+        kernels: length of the light-weight convolution's kernel, one block each.
+        heads: attention heads of either branch.
+        head_width: hidden units of the classifier.
+        prototypes: G of every block's ALP layer; empty for plain HART.
+        alp_update: how local prototypes are updated, one of ``ALP_UPDATES``.
+        gamma: share of its old value that a prototype keeps.
+        beta: initial share of the prototypes in an ALP layer's output.
+        pretrained: use the rates for a pretrained encoder (0.1, head 0.5) as defaults.
+        dropout: rate in the encoder; None for the default (0.3 from scratch).
+        drop_path: rate of the last block, rising linearly from 0; None for ``dropout``.
+        head_dropout: rate in the classifier; None for the default (0.3 from scratch).
+        fidelity: ``"code"`` reproduces the reference's mixing across samples.
+
+    Raises:
+        InputError: sizes that do not fit together, or an unknown fidelity.
+    """
+
+    classes: int = 6
+    window: int = 128
+    patch: int = 16
+    width: int = 192
+    kernels: Sequence[int] = (3, 7, 15, 31, 31, 31)
+    heads: int = 3
+    head_width: int = 1024
+    prototypes: Sequence[int] = ()
+    alp_update: str = "bulk_code"
+    gamma: float = 0.999
+    beta: float = 0.2
+    pretrained: bool = False
+    dropout: float | None = None
+    drop_path: float | None = None
+    head_dropout: float | None = None
+    fidelity: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.window % self.patch:
+            raise InputError(f"HART: window {self.window} is no multiple of patch {self.patch}")
+        if self.width % 16:
+            raise InputError(f"HART: expected a width that is a multiple of 16, got {self.width}")
+        if self.prototypes and len(self.prototypes) != len(self.kernels):
+            raise InputError(
+                f"HART: expected one prototype count per block ({len(self.kernels)}), "
+                f"got {len(self.prototypes)}"
+            )
+        if self.fidelity not in {"default", "code"}:
+            raise InputError(f"HART: expected fidelity default or code, got '{self.fidelity}'")
+
+    @property
+    def tokens(self) -> int:
+        """Z."""
+        return self.window // self.patch
+
+    @property
+    def encoder_dropout(self) -> float:
+        """Rate in the encoder after defaults."""
+        return (0.1 if self.pretrained else 0.3) if self.dropout is None else self.dropout
+
+    @property
+    def classifier_dropout(self) -> float:
+        """Rate in the classifier after defaults."""
+        if self.head_dropout is not None:
+            return self.head_dropout
+        return 0.5 if self.pretrained else self.encoder_dropout
+
+    def drop_path_of(self, block: int) -> float:
+        """Drop-path rate of a block, linear from 0 to the last block's."""
+        last = self.encoder_dropout if self.drop_path is None else self.drop_path
+        return last * block / max(1, len(self.kernels) - 1)
+
+
+class LightConvolution(nn.Module):
+    """Four shared softmax kernels over four channel groups, (B, Z, width) → (B, Z, width).
+
+    The slice is cut into rows of Z consecutive values as they lie in memory, four rows to a
+    group set, and each row is convolved (zero padding, same length).
+    """
+
+    def __init__(self, length: int, *, drop_path: float, fidelity: str) -> None:
+        super().__init__()
+        limit = (3.0 / length) ** 0.5  # Glorot uniform with fan-in = fan-out = length
+        self.kernel = nn.Parameter(torch.empty(_GROUPS, length).uniform_(-limit, limit))
+        self.drop_path = DropPath(drop_path)
+        self.mixes_samples = fidelity == "code"
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve; the drop-path acts on the four groups, not on samples."""
+        groups = x.reshape(-1, _GROUPS, x.shape[1]).transpose(0, 1)
+        mixed = self.drop_path(groups @ self._band(x.shape[1]))
+        return (mixed if self.mixes_samples else mixed.transpose(0, 1)).reshape(x.shape)
+
+    def _band(self, tokens: int) -> Tensor:
+        """(4, Z, Z): entry (g, i, j) is the kernel's tap at i - j."""
+        length = self.kernel.shape[1]
+        at = torch.arange(tokens, device=self.kernel.device)
+        taps = torch.arange(length, device=self.kernel.device)
+        lag = at[:, None] - at + (length - 1) // 2
+        select = (lag[None] == taps[:, None, None]).to(self.kernel.dtype)
+        return (torch.softmax(self.kernel, dim=1) @ select.flatten(1)).unflatten(1, (tokens, -1))
+
+
+class Block(nn.Module):
+    """LN → ALP → attention | convolution | attention on channel slices → LN → MLP, residual."""
+
+    def __init__(self, config: HartConfig, index: int) -> None:
+        super().__init__()
+        width, rate, path = config.width, config.encoder_dropout, config.drop_path_of(index)
+        quarter = width // 4
+        self.slices = (quarter, 2 * quarter, quarter)
+        self.norm = layer_norm(width)
+        self.align = (
+            Alignment(width, config.prototypes[index], update=config.alp_update, gamma=config.gamma)
+            if config.prototypes
+            else None
+        )
+        self.accelerometer = Attention(quarter, heads=config.heads, key_width=quarter, dropout=rate)
+        self.convolution = LightConvolution(
+            config.kernels[index], drop_path=path, fidelity=config.fidelity
+        )
+        self.gyroscope = Attention(quarter, heads=config.heads, key_width=quarter, dropout=rate)
+        self.mlp_norm = layer_norm(width)
+        self.mlp = mlp(width, 2 * width, rate)
+        self.drop_path = DropPath(path)
+
+    def forward(self, x: Tensor, beta: Tensor | None) -> Tensor:
+        """One block, (B, Z, width) → the same; the skip takes the un-aligned tokens."""
+        tokens = self.norm(x)
+        if self.align is not None and beta is not None:
+            tokens = self.align(tokens, beta)
+        first, middle, last = tokens.split(self.slices, dim=2)
+        branches = (
+            self.drop_path(self.accelerometer(first)),
+            self.convolution(middle),
+            self.drop_path(self.gyroscope(last)),
+        )
+        x = x + torch.cat(branches, dim=2)
+        return x + self.drop_path(self.mlp(self.mlp_norm(x)))
+
+
+class Hart(nn.Module):
+    """HART: windows (B, window, 6) float32 → logits (B, classes)."""
+
+    beta: Tensor | None
+
+    def __init__(self, config: HartConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.width
+        self.accelerometer_patches = dense(config.patch * _AXES, width // _SENSORS)
+        self.gyroscope_patches = dense(config.patch * _AXES, width // _SENSORS)
+        self.position = nn.Parameter(torch.empty(config.tokens, width).uniform_(-0.05, 0.05))
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(len(config.kernels)))
+        self.norm = layer_norm(width)
+        self.head = nn.Sequential(
+            dense(width, config.head_width),
+            nn.SiLU(),
+            nn.Dropout(config.classifier_dropout),
+            dense(config.head_width, config.classes),
+        )
+        self.register_buffer("beta", torch.tensor(config.beta) if config.prototypes else None)
+
+    def patches(self, x: Tensor) -> Tensor:
+        """Cut windows (B, window, 6) into patches (B, Z, 6·patch), accelerometer values first."""
+        sensors = x.unflatten(1, (self.config.tokens, self.config.patch)).split(_AXES, dim=3)
+        return torch.cat([sensor.flatten(2) for sensor in sensors], dim=2)
+
+    def embed(self, patches: Tensor) -> Tensor:
+        """Project patches (B, Z', 6·patch) to tokens (B, Z', width), without positions."""
+        acceleration, rotation = patches.chunk(_SENSORS, dim=2)
+        return torch.cat(
+            (self.accelerometer_patches(acceleration), self.gyroscope_patches(rotation)), dim=2
+        )
+
+    def encode(self, tokens: Tensor) -> Tensor:
+        """Run the blocks on any number of tokens with positions, (B, Z', width) → the same."""
+        for block in self.blocks:
+            tokens = block(tokens, self.beta)
+        return self.norm(tokens)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Mean encoded token, (B, width)."""
+        return self.encode(self.embed(self.patches(x)) + self.position).mean(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, classes)."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+def hart(**settings: Any) -> Hart:
+    """HART with the settings of ``HartConfig``."""
+    return Hart(HartConfig(**settings))
+
+
+def hart_alp(**settings: Any) -> Hart:
+    """HART with an ALP layer in every block, the paper's prototype counts unless set."""
+    return hart(**{"prototypes": PAPER_PROTOTYPES, **settings})
