@@ -1,0 +1,119 @@
+"""An update as it travels: one safetensors blob, its tensors beside one JSON record.
+
+The record stands in the blob's metadata under ``update``; ``docs/protocol.md`` specifies it.
+Both halves of the system use this module, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import RefusedError
+from protofleet.strategies.types import Evaluation, Update
+from protofleet.wire import blobs
+
+_KEY = "update"
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round cost its device.
+
+    Attributes:
+        train_step_ms: samples of the time of one training step.
+        infer_ms: samples of the latency of one inference.
+        phases_s: wall time by phase, e.g. ``receive``, ``train``, ``evaluate``, ``encode``.
+        cpu_s: CPU time by phase.
+        peak_rss_bytes: largest resident memory of the process so far.
+    """
+
+    train_step_ms: tuple[float, ...] = ()
+    infer_ms: tuple[float, ...] = ()
+    phases_s: dict[str, float] = {}
+    cpu_s: dict[str, float] = {}
+    peak_rss_bytes: int = 0
+
+
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Confusion counts, rows true and columns predicted class."""
+
+    own: tuple[tuple[int, ...], ...] | None = None
+    pooled: tuple[tuple[int, ...], ...] | None = None
+
+
+class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of an update but its tensors; ``loss`` is None where nothing was trained."""
+
+    client_id: str
+    round_id: int
+    num_examples: int
+    loss: float | None = None
+    evaluation: EvaluationRecord = EvaluationRecord()
+    costs: Costs = Costs()
+
+
+def pack_update(update: Update, costs: Costs) -> bytes:
+    """The blob of an update."""
+    record = UpdateRecord(
+        client_id=update.client_id,
+        round_id=update.round_id,
+        num_examples=update.num_examples,
+        loss=update.loss if math.isfinite(update.loss) else None,
+        evaluation=EvaluationRecord(
+            own=_to_rows(update.evaluation.own), pooled=_to_rows(update.evaluation.pooled)
+        ),
+        costs=costs,
+    )
+    return blobs.encode(update.tensors, {_KEY: msgspec.json.encode(record).decode()})
+
+
+def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, Costs]:
+    """The update in a blob; its tensors are views into ``data``.
+
+    Raises:
+        RefusedError: not a blob, no record, or a field of it is missing or of a wrong type.
+    """
+    tensors, metadata = blobs.decode(data, max_bytes=max_bytes)
+    if _KEY not in metadata:
+        raise RefusedError("update-schema", f"update: its blob has no metadata '{_KEY}'")
+    try:
+        record = msgspec.json.decode(metadata[_KEY], type=UpdateRecord)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RefusedError("update-schema", f"update: {error}") from error
+    _check_count("num_examples", record.num_examples)
+    _check_count("round_id", record.round_id)
+    update = Update(
+        client_id=record.client_id,
+        round_id=record.round_id,
+        num_examples=record.num_examples,
+        tensors=tensors,
+        evaluation=Evaluation(
+            own=_to_counts("own", record.evaluation.own),
+            pooled=_to_counts("pooled", record.evaluation.pooled),
+        ),
+        loss=float("nan") if record.loss is None else record.loss,
+    )
+    return update, record.costs
+
+
+def _to_rows(counts: NDArray[np.int64] | None) -> tuple[tuple[int, ...], ...] | None:
+    return None if counts is None else tuple(tuple(row) for row in counts.tolist())
+
+
+def _to_counts(name: str, rows: tuple[tuple[int, ...], ...] | None) -> NDArray[np.int64] | None:
+    if rows is None:
+        return None
+    if any(len(row) != len(rows) for row in rows):
+        raise RefusedError("update-schema", f"evaluation '{name}': expected a square of counts")
+    for count in (value for row in rows for value in row):
+        _check_count(f"evaluation '{name}'", count)
+    return np.array(rows, np.int64).reshape(len(rows), len(rows))
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not 0 <= value < 2**53:
+        raise RefusedError("update-schema", f"{name}: expected a count, got {value}")
