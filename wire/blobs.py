@@ -64,7 +64,7 @@ def encode(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes
             f"got {len(arrays)} and {len(text)}"
         )
     # Each array's own memory goes into the one result: no second copy of the tensors is made.
-    parts = [memoryview(arrays[name].reshape(-1).view(np.uint8)) for name in order]
+    parts = [arrays[name].reshape(-1).view(np.uint8).data for name in order]
     return b"".join([len(text).to_bytes(8, "little"), text, *parts])
 
 

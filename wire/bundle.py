@@ -1,0 +1,258 @@
+"""Signed bundles: written atomically, verified whole before anything is believed.
+
+The format, its limits and the order of checks are specified in ``docs/bundle.md``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, RefusedError
+from protofleet.wire import blobs, keys
+from protofleet.wire.bundle_files import (
+    MANIFEST,
+    MAX_BUNDLE_BYTES,
+    SIGNATURE,
+    DirectorySource,
+    MemorySource,
+    SingleFileSource,
+    Source,
+    archive,
+)
+from protofleet.wire.bundle_rules import PARAMS, STATE, check_manifest, check_tensors, parse
+from protofleet.wire.manifest import FileEntry, Manifest, TensorDecl
+from protofleet.wire.tensors import Layout, TensorMap
+
+MAX_MANIFEST_BYTES = 4 * 1024 * 1024
+SUFFIX = ".pfb"
+
+_SIG_BYTES = keys.PUBLIC_KEY_BYTES + keys.SIGNATURE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialValues:
+    """A bundle's tensors, in the manifest's order; the caller owns them.
+
+    Attributes:
+        params: trained tensors.
+        state: the model's other tensors.
+        num_classes: C.
+    """
+
+    params: TensorMap
+    state: TensorMap
+    num_classes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A verified bundle; files are read when asked for and hashed again each time.
+
+    Attributes:
+        manifest: what the signer says.
+        digest: hex SHA-256 of the manifest's bytes, the bundle's identity.
+        signer: hex of the raw Ed25519 public key.
+        source: where its bytes lie.
+    """
+
+    manifest: Manifest
+    digest: str
+    signer: str
+    source: Source
+
+    @classmethod
+    def open(cls, path: Path | str, *, trusted: Collection[bytes] | None = None) -> Self:
+        """Verify every byte of the bundle at ``path`` (directory or single file).
+
+        Args:
+            path: a directory or a ``.pfb`` file.
+            trusted: raw public keys whose signatures count; None accepts any valid signature,
+                which shows that the bundle is whole, not whom it comes from.
+
+        Raises:
+            InputError: there is nothing at ``path``.
+            RefusedError: a rule of ``docs/bundle.md`` is broken; ``rule`` names it.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise InputError(f"bundle '{path}': no such file or directory")
+        source = DirectorySource(path) if path.is_dir() else SingleFileSource(path)
+        return cls.verified(source, trusted=trusted)
+
+    @classmethod
+    def verified(cls, source: Source, *, trusted: Collection[bytes] | None = None) -> Self:
+        """As ``open``, for bytes that lie elsewhere."""
+        data = source.read(MANIFEST, MAX_MANIFEST_BYTES)
+        public = _check_signature(source, data, trusted)
+        manifest = parse(data)
+        check_manifest(manifest)
+        source.check_sizes(
+            {
+                MANIFEST: len(data),
+                SIGNATURE: _SIG_BYTES,
+                **{name: entry.bytes for name, entry in manifest.files.items()},
+            }
+        )
+        digest = hashlib.sha256(data).hexdigest()
+        bundle = cls(manifest=manifest, digest=digest, signer=public.hex(), source=source)
+        for name in manifest.files.keys() - {PARAMS, STATE}:
+            bundle.read(name)
+        bundle._tensors(PARAMS, manifest.params)
+        bundle._tensors(STATE, manifest.state)
+        return bundle
+
+    def read(self, name: str) -> bytes:
+        """One file's bytes, equal to what was signed even if the disk has changed since.
+
+        Raises:
+            InputError: the manifest names no such file.
+            RefusedError: the bytes are no longer those that were signed.
+        """
+        entry = self.manifest.files.get(name)
+        if entry is None:
+            raise InputError(f"bundle: no file '{name}'; it has {sorted(self.manifest.files)}")
+        data = self.source.read(name, entry.bytes)
+        if len(data) != entry.bytes:
+            raise RefusedError(
+                "size", f"bundle file '{name}': expected {entry.bytes} bytes, got {len(data)}"
+            )
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise RefusedError("sha256", f"bundle file '{name}': not the bytes that were signed")
+        return data
+
+    def model(self) -> InitialValues:
+        """Fresh, writable copies of the initial tensors."""
+        return InitialValues(
+            params=self._packed(PARAMS, self.manifest.params),
+            state=self._packed(STATE, self.manifest.state),
+            num_classes=len(self.manifest.classes),
+        )
+
+    def _tensors(self, file: str, declared: Iterable[TensorDecl]) -> dict[str, NDArray[Any]]:
+        data = self.read(file) if file in self.manifest.files else blobs.encode({})
+        tensors, _ = blobs.decode(data, max_bytes=MAX_BUNDLE_BYTES)
+        check_tensors(tensors, declared, file)
+        return tensors
+
+    def _packed(self, file: str, declared: Iterable[TensorDecl]) -> TensorMap:
+        layout = Layout.of({decl.name: decl.shape for decl in declared})
+        return TensorMap.pack(self._tensors(file, declared), layout)
+
+
+def write_bundle(
+    path: Path | str, manifest: Manifest, files: Mapping[str, bytes], key: Ed25519PrivateKey
+) -> str:
+    """Sign and write a bundle: whole or not at all, equal bytes for equal input.
+
+    Args:
+        path: ``*.pfb`` gives the single file, anything else a directory; an older bundle there
+            is replaced.
+        manifest: as it will be signed, except ``files``, which is computed here.
+        files: content by path: ``params.safetensors``, ``state.safetensors`` if the manifest
+            declares state, and the programs.
+        key: the signer.
+
+    Returns:
+        The bundle's digest.
+
+    Raises:
+        RefusedError: ``Bundle.open`` would refuse the result; nothing was written.
+        InputError: ``path`` is a directory that is no bundle.
+    """
+    path = Path(path)
+    entries = {
+        name: FileEntry(bytes=len(files[name]), sha256=hashlib.sha256(files[name]).hexdigest())
+        for name in sorted(files)
+    }
+    text = _manifest_bytes(msgspec.structs.replace(manifest, files=entries))
+    signature = key.public_key().public_bytes_raw() + key.sign(text)
+    content = {MANIFEST: text, SIGNATURE: signature, **files}
+    digest = Bundle.verified(MemorySource(content)).digest
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == SUFFIX:
+        _write_single(path, content)
+    else:
+        _write_directory(path, content)
+    return digest
+
+
+def _manifest_bytes(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
+
+
+def _check_signature(source: Source, data: bytes, trusted: Collection[bytes] | None) -> bytes:
+    try:
+        signature = source.read(SIGNATURE, _SIG_BYTES)
+    except RefusedError as error:
+        if error.rule == "missing-file":
+            raise RefusedError("unsigned", f"bundle: no '{SIGNATURE}'") from error
+        raise
+    public, signed = signature[: keys.PUBLIC_KEY_BYTES], signature[keys.PUBLIC_KEY_BYTES :]
+    if not keys.verify(public, signed, data):
+        raise RefusedError("signature", f"bundle: '{SIGNATURE}' does not fit '{MANIFEST}'")
+    if trusted is not None and public not in trusted:
+        raise RefusedError(
+            "untrusted",
+            f"bundle: signed by {keys.fingerprint(public)}, which is not trusted; "
+            "to trust a key: protofleet bundle trust PUBLIC_KEY_FILE",
+        )
+    return public
+
+
+def _write_single(path: Path, content: Mapping[str, bytes]) -> None:
+    temporary = _beside(path)
+    try:
+        _write_synced(temporary, archive(content))
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_directory(path: Path, content: Mapping[str, bytes]) -> None:
+    if path.exists() and not (path / MANIFEST).is_file():
+        raise InputError(f"'{path}': exists and is no bundle; choose another path or remove it")
+    temporary, old = _beside(path), _beside(path)
+    try:
+        for name, data in content.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            _write_synced(temporary / name, [data])
+        for folder in {(temporary / name).parent for name in content}:
+            _sync_folder(folder)
+        if path.exists():
+            path.rename(old)
+        temporary.rename(path)
+        _sync_folder(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+
+
+def _write_synced(path: Path, parts: Iterable[bytes]) -> None:
+    with path.open("wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,197 @@
+"""What a manifest may say: each function checks one group of rules of ``docs/bundle.md``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import RefusedError
+from protofleet.wire import strict_json
+from protofleet.wire.blobs import MAX_NAME_CHARS, MAX_TENSORS, check_finite
+from protofleet.wire.bundle_files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
+from protofleet.wire.manifest import FORMAT_VERSION, Manifest, Port, Program, TensorDecl
+from protofleet.wire.tensors import Layout
+
+PARAMS, STATE = "params.safetensors", "state.safetensors"
+MAX_FILES = 256
+MAX_PATH_CHARS = 128
+MAX_CLASSES = 10_000
+
+_SEGMENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
+_PATH = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT}){{0,3}}")
+_BATCH = re.compile(r"batch(?:\*[1-9][0-9]{0,5})?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_INPUT_ROLES = frozenset({"param", "state", "input", "noise"})
+_OUTPUT_ROLES = frozenset({"loss", "grad", "state", "output"})
+
+
+def parse(data: bytes) -> Manifest:
+    """The manifest in ``data``; its version is looked at before anything else.
+
+    Raises:
+        RefusedError: rule ``manifest`` (not strict JSON, or a field missing or of a wrong type)
+            or ``version``.
+    """
+    document = strict_json.loads(data, rule="manifest", what=MANIFEST)
+    version = document.get("format") if isinstance(document, dict) else None
+    if type(version) is not int:
+        raise RefusedError("manifest", f"{MANIFEST}: expected an object with an integer 'format'")
+    if version != FORMAT_VERSION:
+        raise RefusedError(
+            "version", f"bundle format {version}: this release reads format {FORMAT_VERSION}"
+        )
+    try:
+        return msgspec.convert(document, Manifest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RefusedError("manifest", f"{MANIFEST}: {error}") from error
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Everything that can be said without the files.
+
+    Raises:
+        RefusedError: rule ``path``, ``file-count``, ``size``, ``manifest``, ``layout``,
+            ``port`` or ``preprocessing``.
+    """
+    check_files(manifest)
+    _check_texts(manifest)
+    _check_layout(manifest)
+    _check_preprocessing(manifest)
+    for name, program in manifest.programs.items():
+        _check_program(name, program, manifest)
+
+
+def check_files(manifest: Manifest) -> None:
+    """Paths, number, sizes and hash fields of the declared files."""
+    if len(manifest.files) > MAX_FILES:
+        raise RefusedError("file-count", f"bundle: {len(manifest.files)} files > {MAX_FILES}")
+    folded = set()
+    for path, entry in manifest.files.items():
+        if len(path) > MAX_PATH_CHARS or not _PATH.fullmatch(path) or path in (MANIFEST, SIGNATURE):
+            raise RefusedError("path", f"bundle file {path[:80]!r}: path not allowed")
+        if path.lower() in folded:
+            raise RefusedError("path", f"bundle file '{path}': differs only in case from another")
+        folded.add(path.lower())
+        if not 0 <= entry.bytes <= MAX_BUNDLE_BYTES or not _SHA256.fullmatch(entry.sha256):
+            raise RefusedError("size", f"bundle file '{path}': impossible size or hash")
+    total = sum(entry.bytes for entry in manifest.files.values())
+    if total > MAX_BUNDLE_BYTES:
+        raise RefusedError("size", f"bundle: {total} bytes > {MAX_BUNDLE_BYTES}")
+    for needed, declared in ((PARAMS, True), (STATE, manifest.state)):
+        if declared and needed not in manifest.files:
+            raise RefusedError("missing-file", f"bundle file '{needed}': not in the manifest")
+
+
+def check_tensors(
+    tensors: Mapping[str, NDArray[Any]], declared: Iterable[TensorDecl], file: str
+) -> None:
+    """Names, shapes, dtype and finiteness of a decoded blob.
+
+    Raises:
+        RefusedError: rule ``layout`` or ``finite``.
+    """
+    shapes = {decl.name: decl.shape for decl in declared}
+    if tensors.keys() != shapes.keys():
+        name = min(tensors.keys() ^ shapes.keys())
+        raise RefusedError("layout", f"{file}: tensor '{name}' is surplus or absent")
+    for name, value in tensors.items():
+        if value.shape != shapes[name] or value.dtype != np.float32:
+            raise RefusedError(
+                "layout",
+                f"tensor '{name}': expected {shapes[name]} float32, "
+                f"got {value.shape} {value.dtype}",
+            )
+    check_finite(tensors)
+
+
+def _check_texts(manifest: Manifest) -> None:
+    labels = [manifest.name, manifest.strategy.name, *manifest.programs, *manifest.classes]
+    labels += [*manifest.provenance, *manifest.provenance.values()]
+    for label in labels:
+        if not 0 < len(label) <= 1024 or not label.isprintable():
+            raise RefusedError("manifest", f"{MANIFEST}: text {label[:40]!r} is not allowed")
+    if not 0 < len(set(manifest.classes)) == len(manifest.classes) <= MAX_CLASSES:
+        raise RefusedError("manifest", f"{MANIFEST}: classes are absent, repeated or too many")
+    try:
+        datetime.fromisoformat(manifest.created)
+    except ValueError as error:
+        raise RefusedError("manifest", f"{MANIFEST}: created: {error}") from error
+
+
+def _check_layout(manifest: Manifest) -> None:
+    for kind in (manifest.params, manifest.state):
+        names = [decl.name for decl in kind]
+        if len(set(names)) != len(names) or len(names) > MAX_TENSORS:
+            raise RefusedError("layout", f"{MANIFEST}: tensor names repeated or too many")
+        for decl in kind:
+            _check_decl(decl)
+    layout = Layout.of({decl.name: decl.shape for decl in manifest.params})
+    if layout.hash != manifest.layout_hash:
+        raise RefusedError(
+            "layout", f"layout hash: expected {layout.hash}, got {manifest.layout_hash[:80]!r}"
+        )
+
+
+def _check_decl(decl: TensorDecl) -> None:
+    printable = decl.name.isprintable() and " " not in decl.name
+    if not 0 < len(decl.name) <= MAX_NAME_CHARS or not printable:
+        raise RefusedError("layout", f"tensor {decl.name[:40]!r}: name not allowed")
+    sizes = math.prod(max(axis, 1) for axis in decl.shape) * 4
+    if any(axis < 0 for axis in decl.shape) or sizes > MAX_BUNDLE_BYTES:
+        raise RefusedError("layout", f"tensor '{decl.name}': impossible shape {decl.shape}")
+
+
+def _check_preprocessing(manifest: Manifest) -> None:
+    pre = manifest.preprocessing
+    per_channel = {1, len(pre.channels)} if pre.channels else {1, *pre.input_shape[-1:]}
+    windows = [value for value in (pre.rate_hz, pre.window, pre.hop) if value is not None]
+    if not (
+        all(axis > 0 for axis in pre.input_shape)
+        and all(value > 0 for value in windows)
+        and {len(pre.mean), len(pre.std)} <= per_channel
+        and all(value > 0 for value in pre.std)
+    ):
+        raise RefusedError(
+            "preprocessing", f"{MANIFEST}: preprocessing: sizes must be positive and fit together"
+        )
+
+
+def _check_program(name: str, program: Program, manifest: Manifest) -> None:
+    if program.file not in manifest.files:
+        raise RefusedError("port", f"program '{name}': file {program.file[:80]!r} is not declared")
+    for ports, roles in ((program.inputs, _INPUT_ROLES), (program.outputs, _OUTPUT_ROLES)):
+        names = [port.name for port in ports]
+        if len(set(names)) != len(names):
+            raise RefusedError("port", f"program '{name}': two ports share a name")
+        for port in ports:
+            if port.role not in roles:
+                raise RefusedError(
+                    "port", f"program '{name}', port '{port.name}': role '{port.role}' not here"
+                )
+            _check_port(f"program '{name}', port '{port.name}'", port, manifest)
+
+
+def _check_port(what: str, port: Port, manifest: Manifest) -> None:
+    for axis in port.shape:
+        if axis < 0 if isinstance(axis, int) else not _BATCH.fullmatch(axis):
+            raise RefusedError("port", f"{what}: impossible axis {axis!r}")
+    if (port.role == "noise") != (port.distribution is not None):
+        raise RefusedError("port", f"{what}: a distribution belongs to a noise port and only there")
+    group: Literal["params", "state"] = "state" if port.role == "state" else "params"
+    if port.role not in ("param", "grad", "state"):
+        return
+    declared = {decl.name: decl.shape for decl in getattr(manifest, group)}
+    if port.key not in declared:
+        raise RefusedError("port", f"{what}: no tensor '{port.key[:80]}' in {group}")
+    if port.shape != declared[port.key] or port.dtype != "float32":
+        raise RefusedError(
+            "port",
+            f"{what}: expected {declared[port.key]} float32, got {port.shape} {port.dtype}",
+        )

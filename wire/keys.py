@@ -1,0 +1,143 @@
+"""Ed25519 keys: who signs a bundle, and whose bundles a device accepts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+from pathlib import Path
+
+import platformdirs
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from protofleet.errors import InputError
+
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+_MAX_KEY_FILE_BYTES = 4096
+
+
+def config_folder() -> Path:
+    """The user's folder for keys; ``$PROTOFLEET_CONFIG`` overrides it."""
+    override = os.environ.get("PROTOFLEET_CONFIG")
+    return Path(override) if override else platformdirs.user_config_path("protofleet")
+
+
+def load_or_create_signing_key(path: Path | None = None) -> Ed25519PrivateKey:
+    """The signing key at ``path``, made (mode 0600) if there is none.
+
+    Args:
+        path: PEM file; default ``signing-key.pem`` in ``config_folder()``.
+
+    Raises:
+        InputError: the file is no unencrypted Ed25519 key, or others may read it.
+    """
+    path = path or config_folder() / "signing-key.pem"
+    if not path.exists():
+        _create_key_file(path)
+    return load_signing_key(path)
+
+
+def load_signing_key(path: Path) -> Ed25519PrivateKey:
+    """The private key in the PEM file ``path``.
+
+    Raises:
+        InputError: absent, readable by others, or no unencrypted Ed25519 key.
+    """
+    data = _read_key_file(path)
+    if path.stat().st_mode & 0o077:
+        raise InputError(f"key '{path}': other users may read it; run: chmod 600 '{path}'")
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise InputError(f"key '{path}': expected an unencrypted PEM private key") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InputError(f"key '{path}': expected an Ed25519 key, got {type(key).__name__}")
+    return key
+
+
+def load_public_key(path: Path) -> bytes:
+    """The 32 raw bytes of the public key in the PEM file ``path``.
+
+    Raises:
+        InputError: absent, or no Ed25519 public key.
+    """
+    try:
+        key = serialization.load_pem_public_key(_read_key_file(path))
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise InputError(f"key '{path}': expected a PEM public key") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise InputError(f"key '{path}': expected an Ed25519 key, got {type(key).__name__}")
+    return key.public_bytes_raw()
+
+
+def save_public_key(public: bytes, path: Path) -> None:
+    """Write a raw public key as a PEM file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pem = Ed25519PublicKey.from_public_bytes(public).public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    path.write_bytes(pem)
+
+
+def trust_folder() -> Path:
+    """Folder of the public keys whose bundles this user accepts."""
+    return config_folder() / "trusted"
+
+
+def trust(public: bytes, folder: Path | None = None) -> Path:
+    """Add a raw public key to the trust store; returns its file."""
+    path = (folder or trust_folder()) / f"{fingerprint(public)}.pem"
+    save_public_key(public, path)
+    return path
+
+
+def trusted_keys(folder: Path | None = None) -> frozenset[bytes]:
+    """Raw public keys of all ``*.pem`` files of the trust store; empty if there is none.
+
+    Raises:
+        InputError: a file is no Ed25519 public key.
+    """
+    paths = sorted((folder or trust_folder()).glob("*.pem"))
+    return frozenset(load_public_key(path) for path in paths)
+
+
+def fingerprint(public: bytes) -> str:
+    """First 32 hex digits of the SHA-256 of the raw public key, for people to compare."""
+    return hashlib.sha256(public).hexdigest()[:32]
+
+
+def verify(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether ``signature`` (64 bytes) over ``message`` was made by ``public`` (32 raw bytes)."""
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _create_key_file(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pem = Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(pem)
+    # A link appears whole and never replaces: of two processes at once, both use the first key.
+    with contextlib.suppress(FileExistsError):
+        path.hardlink_to(temporary)
+    temporary.unlink()
+
+
+def _read_key_file(path: Path) -> bytes:
+    if not path.is_file():
+        raise InputError(f"key '{path}': no such file")
+    with path.open("rb") as file:
+        return file.read(_MAX_KEY_FILE_BYTES)
