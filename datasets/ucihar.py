@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.datasets.device_data import DeviceData
+from protofleet.datasets.windows import Windows
 from protofleet.errors import InputError, MissingDataError
 
 RATE_HZ = 50.0
@@ -27,20 +27,16 @@ _ARCHIVE = Path("ucihar") / "UCI HAR Dataset.zip"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
-    """Windows of several people, in recording order.
+class UciHar:
+    """All people's windows.
 
     Attributes:
-        x: ``(n, 128, 6) float32``: total acceleration (g), then angular velocity (rad/s).
-        y: ``(n,) int64`` index into ``CLASSES``.
-        subject: ``(n,) int64``, 1…30.
-        follows: ``(n,) bool``: this window's first half is the row before's second half.
+        windows: ``x (n, 128, 6)``: total acceleration (g), then angular velocity (rad/s).
+        subject: ``(n,) int64``, 1…30; each person is one block of rows.
     """
 
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    windows: Windows
     subject: NDArray[np.int64]
-    follows: NDArray[np.bool_]
 
     def of(self, subject: int) -> Windows:
         """One person's windows.
@@ -51,12 +47,11 @@ class Windows:
         mine = self.subject == subject
         if not mine.any():
             raise InputError(f"UCI-HAR subject {subject}: expected one of 1…30")
-        return Windows(
-            x=self.x[mine], y=self.y[mine], subject=self.subject[mine], follows=self.follows[mine]
-        )
+        w = self.windows
+        return Windows(x=w.x[mine], y=w.y[mine], follows=w.follows[mine])
 
 
-def load_ucihar(data_root: Path) -> Windows:
+def load_ucihar(data_root: Path) -> UciHar:
     """Read all 10 299 windows; the published train and test parts are merged.
 
     Raises:
@@ -73,12 +68,9 @@ def load_ucihar(data_root: Path) -> Windows:
         parts = [_read_part(archive, part) for part in ("train", "test")]
     x = np.concatenate([part[0] for part in parts])
     subject = np.concatenate([part[2] for part in parts])
-    return Windows(
-        x=x,
-        y=np.concatenate([part[1] for part in parts]),
-        subject=subject,
-        follows=_continuations(x, subject),
-    )
+    y = np.concatenate([part[1] for part in parts])
+    windows = Windows(x=x, y=y, follows=_continuations(x, subject))
+    return UciHar(windows=windows, subject=subject)
 
 
 def normalisation(windows: Windows) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -93,28 +85,6 @@ def normalisation(windows: Windows) -> tuple[tuple[float, ...], tuple[float, ...
         mean += [float(values.mean(dtype=np.float64))] * 3
         std += [float(values.std(dtype=np.float64))] * 3
     return tuple(mean), tuple(std)
-
-
-def split_in_time(windows: Windows, *, test_fraction: float = 0.3) -> DeviceData:
-    """One person's windows, split inside each activity in time order, with a gap.
-
-    The first part of each activity trains, the rest tests; a test window that overlaps a training
-    window is left out, because a random or adjoining split would leak half a window.
-    """
-    train = np.zeros(len(windows.y), bool)
-    for label in np.unique(windows.y):
-        rows = np.flatnonzero(windows.y == label)
-        train[rows[: len(rows) - round(test_fraction * len(rows))]] = True
-    before_trains = np.concatenate([[False], train[:-1]]) & windows.follows
-    after_trains = np.concatenate([train[1:] & windows.follows[1:], [False]])
-    test = ~train & ~before_trains & ~after_trains
-    return DeviceData(
-        x_train=windows.x[train],
-        y_train=windows.y[train],
-        x_test=windows.x[test],
-        y_test=windows.y[test],
-        classes=CLASSES,
-    )
 
 
 def recordings(windows: Windows) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:

@@ -2,58 +2,59 @@ import numpy as np
 import pytest
 
 from protofleet.datasets import ucihar
+from protofleet.datasets.windows import normalise, split_in_time
 from protofleet.errors import InputError, MissingDataError
 
 pytestmark = pytest.mark.data
 
 
 @pytest.fixture(scope="module")
-def windows(data_root):
+def people(data_root):
     return ucihar.load_ucihar(data_root)
 
 
-def test_counts_are_the_published_ones(windows):
+def test_counts_are_the_published_ones(people):
     """10 299 windows, 30 people, classes as the published label files count them."""
-    assert windows.x.shape == (10299, 128, 6)
-    assert np.unique(windows.subject).tolist() == list(range(1, 31))
-    assert np.bincount(windows.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
-    assert windows.follows.sum() == 6752 + 2690
+    assert people.windows.x.shape == (10299, 128, 6)
+    assert np.unique(people.subject).tolist() == list(range(1, 31))
+    assert np.bincount(people.windows.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
+    assert people.windows.follows.sum() == 6752 + 2690
 
 
-def test_acceleration_at_rest_is_one_g(windows):
-    resting = windows.x[windows.y == ucihar.CLASSES.index("standing"), :, :3]
+def test_acceleration_at_rest_is_one_g(people):
+    resting = people.windows.x[people.windows.y == ucihar.CLASSES.index("standing"), :, :3]
     assert 0.98 < np.linalg.norm(resting, axis=2).mean() < 1.05
 
 
-def test_split_shares_no_sample(windows):
+def test_split_shares_no_sample(people):
     """No half window of a test part stands in the same person's train part."""
     for subject in (1, 14, 30):
-        data = ucihar.split_in_time(windows.of(subject))
+        data = split_in_time(people.of(subject), ucihar.CLASSES)
         halves = {half.tobytes() for x in data.x_train for half in (x[:64], x[64:])}
         assert not any(half.tobytes() in halves for x in data.x_test for half in (x[:64], x[64:]))
 
 
-def test_split_is_in_time_order_inside_each_activity(windows):
-    mine = windows.of(7)
+def test_split_is_in_time_order_inside_each_activity(people):
+    mine = people.of(7)
     order = {x.tobytes(): position for position, x in enumerate(mine.x)}
-    data = ucihar.split_in_time(mine)
+    data = split_in_time(mine, ucihar.CLASSES)
     for label in range(6):
         last = max(order[x.tobytes()] for x in data.x_train[data.y_train == label])
         first = min(order[x.tobytes()] for x in data.x_test[data.y_test == label])
         assert last < first
 
 
-def test_split_keeps_every_class_and_about_thirty_percent(windows):
+def test_split_keeps_every_class_and_about_thirty_percent(people):
     for subject in range(1, 31):
-        data = ucihar.split_in_time(windows.of(subject))
+        data = split_in_time(people.of(subject), ucihar.CLASSES)
         assert set(data.y_train) == set(data.y_test) == set(range(6))
         share = len(data.y_test) / (len(data.y_test) + len(data.y_train))
         assert 0.25 < share < 0.31
 
 
-def test_recordings_hold_the_windows(windows):
+def test_recordings_hold_the_windows(people):
     """Cutting a rebuilt recording again gives the published windows back."""
-    mine = windows.of(3)
+    mine = people.of(3)
     again = [
         signal[start : start + 128]
         for signal, _ in ucihar.recordings(mine)
@@ -67,6 +68,14 @@ def test_absent_zip_says_what_to_put_where(tmp_path):
         ucihar.load_ucihar(tmp_path)
 
 
-def test_unknown_person_is_refused(windows):
+def test_unknown_person_is_refused(people):
     with pytest.raises(InputError, match="subject 31"):
-        windows.of(31)
+        people.of(31)
+
+
+def test_normalised_channels_have_mean_zero_and_deviation_one_per_sensor(people):
+    mean, std = ucihar.normalisation(people.windows)
+    x = normalise(people.windows, mean, std).x
+    for sensor in (slice(0, 3), slice(3, 6)):
+        assert abs(x[:, :, sensor].mean(dtype=np.float64)) < 1e-4
+        assert abs(x[:, :, sensor].std(dtype=np.float64) - 1) < 1e-4
