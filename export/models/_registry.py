@@ -1,0 +1,88 @@
+"""Models by name, and any user's module by ``package.module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from protofleet.errors import InputError
+from protofleet.export.models.cnn import Cnn
+from protofleet.export.models.hart import HartConfig, hart, hart_alp
+from protofleet.export.models.mlp import Mlp
+from protofleet.export.models.vit import VitConfig, vit, vit_digits
+
+ModelFactory = Callable[..., nn.Module]
+
+MODELS: dict[str, ModelFactory] = {
+    "cnn": Cnn,
+    "hart": hart,
+    "hart_alp": hart_alp,
+    "mlp": Mlp,
+    "vit": vit,
+    "vit_digits": vit_digits,
+}
+"""Factories by name; keyword arguments are the model's settings."""
+
+# Factories that pass their keywords on to a settings record.
+_CONFIGS: dict[str, type] = {
+    "hart": HartConfig,
+    "hart_alp": HartConfig,
+    "vit": VitConfig,
+    "vit_digits": VitConfig,
+}
+
+
+def build_model(spec: str, **settings: Any) -> nn.Module:
+    """Build a model.
+
+    Args:
+        spec: a name in ``MODELS``, or ``package.module:function`` of a function that returns a
+            ``torch.nn.Module`` with ``forward(x) -> logits`` (and, for strategies that compare
+            features, a method ``features(x)`` and an attribute ``head``).
+        settings: keyword arguments of the factory.
+
+    Raises:
+        InputError: unknown name, module, function or setting, or no module came back.
+    """
+    factory = MODELS[spec] if spec in MODELS else _user_factory(spec)
+    _check_settings(spec, factory, settings)
+    model: Any = factory(**settings)
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model '{spec}': expected a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _user_factory(spec: str) -> ModelFactory:
+    module_name, separator, function = spec.partition(":")
+    if not separator or not module_name or not function:
+        raise InputError(
+            f"model '{spec}': expected one of {', '.join(sorted(MODELS))} "
+            "or package.module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"model '{spec}': no module named '{error.name}'; is its folder on PYTHONPATH?"
+        ) from error
+    factory = getattr(module, function, None)
+    if not callable(factory):
+        raise InputError(f"model '{spec}': module '{module_name}' has no function '{function}'")
+    named: ModelFactory = factory
+    return named
+
+
+def _check_settings(spec: str, factory: ModelFactory, settings: dict[str, Any]) -> None:
+    parameters = inspect.signature(_CONFIGS.get(spec, factory)).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    unknown = settings.keys() - parameters.keys()
+    if unknown:
+        raise InputError(
+            f"model '{spec}': unknown setting '{min(unknown)}', "
+            f"known are {', '.join(sorted(parameters)) or 'none'}"
+        )
