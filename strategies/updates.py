@@ -71,8 +71,8 @@ def pack_update(update: Update, costs: Costs) -> bytes:
     return blobs.encode(update.tensors, {_KEY: msgspec.json.encode(record).decode()})
 
 
-def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, Costs]:
-    """The update in a blob; its tensors are views into ``data``.
+def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, UpdateRecord]:
+    """The update in a blob, its tensors views into ``data``, and its record as it came.
 
     Raises:
         RefusedError: not a blob, no record, or a field of it is missing or of a wrong type.
@@ -91,13 +91,19 @@ def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, Costs]:
         round_id=record.round_id,
         num_examples=record.num_examples,
         tensors=tensors,
-        evaluation=Evaluation(
-            own=_to_counts("own", record.evaluation.own),
-            pooled=_to_counts("pooled", record.evaluation.pooled),
-        ),
+        evaluation=to_evaluation(record.evaluation),
         loss=float("nan") if record.loss is None else record.loss,
     )
-    return update, record.costs
+    return update, record
+
+
+def to_evaluation(record: EvaluationRecord) -> Evaluation:
+    """The counts as arrays.
+
+    Raises:
+        RefusedError: not a square, or no counts.
+    """
+    return Evaluation(own=_to_counts("own", record.own), pooled=_to_counts("pooled", record.pooled))
 
 
 def _to_rows(counts: NDArray[np.int64] | None) -> tuple[tuple[int, ...], ...] | None:
