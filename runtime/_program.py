@@ -1,0 +1,158 @@
+"""One program of a bundle: ports by role, the session, and the batch on its way in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime import _alp
+from protofleet.runtime._binding import Runner, Slots, resolve
+from protofleet.runtime._session import open_session
+from protofleet.wire.manifest import Port, Program, Role
+from protofleet.wire.tensors import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How programs are run.
+
+    Attributes:
+        threads: intra-operator threads of each session.
+        use_kernels: let ``protofleet.kernels`` compute ALP nodes.
+    """
+
+    threads: int
+    use_kernels: bool
+
+
+class Source:
+    """A program, its model's layouts and what they share; the session opens at the first call.
+
+    Attributes:
+        program: the signature.
+        params, state: layouts of the bundle.
+        lock: held while the program's buffers are in use.
+    """
+
+    def __init__(self, model: bytes, program: Program, layouts: tuple[Layout, Layout]) -> None:
+        self.program = program
+        self.params, self.state = layouts
+        self.lock = threading.Lock()
+        self._model = model
+        self.check()
+
+    @cached_property
+    def has_alp(self) -> bool:
+        """Whether the kernels can do part of it."""
+        return _alp.contains_alp(self._model)
+
+    def open(self, settings: Settings) -> Runner:
+        """A runner with a new session."""
+        kernels = settings.use_kernels and self.has_alp
+        session = open_session(
+            self._model, self.program, threads=settings.threads, use_kernels=kernels
+        )
+        return Runner(session, self.program, calls_back=kernels)
+
+    def inputs(self, role: Role) -> tuple[Port, ...]:
+        """Input ports of a role, in order."""
+        return tuple(port for port in self.program.inputs if port.role == role)
+
+    def outputs(self, role: Role) -> tuple[Port, ...]:
+        """Output ports of a role, in order."""
+        return tuple(port for port in self.program.outputs if port.role == role)
+
+    def only_output(self, role: Role, key: str | None = None) -> Port:
+        """The float32 output of a role (and key).
+
+        Raises:
+            ProvisionError: there is none, or more than one, or of another dtype.
+        """
+        ports = [port for port in self.outputs(role) if key in (None, port.key)]
+        if len(ports) != 1 or ports[0].dtype != "float32":
+            raise ProvisionError(
+                f"program '{self.program.file}': expected one float32 output with role '{role}'"
+                f"{f' and key {key!r}' if key else ''}, got {len(ports)}"
+            )
+        return ports[0]
+
+    def check(self) -> None:
+        """Raise ProvisionError unless ports of parameters and state fit the layouts."""
+        shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+            "param": self.params.shapes,
+            "grad": self.params.shapes,
+            "state": self.state.shapes,
+        }
+        for port in (*self.program.inputs, *self.program.outputs):
+            if port.role not in shapes:
+                continue
+            expected = shapes[port.role].get(port.key)
+            if expected != port.shape or port.dtype != "float32":
+                raise ProvisionError(
+                    f"program '{self.program.file}', port '{port.name}': {port.role} "
+                    f"'{port.key}' is {expected} float32 in the bundle, got {port.shape} "
+                    f"{port.dtype}"
+                )
+
+
+class Intake:
+    """Checks a batch and stages it in contiguous memory."""
+
+    def __init__(self, file: str, ports: tuple[Port, ...]) -> None:
+        self._file = file
+        self._ports = ports
+        self._slots = Slots(ports)
+        self._sizer = next(
+            ((port, port.shape.index("batch")) for port in ports if "batch" in port.shape), None
+        )
+
+    @property
+    def generation(self) -> int:
+        """Changes when staged memory has moved."""
+        return self._slots.generation
+
+    def size(self, batch: Mapping[str, NDArray[Any]]) -> int:
+        """The batch size of ``batch``; 1 where no input has a batch axis."""
+        if self._sizer is None:
+            return 1
+        port, axis = self._sizer
+        array = self._array(batch, port)
+        if array.ndim != len(port.shape) or array.shape[axis] < 1:
+            raise InputError(
+                f"program '{self._file}', input '{port.key}': expected {port.shape} {port.dtype} "
+                f"with a batch of at least 1, got {array.shape} {array.dtype}"
+            )
+        return int(array.shape[axis])
+
+    def stage(self, batch: Mapping[str, NDArray[Any]], size: int) -> Mapping[str, NDArray[Any]]:
+        """Copy the batch's arrays into contiguous memory; arrays by port name.
+
+        Raises:
+            InputError: an array is absent or has another shape or dtype.
+        """
+        staged = self._slots.at(size)
+        for port in self._ports:
+            array = self._array(batch, port)
+            if array.shape != resolve(port.shape, size) or array.dtype != port.dtype:
+                raise InputError(
+                    f"program '{self._file}', input '{port.key}': expected "
+                    f"{resolve(port.shape, size)} {port.dtype}, got {array.shape} {array.dtype}"
+                )
+            np.copyto(staged[port.name], array)
+        return staged
+
+    def _array(self, batch: Mapping[str, NDArray[Any]], port: Port) -> NDArray[Any]:
+        array = batch.get(port.key)
+        if not isinstance(array, np.ndarray):
+            raise InputError(
+                f"program '{self._file}', input '{port.key}': expected {port.shape} "
+                f"{port.dtype}, got {'nothing' if array is None else type(array).__name__}"
+            )
+        return array

@@ -1,0 +1,148 @@
+"""Opens a bundle's programs on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime import _alp
+from protofleet.runtime._infer import InferProgram
+from protofleet.runtime._program import Settings, Source
+from protofleet.runtime._train import TrainProgram
+from protofleet.strategies.types import GradFn
+from protofleet.wire.manifest import Manifest
+from protofleet.wire.tensors import Layout, TensorMap
+
+Kernels = Literal["auto", "custom", "graph"]
+"""Who computes ALP nodes: ``custom`` the kernels, ``graph`` ONNX Runtime, ``auto`` the faster."""
+
+
+class ProgramSource(Protocol):
+    """What the runtime needs of a bundle."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Programs, parameters and state by name and shape."""
+
+    def read(self, name: str, /) -> bytes:
+        """The content of one file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """A bundle's programs, ready to run.
+
+    A session opens at the first call of its program. Calls of one program exclude each other;
+    different programs may run in different threads.
+
+    Attributes:
+        grad_fns: training programs by objective.
+        eval_batch: examples evaluated together unless a call says otherwise. ALP couples the
+            examples of a batch, so the number belongs to the result.
+        uses_kernels: whether ``protofleet.kernels`` computes ALP nodes.
+    """
+
+    grad_fns: Mapping[str, GradFn]
+    eval_batch: int
+    uses_kernels: bool
+    _infer: InferProgram | None
+    _features: InferProgram | None
+
+    def predict(
+        self,
+        params: TensorMap,
+        state: TensorMap,
+        x: NDArray[np.float32],
+        *,
+        batch_size: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Logits ``(n, C) float32`` of ``x``, ``(n, …) float32``.
+
+        Batches are consecutive rows, the last one partial; ``batch_size=1`` scores every example
+        on its own.
+
+        Raises:
+            InputError: parameters, state or ``x`` do not fit the program.
+            ProvisionError: the bundle has no such program, or it failed.
+        """
+        program = _required(self._infer, "infer")
+        return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
+
+    def features(
+        self,
+        params: TensorMap,
+        state: TensorMap,
+        x: NDArray[np.float32],
+        *,
+        batch_size: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Features ``(n, …) float32`` of ``x``; batches and errors as in ``predict``."""
+        program = _required(self._features, "features")
+        return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
+
+
+def open_programs(
+    bundle: ProgramSource,
+    *,
+    threads: int = 1,
+    eval_batch: int = 32,
+    kernels: Kernels = "auto",
+) -> Programs:
+    """Prepare the programs of ``bundle``.
+
+    Args:
+        bundle: a verified bundle.
+        threads: threads of each ONNX Runtime session and of the kernels.
+        eval_batch: examples evaluated together by default.
+        kernels: who computes ALP nodes.
+
+    Raises:
+        InputError: ``kernels="custom"`` without onnxruntime-extensions.
+        ProvisionError: a program's ports contradict the manifest.
+    """
+    settings = Settings(threads=threads, use_kernels=_use_kernels(kernels))
+    manifest = bundle.manifest
+    layouts = (
+        Layout.of({tensor.name: tensor.shape for tensor in manifest.params}),
+        Layout.of({tensor.name: tensor.shape for tensor in manifest.state}),
+    )
+    sources = {
+        name: Source(bundle.read(program.file), program, layouts)
+        for name, program in manifest.programs.items()
+    }
+    if settings.use_kernels and any(source.has_alp for source in sources.values()):
+        _alp.set_kernel_threads(threads)
+    infer, features = sources.get("infer"), sources.get("features")
+    return Programs(
+        grad_fns={
+            source.program.objective: TrainProgram(source, settings)
+            for source in sources.values()
+            if source.program.objective is not None
+        },
+        eval_batch=eval_batch,
+        uses_kernels=settings.use_kernels,
+        _infer=infer and InferProgram(infer, settings, "logits"),
+        _features=features and InferProgram(features, settings, "features"),
+    )
+
+
+def _use_kernels(kernels: Kernels) -> bool:
+    if kernels == "graph":
+        return False
+    installed = _alp.extensions_installed()
+    if kernels == "custom" and not installed:
+        raise InputError(
+            "kernels 'custom': needs onnxruntime-extensions: pip install 'protofleet[edge]'"
+        )
+    return installed
+
+
+def _required(program: InferProgram | None, name: str) -> InferProgram:
+    if program is None:
+        raise ProvisionError(f"bundle: has no program '{name}'")
+    return program

@@ -1,0 +1,93 @@
+"""Evaluation in batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime import open_programs
+from protofleet.wire.tensors import TensorMap
+
+
+@pytest.fixture
+def values(bundle: Any) -> tuple[TensorMap, TensorMap]:
+    params, state = (TensorMap.zeros(layout) for layout in bundle.layouts)
+    params["w"][...] = [1, 2, 3]
+    return params, state
+
+
+def expected(x: np.ndarray, batch_size: int) -> np.ndarray:
+    parts = [x[i : i + batch_size] for i in range(0, len(x), batch_size)]
+    return np.concatenate([(part - part.sum(0)) * [1, 2, 3] for part in parts])
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(75, 3)).astype(np.float32)
+
+
+def test_examples_are_evaluated_in_batches_of_32_in_order_with_the_rest_kept(bundle, values, x):
+    logits = open_programs(bundle).predict(*values, x)
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, expected(x, 32), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 75, 100])
+def test_a_call_can_choose_its_batches(bundle, values, x, batch_size):
+    logits = open_programs(bundle).predict(*values, x, batch_size=batch_size)
+    np.testing.assert_allclose(logits, expected(x, batch_size), rtol=1e-4, atol=1e-5)
+
+
+def test_the_default_batch_is_set_when_programs_are_opened(bundle, values, x):
+    logits = open_programs(bundle, eval_batch=10).predict(*values, x)
+    np.testing.assert_allclose(logits, expected(x, 10), rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_the_other_program(bundle, values, x):
+    features = open_programs(bundle).features(*values, x, batch_size=5)
+    np.testing.assert_allclose(features, expected(x, 5), rtol=1e-4, atol=1e-5)
+
+
+def test_no_examples_give_no_rows(bundle, values, x):
+    assert open_programs(bundle).predict(*values, x[:0]).shape == (0, 3)
+
+
+def test_an_earlier_result_is_not_overwritten(bundle, values, x):
+    programs = open_programs(bundle)
+    first = programs.predict(*values, x)
+    kept = first.copy()
+    programs.predict(*values, -x)
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_parameters_are_read_where_they_lie(bundle, values, x):
+    programs = open_programs(bundle)
+    first = programs.predict(*values, x)
+    values[0].buffer *= 2
+    np.testing.assert_allclose(programs.predict(*values, x), 2 * first, rtol=1e-5)
+
+
+def test_a_bundle_without_the_program_says_so(bundle, values, x):
+    del bundle.programs["features"]
+    with pytest.raises(ProvisionError, match="no program 'features'"):
+        open_programs(bundle).features(*values, x)
+
+
+@pytest.mark.parametrize("wrong", [np.zeros((2, 4), "f4"), np.zeros((2, 3)), np.zeros(3, "f4")])
+def test_examples_of_another_shape_or_dtype_are_refused(bundle, values, wrong):
+    with pytest.raises(InputError, match="input 'x': expected"):
+        open_programs(bundle).predict(*values, wrong)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 0), ("batch_size", -3)])
+def test_an_empty_batch_is_refused(bundle, values, x, name, value):
+    with pytest.raises(InputError, match=name):
+        open_programs(bundle).predict(*values, x, **{name: value})
+
+
+def test_no_threads_are_refused(bundle, values, x):
+    with pytest.raises(InputError, match="threads: expected at least 1, got 0"):
+        open_programs(bundle, threads=0).predict(*values, x)
