@@ -1,0 +1,234 @@
+"""A TCP proxy that makes a link slow, far away or unreliable, and counts what passes.
+
+It needs no root and works for any protocol over TCP. Rates and delays are per connection and
+direction; what it imitates is a link's capacity, not packet loss (TCP hides loss as delay).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from protofleet.errors import InputError, UnavailableError
+
+_BLOCK_BYTES = 16 * 1024
+_START_TIMEOUT_S = 10.0
+
+
+class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device's link can do.
+
+    Attributes:
+        up_kbit_s, down_kbit_s: rate limits in 1000 bit/s; 0: unlimited.
+        delay_ms: added to each direction.
+        cut_after_bytes: the connection is cut after so many bytes in both directions together;
+            each new connection gets as many again; 0: never.
+    """
+
+    up_kbit_s: float = 0.0
+    down_kbit_s: float = 0.0
+    delay_ms: float = 0.0
+    cut_after_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if getattr(self, name) < 0:
+                raise InputError(f"link.{name}: expected >= 0, got {getattr(self, name)}")
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """Bytes that passed, and connections made and cut."""
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    connections: int = 0
+    cuts: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """Both directions of one connection share its byte allowance."""
+
+    left_bytes: float
+    is_cut: bool = False
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    def close(self) -> None:
+        for writer in self.writers:
+            writer.transport.abort()
+
+
+class LinkProxy:
+    """One listening port on loopback that leads to a broker through a ``LinkProfile``.
+
+    Attributes:
+        port: where the device connects.
+        counters: what has passed so far.
+        refusing: while True, new connections are closed at once.
+        black_hole: while True, connections stay up and nothing passes.
+    """
+
+    def __init__(self, host: str, port: int, profile: LinkProfile) -> None:
+        self._target = (host, port)
+        self._profile = profile
+        self._connections: set[_Connection] = set()
+        self.port = 0
+        self.counters = LinkCounters()
+        self.refusing = False
+        self.black_hole = False
+
+    async def serve(self) -> asyncio.Server:
+        """Listen on a free port."""
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        return server
+
+    def cut(self) -> None:
+        """Cut every connection now."""
+        for connection in list(self._connections):
+            self.counters.cuts += not connection.is_cut
+            connection.is_cut = True
+            connection.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refusing:
+            writer.close()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        self.counters.connections += 1
+        connection = _Connection(
+            left_bytes=self._profile.cut_after_bytes or float("inf"), writers=[writer, far_writer]
+        )
+        self._connections.add(connection)
+        try:
+            await asyncio.gather(
+                self._pump(connection, reader, far_writer, up=True),
+                self._pump(connection, far_reader, writer, up=False),
+            )
+        finally:
+            connection.close()
+            self._connections.discard(connection)
+
+    async def _pump(
+        self,
+        connection: _Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        up: bool,
+    ) -> None:
+        """One direction: the reader is paced by the rate, a second task delays what was read."""
+        rate = (self._profile.up_kbit_s if up else self._profile.down_kbit_s) * 125.0
+        queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(256)
+        sender = asyncio.create_task(_deliver(queue, writer))
+        clock = asyncio.get_running_loop().time
+        free_at = clock()
+        try:
+            while block := await _read(reader):
+                while self.black_hole:  # noqa: ASYNC110 - a test fixture's switch, seldom on
+                    await asyncio.sleep(0.05)
+                if not self._count(connection, len(block), up=up):
+                    break
+                if rate:
+                    free_at = max(free_at, clock()) + len(block) / rate
+                    await asyncio.sleep(free_at - clock())
+                await queue.put((clock() + self._profile.delay_ms / 1000, block))
+        finally:
+            await queue.put((0.0, b""))
+            await sender
+            connection.close()
+
+    def _count(self, connection: _Connection, size: int, *, up: bool) -> bool:
+        connection.left_bytes -= size
+        if connection.left_bytes < 0:
+            self.counters.cuts += not connection.is_cut
+            connection.is_cut = True
+            return False
+        if up:
+            self.counters.bytes_up += size
+        else:
+            self.counters.bytes_down += size
+        return True
+
+
+async def _read(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(_BLOCK_BYTES)
+    except OSError:
+        return b""  # the peer reset the connection: the same end as a close
+
+
+async def _deliver(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+    clock = asyncio.get_running_loop().time
+    broken = False
+    while True:
+        due_s, block = await queue.get()
+        if not block:
+            return
+        if broken:
+            continue
+        await asyncio.sleep(max(0.0, due_s - clock()))
+        try:
+            writer.write(block)
+            await writer.drain()
+        except OSError:
+            broken = True  # keep emptying the queue so that the reader can end
+
+
+class ProxyThread:
+    """Runs proxies in a thread of its own: ``with ProxyThread() as proxies``."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+        self._servers: list[asyncio.Server] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_TIMEOUT_S)
+        self._loop.close()
+
+    def add(self, host: str, port: int, profile: LinkProfile) -> LinkProxy:
+        """Open a proxy to ``host:port``; its ``port`` is ready when this returns."""
+        proxy = LinkProxy(host, port, profile)
+        self._servers.append(self._run(proxy.serve()))
+        return proxy
+
+    def call(self, function: Any) -> None:
+        """Run ``function()`` in the proxies' thread, e.g. ``proxy.cut``."""
+        self._loop.call_soon_threadsafe(function)
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        try:
+            return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(_START_TIMEOUT_S)
+        except TimeoutError as error:
+            raise UnavailableError("link proxy: its thread did not answer in 10 s") from error
