@@ -57,6 +57,7 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     sha256: str
     chunk_bytes: int
     codec: str = "raw"
+    minor: int = PROTOCOL_MINOR
 
 
 class Task(Message, frozen=True, kw_only=True, tag="task"):

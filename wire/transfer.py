@@ -1,110 +1,67 @@
 """Transfers of blobs over a lossy channel, without sockets or clocks.
 
 A ``Courier`` runs all transfers of one process, both directions, on a device as on the
-coordinator: feed it what arrives and the time, carry out the ``Action`` records it returns.
-The rules are specified in ``docs/protocol.md``, section Transfer.
+coordinator: feed it what arrives and the time, carry out the ``Action`` records it returns, and
+take chunks from ``next_chunk`` as fast as the link drains. ``peer`` is always a device id, on a
+device its own. Times are seconds of a monotonic clock. The rules are specified in
+``docs/protocol.md``, section Transfer.
 
-Typical use of the receiving side (a coordinator gets ``Manifest``, a device gets ``Task``)::
+The receiving side (a coordinator gets ``Manifest``, a device gets ``Task``)::
 
     actions = courier.expect(peer, manifest, now)      # answers need, or done again, or reject
-    ...                                                # later, from handle():
-    Received(peer, manifest, path)                     # complete, sha256 right
+    Received(peer, manifest, path)                     # later, from handle(): complete and right
     actions = courier.accept(manifest.transfer_id, now)    # after it is stored durably
-    actions = courier.reject(peer, manifest.transfer_id, "not finite", now)   # or never wanted
+    actions = courier.reject(peer, manifest.transfer_id, "not finite", now)  # or never wanted
 
-and of the sending side::
+The sending side::
 
-    manifest = courier.manifest(source, kind="update", peer="pi-7", round_id=3)
-    actions = courier.send(peer, source, manifest, now)          # repeats until answered
+    manifest = describe(source, kind="update", device_id="pi-7", round_id=3)
+    actions = courier.send(peer, source, manifest, now)    # repeats until answered
     Delivered(peer, manifest) / Rejected(peer, manifest, reason)
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Literal
 
-from protofleet.wire.chunks import MAX_DATA_BYTES
-from protofleet.wire.messages import Manifest, Message
+from protofleet.errors import RefusedError
+from protofleet.wire import chunks
+from protofleet.wire._receiving import Receiving
+from protofleet.wire._sending import Sending
+from protofleet.wire._transfer_types import (
+    Action,
+    Delivered,
+    Lane,
+    Limits,
+    Received,
+    Rejected,
+    Send,
+    Source,
+    describe,
+    transfer_id,
+)
+from protofleet.wire.messages import Manifest, Message, Need, Receipt, decode
 
-
-class Lane(Enum):
-    """The three ways of a transfer; ``endpoint.py`` maps them to topics."""
-
-    OFFER = "offer"
-    CHUNK = "chunk"
-    ANSWER = "answer"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one process grants its peers.
-
-    Attributes:
-        max_blob_bytes: largest blob accepted from a peer.
-        window: chunks in flight per transfer, at most 16.
-        concurrent: transfers per direction that may have chunks in flight; the others wait
-            their turn. ``concurrent * window`` stays below the broker's queue (1000 messages).
-        waiting: offers that may wait for a turn; more are left unanswered and come again.
-        settled: receipts remembered, so that a repeated offer is answered again.
-    """
-
-    max_blob_bytes: int = 256 * 1024 * 1024
-    window: int = 16
-    concurrent: int = 48
-    waiting: int = 100_000
-    settled: int = 100_000
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Action: publish ``payload`` on the peer's lane."""
-
-    peer: str
-    lane: Lane
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Event: a blob is complete and its sha256 right; ``path`` is yours until accept/reject."""
-
-    peer: str
-    manifest: Manifest
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """Event: the peer has the blob and stored it; the source is no longer needed."""
-
-    peer: str
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Event: the peer will never take the blob."""
-
-    peer: str
-    manifest: Manifest
-    reason: str
-
-
-Action = Send | Received | Delivered | Rejected
-Source = Path | bytes
-
-
-def transfer_id(sha256: str, device_id: str, round_id: int) -> str:
-    """Identity of a transfer: the same after every restart; 32 hexadecimal digits."""
-    raise RuntimeError(f"transfer id of {sha256} {device_id} {round_id}: being written")
+__all__ = [
+    "Action",
+    "Courier",
+    "Delivered",
+    "Lane",
+    "Limits",
+    "Received",
+    "Rejected",
+    "Send",
+    "Source",
+    "describe",
+    "transfer_id",
+]
 
 
 class Courier:
     """Runs every transfer of one process; pure: bytes and times in, actions out.
+
+    Per peer one blob is on its way in each direction; a newer one replaces it.
 
     Args:
         folder: partial blobs live here, so that a restarted process continues.
@@ -112,19 +69,14 @@ class Courier:
         rng: jitter of repetitions.
     """
 
-    def __init__(self, folder: Path, limits: Limits, rng: random.Random) -> None: ...
-
-    def manifest(
+    def __init__(
         self,
-        source: Source,
-        *,
-        kind: Literal["payload", "update"],
-        device_id: str,
-        round_id: int,
-        chunk_bytes: int = MAX_DATA_BYTES,
-    ) -> Manifest:
-        """Describe ``source`` for transfer (hashes it once)."""
-        raise RuntimeError("being written")
+        folder: Path,
+        limits: Limits | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._receiving = Receiving(folder, limits or Limits())
+        self._sending = Sending(rng or random.Random())  # noqa: S311 - jitter, no secret
 
     def send(
         self,
@@ -138,28 +90,43 @@ class Courier:
         """Offer ``source`` until the peer's receipt comes; again with the same id: offer now.
 
         Args:
+            peer: device id of the other end (on a device: its own).
+            source: the blob; a file must stay as it is until Delivered or Rejected.
+            manifest: from ``describe``.
+            now: the time.
             offer: the message that announces the blob and contains its manifest, e.g. a ``Task``;
                 None: the manifest itself.
         """
-        return []
+        return self._sending.send(peer, source, manifest, offer or manifest, now)
+
+    def next_chunk(self) -> Send | Rejected | None:
+        """The next chunk to publish, transfers taking turns; call it when the link has room.
+
+        ``Rejected`` says that a source file is gone.
+        """
+        return self._sending.next_chunk()
 
     def expect(self, peer: str, manifest: Manifest, now: float) -> list[Action]:
         """Take the offered blob; call it for every offer that comes, repeated ones too.
 
         An offer that breaks a limit is answered with ``reject`` and nothing is kept.
         """
-        return []
+        return self._receiving.expect(peer, manifest, now)
 
     def accept(self, transfer_id: str, now: float) -> list[Action]:
-        """The received blob is stored: send ``done``, now and whenever it is offered again."""
-        return []
+        """The received blob is stored: send ``done``, now and whenever it is offered again.
+
+        Its file is deleted unless the caller moved it away.
+        """
+        return self._receiving.accept(transfer_id, now)
 
     def reject(self, peer: str, transfer_id: str, reason: str, now: float) -> list[Action]:
         """Send ``reject`` for a blob received, in progress or only offered; drop its bytes."""
-        return []
+        return self._receiving.reject(peer, transfer_id, reason, now)
 
     def remember(self, transfer_id: str) -> None:
         """After a restart: this transfer was accepted before; answer ``done`` when offered."""
+        self._receiving.remember(transfer_id)
 
     def handle(self, peer: str, lane: Lane, payload: bytes, now: float) -> list[Action]:
         """A payload of lane CHUNK or ANSWER (offers are the caller's: it calls ``expect``).
@@ -167,22 +134,31 @@ class Courier:
         Raises:
             RefusedError: the payload broke a rule; nothing has changed.
         """
-        return []
+        if lane is Lane.CHUNK:
+            return self._receiving.chunk(peer, chunks.parse(payload), now)
+        if lane is Lane.ANSWER:
+            message: Need | Receipt = decode(payload, Need | Receipt)
+            return self._sending.answer(peer, message, now)
+        raise RefusedError("lane", "courier: expected a chunk or an answer, got an offer")
 
     def tick(self, now: float) -> list[Action]:
         """Do what is due: repeat offers, ask again after silence."""
-        return []
+        return self._sending.tick(now) + self._receiving.tick(now)
 
     def due(self) -> float | None:
-        """When ``tick`` must be called next; None: only after another call."""
-        return None
+        """When ``tick`` must be called next (may be early); None: only after another call."""
+        times = [t for t in (self._sending.due(), self._receiving.due()) if t is not None]
+        return min(times, default=None)
 
-    def reconnected(self, now: float) -> list[Action]:
-        """The link is new: whatever was in flight is lost; offer and ask again."""
-        return []
+    def reconnected(self, now: float, peer: str | None = None) -> list[Action]:
+        """The link (or only ``peer``'s) is new: what was in flight is lost; offer and ask again."""
+        return self._sending.reconnected(now, peer) + self._receiving.reconnected(now, peer)
 
-    def cancel(self, peer: str) -> None:
-        """Forget all transfers with ``peer`` (partial blobs stay on disk)."""
+    def cancel(self, transfer_id: str) -> None:
+        """Forget one transfer in either direction; a partial blob is deleted."""
+        self._sending.forget(transfer_id)
+        self._receiving.forget(transfer_id, delete=True)
 
-    def cancel_transfer(self, transfer_id: str) -> None:
-        """Forget one transfer in either direction (a partial blob is deleted)."""
+    def close(self) -> None:
+        """Close all files; what is unfinished continues in the next process."""
+        self._receiving.close()
