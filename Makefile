@@ -1,0 +1,42 @@
+# Two commands for everyone: make demo, make test. The environment makes itself.
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check format bench wheel clean
+
+demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
+	$(BIN)/protofleet demo $(ARGS)
+
+test: $(STAMP) ## every test that this machine can run
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(STAMP) ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	PYTHON=$(BIN)/python scripts/typecheck
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP) ## measured comparisons; minutes
+	$(BIN)/protofleet bench all $(ARGS)
+
+wheel: $(STAMP)
+	$(BIN)/python -m build --wheel
+
+clean:
+	rm -rf build dist $(VENV) *.egg-info
+
+# torch comes first and exactly: a looser request may fetch gigabytes of GPU packages.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 11) else \
+	  "protofleet needs Python 3.11 or newer, got %d.%d: make PYTHON=/path/to/python3" % v[:2])'
+	@echo "Making the environment $(VENV) (some minutes, about 1.5 GB) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[all,dev]"
+	@touch $(STAMP)
