@@ -190,12 +190,16 @@ class Alignment(nn.Module):
 
     def forward(self, x: Tensor, beta: Tensor) -> Tensor:
         """Mix x with its prototypes; ``beta`` () float32 is the prototypes' share."""
-        value, gate = self.glu(self._chosen(x.detach())).chunk(2, dim=-1)
+        gated: Tensor = self.glu(self._chosen(x.detach()))
+        value, gate = gated.chunk(2, dim=-1)
         return l2_normalise(beta * value * torch.sigmoid(gate) + (1 - beta) * x)
 
     def _chosen(self, x: Tensor) -> Tensor:
         if not self.training:
-            return alp_infer(x, self.local_prototypes, self.epsilon, self.iterations)
+            nearest: Tensor = alp_infer(x, self.local_prototypes, self.epsilon, self.iterations)
+            return nearest
+        chosen: Tensor
+        moved: Tensor
         chosen, moved = alp_train(
             x,
             self.local_prototypes,

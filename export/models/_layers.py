@@ -60,10 +60,11 @@ class Attention(nn.Module):
         query, key, value = (self._split(part(x)) for part in (self.query, self.key, self.value))
         weights = torch.softmax(query @ key.transpose(-1, -2) * self.key_width**-0.5, dim=-1)
         weights = functional.dropout(weights, self.dropout, self.training)
-        return self.out((weights @ value).transpose(1, 2).flatten(2))
+        mixed: Tensor = self.out((weights @ value).transpose(1, 2).flatten(2))
+        return mixed
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(2, (self.heads, self.key_width)).transpose(1, 2)
+        return torch.unflatten(x, 2, (self.heads, self.key_width)).transpose(1, 2)
 
 
 def mlp(width: int, hidden: int, dropout: float) -> nn.Sequential:

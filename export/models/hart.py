@@ -136,8 +136,10 @@ class LightConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve; the drop-path acts on the four groups, not on samples."""
         groups = x.reshape(-1, _GROUPS, x.shape[1]).transpose(0, 1)
-        mixed = self.drop_path(groups @ self._band(x.shape[1]))
-        return (mixed if self.mixes_samples else mixed.transpose(0, 1)).reshape(x.shape)
+        mixed: Tensor = self.drop_path(groups @ self._band(x.shape[1]))
+        if not self.mixes_samples:
+            mixed = mixed.transpose(0, 1)
+        return mixed.reshape(x.shape)
 
     def _band(self, tokens: int) -> Tensor:
         """(4, Z, Z): entry (g, i, j) is the kernel's tap at i - j."""
@@ -146,7 +148,8 @@ class LightConvolution(nn.Module):
         taps = torch.arange(length, device=self.kernel.device)
         lag = at[:, None] - at + (length - 1) // 2
         select = (lag[None] == taps[:, None, None]).to(self.kernel.dtype)
-        return (torch.softmax(self.kernel, dim=1) @ select.flatten(1)).unflatten(1, (tokens, -1))
+        band = torch.softmax(self.kernel, dim=1) @ select.flatten(1)
+        return band.reshape(_GROUPS, tokens, tokens)
 
 
 class Block(nn.Module):
@@ -184,7 +187,8 @@ class Block(nn.Module):
             self.drop_path(self.gyroscope(last)),
         )
         x = x + torch.cat(branches, dim=2)
-        return x + self.drop_path(self.mlp(self.mlp_norm(x)))
+        out: Tensor = x + self.drop_path(self.mlp(self.mlp_norm(x)))
+        return out
 
 
 class Hart(nn.Module):
@@ -211,8 +215,8 @@ class Hart(nn.Module):
 
     def patches(self, x: Tensor) -> Tensor:
         """Cut windows (B, window, 6) into patches (B, Z, 6·patch), accelerometer values first."""
-        sensors = x.unflatten(1, (self.config.tokens, self.config.patch)).split(_AXES, dim=3)
-        return torch.cat([sensor.flatten(2) for sensor in sensors], dim=2)
+        cut = torch.unflatten(x, 1, (self.config.tokens, self.config.patch))
+        return torch.cat((cut[..., :_AXES].flatten(2), cut[..., _AXES:].flatten(2)), dim=2)
 
     def embed(self, patches: Tensor) -> Tensor:
         """Project patches (B, Z', 6·patch) to tokens (B, Z', width), without positions."""
@@ -225,7 +229,8 @@ class Hart(nn.Module):
         """Run the blocks on any number of tokens with positions, (B, Z', width) → the same."""
         for block in self.blocks:
             tokens = block(tokens, self.beta)
-        return self.norm(tokens)
+        encoded: Tensor = self.norm(tokens)
+        return encoded
 
     def features(self, x: Tensor) -> Tensor:
         """Mean encoded token, (B, width)."""

@@ -103,7 +103,8 @@ class Block(nn.Module):
         if self.align is not None and beta is not None:
             tokens = self.align(tokens, beta)
         x = x + self.drop_path(self.attention(tokens))
-        return x + self.drop_path(self.mlp(self.mlp_norm(x)))
+        out: Tensor = x + self.drop_path(self.mlp(self.mlp_norm(x)))
+        return out
 
 
 class Vit(nn.Module):
@@ -126,7 +127,7 @@ class Vit(nn.Module):
     def patches(self, x: Tensor) -> Tensor:
         """Cut images into patches (B, side², channels·patch²), row by row."""
         side, patch = self.config.side, self.config.patch
-        cells = x.unflatten(3, (side, patch)).unflatten(2, (side, patch))
+        cells = torch.unflatten(torch.unflatten(x, 3, (side, patch)), 2, (side, patch))
         return cells.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
 
     def features(self, x: Tensor) -> Tensor:
