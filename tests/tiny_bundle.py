@@ -6,7 +6,6 @@ that a round of training takes well under a millisecond per step.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from protofleet.wire.blobs import encode
 from protofleet.wire.bundle import write_bundle
 from protofleet.wire.manifest import (
     FORMAT_VERSION,
-    FileEntry,
     Manifest,
     Port,
     Preprocessing,
@@ -44,7 +42,7 @@ def tiny_bundle(
     """Write a bundle with programs ``infer``, ``features`` and ``train_cross_entropy``.
 
     Args:
-        path: where; a name that ends in ``/`` or has no suffix becomes a folder.
+        path: ``*.pfb`` gives a single file, anything else a folder.
         key: signs the manifest.
         features: D; parameters are ``w (D, C)`` and ``b (C,)``, drawn from N(0, 0.1²) and zero.
         classes: C.
@@ -60,7 +58,7 @@ def tiny_bundle(
         "programs/train.onnx": _train(features, classes),
         "params.safetensors": encode(initial_params(features, classes), {}),
     }
-    write_bundle(path, _manifest(features, classes, strategy, settings, files), files, key)
+    write_bundle(path, _manifest(features, classes, strategy, settings), files, key)
     return path
 
 
@@ -86,7 +84,6 @@ def _manifest(
     classes: int,
     strategy: str,
     settings: Mapping[str, Any],
-    files: Mapping[str, bytes],
 ) -> Manifest:
     layout = initial_params(features, classes).layout
     w = Port(name="w", role="param", key="w", dtype="float32", shape=(features, classes))
@@ -126,10 +123,7 @@ def _manifest(
         classes=tuple(f"class{i}" for i in range(classes)),
         strategy=StrategyDecl(name=strategy, settings=dict(settings)),
         provenance={"model": "tests/tiny_bundle.py"},
-        files={
-            name: FileEntry(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-            for name, data in files.items()
-        },
+        files={},
     )
 
 

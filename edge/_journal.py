@@ -1,0 +1,112 @@
+"""What a device store's journal says, and reading it and the contents that it names."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from protofleet.errors import ProvisionError
+
+BLOB_SUFFIX = ".blob"
+_FORMAT = 1
+
+Phase = Literal["idle", "received", "outbox"]
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A content of the store, named by the SHA-256 (hex) of its bytes."""
+
+    sha256: str
+    bytes: int
+
+
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``ClientState``: its round, its tensors, and the payload it was trained from."""
+
+    round_id: int
+    transfer_id: str
+    file: StoredFile
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete payload that waits for its training."""
+
+    round_id: int
+    transfer_id: str
+    file: StoredFile
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """An update in the outbox and the state that becomes the device's own when it is delivered."""
+
+    round_id: int
+    update: StoredFile
+    state: StoredState
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store belongs to; its state means nothing elsewhere."""
+
+    federation: str
+    bundle: str
+    layout_hash: str
+
+
+class Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is decided by one rename."""
+
+    format: int = _FORMAT
+    binding: Binding | None = None
+    strategy: str = ""
+    settings: dict[str, Any] = {}
+    state: StoredState | None = None
+    received: Received | None = None
+    pending: Pending | None = None
+
+    @property
+    def phase(self) -> Phase:
+        """Where the device stands in its round."""
+        if self.pending is not None:
+            return "outbox"
+        return "idle" if self.received is None else "received"
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """Every content that must be kept."""
+        found = [self.state.file] if self.state else []
+        found += [self.received.file] if self.received else []
+        found += [self.pending.update, self.pending.state.file] if self.pending else []
+        return tuple(found)
+
+
+def read_journal(folder: Path) -> Journal:
+    path = folder / "journal.json"
+    if not path.exists():
+        return Journal()
+    try:
+        journal = msgspec.json.decode(path.read_bytes(), type=Journal)
+    except msgspec.DecodeError as error:
+        raise ProvisionError(f"device store '{path}': damaged ({error})") from error
+    if journal.format != _FORMAT:
+        raise ProvisionError(
+            f"device store '{path}': expected format {_FORMAT}, got {journal.format}"
+        )
+    return journal
+
+
+def blob_path(folder: Path, file: StoredFile) -> Path:
+    return folder / (file.sha256 + BLOB_SUFFIX)
+
+
+def read_blob(folder: Path, file: StoredFile) -> bytes:
+    path = blob_path(folder, file)
+    data = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise ProvisionError(
+            f"device store '{path}': expected {file.bytes} bytes with the hash in its name, "
+            f"got {len(data)} other ones; the storage is damaged, use another --store"
+        )
+    return data

@@ -1,0 +1,130 @@
+"""The one place on a device that counts: time by phase, latencies, memory.
+
+The device does one thing at a time, so its time is one line cut into phases: entering a phase ends
+the one before it, and no second is counted twice. Bytes are counted by the link and kept by the
+store, because they must survive a restart.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from protofleet.strategies.updates import Costs
+
+PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send"]
+
+MAX_SAMPLES = 200
+"""Latencies that travel with an update; more are thinned out evenly."""
+
+
+class Meter:
+    """What the device has spent since the last update.
+
+    Args:
+        wall: monotonic clock, seconds.
+        cpu: CPU time of the process, seconds.
+    """
+
+    def __init__(
+        self,
+        wall: Callable[[], float] = time.perf_counter,
+        cpu: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._wall, self._cpu = wall, cpu
+        self._phase: PhaseName = "idle"
+        self._since = wall(), cpu()
+        self._wall_s: Counter[PhaseName] = Counter()
+        self._cpu_s: Counter[PhaseName] = Counter()
+        self._train_step_ms: list[float] = []
+        self._infer_ms: list[float] = []
+
+    def enter(self, phase: PhaseName) -> PhaseName:
+        """Begin ``phase``; returns the one that ends."""
+        now = self._wall(), self._cpu()
+        self._wall_s[self._phase] += now[0] - self._since[0]
+        self._cpu_s[self._phase] += now[1] - self._since[1]
+        ended, self._phase, self._since = self._phase, phase, now
+        return ended
+
+    @contextmanager
+    def phase(self, phase: PhaseName) -> Iterator[None]:
+        """Be in ``phase`` within the block and in the outer one again behind it."""
+        outer = self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+    @contextmanager
+    def train_step(self) -> Iterator[None]:
+        """Time one call of a training program (forward and backward, without the optimiser)."""
+        start = self._wall()
+        yield
+        self._train_step_ms.append(1e3 * (self._wall() - start))
+
+    @contextmanager
+    def inference(self) -> Iterator[None]:
+        """Time the inference of one window."""
+        start = self._wall()
+        yield
+        self._infer_ms.append(1e3 * (self._wall() - start))
+
+    def take(self) -> Costs:
+        """Everything counted since the last ``take``.
+
+        ``encode`` and ``send`` are of the round before: an update is complete before it is
+        encoded and sent.
+        """
+        self.enter(self._phase)
+        costs = Costs(
+            train_step_ms=thinned(self._train_step_ms),
+            infer_ms=thinned(self._infer_ms),
+            phases_s=_rounded(self._wall_s),
+            cpu_s=_rounded(self._cpu_s),
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+        self._wall_s.clear()
+        self._cpu_s.clear()
+        self._train_step_ms.clear()
+        self._infer_ms.clear()
+        return costs
+
+
+def thinned(samples: Sequence[float], most: int = MAX_SAMPLES) -> tuple[float, ...]:
+    """At most ``most`` of the samples, evenly spaced in time, to the microsecond."""
+    if len(samples) > most:
+        samples = [samples[int(i)] for i in np.linspace(0, len(samples) - 1, most)]
+    return tuple(round(sample, 3) for sample in samples)
+
+
+def percentiles(samples: Sequence[float], *which: int) -> dict[str, float]:
+    """``{"p50": …, "p95": …}`` with linear interpolation; empty without samples."""
+    if not samples:
+        return {}
+    values = np.percentile(np.asarray(samples), which)
+    return {f"p{q}": round(float(value), 3) for q, value in zip(which, values, strict=True)}
+
+
+def peak_rss_bytes() -> int:
+    """Largest resident memory of this process so far."""
+    # ru_maxrss of a child includes what its parent had before exec; VmHWM does not.
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _rounded(seconds: Counter[PhaseName]) -> dict[str, float]:
+    return {phase: round(value, 6) for phase, value in seconds.items() if phase != "idle"}

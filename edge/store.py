@@ -1,0 +1,284 @@
+"""The device's durable store: identity, personal state, the round it is in, what it has paid.
+
+The journal is the single commit point. Large contents are written first, under the hash of their
+bytes; one atomic rename of ``journal.json`` then makes all of them valid together. A process killed
+at any instant leaves the journal before or after that rename and some unreferenced files, which
+the next ``open`` removes.
+
+A trained state stays *pending* beside the committed one until the coordinator has acknowledged its
+update: a round that never counted leaves no trace in the personal state.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import msgspec
+
+from protofleet.edge._counters import ByteCounters
+from protofleet.edge._files import TEMPORARY, sync_folder, write_whole
+from protofleet.edge._journal import (
+    BLOB_SUFFIX,
+    Binding,
+    Journal,
+    Pending,
+    Received,
+    StoredFile,
+    StoredState,
+    blob_path,
+    read_blob,
+    read_journal,
+)
+from protofleet.errors import InputError, ProtofleetError, ProvisionError, UnavailableError
+from protofleet.strategies.types import ClientState
+from protofleet.wire import blobs
+from protofleet.wire.topics import check_id
+
+_READ_ATTEMPTS = 5
+
+
+class Store:
+    """One device's folder, owned by one process at a time.
+
+    Attributes:
+        folder: where it is.
+        device_id: the durable identity.
+        partial: folder for unfinished downloads.
+        counters: bytes at the socket since the device joined.
+        journal: the present state of the round.
+    """
+
+    def __init__(self, folder: Path, lock: IO[bytes], device_id: str) -> None:
+        self.folder = folder
+        self.device_id = device_id
+        self.partial = folder / "partial"
+        self.partial.mkdir(exist_ok=True)
+        self.counters = ByteCounters(folder / "counters.bin")
+        self._lock = lock
+        self.journal = read_journal(folder)
+        self._sweep()
+
+    @classmethod
+    def open(cls, folder: Path, *, device_id: str | None = None) -> Self:
+        """Open the store, or make it at the first time.
+
+        Args:
+            folder: made if absent.
+            device_id: the identity to take at the first time; drawn at random if None.
+
+        Raises:
+            InputError: ``device_id`` cannot be part of a topic.
+            ProvisionError: the store has another identity, or its content is damaged.
+            UnavailableError: another process uses the store, or the folder cannot be written.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _acquire(folder)
+        except OSError as error:
+            raise UnavailableError(f"device store '{folder}': {error}") from error
+        try:
+            return cls(folder, lock, _identity(folder, device_id))
+        except (ProtofleetError, OSError):
+            lock.close()
+            raise
+
+    def close(self) -> None:
+        """Release the folder for other processes."""
+        self.counters.close()
+        self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def bind(self, binding: Binding) -> None:
+        """Tie the store to a federation and a bundle, or check that it is tied to these.
+
+        Raises:
+            ProvisionError: it belongs to others.
+        """
+        bound = self.journal.binding
+        if bound is None:
+            self._commit(msgspec.structs.replace(self.journal, binding=binding))
+            return
+        for name in binding.__struct_fields__:
+            ours, theirs = getattr(bound, name), getattr(binding, name)
+            if ours != theirs:
+                raise ProvisionError(
+                    f"device store '{self.folder}': belongs to {name} '{ours}', got '{theirs}'; "
+                    "use another --store, or remove this one with the personal state in it"
+                )
+
+    def bind_strategy(self, name: str, settings: Mapping[str, Any]) -> None:
+        """Record the strategy that reads and writes the state.
+
+        Raises:
+            ProvisionError: the state in the store was made by another strategy.
+        """
+        if self.journal.state is not None and self.journal.strategy != name:
+            raise ProvisionError(
+                f"device store '{self.folder}': its state is of strategy "
+                f"'{self.journal.strategy}', the federation runs '{name}'; use another --store"
+            )
+        if (self.journal.strategy, self.journal.settings) != (name, dict(settings)):
+            change = {"strategy": name, "settings": dict(settings)}
+            self._commit(msgspec.structs.replace(self.journal, **change))
+
+    def load_state(self) -> ClientState | None:
+        """The state after the last delivered round; None before the first."""
+        stored = self.journal.state
+        return None if stored is None else _load_state(self.folder, stored)
+
+    def commit_received(self, round_id: int, transfer_id: str, payload: bytes) -> None:
+        """Keep a complete payload until its training is committed."""
+        received = Received(
+            round_id=round_id, transfer_id=transfer_id, file=self._write_blob(payload)
+        )
+        self._commit(msgspec.structs.replace(self.journal, received=received))
+
+    def load_received(self) -> bytes:
+        """The payload of the journal's received round.
+
+        Raises:
+            ProvisionError: there is none, or its bytes are damaged.
+        """
+        if self.journal.received is None:
+            raise ProvisionError(f"device store '{self.folder}': holds no received payload")
+        return read_blob(self.folder, self.journal.received.file)
+
+    def commit_trained(self, state: ClientState, update: bytes, *, transfer_id: str) -> None:
+        """Make the trained state (pending) and its update (outbox) valid together.
+
+        Args:
+            state: what ``client_update`` returned.
+            update: the packed update.
+            transfer_id: the transfer of the payload both were made from.
+        """
+        file = self._write_blob(blobs.encode(state.tensors))
+        stored = StoredState(round_id=state.round_id, transfer_id=transfer_id, file=file)
+        pending = Pending(round_id=state.round_id, update=self._write_blob(update), state=stored)
+        self._commit(msgspec.structs.replace(self.journal, received=None, pending=pending))
+
+    def update_path(self) -> Path:
+        """File of the update in the outbox.
+
+        Raises:
+            ProvisionError: there is none, or its bytes are damaged.
+        """
+        if self.journal.pending is None:
+            raise ProvisionError(f"device store '{self.folder}': its outbox is empty")
+        file = self.journal.pending.update
+        read_blob(self.folder, file)
+        return blob_path(self.folder, file)
+
+    def commit_delivered(self) -> None:
+        """The coordinator has the update: its state becomes the device's own."""
+        if self.journal.pending is not None:
+            state = self.journal.pending.state
+            self._commit(msgspec.structs.replace(self.journal, state=state, pending=None))
+
+    def commit_dropped(self) -> None:
+        """The round never counted: forget its payload, its update and its trained state."""
+        if self.journal.phase != "idle":
+            self._commit(msgspec.structs.replace(self.journal, received=None, pending=None))
+
+    def _commit(self, journal: Journal) -> None:
+        try:
+            sync_folder(self.folder)
+            write_whole(self.folder / "journal.json", msgspec.json.encode(journal))
+            sync_folder(self.folder)
+        except OSError as error:
+            raise UnavailableError(f"device store '{self.folder}': {error}") from error
+        self.journal = journal
+        self._sweep()
+
+    def _write_blob(self, data: bytes) -> StoredFile:
+        file = StoredFile(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
+        try:
+            write_whole(blob_path(self.folder, file), data)
+        except OSError as error:
+            raise UnavailableError(f"device store '{self.folder}': {error}") from error
+        return file
+
+    def _sweep(self) -> None:
+        """Remove what a crash or an older commit left behind."""
+        kept = {file.sha256 + BLOB_SUFFIX for file in self.journal.files}
+        for path in self.folder.iterdir():
+            if path.suffix == TEMPORARY or (path.suffix == BLOB_SUFFIX and path.name not in kept):
+                path.unlink()
+
+
+def _acquire(folder: Path) -> IO[bytes]:
+    lock = (folder / "lock").open("ab")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        lock.close()
+        raise UnavailableError(
+            f"device store '{folder}': another process uses it; stop that one or give another "
+            "--store"
+        ) from error
+    return lock
+
+
+def _identity(folder: Path, wanted: str | None) -> str:
+    if wanted is not None:
+        check_id(wanted, "device id")
+    path = folder / "identity.json"
+    if not path.exists():
+        device_id = wanted or f"device-{secrets.token_hex(6)}"
+        write_whole(path, json.dumps({"device_id": device_id}).encode())
+        sync_folder(folder)
+        return device_id
+    try:
+        known = str(json.loads(path.read_bytes())["device_id"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProvisionError(f"device identity '{path}': damaged ({error})") from error
+    if wanted not in (None, known):
+        raise ProvisionError(
+            f"device store '{folder}': belongs to device '{known}', got --id '{wanted}'; "
+            "leave --id out, or use another --store"
+        )
+    return known
+
+
+def read_personal(folder: Path) -> tuple[Journal, ClientState]:
+    """The personal state, read beside a process that may be using the store.
+
+    Raises:
+        InputError: there is no store, or no round was delivered yet.
+        ProvisionError: the content is damaged.
+    """
+    if not (folder / "identity.json").exists():
+        raise InputError(f"device store '{folder}': nothing there; join a federation first")
+    for attempt in range(_READ_ATTEMPTS):
+        journal = read_journal(folder)
+        if journal.state is None:
+            raise InputError(f"device store '{folder}': no round was finished yet; nothing to run")
+        try:
+            return journal, _load_state(folder, journal.state)
+        except ProvisionError:
+            # The owner may have committed a newer state and removed this one meanwhile.
+            if attempt == _READ_ATTEMPTS - 1 or read_journal(folder) == journal:
+                raise
+    raise ProvisionError(f"device store '{folder}': its state changes faster than it can be read")
+
+
+def _load_state(folder: Path, stored: StoredState) -> ClientState:
+    data = read_blob(folder, stored.file)
+    tensors, _ = blobs.decode(data, max_bytes=len(data))
+    return ClientState(round_id=stored.round_id, tensors=tensors)

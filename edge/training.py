@@ -1,0 +1,212 @@
+"""Local training and evaluation: a strategy's client half run on this device's data."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.datasets import DeviceData
+from protofleet.edge.meter import Meter
+from protofleet.errors import InputError
+from protofleet.runtime import Programs
+from protofleet.strategies import build
+from protofleet.strategies.scores import confusion
+from protofleet.strategies.types import (
+    Batch,
+    ClientState,
+    ClientTools,
+    Evaluation,
+    GradFn,
+    Model,
+    Payload,
+    Step,
+    Strategy,
+    Update,
+)
+from protofleet.wire.bundle import Bundle
+from protofleet.wire.manifest import Manifest
+from protofleet.wire.tensors import TensorMap
+
+EVALUATION_BATCH = 32
+"""ALP couples the examples of a batch, so the scores of the paper belong to this number."""
+_WARM_UP_CALLS = 3
+_MEASURED_CALLS = 30
+
+Examples = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+class TrainingCancelledError(Exception):
+    """The round in progress was given up between two steps; nothing has changed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalData:
+    """What a device trains and scores on.
+
+    Attributes:
+        own: its own train and test part.
+        pooled: the union of all devices' test parts, in a rehearsal; None in the field.
+    """
+
+    own: DeviceData
+    pooled: Examples | None = None
+
+
+class Learner:
+    """Runs a bundle's programs on local data, for whichever strategy the coordinator names.
+
+    Raises:
+        InputError: the data do not fit the bundle's input shape or classes.
+    """
+
+    def __init__(
+        self, bundle: Bundle, programs: Programs, data: LocalData, meter: Meter, device_id: str
+    ) -> None:
+        check_data(data, bundle.manifest)
+        initial = bundle.model()
+        self.model = Model(
+            params=initial.params, state=initial.state, num_classes=initial.num_classes
+        )
+        self.num_examples = len(data.own.y_train)
+        self._manifest = bundle.manifest
+        self._programs = programs
+        self._data = data
+        self._meter = meter
+        self._device_id = device_id
+
+    def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
+        """The strategy ``name`` for this bundle's model.
+
+        Raises:
+            InputError: unknown strategy or setting, or the bundle lacks a program it needs.
+        """
+        strategy = build(name, settings, self.model)
+        missing = sorted(set(strategy.programs) - self._programs.grad_fns.keys())
+        if missing:
+            raise InputError(
+                f"strategy '{name}': needs a training program '{missing[0]}', the bundle has "
+                f"{sorted(self._programs.grad_fns)}; export a bundle for this strategy"
+            )
+        return strategy
+
+    def warm_up(self) -> None:
+        """Open the sessions and compile the kernels before the first round needs them."""
+        x, y = self._data.own.x_train[:2], self._data.own.y_train[:2]
+        if not len(y):
+            return
+        model, rng = self.model, np.random.default_rng(0)
+        for program in self._manifest.programs.values():
+            keys = {port.key for port in program.inputs if port.role == "input"}
+            if program.objective is not None and keys <= {"x", "y"}:
+                self._programs.grad_fns[program.objective](
+                    model.params, model.state, {"x": x, "y": y}, rng
+                )
+        self._programs.predict(model.params, model.state, x, batch_size=1)
+
+    def train(
+        self,
+        strategy: Strategy,
+        state: ClientState | None,
+        payload: Payload,
+        *,
+        seed: int,
+        cancelled: threading.Event,
+    ) -> tuple[ClientState, Update]:
+        """One local round: the same arguments give the same bits.
+
+        Raises:
+            TrainingCancelledError: ``cancelled`` was set.
+        """
+        tools = ClientTools(
+            client_id=self._device_id,
+            x=self._data.own.x_train,
+            y=self._data.own.y_train,
+            grad_fns={
+                name: _Timed(grad_fn, self._meter, cancelled)
+                for name, grad_fn in self._programs.grad_fns.items()
+            },
+            evaluate=self.evaluate,
+            rng=round_rng(seed, payload.round_id, self._device_id),
+        )
+        with self._meter.phase("train"):
+            state = strategy.client_init(self.model) if state is None else state
+            return strategy.client_update(state, payload, tools)
+
+    def evaluate(self, params: TensorMap, state: TensorMap) -> Evaluation:
+        """Confusion counts on the own and, in a rehearsal, on the pooled test part."""
+        own = self._data.own
+        with self._meter.phase("evaluate"):
+            return Evaluation(
+                own=self._confusion(params, state, (own.x_test, own.y_test)),
+                pooled=self._data.pooled and self._confusion(params, state, self._data.pooled),
+            )
+
+    def measure_inference(self, params: TensorMap, state: TensorMap) -> None:
+        """Time the inference of single windows, as a device in use would run it."""
+        own = self._data.own
+        x = own.x_test if len(own.y_test) else own.x_train
+        if not len(x):
+            return
+        with self._meter.phase("infer"):
+            for call in range(_WARM_UP_CALLS + _MEASURED_CALLS):
+                window = x[call % len(x) : call % len(x) + 1]
+                if call < _WARM_UP_CALLS:
+                    self._programs.predict(params, state, window, batch_size=1)
+                    continue
+                with self._meter.inference():
+                    self._programs.predict(params, state, window, batch_size=1)
+
+    def _confusion(
+        self, params: TensorMap, state: TensorMap, examples: Examples
+    ) -> NDArray[np.int64] | None:
+        x, y = examples
+        if not len(y):
+            return None
+        logits = self._programs.predict(params, state, x, batch_size=EVALUATION_BATCH)
+        return confusion(y, logits.argmax(axis=1), self.model.num_classes)
+
+
+def round_rng(seed: int, round_id: int, device_id: str) -> np.random.Generator:
+    """The randomness of one device in one round, the same after every restart."""
+    device = int.from_bytes(hashlib.sha256(device_id.encode()).digest()[:8], "big")
+    return np.random.default_rng(np.random.SeedSequence([seed, round_id, device]))
+
+
+def check_data(data: LocalData, manifest: Manifest) -> None:
+    """Raise InputError unless the examples are what the bundle's programs take."""
+    if data.own.classes != manifest.classes:
+        raise InputError(
+            f"device data: expected the bundle's classes {list(manifest.classes)}, "
+            f"got {list(data.own.classes)}"
+        )
+    expected = manifest.preprocessing.input_shape
+    parts = {"x_train": data.own.x_train, "x_test": data.own.x_test}
+    if data.pooled is not None:
+        parts["pooled x_test"] = data.pooled[0]
+    for name, x in parts.items():
+        if len(x) and x.shape[1:] != expected:
+            raise InputError(
+                f"device data: expected {name} (n, {', '.join(map(str, expected))}) as the "
+                f"bundle's input, got {x.shape}"
+            )
+
+
+class _Timed:
+    """A training program that is timed, and that stops between steps when it is asked to."""
+
+    def __init__(self, grad_fn: GradFn, meter: Meter, cancelled: threading.Event) -> None:
+        self._grad_fn, self._meter, self._cancelled = grad_fn, meter, cancelled
+
+    def __call__(
+        self, params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator
+    ) -> Step:
+        if self._cancelled.is_set():
+            raise TrainingCancelledError
+        with self._meter.train_step():
+            return self._grad_fn(params, state, batch, rng)

@@ -1,0 +1,215 @@
+"""The device store: identity, lock, commits, and a process killed at every single write."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.edge.store import Binding, Store, read_personal
+from protofleet.errors import InputError, ProvisionError, UnavailableError
+from protofleet.strategies.types import ClientState
+
+_BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
+
+
+def _state(round_id: int) -> ClientState:
+    tensors = {"personal.w": np.full((2, 3), round_id, np.float32), "n": np.array([round_id])}
+    return ClientState(round_id=round_id, tensors=tensors)
+
+
+def test_the_identity_is_made_once_and_kept(tmp_path):
+    with Store.open(tmp_path / "s") as store:
+        first = store.device_id
+    with Store.open(tmp_path / "s") as store:
+        assert store.device_id == first
+    with Store.open(tmp_path / "t") as other:
+        assert other.device_id != first
+
+
+def test_another_identity_is_refused(tmp_path):
+    Store.open(tmp_path, device_id="anna").close()
+    with pytest.raises(ProvisionError, match="belongs to device 'anna', got --id 'berta'"):
+        Store.open(tmp_path, device_id="berta")
+    Store.open(tmp_path, device_id="anna").close()
+
+
+def test_an_identity_that_cannot_be_a_topic_is_refused(tmp_path):
+    with pytest.raises(InputError, match="device id"):
+        Store.open(tmp_path, device_id="a/b")
+
+
+def test_two_processes_cannot_share_a_store(tmp_path):
+    with (
+        Store.open(tmp_path),
+        pytest.raises(UnavailableError, match="another process uses it"),
+    ):
+        Store.open(tmp_path)
+    Store.open(tmp_path).close()
+
+
+def test_a_store_of_another_federation_or_bundle_is_refused(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.bind(_BINDING)
+        store.bind(_BINDING)
+        with pytest.raises(ProvisionError, match="belongs to bundle 'ab', got 'xx'"):
+            store.bind(Binding(federation="fed", bundle="xx", layout_hash="cd"))
+
+
+def test_a_state_of_another_strategy_is_refused(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.bind_strategy("fedavg", {"lr": 0.1})
+        store.bind_strategy("fedali", {})
+        store.commit_trained(_state(1), b"update", transfer_id="t")
+        store.commit_delivered()
+        with pytest.raises(ProvisionError, match="state is of strategy 'fedali'"):
+            store.bind_strategy("fedavg", {})
+
+
+def test_a_state_is_the_devices_own_only_after_delivery(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.commit_received(1, "t1", b"payload")
+        assert (store.journal.phase, store.load_received()) == ("received", b"payload")
+        store.commit_trained(_state(1), b"update", transfer_id="t")
+        assert (store.journal.phase, store.update_path().read_bytes()) == ("outbox", b"update")
+        assert store.load_state() is None
+        store.commit_delivered()
+    with Store.open(tmp_path) as store:
+        assert store.journal.phase == "idle"
+        kept = store.load_state()
+        assert kept.round_id == 1
+        for name, expected in _state(1).tensors.items():
+            np.testing.assert_array_equal(kept.tensors[name], expected)
+
+
+def test_a_dropped_round_leaves_no_trace(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.commit_trained(_state(1), b"update 1", transfer_id="t")
+        store.commit_delivered()
+        store.commit_trained(_state(2), b"update 2", transfer_id="t")
+        store.commit_dropped()
+        assert store.load_state().round_id == 1
+        assert len(list(tmp_path.glob("*.blob"))) == 1
+
+
+def test_leftovers_are_removed_and_damage_is_named(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.commit_trained(_state(1), b"update", transfer_id="t")
+        store.commit_delivered()
+    (tmp_path / "journal.json.tmp").write_bytes(b"{")
+    (tmp_path / ("0" * 64 + ".blob")).write_bytes(b"half")
+    with Store.open(tmp_path) as store:
+        assert not list(tmp_path.glob("*.tmp"))
+        (kept,) = tmp_path.glob("*.blob")
+        kept.write_bytes(b"flipped")
+        with pytest.raises(ProvisionError, match="storage is damaged"):
+            store.load_state()
+    (tmp_path / "journal.json").write_bytes(b"{")
+    with pytest.raises(ProvisionError, match="damaged"):
+        Store.open(tmp_path)
+
+
+def test_byte_counters_add_up_over_restarts(tmp_path):
+    with Store.open(tmp_path) as store:
+        store.counters.record(10, 20)
+        store.counters.record(30, 40)
+    with Store.open(tmp_path) as store:
+        assert store.counters.totals == (30, 40)
+        store.counters.record(1, 2)
+        assert store.counters.totals == (31, 42)
+
+
+def _rounds(folder: Path, fatal: int) -> None:
+    """Three rounds on the store; SIGKILL before the ``fatal``-th fsync, rename or removal."""
+    calls = itertools.count(1)
+
+    def deadly(function):
+        def call(*args, **kwargs):
+            if next(calls) == fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*args, **kwargs)
+
+        return call
+
+    os.fsync = deadly(os.fsync)
+    Path.replace = deadly(Path.replace)
+    Path.unlink = deadly(Path.unlink)
+    with Store.open(folder, device_id="d") as store:
+        while _advance(store, folder):
+            pass
+
+
+def _advance(store: Store, folder: Path) -> bool:
+    state = store.load_state() or ClientState(round_id=0, tensors={"sum": np.zeros(1)})
+    round_id = state.round_id + 1
+    if store.journal.phase == "outbox":
+        shutil.copy(store.update_path(), folder / f"delivered-{round_id}")
+        store.commit_delivered()
+    elif store.journal.phase == "received":
+        new = {"sum": state.tensors["sum"] * 10 + store.load_received()[0]}
+        trained = ClientState(round_id=round_id, tensors=new)
+        store.commit_trained(trained, f"{new['sum'][0]}".encode(), transfer_id="t")
+    elif round_id <= 3:
+        store.commit_received(round_id, "t", bytes([round_id]))
+    return store.journal.phase != "idle" or round_id <= 3
+
+
+def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(tmp_path):
+    """One SIGKILL before each fsync, rename and removal: the restart finishes with equal values."""
+    fork = multiprocessing.get_context("fork")
+    killed = 0
+    for fatal in itertools.count(1):
+        folder = tmp_path / f"store-{fatal}"
+        for deadly_call in (fatal, 0):
+            process = fork.Process(target=_rounds, args=(folder, deadly_call))
+            process.start()
+            process.join()
+            if deadly_call:
+                killed += process.exitcode == -signal.SIGKILL
+        assert process.exitcode == 0
+        with Store.open(folder) as store:
+            assert store.load_state().tensors["sum"] == 123
+            assert store.journal.phase == "idle"
+            assert len(list(folder.glob("*.blob"))) == 1
+        updates = [(folder / f"delivered-{r}").read_text() for r in (1, 2, 3)]
+        assert updates == ["1.0", "12.0", "123.0"]
+        if killed < fatal:
+            break
+    assert killed > 30
+
+
+def test_personal_state_can_be_read_beside_the_running_device(tmp_path):
+    with pytest.raises(InputError, match="join a federation first"):
+        read_personal(tmp_path)
+    with Store.open(tmp_path) as store:
+        with pytest.raises(InputError, match="no round was finished"):
+            read_personal(tmp_path)
+        store.bind_strategy("fedali", {"lr": 1})
+        store.commit_trained(_state(1), b"update", transfer_id="t")
+        store.commit_delivered()
+        journal, state = read_personal(tmp_path)
+        assert (journal.strategy, state.round_id) == ("fedali", 1)
+
+
+def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path):
+    """The lock holds between processes and vanishes with its holder."""
+    code = (
+        "import pathlib,sys\nfrom protofleet.edge.store import Store\n"
+        "store = Store.open(pathlib.Path(sys.argv[1])); print('open', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    ) as child:
+        assert child.stdout.readline() == b"open\n"
+        with pytest.raises(UnavailableError):
+            Store.open(tmp_path)
+        child.kill()
+    Store.open(tmp_path).close()
