@@ -1,0 +1,134 @@
+"""``protofleet bundle``: look into, verify and trust signed bundles."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from protofleet.wire.bundle import Bundle
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.group()
+def bundle() -> None:
+    """Look into, verify and trust signed bundles (docs/bundle.md)."""
+
+
+@bundle.command()
+@click.argument("path", type=_PATH)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+    """Show what the bundle PATH holds, after checking every rule but the signer."""
+    from protofleet.wire.bundle import Bundle  # noqa: PLC0415 - loads only what is run
+
+    opened = Bundle.open(path)
+    if as_json:
+        click.echo(json.dumps(_summary(opened), indent=2, ensure_ascii=False))
+    else:
+        click.echo("\n".join(_lines(opened)))
+
+
+@bundle.command()
+@click.argument("path", type=_PATH)
+@click.option(
+    "--trust",
+    "trust_files",
+    type=_PATH,
+    multiple=True,
+    help="Public key (PEM) to accept; default: the keys added by 'bundle trust'.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(
+    path: Path,
+    trust_files: tuple[Path, ...],
+    as_json: bool,  # noqa: FBT001 - click passes options by name
+) -> None:
+    """Say whether a device would take the bundle PATH; exit with 1 and the reason if not."""
+    from protofleet.errors import RefusedError  # noqa: PLC0415 - loads only what is run
+    from protofleet.wire import keys  # noqa: PLC0415
+    from protofleet.wire.bundle import Bundle  # noqa: PLC0415
+
+    trusted = frozenset(map(keys.load_public_key, trust_files)) or keys.trusted_keys()
+    try:
+        opened = Bundle.open(path, trusted=trusted)
+    except RefusedError as error:
+        if not as_json:
+            raise
+        click.echo(json.dumps({"valid": False, "rule": error.rule, "reason": str(error)}))
+        raise SystemExit(1) from error
+    signer = keys.fingerprint(bytes.fromhex(opened.signer))
+    if as_json:
+        click.echo(json.dumps({"valid": True, "digest": opened.digest, "signer": signer}))
+    else:
+        click.echo(f"valid: bundle {opened.digest}, signed by {signer}")
+
+
+@bundle.command()
+@click.option("--out", type=_PATH, help="Also write the public key to this file.")
+def keygen(out: Path | None) -> None:
+    """Make this user's signing key, unless there is one, and print its public half."""
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - only what is run
+
+    from protofleet.wire import keys  # noqa: PLC0415
+
+    public = keys.load_or_create_signing_key().public_key()
+    pem = public.public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    if out is not None:
+        keys.save_public_key(public.public_bytes_raw(), out)
+    click.echo(f"fingerprint {keys.fingerprint(public.public_bytes_raw())}")
+    click.echo(pem.decode().rstrip())
+
+
+@bundle.command()
+@click.argument("public_key", type=_PATH)
+def trust(public_key: Path) -> None:
+    """Accept bundles signed with PUBLIC_KEY (a PEM file) on this machine."""
+    from protofleet.wire import keys  # noqa: PLC0415 - loads only what is run
+
+    public = keys.load_public_key(public_key)
+    click.echo(f"trusting {keys.fingerprint(public)}: {keys.trust(public)}")
+
+
+def _summary(opened: Bundle) -> dict[str, Any]:
+    import msgspec  # noqa: PLC0415 - loads only what is run
+
+    from protofleet.wire import keys  # noqa: PLC0415
+
+    manifest: dict[str, Any] = msgspec.to_builtins(opened.manifest)
+    signer = keys.fingerprint(bytes.fromhex(opened.signer))
+    return {"digest": opened.digest, "signer": signer, **manifest}
+
+
+def _lines(opened: Bundle) -> list[str]:
+    summary = _summary(opened)
+    manifest = opened.manifest
+    model = opened.model()
+    rows = {
+        "bundle": f"{manifest.name} (format {manifest.format}, {manifest.created})",
+        "digest": opened.digest,
+        "signer": summary["signer"],
+        "layout": manifest.layout_hash,
+        "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
+        "state": f"{len(model.state)} tensors, {model.state.layout.size:,} values",
+        "input": f"{list(manifest.preprocessing.input_shape)}",
+        "classes": ", ".join(manifest.classes),
+        "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",
+    }
+    lines = [f"{key:<10}{value}" for key, value in rows.items()]
+    for name, program in manifest.programs.items():
+        size = manifest.files[program.file].bytes
+        ports = f"{len(program.inputs)} inputs, {len(program.outputs)} outputs"
+        lines.append(f"{'program':<10}{name}: {program.file}, {size:,} bytes, {ports}")
+    lines += [f"{'origin':<10}{key}: {value}" for key, value in manifest.provenance.items()]
+    lines += [
+        f"{'file':<10}{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}"
+        for path, entry in manifest.files.items()
+    ]
+    return lines
