@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from protofleet.errors import InputError, ProvisionError
+from protofleet.errors import ProvisionError
 from protofleet.runtime import _alp
 from protofleet.wire.manifest import Port, Program
 
@@ -40,8 +40,6 @@ def open_session(model: bytes, program: Program, *, threads: int, use_kernels: b
 
 
 def _options(onnxruntime: Any, threads: int) -> Any:
-    if threads < 1:
-        raise InputError(f"threads: expected at least 1, got {threads}")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

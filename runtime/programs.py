@@ -102,9 +102,13 @@ def open_programs(
         kernels: who computes ALP nodes.
 
     Raises:
-        InputError: ``kernels="custom"`` without onnxruntime-extensions.
+        InputError: ``threads`` or ``eval_batch`` below 1, or ``kernels="custom"`` without
+            onnxruntime-extensions.
         ProvisionError: a program's ports contradict the manifest.
     """
+    for name, value in (("threads", threads), ("eval_batch", eval_batch)):
+        if value < 1:
+            raise InputError(f"{name}: expected at least 1, got {value}")
     settings = Settings(threads=threads, use_kernels=_use_kernels(kernels))
     manifest = bundle.manifest
     layouts = (

@@ -88,6 +88,7 @@ def test_an_empty_batch_is_refused(bundle, values, x, name, value):
         open_programs(bundle).predict(*values, x, **{name: value})
 
 
-def test_no_threads_are_refused(bundle, values, x):
-    with pytest.raises(InputError, match="threads: expected at least 1, got 0"):
-        open_programs(bundle, threads=0).predict(*values, x)
+@pytest.mark.parametrize("name", ["threads", "eval_batch"])
+def test_a_number_below_one_is_refused(bundle, name):
+    with pytest.raises(InputError, match=f"{name}: expected at least 1, got 0"):
+        open_programs(bundle, **{name: 0})
