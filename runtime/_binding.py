@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,17 +73,17 @@ class Slots:
             self._views.clear()
             self.generation += 1
         for port in self._ports:
-            size = int(np.prod(shapes[port.name], dtype=np.int64))
+            size = math.prod(shapes[port.name])
             if self._grows(port.name, shapes[port.name]):
                 self._flat[port.name] = np.zeros(size, _DTYPES[port.dtype])
         self._views[batch] = {
-            name: self._flat[name][: int(np.prod(shape, dtype=np.int64))].reshape(shape)
+            name: self._flat[name][: math.prod(shape)].reshape(shape)
             for name, shape in shapes.items()
         }
         return self._views[batch]
 
     def _grows(self, name: str, shape: tuple[int, ...]) -> bool:
-        return name not in self._flat or self._flat[name].size < np.prod(shape, dtype=np.int64)
+        return name not in self._flat or self._flat[name].size < math.prod(shape)
 
 
 class Runner:

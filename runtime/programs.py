@@ -121,7 +121,11 @@ def open_programs(
     }
     if settings.use_kernels and any(source.has_alp for source in sources.values()):
         _alp.set_kernel_threads(threads)
-    infer, features = sources.get("infer"), sources.get("features")
+    inference = {
+        name: InferProgram(sources[name], settings, output)
+        for name, output in (("infer", "logits"), ("features", "features"))
+        if name in sources
+    }
     return Programs(
         grad_fns={
             source.program.objective: TrainProgram(source, settings)
@@ -130,8 +134,8 @@ def open_programs(
         },
         eval_batch=eval_batch,
         uses_kernels=settings.use_kernels,
-        _infer=infer and InferProgram(infer, settings, "logits"),
-        _features=features and InferProgram(features, settings, "features"),
+        _infer=inference.get("infer"),
+        _features=inference.get("features"),
     )
 
 
