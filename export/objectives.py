@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 
@@ -54,21 +54,6 @@ class Objective:
     name: str
     inputs: Mapping[str, InputDecl]
     loss: Callable[[ModelCall, Mapping[str, Tensor]], Tensor]
-
-
-class LossModule(nn.Module):
-    """A model and its objective as one module: inputs by key → loss (). Tensors: ``model.…``.
-
-    ``torch.func.functional_call`` on it gives the loss for other parameters and buffers.
-    """
-
-    def __init__(self, model: nn.Module, objective: Objective) -> None:
-        super().__init__()
-        self.model, self.objective = model, objective
-
-    def forward(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Mean loss of the batch."""
-        return self.objective.loss(cast("ModelCall", self.model), inputs)
 
 
 X = InputDecl(dtype="float32", shape=None)

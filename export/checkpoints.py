@@ -1,0 +1,81 @@
+"""Checkpoints: a model's tensors in one safetensors file, with what built it as metadata.
+
+Metadata (all strings): ``model`` (a name or ``package.module:function``), ``settings`` (JSON
+object), ``classes`` (JSON list of names), ``objective``, and free entries of provenance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from protofleet.errors import InputError, MissingDataError
+from protofleet.export.models import build_model
+
+
+def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write tensors and metadata; the file appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    copies = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
+    save_file(copies, partial, dict(metadata))
+    with partial.open("rb") as written:
+        os.fsync(written.fileno())
+    partial.replace(path)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read tensors and metadata of a checkpoint.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no safetensors file.
+    """
+    if not path.is_file():
+        raise MissingDataError(f"checkpoint '{path}': no such file; make one with pretrain")
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            return tensors, dict(file.metadata() or {})
+    except SafetensorError as error:
+        raise InputError(f"checkpoint '{path}': expected a safetensors file, {error}") from error
+
+
+def load_model(path: Path) -> tuple[nn.Module, dict[str, str]]:
+    """Rebuild the model of a checkpoint, in evaluation mode, and its metadata.
+
+    Raises:
+        InputError: the metadata names no model, or the tensors are another model's.
+    """
+    tensors, metadata = load_checkpoint(path)
+    if "model" not in metadata:
+        raise InputError(f"checkpoint '{path}': expected metadata 'model', got none")
+    model = build_model(metadata["model"], **json.loads(metadata.get("settings", "{}")))
+    missing, unused = fill(model, tensors)
+    if missing or unused:
+        raise InputError(
+            f"checkpoint '{path}': tensor '{min(missing + unused)}' does not fit model "
+            f"'{metadata['model']}'"
+        )
+    return model.eval(), metadata
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:
+    """Copy tensors into a model where name and shape agree.
+
+    Returns:
+        Names of the model's tensors that stayed as they were, and of tensors not used.
+    """
+    own = model.state_dict()
+    fitting = {
+        name: value
+        for name, value in tensors.items()
+        if name in own and own[name].shape == value.shape
+    }
+    model.load_state_dict(fitting, strict=False)
+    return sorted(own.keys() - fitting.keys()), sorted(tensors.keys() - fitting.keys())
