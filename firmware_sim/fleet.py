@@ -1,0 +1,143 @@
+"""Runs a fleet: one process for each device, behind its own link to the broker."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from protofleet.errors import InputError
+from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
+from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
+
+_DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+
+
+class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device process is told (a JSON file; see ``virtual_device``)."""
+
+    device: VirtualDevice
+    profile: DeviceProfile
+    federation: str
+    broker: str
+    bundle: Path
+    store: Path
+    seed: int
+    trust: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A device's process is over.
+
+    Attributes:
+        device_id: whose.
+        status: exit status; 0 when the federation finished, negative for a signal.
+        last_words: last line of its log.
+    """
+
+    device_id: str
+    status: int
+    last_words: str
+
+
+class Fleet:
+    """All devices of a fleet file, as processes: ``with Fleet(file) as fleet``."""
+
+    def __init__(self, file: FleetFile) -> None:
+        self._file = file
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._exits = ExitStack()
+
+    def __enter__(self) -> Self:
+        proxies = self._exits.enter_context(ProxyThread())
+        self._exits.callback(lambda: stop(list(self._processes.values())))
+        try:
+            for device in self._file.devices:
+                self._start(device, proxies)
+        except BaseException:
+            self._exits.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._exits.close()
+
+    def folder(self, device_id: str) -> Path:
+        """Where the device keeps its store, ``events.jsonl`` and ``log.txt``."""
+        return self._file.folder / device_id
+
+    def running(self) -> list[str]:
+        """Devices whose process lives."""
+        return [name for name, process in self._processes.items() if process.poll() is None]
+
+    def ended(self) -> list[Ended]:
+        """Devices whose process is over, and how it ended."""
+        return [
+            Ended(device_id=name, status=process.returncode, last_words=self._last_words(name))
+            for name, process in self._processes.items()
+            if process.poll() is not None
+        ]
+
+    def pid(self, device_id: str) -> int:
+        """The process behind a device."""
+        return self._processes[device_id].pid
+
+    def _start(self, device: VirtualDevice, proxies: ProxyThread) -> None:
+        profile = self._file.profile_of(device)
+        folder = self.folder(device.id)
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = DeviceSpec(
+            device=device,
+            profile=profile,
+            federation=self._file.federation,
+            broker=_through(self._file.broker, profile.link, proxies),
+            bundle=self._file.bundle,
+            store=folder / "store",
+            seed=self._file.seed,
+            trust=self._file.trust,
+        )
+        path = folder / "device.json"
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(spec, enc_hook=str)))
+        threads = str(profile.threads)
+        self._processes[device.id] = spawn(
+            [sys.executable, "-m", "protofleet.firmware_sim.virtual_device", str(path)],
+            out=folder / "events.jsonl",
+            log=folder / "log.txt",
+            env={
+                "OMP_NUM_THREADS": threads,
+                "OPENBLAS_NUM_THREADS": threads,
+                "NUMBA_NUM_THREADS": threads,
+                "PROTOFLEET_NUMBA": "1" if profile.numba else "0",
+            },
+        )
+
+    def _last_words(self, device_id: str) -> str:
+        lines = (self.folder(device_id) / "log.txt").read_text(errors="replace").splitlines()
+        return lines[-1] if lines else ""
+
+
+def _through(broker: str, link: LinkProfile, proxies: ProxyThread) -> str:
+    """The broker's URL as the device sees it: by a proxy if its link is not perfect."""
+    if link == LinkProfile():
+        return broker
+    url = urlsplit(broker)
+    if url.scheme not in _DEFAULT_PORTS or not url.hostname:
+        raise InputError(f"broker '{broker}': expected mqtt://host[:port] or mqtts://host[:port]")
+    proxy = proxies.add(url.hostname, url.port or _DEFAULT_PORTS[url.scheme], link)
+    credentials = url.netloc.rpartition("@")[0]
+    host = f"{credentials}@127.0.0.1" if credentials else "127.0.0.1"
+    return urlunsplit((url.scheme, f"{host}:{proxy.port}", url.path, url.query, ""))

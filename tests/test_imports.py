@@ -1,0 +1,50 @@
+"""The table of allowed imports in docs/architecture.md, and what a device must never load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).resolve().parent.parent
+_ALLOWED = {
+    "kernels": set(),
+    "wire": {"kernels"},
+    "strategies": {"kernels", "wire"},
+    "datasets": set(),
+    "runtime": {"kernels", "wire", "strategies"},
+    "edge": {"kernels", "strategies", "wire", "runtime", "datasets"},
+    "coordinator": {"strategies", "wire", "runtime", "datasets"},
+    "export": {"wire", "kernels", "runtime"},
+    "firmware_sim": {"edge", "wire", "datasets"},
+}
+_TORCH_SIDE = {"torch", "onnx", "onnxscript", "onnx_ir"}
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("folder", sorted(_ALLOWED))
+def test_folder_imports_only_what_the_table_allows(folder):
+    for path in sorted((_ROOT / folder).rglob("*.py")):
+        for name in _imports(path):
+            parts = name.split(".")
+            if parts[0] == "protofleet" and len(parts) > 1:
+                assert parts[1] in _ALLOWED[folder] | {folder, "errors"}, f"{path.name}: {name}"
+            assert folder == "export" or parts[0] not in _TORCH_SIDE, f"{path.name}: {name}"
+
+
+def test_importing_the_edge_loads_nothing_heavy():
+    code = (
+        "import sys, protofleet.edge\n"
+        "print([m for m in sys.modules if m.split('.')[0] in "
+        "('torch', 'onnx', 'scipy', 'sklearn', 'matplotlib', 'rich', 'numba')])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
