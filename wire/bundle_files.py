@@ -72,12 +72,13 @@ class DirectorySource:
         except OSError as error:
             rule = "missing-file" if error.errno == errno.ENOENT else "file-type"
             raise RefusedError(rule, f"bundle file '{name}': {error.strerror}") from error
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise RefusedError("file-type", f"bundle file '{name}': not a plain file")
         with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise RefusedError("file-type", f"bundle file '{name}': not a plain file")
-            _check_size(name, status.st_size, max_bytes)
-            return _read_exactly(file, name, status.st_size)
+            size = os.fstat(descriptor).st_size
+            _check_size(name, size, max_bytes)
+            return _read_exactly(file, name, size)
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
         """See ``Source``."""

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+from attacks.hostile import assert_refused
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"key": "unknown"},
+        {"role": "state"},
+        {"role": "loss"},
+        {"role": "grad"},
+        {"role": "noise"},
+        {"shape": [3, 4]},
+        {"shape": ["batch", 3]},
+        {"dtype": "int64"},
+        {"distribution": "normal"},
+        {"name": "b"},
+    ],
+    ids=str,
+)
+def test_an_input_that_fits_no_tensor_is_refused(forge, change):
+    """Inputs of ``train``: w, b, x, y; the change is made to ``w``."""
+    forge.manifest["programs"]["train"]["inputs"][0].update(change)
+    assert_refused("port", *forge.both(), match="train")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"key": "unknown"}, {"shape": [4]}, {"role": "param"}, {"role": "input"}, {"name": "loss"}],
+    ids=str,
+)
+def test_an_output_that_fits_no_tensor_is_refused(forge, change):
+    forge.manifest["programs"]["train"]["outputs"][1].update(change)
+    assert_refused("port", *forge.both(), match="train")
+
+
+@pytest.mark.parametrize("axis", [-1, "Batch", "batch*0", "batch*9999999", "n"])
+def test_an_impossible_axis_is_refused(forge, axis):
+    forge.manifest["programs"]["infer"]["inputs"][2]["shape"][0] = axis
+    assert_refused("port", *forge.both(), match="axis")
+
+
+def test_a_program_whose_file_is_not_declared_is_refused(forge):
+    forge.manifest["programs"]["infer"]["file"] = "../../bin/infer.onnx"
+    assert_refused("port", *forge.both(), match="infer")

@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+import pytest
+from attacks.hostile import assert_refused
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"std": [0.0]},
+        {"std": [-1.0]},
+        {"mean": []},
+        {"mean": [0.0, 1.0]},
+        {"channels": ["x", "y"], "mean": [0.0, 0.0, 0.0]},
+        {"input_shape": [0]},
+        {"rate_hz": 0.0},
+        {"window": -128},
+        {"hop": 0},
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_prepare_an_example_are_refused(forge, change):
+    forge.manifest["preprocessing"].update(change)
+    assert_refused("preprocessing", *forge.both())
