@@ -1,0 +1,139 @@
+"""What a benchmark reports: rows for machines, a table for people, facts about the machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+
+_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-extensions", "numba", "torch", "paho-mqtt")
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One comparison or one measured figure.
+
+    Attributes:
+        bench: the benchmark.
+        case: what was measured.
+        threads: threads of either side; None where it does not apply.
+        ours_ms: median of our times.
+        baseline: what it is compared with.
+        baseline_ms: median of the baseline's times, taken in turns with ours.
+        ratio: median of ours ÷ baseline over the pairs; below 1 we are faster.
+        details: further figures by name, the unit in the name.
+    """
+
+    bench: str
+    case: str
+    threads: int | None = None
+    ours_ms: float | None = None
+    baseline: str | None = None
+    baseline_ms: float | None = None
+    ratio: float | None = None
+    details: dict[str, float] = {}
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows and the machine that they come from."""
+
+    machine: dict[str, str]
+    rows: list[Row]
+
+    def write(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n")
+
+
+def paired_row(
+    bench: str,
+    case: str,
+    threads: int,
+    ours: Sequence[float],
+    *,
+    baseline: tuple[str, Sequence[float]],
+) -> Row:
+    """A row of times in seconds that were taken in turns."""
+    name, theirs = baseline
+    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    return Row(
+        bench=bench,
+        case=case,
+        threads=threads,
+        ours_ms=_median_ms(ours),
+        baseline=name,
+        baseline_ms=_median_ms(theirs),
+        ratio=round(statistics.median(ratios), 3),
+        details={
+            "ratio_p25": round(ratios[len(ratios) // 4], 3),
+            "ratio_p75": round(ratios[-1 - len(ratios) // 4], 3),
+            "pairs": len(ratios),
+        },
+    )
+
+
+def _median_ms(seconds: Sequence[float]) -> float:
+    return round(statistics.median(seconds) * 1e3, 4)
+
+
+def machine_facts() -> dict[str, str]:
+    """Processor, cores this process may use, operating system and versions."""
+    facts = {
+        "processor": _processor(),
+        "cores": str(
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        ),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        try:
+            facts[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            facts[package] = "not installed"
+    return facts
+
+
+def _processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def show(result: Result, echo: Callable[[str], object]) -> None:
+    """A plain table on ``echo``, the machine's facts above it."""
+    echo(" · ".join(f"{name} {value}" for name, value in result.machine.items()))
+    lines = [_cells(row) for row in result.rows]
+    head = ("bench", "case", "threads", "ours ms", "baseline", "ms", "ratio", "details")
+    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
+    for line in (head, *lines):
+        echo(
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.bench,
+        row.case,
+        _text(row.threads),
+        _text(row.ours_ms),
+        row.baseline or "",
+        _text(row.baseline_ms),
+        _text(row.ratio),
+        ", ".join(f"{name} {_text(value)}" for name, value in row.details.items()),
+    )
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def merge(parts: Iterable[list[Row]]) -> Result:
+    """All rows with this machine's facts."""
+    return Result(machine=machine_facts(), rows=[row for part in parts for row in part])
