@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
+
+from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
+from protofleet.wire._transfer_types import Source
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.messages import Manifest, Need
+from protofleet.wire.messages import Manifest, Need, Task, encode
 
 REPEAT_S = 3.0
 """First repetition of an unanswered offer: long against a round trip, short for a person."""
@@ -17,7 +19,8 @@ ANSWERED_REPEAT_S = 15.0
 """After an answer the receiver asks by itself; this only helps one that lost its memory."""
 WINDOW_MAX = 16
 
-Source = Path | bytes
+Offer = Manifest | Task
+"""What announces a blob: its manifest alone, or a task that contains it."""
 
 
 class Outgoing:
@@ -26,30 +29,36 @@ class Outgoing:
     Attributes:
         peer: device id of the other end (on a device: its own).
         manifest: what is offered.
-        offer: the encoded message that announces it.
         due: when to offer again.
         wanted: chunk indices asked for and not yet handed out, in order, without repetition.
     """
 
-    def __init__(self, peer: str, source: Source, manifest: Manifest, offer: bytes) -> None:
+    def __init__(self, peer: str, source: Source, manifest: Manifest, offer: Offer) -> None:
         self.peer = peer
         self.manifest = manifest
-        self.offer = offer
+        self._offer = offer
         self.due = float("inf")
         self.wanted: dict[int, None] = {}
         self._source = source
-        self._count = -(-manifest.total_bytes // manifest.chunk_bytes)
         self._repeat_s = REPEAT_S
+
+    @property
+    def _count(self) -> int:
+        return -(-self.manifest.total_bytes // self.manifest.chunk_bytes)
 
     def offered(self, now: float, rng: random.Random) -> bytes:
         """The offer, sent now; the next one is due later and later, with jitter."""
         self._schedule(now, rng)
-        return self.offer
+        return encode(self._offer)
 
-    def reset(self) -> None:
-        """The link is new: nothing asked for before counts."""
+    def reset(self, max_chunk_bytes: int) -> None:
+        """The link is new: nothing asked for before counts, and chunks must fit it."""
         self.wanted.clear()
         self._repeat_s = REPEAT_S
+        if self.manifest.chunk_bytes > max_chunk_bytes:
+            self.manifest = replace(self.manifest, chunk_bytes=max_chunk_bytes)
+            task = self._offer if isinstance(self._offer, Task) else None
+            self._offer = replace(task, payload=self.manifest) if task else self.manifest
 
     def asked(self, need: Need, now: float, rng: random.Random) -> None:
         """Queue the first ``credit`` chunks of the ranges that are not queued already.

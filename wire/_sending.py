@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 
-from protofleet.wire._outgoing import Outgoing
+from protofleet.wire._outgoing import Offer, Outgoing
 from protofleet.wire._timers import Timers
 from protofleet.wire._transfer_types import Action, Delivered, Lane, Rejected, Send, Source
-from protofleet.wire.messages import Manifest, Message, Need, Receipt, encode
+from protofleet.wire.chunks import MAX_DATA_BYTES
+from protofleet.wire.messages import Manifest, Need, Receipt
 
 
 class Sending:
@@ -21,12 +22,12 @@ class Sending:
         self._timers: Timers[str] = Timers()
 
     def send(
-        self, peer: str, source: Source, manifest: Manifest, offer: Message, now: float
+        self, peer: str, source: Source, manifest: Manifest, offer: Offer, now: float
     ) -> list[Action]:
         """Offer now, and again until the receipt comes."""
         self.forget(self._of_peer.get(peer, ""))
         key = manifest.transfer_id
-        self._open[key] = Outgoing(peer, source, manifest, encode(offer))
+        self._open[key] = Outgoing(peer, source, manifest, offer)
         self._of_peer[peer] = key
         return [self._offer(key, now)]
 
@@ -71,12 +72,14 @@ class Sending:
         """When ``tick`` has something to do; may be early."""
         return self._timers.next()
 
-    def reconnected(self, now: float, peer: str | None = None) -> list[Action]:
-        """Whatever was in flight (to ``peer``) is lost: offer again."""
+    def reconnected(
+        self, now: float, peer: str | None = None, max_chunk_bytes: int = MAX_DATA_BYTES
+    ) -> list[Action]:
+        """Whatever was in flight (to ``peer``) is lost: offer again, in chunks that fit."""
         actions: list[Action] = []
         for key, transfer in self._open.items():
             if peer in (None, transfer.peer):
-                transfer.reset()
+                transfer.reset(max_chunk_bytes)
                 self._ready.pop(key, None)
                 actions.append(self._offer(key, now))
         return actions

@@ -41,7 +41,8 @@ from protofleet.wire._transfer_types import (
     describe,
     transfer_id,
 )
-from protofleet.wire.messages import Manifest, Message, Need, Receipt, decode
+from protofleet.wire.chunks import MAX_DATA_BYTES
+from protofleet.wire.messages import Manifest, Need, Receipt, Task, decode
 
 __all__ = [
     "Action",
@@ -85,7 +86,7 @@ class Courier:
         manifest: Manifest,
         now: float,
         *,
-        offer: Message | None = None,
+        offer: Task | None = None,
     ) -> list[Action]:
         """Offer ``source`` until the peer's receipt comes; again with the same id: offer now.
 
@@ -94,8 +95,7 @@ class Courier:
             source: the blob; a file must stay as it is until Delivered or Rejected.
             manifest: from ``describe``.
             now: the time.
-            offer: the message that announces the blob and contains its manifest, e.g. a ``Task``;
-                None: the manifest itself.
+            offer: the task whose ``payload`` is the manifest; None: the manifest itself announces.
         """
         return self._sending.send(peer, source, manifest, offer or manifest, now)
 
@@ -150,9 +150,15 @@ class Courier:
         times = [t for t in (self._sending.due(), self._receiving.due()) if t is not None]
         return min(times, default=None)
 
-    def reconnected(self, now: float, peer: str | None = None) -> list[Action]:
-        """The link (or only ``peer``'s) is new: what was in flight is lost; offer and ask again."""
-        return self._sending.reconnected(now, peer) + self._receiving.reconnected(now, peer)
+    def reconnected(
+        self, now: float, peer: str | None = None, max_chunk_bytes: int = MAX_DATA_BYTES
+    ) -> list[Action]:
+        """The link (or only ``peer``'s) is new: what was in flight is lost; offer and ask again.
+
+        Blobs described with larger chunks than ``max_chunk_bytes`` are offered anew with these.
+        """
+        actions = self._sending.reconnected(now, peer, max_chunk_bytes)
+        return actions + self._receiving.reconnected(now, peer)
 
     def cancel(self, transfer_id: str) -> None:
         """Forget one transfer in either direction; a partial blob is deleted."""
