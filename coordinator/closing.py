@@ -1,0 +1,77 @@
+"""The end of a round: aggregate, score, commit, write the results."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from protofleet.coordinator._disk import write_whole
+from protofleet.coordinator.evaluation import Scorer
+from protofleet.coordinator.events import Finished, RoundClosed
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.plan import Plan
+from protofleet.coordinator.results import Results, round_scores
+from protofleet.errors import ProtofleetError
+from protofleet.strategies.types import ServerState
+from protofleet.strategies.updates import to_evaluation
+from protofleet.wire import blobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closer:
+    """Closes rounds of one run.
+
+    Attributes:
+        plan: bundle, strategy and settings.
+        ledger: of the run folder.
+        results: what is written after each round.
+        scorer: scores the server's model; None: nobody asked.
+    """
+
+    plan: Plan
+    ledger: Ledger
+    results: Results
+    scorer: Scorer | None
+
+    def close(self, server: ServerState, round_id: int) -> tuple[ServerState, RoundClosed]:
+        """Aggregate and commit a closing round; done again after a crash, it gives the same bits.
+
+        Raises:
+            ProtofleetError: the strategy returned the state of another round.
+        """
+        state = self.plan.strategy.aggregate(server, self.ledger.updates(round_id))
+        if state.round_id != round_id:
+            raise ProtofleetError(
+                f"strategy '{self.plan.strategy.name}': expected the state of round {round_id} "
+                f"from aggregate, got round {state.round_id}"
+            )
+        accepted = self.ledger.accepted(round_id)
+        scores = round_scores(
+            [to_evaluation(one.record.evaluation) for one in accepted],
+            self.scorer(state) if self.scorer and self._is_scored(round_id) else None,
+        )
+        self.ledger.commit_round(
+            state, scores, time.time(), keep_states=self.plan.config.limits.keep_states
+        )
+        self.results.add(round_id, accepted)
+        row = self.results.write()["rounds"][-1]
+        return state, RoundClosed(**row)
+
+    def finish(self, server: ServerState) -> Finished:
+        """Write the final global state and the final results."""
+        model = self.plan.strategy.server_model(server)
+        tensors = server.tensors if model is None else {**model[0], **model[1]}
+        metadata = {
+            "strategy": self.plan.strategy.name,
+            "round_id": str(server.round_id),
+            "content": "server state" if model is None else "model",
+        }
+        write_whole(self.ledger.folder / "global.safetensors", blobs.encode(tensors, metadata))
+        document = self.results.write()
+        return Finished(
+            rounds=server.round_id, scores=document["scores"], result=str(self.results.path)
+        )
+
+    def _is_scored(self, round_id: int) -> bool:
+        config = self.plan.config
+        return round_id % config.evaluation.every == 0 or round_id == config.rounds

@@ -1,0 +1,64 @@
+"""Scores the server's own model on the union of all test parts, if the federation file asks."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.coordinator.config import EvaluationSettings
+from protofleet.errors import InputError, MissingDataError
+from protofleet.strategies.scores import confusion
+from protofleet.strategies.types import ServerState, Strategy
+from protofleet.wire.bundle import Bundle
+
+Scorer = Callable[[ServerState], NDArray[np.int64] | None]
+"""Confusion counts ``(C, C) int64`` of a server state's model; None where it has none."""
+
+
+def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings) -> Scorer | None:
+    """A scorer, or None if no pooled test data are configured.
+
+    Raises:
+        MissingDataError: the file is absent.
+        InputError: it is no ``.npz`` with ``x_test`` and ``y_test`` that fit the bundle.
+    """
+    if settings.pooled is None:
+        return None
+    # Only a coordinator that scores pays for ONNX Runtime.
+    from protofleet.runtime import open_programs  # noqa: PLC0415
+
+    x, y = _load_pooled(settings.pooled, bundle)
+    programs = open_programs(bundle, threads=settings.threads)
+    num_classes = len(bundle.manifest.classes)
+
+    def score(state: ServerState) -> NDArray[np.int64] | None:
+        model = strategy.server_model(state)
+        if model is None:
+            return None
+        logits = programs.predict(*model, x, batch_size=settings.batch_size)
+        return confusion(y, logits.argmax(axis=1), num_classes)
+
+    return score
+
+
+def _load_pooled(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    if not path.is_file():
+        raise MissingDataError(
+            f"evaluation.pooled {path}: expected an .npz with x_test and y_test, got no such file"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            x, y = archive["x_test"], archive["y_test"]
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"evaluation.pooled {path}: {error}") from error
+    shape = tuple(bundle.manifest.preprocessing.input_shape)
+    if x.shape[1:] != shape or y.shape != x.shape[:1]:
+        raise InputError(
+            f"evaluation.pooled {path}: expected x_test (n, {', '.join(map(str, shape))}) and "
+            f"y_test (n,), got {x.shape} and {y.shape}"
+        )
+    return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)

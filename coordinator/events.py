@@ -1,0 +1,149 @@
+"""What a coordinator reports while it runs, one record per event.
+
+``protofleet coordinator run --json`` prints each as one line of JSON with ``event`` and ``time_s``
+(Unix seconds); ``docs/coordinator.md`` lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of all events."""
+
+
+class Started(Report, frozen=True, kw_only=True, tag="started"):
+    """The coordinator is ready; ``round_id`` is the next or the resumed round."""
+
+    federation: str
+    strategy: str
+    rounds: int
+    round_id: int
+    seed: int
+    resumed: bool
+    bundle: str
+    run_dir: str
+
+
+class Connected(Report, frozen=True, kw_only=True, tag="connected"):
+    """The broker is there."""
+
+    protocol: str
+
+
+class Disconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
+    """The broker is gone; the link tries again by itself."""
+
+    reason: str
+
+
+class DeviceOnline(Report, frozen=True, kw_only=True, tag="device_online"):
+    """A device is present, for the first time or again."""
+
+    device: str
+    live: int
+
+
+class DeviceOffline(Report, frozen=True, kw_only=True, tag="device_offline"):
+    """A device is absent: ``offline`` (lost its connection), ``left``, or ``silent``."""
+
+    device: str
+    reason: str
+    live: int
+
+
+class DeviceRefused(Report, frozen=True, kw_only=True, tag="device_refused"):
+    """A device cannot take part, or something it sent was discarded."""
+
+    device: str
+    rule: str
+    reason: str
+
+
+class Waiting(Report, frozen=True, kw_only=True, tag="waiting"):
+    """A round cannot open before more devices are there."""
+
+    round_id: int
+    live: int
+    needed: int
+
+
+class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
+    """A round has begun, or goes on after a restart."""
+
+    round_id: int
+    cohort: tuple[str, ...]
+    delivered: int
+    resumed: bool
+    deadline_s: float
+
+
+class RoundExtended(Report, frozen=True, kw_only=True, tag="round_extended"):
+    """The deadline passed below the quorum; the same round goes on."""
+
+    round_id: int
+    attempt: int
+    delivered: int
+    needed: int
+    missing: tuple[str, ...]
+    added: tuple[str, ...]
+
+
+class UpdateReceived(Report, frozen=True, kw_only=True, tag="update_received"):
+    """An update was checked and stored."""
+
+    round_id: int
+    device: str
+    bytes: int
+    num_examples: int
+    loss: float | None
+    delivered: int
+    cohort: int
+
+
+class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
+    """An update was late, invalid or unwanted."""
+
+    round_id: int
+    device: str
+    reason: str
+
+
+class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
+    """A device will not take part in the round."""
+
+    round_id: int
+    device: str
+    reason: str
+
+
+class RoundClosed(Report, frozen=True, kw_only=True, tag="round_closed"):
+    """A round is committed. Bytes are those that heartbeats have reported so far."""
+
+    round_id: int
+    seconds: float
+    participants: int
+    bytes_up: int
+    bytes_down: int
+    scores: Any
+
+
+class Finished(Report, frozen=True, kw_only=True, tag="finished"):
+    """All rounds are committed and the results written."""
+
+    rounds: int
+    scores: Any
+    result: str
+
+
+Sink = Callable[[Report], None]
+
+
+def to_line(report: Report, time_s: float) -> str:
+    """One line of JSON."""
+    fields = msgspec.to_builtins(report)
+    return msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()

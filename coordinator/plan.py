@@ -1,0 +1,91 @@
+"""What is the same at every start of a run: bundle, strategy, settings, rules of a round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from protofleet.coordinator.config import FederationConfig
+from protofleet.coordinator.rounds import Policy
+from protofleet.errors import InputError
+from protofleet.strategies import STRATEGIES, build
+from protofleet.strategies.types import Model, Strategy
+from protofleet.wire.bundle import Bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is the same at every start of a run.
+
+    Attributes:
+        config: the federation file.
+        bundle: verified.
+        model: the bundle's initial values.
+        strategy: built with ``settings``.
+        settings: the bundle's, overridden by the file's; they travel with every task.
+    """
+
+    config: FederationConfig
+    bundle: Bundle
+    model: Model
+    strategy: Strategy
+    settings: dict[str, Any]
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What two starts of the same run have in common."""
+        return {
+            "federation": self.config.federation,
+            "bundle": self.bundle.digest,
+            "strategy": self.strategy.name,
+            "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
+            "seed": str(self.config.seed),
+        }
+
+
+def make_plan(config: FederationConfig) -> Plan:
+    """Open the bundle and build the strategy.
+
+    Raises:
+        InputError: no such bundle or strategy, or a setting it does not know.
+        RefusedError: the bundle breaks a rule.
+    """
+    bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
+    values = bundle.model()
+    model = Model(params=values.params, state=values.state, num_classes=values.num_classes)
+    declared = bundle.manifest.strategy
+    name = config.strategy.name or declared.name
+    defaults = declared.settings if name == declared.name else {}
+    settings = {**defaults, **config.strategy.settings}
+    if name not in STRATEGIES:
+        raise InputError(f"strategy '{name}': expected one of {', '.join(sorted(STRATEGIES))}")
+    return Plan(
+        config=config,
+        bundle=bundle,
+        model=model,
+        strategy=build(name, settings, model),
+        settings=settings,
+    )
+
+
+def policy_of(config: FederationConfig) -> Policy:
+    """The round's rules in a federation file."""
+    return Policy(
+        rounds=config.rounds,
+        seed=config.seed,
+        size=config.cohort.size,
+        minimum=config.cohort.minimum,
+        wait_s=config.cohort.wait_s,
+        deadline_s=config.round.deadline_s,
+        quorum=config.round.quorum,
+        grace_s=config.liveness.grace_s,
+    )
+
+
+def _keys(trusted: tuple[str, ...]) -> list[bytes]:
+    try:
+        return [bytes.fromhex(key) for key in trusted]
+    except ValueError as error:
+        raise InputError(f"trusted: expected public keys in hex: {error}") from error

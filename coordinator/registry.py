@@ -1,0 +1,143 @@
+"""Who is there: live devices from presence, heartbeats and the time they were last heard of.
+
+A device's id is that of the topic, which a broker can check against the user; a body that claims
+another one is refused. Devices with another bundle or layout are known but never live.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from protofleet.errors import RefusedError
+from protofleet.wire.messages import Heartbeat, Presence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What is known of one device.
+
+    Attributes:
+        device_id: from the topic.
+        boot_id: changes with each start of the device's process.
+        online: whether its last presence says so and it fits the federation.
+        live: online, and heard of lately.
+        last_seen: when it was last heard of (monotonic seconds).
+        num_examples: its training samples, as announced.
+        heartbeat: its last one.
+    """
+
+    device_id: str
+    boot_id: str
+    online: bool
+    live: bool
+    last_seen: float
+    num_examples: int = 0
+    heartbeat: Heartbeat | None = None
+
+
+class Registry:
+    """All devices heard of.
+
+    Args:
+        bundle: digest that a device must have.
+        layout_hash: layout that a device must have.
+        silent_after_s: a device that is not heard of for so long is not live.
+    """
+
+    def __init__(self, *, bundle: str, layout_hash: str, silent_after_s: float) -> None:
+        self.devices: dict[str, Device] = {}
+        self._bundle = bundle
+        self._layout_hash = layout_hash
+        self._silent_after_s = silent_after_s
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Ids of the live devices, sorted."""
+        return tuple(sorted(d.device_id for d in self.devices.values() if d.live))
+
+    def presence(self, device_id: str, presence: Presence, now: float) -> Device:
+        """Take a presence; the device as it is known from now on.
+
+        Raises:
+            RefusedError: the body names another device, or (rule ``bundle`` or ``layout``) the
+                device runs something else than this federation; it is not live then.
+        """
+        if presence.device_id != device_id:
+            raise RefusedError(
+                "identity",
+                f"presence on the topic of '{device_id}': its body names '{presence.device_id}'",
+            )
+        device = Device(
+            device_id=device_id,
+            boot_id=presence.boot_id,
+            online=False,
+            live=False,
+            last_seen=now,
+            num_examples=presence.num_examples,
+            heartbeat=self._heartbeat(device_id),
+        )
+        self.devices[device_id] = device
+        if presence.status != "online":
+            return device
+        _check_same("bundle", device_id, self._bundle, presence.bundle)
+        _check_same("layout", device_id, self._layout_hash, presence.layout_hash)
+        self.devices[device_id] = replace(device, online=True, live=True)
+        return self.devices[device_id]
+
+    def heartbeat(self, device_id: str, heartbeat: Heartbeat, now: float) -> bool:
+        """Take a heartbeat; what ``heard`` says of it.
+
+        Raises:
+            RefusedError: the body names another device, or a counter is no count.
+        """
+        if heartbeat.device_id != device_id:
+            raise RefusedError(
+                "identity",
+                f"heartbeat on the topic of '{device_id}': its body names '{heartbeat.device_id}'",
+            )
+        for name in ("round_id", "bytes_up", "bytes_down", "peak_rss_bytes"):
+            if not 0 <= getattr(heartbeat, name) < 2**63:
+                raise RefusedError(
+                    "heartbeat",
+                    f"heartbeat of '{device_id}': {name} {getattr(heartbeat, name)} is no count",
+                )
+        came_back = self.heard(device_id, now)
+        if device_id in self.devices:
+            self.devices[device_id] = replace(self.devices[device_id], heartbeat=heartbeat)
+        return came_back
+
+    def heard(self, device_id: str, now: float) -> bool:
+        """Something came from the device.
+
+        Returns:
+            Whether it is live again after a silence.
+        """
+        device = self.devices.get(device_id)
+        if device is None:
+            return False
+        self.devices[device_id] = replace(device, last_seen=now, live=device.online)
+        return device.online and not device.live
+
+    def fall_silent(self, now: float) -> tuple[str, ...]:
+        """Devices that from now on are not live, because nothing was heard of them for too long."""
+        silent = tuple(
+            d.device_id
+            for d in self.devices.values()
+            if d.live and now - d.last_seen > self._silent_after_s
+        )
+        for device_id in silent:
+            self.devices[device_id] = replace(self.devices[device_id], live=False)
+        return silent
+
+    def _heartbeat(self, device_id: str) -> Heartbeat | None:
+        known = self.devices.get(device_id)
+        return known.heartbeat if known else None
+
+
+def _check_same(what: str, device_id: str, expected: str, got: str) -> None:
+    if got != expected:
+        raise RefusedError(
+            what,
+            f"device '{device_id}': expected {what} {expected[:12]}, got {got[:12] or 'none'}; "
+            "provision it with this federation's bundle",
+        )

@@ -1,0 +1,80 @@
+"""Puts a coordinator together from a federation file: bundle, strategy, ledger, wire."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from protofleet.coordinator.admission import expect_updates
+from protofleet.coordinator.closing import Closer
+from protofleet.coordinator.config import FederationConfig
+from protofleet.coordinator.evaluation import make_scorer
+from protofleet.coordinator.events import Sink
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.plan import make_plan
+from protofleet.coordinator.results import Results
+from protofleet.coordinator.rounds import Phase
+from protofleet.coordinator.service import Service
+from protofleet.wire.endpoint import Endpoint
+from protofleet.wire.link import Link, LinkOptions
+from protofleet.wire.topics import Topics
+from protofleet.wire.transfer import Courier, Limits
+
+
+@contextmanager
+def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
+    """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
+
+    Raises:
+        InputError: bundle, strategy, settings, pooled data or run folder do not fit.
+        UnavailableError: another coordinator runs in the folder.
+    """
+    plan = make_plan(config)
+    manifest = plan.bundle.manifest
+    expected = expect_updates(
+        plan.strategy,
+        plan.model,
+        tuple(manifest.preprocessing.input_shape),
+        config.limits.update_bytes,
+    )
+    scorer = make_scorer(plan.bundle, plan.strategy, config.evaluation)
+    with Ledger(config.run_dir, plan.identity) as ledger:
+        results = Results(
+            ledger,
+            strategy=plan.strategy.name,
+            seed=config.seed,
+            classes=manifest.classes,
+        )
+        closer = Closer(plan=plan, ledger=ledger, results=results, scorer=scorer)
+        yield Service(
+            plan,
+            ledger,
+            _make_endpoint(config, ledger),
+            expected=expected,
+            closer=closer,
+            sink=sink,
+        )
+
+
+def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
+    topics = Topics(config.federation)
+    folder = ledger.folder / "partial"
+    folder.mkdir(exist_ok=True)
+    if ledger.state().phase is not Phase.OPEN:
+        for leftover in folder.iterdir():
+            leftover.unlink()
+    limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
+    # Jitter of repetitions only; nothing of the result depends on it.
+    courier = Courier(folder, limits, random.Random(secrets.randbits(64)))  # noqa: S311
+    for transfer_id in ledger.transfer_ids():
+        courier.remember(transfer_id)
+    link = Link(
+        LinkOptions(
+            url=config.broker,
+            client_id=f"{config.federation}-coordinator",
+            filters=topics.coordinator_filters(),
+        )
+    )
+    return Endpoint(link, topics, courier)

@@ -1,0 +1,65 @@
+"""How far a run is, read from its ledger while another process may be writing it."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import msgspec
+
+from protofleet.coordinator.config import FederationConfig
+from protofleet.errors import InputError
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's progress.
+
+    Attributes:
+        phase: ``waiting`` (for devices, or stopped between rounds), ``open``, ``closing`` or
+            ``finished``.
+        committed: aggregated rounds.
+        round_id: the latest round that was opened; 0 before the first.
+        cohort, delivered: its members, and those whose update is in.
+    """
+
+    federation: str
+    phase: str
+    rounds: int
+    committed: int
+    round_id: int
+    cohort: tuple[str, ...]
+    delivered: tuple[str, ...]
+
+
+def read_status(config: FederationConfig) -> Status:
+    """The status of the run in ``config.run_dir``.
+
+    Raises:
+        InputError: no run was started there.
+    """
+    path = config.run_dir / "ledger.sqlite"
+    if not path.is_file():
+        raise InputError(f"run folder {config.run_dir}: no run was started here")
+    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    try:
+        row = db.execute(
+            "SELECT round_id, phase FROM rounds ORDER BY round_id DESC LIMIT 1"
+        ).fetchone()
+        round_id, phase = row or (0, "waiting")
+        members = db.execute(
+            "SELECT client_id, file FROM members WHERE round_id = ? ORDER BY client_id",
+            (round_id,),
+        ).fetchall()
+    finally:
+        db.close()
+    committed = round_id if phase == "committed" else max(round_id - 1, 0)
+    if phase == "committed":
+        phase = "finished" if committed >= config.rounds else "waiting"
+    return Status(
+        federation=config.federation,
+        phase=phase,
+        rounds=config.rounds,
+        committed=committed,
+        round_id=round_id,
+        cohort=tuple(client_id for client_id, _ in members),
+        delivered=tuple(client_id for client_id, file in members if file),
+    )

@@ -1,0 +1,109 @@
+"""``protofleet coordinator``: run a federation's server, or look at a run."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from protofleet.coordinator.events import Report, Sink
+
+
+class _StoppedError(Exception):
+    """A signal asked the process to end; raised wherever the main thread is."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+@click.group()
+def coordinator() -> None:
+    """Run a federation's server."""
+
+
+_FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
+
+@coordinator.command()
+@_FILE
+@_JSON
+def run(file: Path, *, as_json: bool) -> None:
+    """Run the rounds of the federation FILE (TOML), or resume them.
+
+    Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
+    command goes on where the run stood. With --json each line is one event.
+    """
+    from protofleet.coordinator.config import load_config  # noqa: PLC0415
+    from protofleet.coordinator.run import open_service  # noqa: PLC0415
+
+    config = load_config(file)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        with open_service(config, _json_sink() if as_json else _text_sink()) as service:
+            service.run()
+    except _StoppedError as stopped:
+        click.echo(
+            f"protofleet: stopped by {stopped}; to resume: protofleet coordinator run {file}",
+            err=True,
+        )
+        sys.exit(128 + stopped.number)
+
+
+@coordinator.command()
+@_FILE
+@_JSON
+def status(file: Path, *, as_json: bool) -> None:
+    """Show how far the run of the federation FILE is; works while it runs."""
+    import msgspec  # noqa: PLC0415
+
+    from protofleet.coordinator.config import load_config  # noqa: PLC0415
+    from protofleet.coordinator.status import read_status  # noqa: PLC0415
+
+    found = read_status(load_config(file))
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    click.echo(
+        f"federation {found.federation}: {found.phase}, {found.committed} of {found.rounds} rounds"
+    )
+    if found.phase in ("open", "closing"):
+        click.echo(f"round {found.round_id}: {len(found.delivered)} of {len(found.cohort)} updates")
+
+
+def _stop(number: int, _frame: FrameType | None) -> NoReturn:
+    # The ledger makes it safe to leave anywhere; a second signal ends the process at once.
+    for repeated in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(repeated, signal.SIG_DFL)
+    raise _StoppedError(number)
+
+
+def _json_sink() -> Sink:
+    from protofleet.coordinator.events import to_line  # noqa: PLC0415
+
+    def sink(report: Report) -> None:
+        click.echo(to_line(report, round(time.time(), 3)))
+
+    return sink
+
+
+def _text_sink() -> Sink:
+    from rich.console import Console  # noqa: PLC0415
+
+    from protofleet.coordinator.lines import to_text  # noqa: PLC0415
+
+    console = Console(highlight=False, soft_wrap=True)
+
+    def sink(report: Report) -> None:
+        stamp = time.strftime("%H:%M:%S")
+        console.print(f"[dim]{stamp}[/dim] {to_text(report)}")
+
+    return sink
