@@ -1,7 +1,7 @@
 """Alignment with prototypes (ALP): the transport plan, the choice and the prototype update.
 
-Ek, Wang, Portet, Lalanda. FedAli: Personalized Federated Learning Alignment with Prototype
-Layers for Generalized Mobile Services (arXiv:2411.10595).
+Source: Ek et al., "FedAli: Personalized Federated Learning Alignment with Prototype Layers for
+Generalized Mobile Services" (arXiv:2411.10595), and the authors' published code.
 
 A plan couples N embeddings with the active prototypes. It starts from
 ``exp(cos(x_i, p_j) / epsilon)``; each iteration divides every row by its sum, then every column.

@@ -1,1 +1,37 @@
+"""Personalised federated-learning algorithms, one file each (``docs/strategies.md``)."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from protofleet.errors import InputError
+from protofleet.strategies import fedali, fedavg
+from protofleet.strategies.types import Description, Factory, Model, Strategy
+
+__all__ = ["DESCRIPTIONS", "STRATEGIES", "build"]
+
+_MODULES = (fedali, fedavg)
+
+DESCRIPTIONS: dict[str, Description] = {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}
+"""What can be said of each strategy without a model."""
+
+STRATEGIES: dict[str, Factory] = {m.DESCRIPTION.name: m.build for m in _MODULES}
+"""Factories by name."""
+
+
+def build(name: str, settings: Mapping[str, Any], model: Model) -> Strategy:
+    """The strategy ``name`` for ``model``.
+
+    Args:
+        name: key of ``STRATEGIES``.
+        settings: what differs from the strategy's defaults.
+        model: the bundle's initial values.
+
+    Raises:
+        InputError: unknown name or setting, a wrong value, or a model that does not fit.
+    """
+    if name not in STRATEGIES:
+        known = ", ".join(sorted(STRATEGIES))
+        raise InputError(f"strategy '{name}': unknown; expected one of {known}")
+    return STRATEGIES[name](settings, model)

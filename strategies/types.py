@@ -98,7 +98,8 @@ class Step:
         loss: mean loss of the batch.
         grads: gradient of every parameter, in the layout of the parameters. The buffer belongs to
             the runtime and is overwritten by the next call.
-        state: the model's state after the call; same ownership.
+        state: the model's state after the call; same ownership, but it may be the input of the
+            next call.
     """
 
     loss: float
@@ -161,14 +162,27 @@ class Travels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
-    """A personalised federated-learning algorithm, both halves.
+class Description:
+    """What can be said of a strategy without a model.
 
     Attributes:
         name: key in ``protofleet.strategies.STRATEGIES``.
         paper: citation.
         programs: objectives whose training programs it needs.
         travels: what goes down, up, and stays.
+    """
+
+    name: str
+    paper: str
+    programs: tuple[str, ...]
+    travels: Travels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strategy(Description):
+    """A personalised federated-learning algorithm, both halves.
+
+    Attributes:
         settings: the validated settings it was built from.
         server_init: the coordinator's state before round 1.
         downlink: what one client gets in the next round, ``server_state.round_id + 1``.
@@ -179,10 +193,6 @@ class Strategy:
         server_model: the global model, or None where the strategy has none.
     """
 
-    name: str
-    paper: str
-    programs: tuple[str, ...]
-    travels: Travels
     settings: Any
     server_init: Callable[[Model], ServerState]
     downlink: Callable[[ServerState, str], Payload]

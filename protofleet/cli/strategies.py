@@ -1,0 +1,38 @@
+"""``protofleet strategies``: which algorithms there are and what they send."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from protofleet.strategies.types import Description
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def strategies(*, as_json: bool) -> None:
+    """List the strategies: paper, programs they need, what travels and what stays."""
+    from protofleet.strategies import DESCRIPTIONS  # noqa: PLC0415 - loads numpy
+
+    known = [DESCRIPTIONS[name] for name in sorted(DESCRIPTIONS)]
+    if as_json:
+        click.echo(json.dumps([asdict(item) for item in known], indent=2))
+        return
+    click.echo("\n\n".join(_describe(item) for item in known))
+
+
+def _describe(item: Description) -> str:
+    rows = {
+        "paper": item.paper,
+        "programs": ", ".join(item.programs),
+        "goes down": ", ".join(item.travels.down),
+        "comes up": ", ".join(item.travels.up),
+        "stays on the device": ", ".join(item.travels.personal),
+    }
+    width = max(map(len, rows)) + 2
+    lines = (f"  {key:{width}}{value}" for key, value in rows.items())
+    return "\n".join((click.style(item.name, bold=True), *lines))

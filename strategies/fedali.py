@@ -1,0 +1,275 @@
+"""FedAli: clients align their embeddings with prototypes that the server clusters.
+
+Source: Ek et al., "FedAli: Personalized Federated Learning Alignment with Prototype Layers for
+Generalized Mobile Services" (arXiv:2411.10595), and the authors' published TensorFlow code. The
+layer itself is a part of the model (``export/alp.py``); its plan and the update of its local
+prototypes run inside the training program, which was compiled with their settings (variant,
+gamma, epsilon). Here stands what happens between rounds.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w | ``params/<name>`` | the model's | float32 |
+| P_local | ``state/<layer>.local_prototypes`` | (G, d) | float32 |
+| P_global | ``state/<layer>.global_prototypes`` | (G, d) | float32 |
+| β | ``state/beta`` | () | float32 |
+| n_c | ``num_examples`` | () | int |
+
+A round: w and P_global go down; P_local becomes P_global; the client trains with a fresh optimiser;
+w and P_local come up. The server averages both by examples and clusters, layer by layer, all
+clients' local prototypes by k-means from that average; the means of the final clusters, in the
+order of the average's rows, are the next P_global.
+
+In round 1 β is 0, because the prototypes mean nothing yet: the layer only normalises. The scores
+of the clients in round 1 are taken with 0 too.
+
+Deviations:
+    - P_local equals P_global on arrival and is not sent down a second time. In round 1 it is the
+      bundle's own, drawn independently of P_global, as in the authors' code.
+    - A cluster that ends empty keeps its row of the average; scikit-learn, which the authors use,
+      moves it to a far point.
+    - ``keep_local_prototypes`` (an ablation) lets P_local persist on the device; a device that has
+      not trained yet starts from P_global.
+    - Buffers that are no prototypes stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.kernels import WeightedMean, cluster_means, kmeans
+from protofleet.strategies.common import (
+    PARAMS,
+    STATE,
+    Training,
+    check_range,
+    parse_settings,
+    prefixed,
+    prefixed_layout,
+    train,
+    unpack,
+    weighted,
+)
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Model,
+    Payload,
+    ServerState,
+    Strategy,
+    Travels,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Layout, TensorMap, Tensors
+
+_LOCAL = ".local_prototypes"
+_GLOBAL = ".global_prototypes"
+_BETA = "beta"
+
+DESCRIPTION = Description(
+    name="fedali",
+    paper="Ek et al., FedAli: Personalized Federated Learning Alignment with Prototype Layers for "
+    "Generalized Mobile Services, arXiv:2411.10595",
+    programs=("cross_entropy",),
+    travels=Travels(
+        down=("parameters", "global prototypes"),
+        up=("parameters", "local prototypes", "number of examples"),
+        personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
+    ),
+)
+
+
+class FedAliSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What FedAli decides at run time, besides local training.
+
+    How prototypes move (``alp_update``, gamma, epsilon) is compiled into the bundle's programs and
+    cannot be set here.
+
+    Attributes:
+        beta: share of the aligned embedding in a layer's output from round 2 on.
+        keep_local_prototypes: local prototypes persist on the device instead of being replaced by
+            the global ones at the start of each round.
+        kmeans_max_iter: most iterations of the server's k-means.
+        kmeans_tol: its tolerance, relative to the mean variance.
+    """
+
+    beta: float = 0.2
+    keep_local_prototypes: bool = False
+    kmeans_max_iter: int = 300
+    kmeans_tol: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("beta", self.beta, low=0, high=1)
+        check_range("kmeans_max_iter", self.kmeans_max_iter, low=1)
+        check_range("kmeans_tol", self.kmeans_tol, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What all functions know.
+
+    Attributes:
+        layers: names of the ALP layers.
+        uplink: layout of an update's tensors.
+    """
+
+    settings: FedAliSettings
+    model: Model
+    layers: tuple[str, ...]
+    uplink: Layout
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedAli for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a model without ALP
+            layers.
+    """
+    context = _context(parse_settings(DESCRIPTION.name, settings, FedAliSettings), model)
+    return Strategy(
+        name=DESCRIPTION.name,
+        paper=DESCRIPTION.paper,
+        programs=DESCRIPTION.programs,
+        travels=DESCRIPTION.travels,
+        settings=context.settings,
+        server_init=partial(_server_init, context),
+        downlink=_downlink,
+        client_init=_client_init,
+        client_update=partial(_client_update, context),
+        client_model=partial(_client_model, context),
+        aggregate=partial(_aggregate, context),
+        server_model=partial(_server_model, context),
+    )
+
+
+def _context(settings: FedAliSettings, model: Model) -> _Context:
+    shapes = model.state.layout.shapes
+    layers = tuple(name.removesuffix(_LOCAL) for name in shapes if name.endswith(_LOCAL))
+    fits = all(shapes.get(layer + _GLOBAL) == shapes[layer + _LOCAL] for layer in layers)
+    if not layers or not fits or shapes.get(_BETA) != ():
+        raise InputError(
+            f"strategy 'fedali': expected a model with ALP layers (state '<layer>{_LOCAL}' and "
+            f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got state {shapes}; "
+            "export a model with ALP layers, or use another strategy"
+        )
+    uplink = {
+        **prefixed_layout(PARAMS, model.params.layout).shapes,
+        **{STATE + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers},
+    }
+    return _Context(settings=settings, model=model, layers=layers, uplink=Layout.of(uplink))
+
+
+def _server_init(context: _Context, model: Model) -> ServerState:
+    tensors = prefixed(PARAMS, model.params)
+    for layer in context.layers:
+        tensors[STATE + layer + _GLOBAL] = model.state[layer + _GLOBAL]
+    return ServerState(round_id=0, tensors=tensors)
+
+
+def _downlink(state: ServerState, _client_id: str) -> Payload:
+    return Payload(round_id=state.round_id + 1, tensors=state.tensors)
+
+
+def _client_init(model: Model) -> ClientState:
+    tensors = {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
+    return ClientState(round_id=0, tensors=tensors)
+
+
+def _client_update(
+    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    params = _params(context, payload.tensors)
+    buffers = _arrive(context, state, payload)
+    trained = train(params, buffers, tools, context.settings)
+    kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
+    update = Update(
+        client_id=tools.client_id,
+        round_id=payload.round_id,
+        num_examples=len(tools.y),
+        tensors={name: kept[name] for name in context.uplink.shapes},
+        evaluation=tools.evaluate(trained.params, trained.state),
+        loss=trained.loss,
+    )
+    return ClientState(round_id=payload.round_id, tensors=kept), update
+
+
+def _arrive(context: _Context, state: ClientState, payload: Payload) -> TensorMap:
+    """The model's state with which local training starts."""
+    first = payload.round_id == 1
+    settings = context.settings
+    buffers = unpack(state.tensors, STATE, context.model.state.layout)
+    buffers[_BETA][...] = 0.0 if first else settings.beta
+    keep = settings.keep_local_prototypes and state.round_id > 0
+    for layer in context.layers:
+        received = payload.tensors[STATE + layer + _GLOBAL]
+        buffers[layer + _GLOBAL][...] = received
+        if not keep:
+            initial = context.model.state[layer + _LOCAL]
+            buffers[layer + _LOCAL][...] = initial if first else received
+    return buffers
+
+
+def _client_model(context: _Context, state: ClientState) -> tuple[TensorMap, TensorMap]:
+    buffers = unpack(state.tensors, STATE, context.model.state.layout)
+    return _params(context, state.tensors), buffers
+
+
+def _aggregate(context: _Context, state: ServerState, updates: Updates) -> ServerState:
+    """Average everything, cluster prototypes; without examples the state stays as it is."""
+    names = [STATE + layer + _LOCAL for layer in context.layers]
+    mean = WeightedMean(context.uplink.size)
+    collected: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
+    for tensors, num_examples in weighted(updates, context.uplink):
+        mean.add(tensors.buffer, num_examples)
+        for name in names:
+            collected[name].append(tensors[name].copy())
+    if not mean.weight:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    average = TensorMap(context.uplink, mean.result())
+    merged = {name: average[name] for name in average if name.startswith(PARAMS)}
+    for layer, name in zip(context.layers, names, strict=True):
+        merged[STATE + layer + _GLOBAL] = _cluster(
+            context.settings, collected.pop(name), average[name]
+        )
+    return ServerState(round_id=state.round_id + 1, tensors=merged)
+
+
+def _cluster(
+    settings: FedAliSettings, locals_: list[NDArray[np.float32]], init: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """K-means over the ``(C · G, d)`` stacked prototypes from ``init (G, d)``."""
+    points = np.concatenate(locals_)
+    result = kmeans(
+        points,
+        init,
+        max_iter=settings.kmeans_max_iter,
+        tol=settings.kmeans_tol,
+        # A client's prototype g started from the same row as everyone's: most likely cluster g.
+        guess=np.tile(np.arange(len(init)), len(locals_)),
+    )
+    return cluster_means(points, result.labels, init)
+
+
+def _server_model(context: _Context, state: ServerState) -> tuple[TensorMap, TensorMap]:
+    buffers = context.model.state.copy()
+    buffers[_BETA][...] = context.settings.beta
+    for layer in context.layers:
+        clustered = state.tensors[STATE + layer + _GLOBAL]
+        buffers[layer + _GLOBAL][...] = clustered
+        if state.round_id:
+            buffers[layer + _LOCAL][...] = clustered
+    return _params(context, state.tensors), buffers
+
+
+def _params(context: _Context, tensors: Tensors) -> TensorMap:
+    return unpack(tensors, PARAMS, context.model.params.layout)

@@ -1,0 +1,107 @@
+"""Scores from confusion counts: accuracy, macro-F1, and their spread over a fleet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.strategies.types import Evaluation
+
+Counts = NDArray[np.int64]
+"""``(C, C) int64``, rows true and columns predicted class."""
+
+Summary = dict[str, dict[str, dict[str, float]]]
+"""``personalisation`` and ``generalisation`` → ``macro_f1`` and ``accuracy`` → mean and std."""
+
+
+def confusion(y_true: NDArray[Any], y_pred: NDArray[Any], num_classes: int) -> Counts:
+    """Count pairs of true and predicted class.
+
+    Args:
+        y_true: ``(n,)`` integers in [0, C).
+        y_pred: ``(n,)`` integers in [0, C).
+        num_classes: C.
+
+    Raises:
+        InputError: the lengths differ or a class is outside its range.
+    """
+    if y_true.shape != y_pred.shape or y_true.ndim != 1:
+        raise InputError(
+            f"confusion: expected labels of one length, got {y_true.shape} and {y_pred.shape}"
+        )
+    for name, y in (("true", y_true), ("predicted", y_pred)):
+        if y.size and not 0 <= y.min() <= y.max() < num_classes:
+            raise InputError(
+                f"confusion: expected {name} classes below {num_classes}, "
+                f"got {y.min()} to {y.max()}"
+            )
+    pairs = y_true.astype(np.int64) * num_classes + y_pred
+    return np.bincount(pairs, minlength=num_classes**2).reshape(num_classes, num_classes)
+
+
+def accuracy(counts: Counts) -> float:
+    """Share of right predictions; NaN without examples."""
+    total = int(counts.sum())
+    return int(np.trace(counts)) / total if total else math.nan
+
+
+def macro_f1(counts: Counts) -> float:
+    """Plain mean of the classes' F1 as ``sklearn.metrics.f1_score(average="macro")``.
+
+    Only classes that occur among the true or the predicted labels count; NaN without examples.
+    """
+    sizes = counts.sum(axis=0) + counts.sum(axis=1)  # 2 TP + FP + FN
+    present = sizes > 0
+    if not present.any():
+        return math.nan
+    return float(np.mean(2 * np.diag(counts)[present] / sizes[present]))
+
+
+def score(counts: Counts) -> dict[str, float]:
+    """``macro_f1`` and ``accuracy`` of one model on one test set."""
+    return {"macro_f1": macro_f1(counts), "accuracy": accuracy(counts)}
+
+
+def summarise(evaluations: Iterable[Evaluation]) -> Summary:
+    """Mean and population standard deviation of the clients' scores.
+
+    ``personalisation`` is each client's model on its own test part, ``generalisation`` the same
+    model on the union of all test parts. Clients without examples are left out; a section that no
+    client has is absent.
+    """
+    evaluations = tuple(evaluations)
+    sections = {
+        "personalisation": [evaluation.own for evaluation in evaluations],
+        "generalisation": [evaluation.pooled for evaluation in evaluations],
+    }
+    summary = {}
+    for name, tables in sections.items():
+        scores = [score(counts) for counts in tables if counts is not None and counts.any()]
+        if scores:
+            summary[name] = {key: _spread([s[key] for s in scores]) for key in scores[0]}
+    return summary
+
+
+def best_round(rounds: Mapping[int, Iterable[Evaluation]]) -> int | None:
+    """The round whose clients' mean accuracy on their own test parts is highest.
+
+    The earliest of equals; None if no client of any round was scored.
+    """
+    best, best_accuracy = None, -math.inf
+    for round_id, evaluations in sorted(rounds.items()):
+        summary = summarise(evaluations)
+        if "personalisation" not in summary:
+            continue
+        mean = summary["personalisation"]["accuracy"]["mean"]
+        if mean > best_accuracy:
+            best, best_accuracy = round_id, mean
+    return best
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"mean": float(np.mean(values)), "std": float(np.std(values))}
