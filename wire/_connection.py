@@ -34,6 +34,8 @@ USER_TIMEOUT_MS = 60_000
 """The kernel gives up unacknowledged data after two keep-alives, not after 15 minutes."""
 IN_FLIGHT_MAX = 20
 """Publishes without PUBACK; Mosquitto's own default for the other direction."""
+SMALL_READ_BYTES = 1024
+"""A read below it ends a small packet; the next may be held back until TCP acknowledges it."""
 CHUNKS_IN_FLIGHT_MAX = 16
 """Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
 NOT_AUTHORIZED = 0x87
@@ -81,6 +83,8 @@ class _CountingClient(Client):
     def _sock_recv(self, bufsize: int) -> bytes:
         data: bytes = super()._sock_recv(bufsize)
         self.counters.socket_down += len(data)
+        if 1 < len(data) < SMALL_READ_BYTES:
+            _acknowledge(self.socket())
         return data
 
     def _sock_send(self, buf: bytes | bytearray) -> int:
@@ -192,7 +196,7 @@ class Connection:
         """End now, without a word to the broker."""
         self._ending = self._ending or ending
         sock = self._client.socket()
-        if sock is not None:
+        if isinstance(sock, socket.socket):
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
@@ -223,7 +227,12 @@ class Connection:
         return max(0, limit - self._in_flight - len(self._backlog))
 
     def _on_connect(
-        self, client: Client, _data: Any, _flags: Any, code: ReasonCode, properties: Properties
+        self,
+        client: Client,
+        _data: Any,
+        _flags: Any,
+        code: ReasonCode,
+        properties: Properties | None,
     ) -> None:
         if code.is_failure:
             self.abort(Ending(reason=f"broker refused: {code}", code=code.value))
@@ -258,7 +267,7 @@ class Connection:
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         self._counters.payload_down += len(message.payload)
-        event = Delivery(message.topic, message.payload, message.retain)
+        event = Delivery(message.topic, bytes(message.payload), message.retain)
         if self._opened_at is None:
             self._early.append(event)
         else:
@@ -294,6 +303,14 @@ class Connection:
     def _on_exit(self) -> None:
         self._ended.set()
         self._progress.set()
+
+
+def _acknowledge(sock: Any) -> None:
+    # A broker without TCP_NODELAY (Mosquitto's default) sends its next small packet only after
+    # this acknowledgement, which the kernel delays by 40 ms; bulk data needs no such help.
+    if hasattr(socket, "TCP_QUICKACK") and isinstance(sock, socket.socket):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
 def _tune(_client: Client, _data: Any, sock: Any) -> None:

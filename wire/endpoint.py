@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -290,7 +290,7 @@ class Endpoint:
             self._ready.append(Ignored(address.device_id, error.rule, str(error)))
 
     def _record(self, address: Address, delivery: Delivery) -> None:
-        message = decode(delivery.payload, _MESSAGES[address.channel])
+        message: Any = decode(delivery.payload, _MESSAGES[address.channel])
         named = getattr(message, "device_id", address.device_id)
         if named != address.device_id:
             raise RefusedError("device-id", f"{address.device_id}: speaks as {named[:64]!r}")
