@@ -1,1 +1,22 @@
+"""The device: durable store, local training, agent, meter, sensor intake.
 
+Loads NumPy, ONNX Runtime and paho, and neither PyTorch nor SciPy.
+"""
+
+from protofleet.edge.agent import Report
+from protofleet.edge.join import JoinOptions, join
+from protofleet.edge.local_data import load_local_data
+from protofleet.edge.personal import PersonalScores, score_personal
+from protofleet.edge.store import Store
+from protofleet.edge.training import LocalData
+
+__all__ = [
+    "JoinOptions",
+    "LocalData",
+    "PersonalScores",
+    "Report",
+    "Store",
+    "join",
+    "load_local_data",
+    "score_personal",
+]

@@ -74,6 +74,14 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         return "idle" if self.received is None else "received"
 
     @property
+    def transfers(self) -> tuple[str, ...]:
+        """Payloads that are stored or used already and need not be fetched again."""
+        found = [self.state.transfer_id] if self.state else []
+        found += [self.received.transfer_id] if self.received else []
+        found += [self.pending.state.transfer_id] if self.pending else []
+        return tuple(found)
+
+    @property
     def files(self) -> tuple[StoredFile, ...]:
         """Every content that must be kept."""
         found = [self.state.file] if self.state else []

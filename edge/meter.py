@@ -10,8 +10,8 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -42,8 +42,8 @@ class Meter:
         self._wall, self._cpu = wall, cpu
         self._phase: PhaseName = "idle"
         self._since = wall(), cpu()
-        self._wall_s: Counter[PhaseName] = Counter()
-        self._cpu_s: Counter[PhaseName] = Counter()
+        self._wall_s: defaultdict[PhaseName, float] = defaultdict(float)
+        self._cpu_s: defaultdict[PhaseName, float] = defaultdict(float)
         self._train_step_ms: list[float] = []
         self._infer_ms: list[float] = []
 
@@ -126,5 +126,5 @@ def peak_rss_bytes() -> int:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def _rounded(seconds: Counter[PhaseName]) -> dict[str, float]:
+def _rounded(seconds: Mapping[PhaseName, float]) -> dict[str, float]:
     return {phase: round(value, 6) for phase, value in seconds.items() if phase != "idle"}

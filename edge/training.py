@@ -77,7 +77,7 @@ class Learner:
         self._manifest = bundle.manifest
         self._programs = programs
         self._data = data
-        self._meter = meter
+        self.meter = meter
         self._device_id = device_id
 
     def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
@@ -128,20 +128,20 @@ class Learner:
             x=self._data.own.x_train,
             y=self._data.own.y_train,
             grad_fns={
-                name: _Timed(grad_fn, self._meter, cancelled)
+                name: _Timed(grad_fn, self.meter, cancelled)
                 for name, grad_fn in self._programs.grad_fns.items()
             },
             evaluate=self.evaluate,
             rng=round_rng(seed, payload.round_id, self._device_id),
         )
-        with self._meter.phase("train"):
+        with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
 
     def evaluate(self, params: TensorMap, state: TensorMap) -> Evaluation:
         """Confusion counts on the own and, in a rehearsal, on the pooled test part."""
         own = self._data.own
-        with self._meter.phase("evaluate"):
+        with self.meter.phase("evaluate"):
             return Evaluation(
                 own=self._confusion(params, state, (own.x_test, own.y_test)),
                 pooled=self._data.pooled and self._confusion(params, state, self._data.pooled),
@@ -153,13 +153,13 @@ class Learner:
         x = own.x_test if len(own.y_test) else own.x_train
         if not len(x):
             return
-        with self._meter.phase("infer"):
+        with self.meter.phase("infer"):
             for call in range(_WARM_UP_CALLS + _MEASURED_CALLS):
                 window = x[call % len(x) : call % len(x) + 1]
                 if call < _WARM_UP_CALLS:
                     self._programs.predict(params, state, window, batch_size=1)
                     continue
-                with self._meter.inference():
+                with self.meter.inference():
                     self._programs.predict(params, state, window, batch_size=1)
 
     def _confusion(

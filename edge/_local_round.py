@@ -1,0 +1,125 @@
+"""One local round in a thread of its own, so that the link is served while the device trains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from protofleet.edge.meter import percentiles
+from protofleet.edge.training import Learner, TrainingCancelledError
+from protofleet.strategies.scores import macro_f1
+from protofleet.strategies.types import ClientState, Payload, Strategy, Update
+from protofleet.strategies.updates import Costs, pack_update
+from protofleet.wire import blobs
+from protofleet.wire.messages import Manifest, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The round in progress, up to its commit."""
+
+    task: Task
+    payload: Manifest
+    strategy: Strategy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What a local round made."""
+
+    state: ClientState
+    update: Update
+    costs: Costs
+    blob: bytes
+
+    def figures(self) -> dict[str, Any]:
+        """What a person or a program wants to know of the round."""
+        own = self.update.evaluation.own
+        return {
+            "round_id": self.update.round_id,
+            "num_examples": self.update.num_examples,
+            "loss": self.update.loss,
+            "macro_f1": None if own is None else macro_f1(own),
+            "train_s": self.costs.phases_s.get("train", 0.0),
+            "train_step_ms": percentiles(self.costs.train_step_ms, 50, 95),
+            "infer_ms": percentiles(self.costs.infer_ms, 50, 95, 99),
+            "peak_rss_bytes": self.costs.peak_rss_bytes,
+        }
+
+
+class LocalTraining:
+    """The worker thread; everything else of it belongs to the agent's thread.
+
+    Args:
+        learner: what trains.
+        wake: called in the worker's thread when a round is done.
+    """
+
+    def __init__(self, learner: Learner, wake: Callable[[], None]) -> None:
+        self._learner = learner
+        self._wake = wake
+        self._worker = ThreadPoolExecutor(1, "training")
+        self._cancelled = threading.Event()
+        self._warm_up: Future[None] | None = None
+        self._running: Future[Trained] | None = None
+
+    def warm_up(self) -> None:
+        """Prepare programs and kernels, before the first round if there is time."""
+        self._warm_up = self._worker.submit(self._learner.warm_up)
+
+    def start(self, current: Round, state: ClientState | None, payload: Payload) -> None:
+        """Begin to train."""
+        self._cancelled.clear()
+        self._running = self._worker.submit(self._train, current, state, payload)
+        self._running.add_done_callback(lambda _: self._wake())
+
+    def cancel(self) -> None:
+        """Give the running round up at its next step."""
+        self._cancelled.set()
+
+    def finished(self) -> bool:
+        """Whether a round is done and waits for ``take``; raises what the warm-up raised."""
+        if self._warm_up is not None and self._warm_up.done():
+            self._warm_up.result()
+            self._warm_up = None
+        return self._running is not None and self._running.done()
+
+    def take(self) -> Trained | None:
+        """The finished round's result, or what it raised; None if it was cancelled."""
+        running, self._running = self._running, None
+        if running is None:
+            return None
+        try:
+            return running.result()
+        except TrainingCancelledError:
+            return None
+
+    def close(self) -> None:
+        """Cancel and wait for the thread."""
+        self._cancelled.set()
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    def _train(self, current: Round, state: ClientState | None, payload: Payload) -> Trained:
+        meter = self._learner.meter
+        new_state, update = self._learner.train(
+            current.strategy, state, payload, seed=current.task.seed, cancelled=self._cancelled
+        )
+        self._learner.measure_inference(*current.strategy.client_model(new_state))
+        costs = meter.take()
+        with meter.phase("encode"):
+            blob = pack_update(update, costs)
+        return Trained(state=new_state, update=update, costs=costs, blob=blob)
+
+
+def open_payload(blob: bytes, round_id: int) -> Payload:
+    """The payload in a received blob; its tensors are read-only views into it.
+
+    Raises:
+        RefusedError: not a blob, or not finite.
+    """
+    tensors, _ = blobs.decode(blob, max_bytes=len(blob))
+    blobs.check_finite(tensors)
+    return Payload(round_id=round_id, tensors=tensors)

@@ -1,0 +1,348 @@
+"""The device's agent: takes tasks, trains in a thread of its own, delivers, survives.
+
+::
+
+    IDLE ── task ──► RECEIVE ── payload stored ──► TRAIN ── committed ──► SEND ── receipt ──► IDLE
+      │                                                                    │
+      └── finish, signal ──► LEAVE                                         └── rejected: dropped
+
+What a task means at each place is decided in ``_decide``; what is true after a crash stands in the
+store. A round's new state counts only after the coordinator's receipt. If a newer task comes while
+an update is still in the outbox, the update is offered once more and the device waits
+``SETTLE_S`` for its fate: ``done`` keeps the state, ``reject`` or silence drops it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from protofleet.edge._decide import Decision, Phase, Standing, decide
+from protofleet.edge._identity import DevicePhase, Identity
+from protofleet.edge._local_round import LocalTraining, Round, Trained, open_payload
+from protofleet.edge.store import Store
+from protofleet.edge.training import Learner
+from protofleet.errors import RefusedError, UnavailableError
+from protofleet.strategies.types import Payload, Strategy
+from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.wire.link import Connected, Disconnected
+from protofleet.wire.messages import Announcement, Message, Task
+from protofleet.wire.transfer import Delivered, Received, Rejected
+
+_log = logging.getLogger(__name__)
+
+SETTLE_S = 10.0
+"""Three repetitions of an offer: silence for longer means that nobody will answer this round."""
+HEARTBEAT_S = 60.0
+"""Below every sensible liveness limit of a coordinator; 15 kB an hour."""
+
+Report = Callable[[str, dict[str, Any]], None]
+"""Takes an event's name (joined, task, trained, delivered, dropped, left) and its figures."""
+
+
+class Agent:
+    """One device in one federation.
+
+    Args:
+        device: the wire's device end, not yet started.
+        store: bound to the federation and the bundle.
+        learner: trains, scores and measures.
+        report: told what happens, in the agent's thread.
+        who: what the device says about itself; the link's will says the same.
+    """
+
+    def __init__(
+        self,
+        device: Endpoint,
+        store: Store,
+        learner: Learner,
+        report: Report,
+        who: Identity,
+    ) -> None:
+        self._endpoint = device
+        self._store = store
+        self._learner = learner
+        self._meter = learner.meter
+        self._report = report
+        self._who = who
+        self._phase = Phase.IDLE
+        self._round: Round | None = None
+        self._next: Task | None = None
+        self._strategy: Strategy | None = None
+        self._settle_by = float("inf")
+        self._heartbeat_due = float("inf")
+        self._training = LocalTraining(learner, device.wake)
+        self._stopped = False
+        self._joined = False
+
+    def run(self) -> bool:
+        """Take part until the federation has finished.
+
+        Returns:
+            True when it has; False when ``stop`` was called.
+
+        Raises:
+            ProvisionError: device and federation do not fit together.
+            UnavailableError: the broker refuses this device for good.
+        """
+        self._training.warm_up()
+        try:
+            self._endpoint.start()
+            self._resume()
+            while self._phase is not Phase.LEAVE and not self._stopped:
+                event = self._endpoint.poll(self._wait_s())
+                self._count_bytes()
+                if event is not None:
+                    self._handle(event)
+                self._advance()
+        finally:
+            self._leave()
+        return self._phase is Phase.LEAVE
+
+    def stop(self) -> None:
+        """Leave soon and keep the state; safe in a signal handler and in another thread."""
+        self._stopped = True
+        self._training.cancel()
+        self._endpoint.wake()
+
+    def _resume(self) -> None:
+        """Continue where the store says that the process before this one stood."""
+        pending = self._store.journal.pending
+        if pending is not None:
+            _log.info("round %d: continuing to deliver its update", pending.round_id)
+            self._send_update(pending.round_id)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Connected():
+                self._on_connected()
+            case Disconnected():
+                _log.warning("connection lost: %s", event.reason)
+                if event.final:
+                    raise UnavailableError(f"broker: {event.reason}")
+            case Incoming():
+                self._on_message(event.message)
+            case Received():
+                self._on_received(event)
+            case Delivered():
+                self._on_delivered(event)
+            case Rejected():
+                self._on_rejected(event)
+            case Ignored():
+                _log.warning("ignored a message (%s): %s", event.rule, event.detail)
+            case _:
+                assert_never(event)
+
+    def _on_message(self, message: Message) -> None:
+        match message:
+            case Announcement():
+                self._on_announcement(message)
+            case Task():
+                self._on_task(message)
+            case _:
+                _log.warning("ignored a message: %s is not for devices", type(message).__name__)
+
+    def _on_connected(self) -> None:
+        self._endpoint.publish(self._who.presence("online"))
+        self._heartbeat_due = time.monotonic() + HEARTBEAT_S
+        if not self._joined:
+            self._joined = True
+            self._report("joined", self._who.figures())
+
+    def _on_announcement(self, announcement: Announcement) -> None:
+        if announcement.phase != "finished":
+            self._who.check(announcement)
+        elif self._store.journal.state or self._store.journal.pending:
+            # It finished while this device was away. A device that never took part waits instead:
+            # the announcement may be of an older run, and a new one about to begin.
+            finish = Task(
+                task="finish", round_id=announcement.round_id, federation=announcement.federation
+            )
+            self._on_task(finish)
+
+    def _on_task(self, task: Task) -> None:
+        self._who.check(task)
+        decision = decide(self._standing(), task)
+        if decision is Decision.BEGIN:
+            self._begin(task)
+        elif decision is Decision.REPEAT:
+            self._answer_again(task)
+        elif decision is Decision.REPLACE:
+            self._replace(task)
+        elif decision is Decision.SETTLE:
+            self._settle(task)
+        else:
+            self._refuse(task)
+
+    def _begin(self, task: Task) -> None:
+        self._next = None
+        if task.payload is None:
+            self._phase = Phase.LEAVE
+            return
+        self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
+        self._phase = Phase.RECEIVE
+        self._meter.enter("receive")
+        self._strategy = self._build(task)
+        self._round = Round(task=task, payload=task.payload, strategy=self._strategy)
+        self._endpoint.expect("", task.payload)
+        received = self._store.journal.received
+        if received is not None and received.transfer_id == task.payload.transfer_id:
+            payload = open_payload(self._store.load_received(), task.round_id)
+            self._train(self._round, payload)
+
+    def _build(self, task: Task) -> Strategy:
+        journal = self._store.journal
+        known = (journal.strategy, journal.settings) == (task.strategy, task.settings)
+        if self._strategy is not None and known:
+            return self._strategy
+        self._store.bind_strategy(task.strategy, task.settings)
+        return self._learner.strategy(task.strategy, task.settings)
+
+    def _answer_again(self, task: Task) -> None:
+        if task.payload is not None:
+            self._endpoint.expect("", task.payload)
+        pending = self._store.journal.pending
+        if pending is not None and task.round_id == pending.round_id:
+            self._send_update(pending.round_id)
+
+    def _replace(self, task: Task) -> None:
+        if self._phase is Phase.TRAIN:
+            self._next = task
+            self._training.cancel()
+            return
+        if self._round is not None:
+            self._endpoint.cancel(self._round.payload.transfer_id)
+        self._begin(task)
+
+    def _settle(self, task: Task) -> None:
+        if self._next is None and (pending := self._store.journal.pending):
+            self._settle_by = time.monotonic() + SETTLE_S
+            self._endpoint.send_update(self._store.update_path(), pending.round_id)
+        self._next = task
+
+    def _refuse(self, task: Task) -> None:
+        last = self._standing().last_round_id
+        reason = f"round {task.round_id} is over: this device has finished round {last}"
+        _log.warning("refused a task: %s", reason)
+        if task.payload is not None:
+            self._endpoint.reject("", task.payload.transfer_id, reason)
+
+    def _on_received(self, event: Received) -> None:
+        current, transfer_id = self._round, event.manifest.transfer_id
+        if current is None or current.payload.transfer_id != transfer_id:
+            self._endpoint.cancel(transfer_id)
+            return
+        blob = event.path.read_bytes()
+        try:
+            payload = open_payload(blob, current.task.round_id)
+        except RefusedError as error:
+            _log.warning("round %d: payload refused: %s", current.task.round_id, error)
+            self._endpoint.reject("", transfer_id, str(error))
+            self._become_idle()
+            return
+        self._store.commit_received(current.task.round_id, transfer_id, blob)
+        self._endpoint.accept(transfer_id)
+        self._train(current, payload)
+
+    def _train(self, current: Round, payload: Payload) -> None:
+        self._phase = Phase.TRAIN
+        self._training.start(current, self._store.load_state(), payload)
+
+    def _advance(self) -> None:
+        """Do what no event of the wire brings: trained, settled, heartbeat."""
+        if self._training.finished():
+            self._on_trained(self._training.take())
+        if self._phase is Phase.SEND and time.monotonic() >= self._settle_by:
+            self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
+        if time.monotonic() >= self._heartbeat_due:
+            self._heartbeat(self._phase.value)
+
+    def _on_trained(self, trained: Trained | None) -> None:
+        if trained is None or self._next is not None or self._round is None:
+            self._drop("a newer task came")
+            return
+        with self._meter.phase("encode"):
+            transfer_id = self._round.payload.transfer_id
+            self._store.commit_trained(trained.state, trained.blob, transfer_id=transfer_id)
+        self._report("trained", trained.figures())
+        self._send_update(trained.update.round_id)
+
+    def _send_update(self, round_id: int) -> None:
+        self._phase = Phase.SEND
+        self._meter.enter("send")
+        self._endpoint.send_update(self._store.update_path(), round_id)
+
+    def _on_rejected(self, event: Rejected) -> None:
+        pending = self._store.journal.pending
+        if pending is not None and pending.update.sha256 == event.manifest.sha256:
+            _log.warning("round %d: update rejected: %s", pending.round_id, event.reason)
+            self._drop(event.reason)
+
+    def _on_delivered(self, event: Delivered) -> None:
+        pending = self._store.journal.pending
+        if pending is None or pending.update.sha256 != event.manifest.sha256:
+            return
+        self._store.commit_delivered()
+        self._count_bytes()
+        up, down = self._store.counters.totals
+        figures = {"update_bytes": pending.update.bytes, "bytes_up": up, "bytes_down": down}
+        self._report("delivered", {"round_id": pending.round_id, **figures})
+        self._heartbeat("idle")
+        self._become_idle()
+
+    def _drop(self, reason: str) -> None:
+        """The round in progress does not count; its trained state goes with it."""
+        standing = self._standing()
+        self._report("dropped", {"round_id": standing.round_id, "reason": reason})
+        self._endpoint.cancel(standing.transfer_id)
+        self._store.commit_dropped()
+        self._become_idle()
+
+    def _become_idle(self) -> None:
+        self._meter.enter("idle")
+        self._phase = Phase.IDLE
+        self._round, self._settle_by = None, float("inf")
+        if self._next is not None:
+            self._begin(self._next)
+
+    def _standing(self) -> Standing:
+        journal = self._store.journal
+        round_id, transfer_id = 0, ""
+        if journal.pending is not None:
+            round_id, transfer_id = journal.pending.round_id, journal.pending.state.transfer_id
+        elif self._round is not None:
+            round_id = self._round.task.round_id
+            transfer_id = self._round.payload.transfer_id
+        return Standing(
+            phase=self._phase,
+            round_id=round_id,
+            transfer_id=transfer_id,
+            last_round_id=journal.state.round_id if journal.state else 0,
+            last_transfer_id=journal.state.transfer_id if journal.state else "",
+        )
+
+    def _wait_s(self) -> float | None:
+        due = min(self._heartbeat_due, self._settle_by)
+        return None if due == float("inf") else max(0.0, due - time.monotonic())
+
+    def _count_bytes(self) -> None:
+        traffic = self._endpoint.traffic
+        self._store.counters.record(traffic.socket_up_bytes, traffic.socket_down_bytes)
+
+    def _heartbeat(self, phase: DevicePhase) -> None:
+        self._heartbeat_due = time.monotonic() + HEARTBEAT_S
+        standing = self._standing()
+        round_id = standing.round_id or standing.last_round_id
+        totals = self._store.counters.totals
+        self._endpoint.publish(self._who.heartbeat(phase, round_id, totals))
+
+    def _leave(self) -> None:
+        self._training.close()
+        self._heartbeat("leave")
+        self._endpoint.close(self._who.presence("left"))
+        self._count_bytes()
+        up, down = self._store.counters.totals
+        finished = self._phase is Phase.LEAVE
+        self._report("left", {"finished": finished, "bytes_up": up, "bytes_down": down})

@@ -1,0 +1,135 @@
+"""Puts a device together from its parts and runs it: store, programs, data, link, agent."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from protofleet.edge._identity import Identity
+from protofleet.edge._journal import Binding
+from protofleet.edge.agent import Agent, Report
+from protofleet.edge.meter import Meter
+from protofleet.edge.store import Store
+from protofleet.edge.training import Learner, LocalData
+from protofleet.kernels import set_threads
+from protofleet.runtime import open_programs
+from protofleet.wire.bundle import Bundle
+from protofleet.wire.endpoint import Endpoint
+from protofleet.wire.link import Link, LinkOptions, Will
+from protofleet.wire.messages import encode
+from protofleet.wire.topics import Channel, Topics
+from protofleet.wire.transfer import Courier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinOptions:
+    """How a device takes part.
+
+    Attributes:
+        broker: ``mqtt://[user:password@]host[:port]`` or ``mqtts://…``.
+        federation: its name, as in the topics.
+        bundle: folder or file.
+        store: the device's folder, made if absent.
+        device_id: identity to take when the store is made; None: drawn at random.
+        threads: of ONNX Runtime and the kernels.
+        trusted: raw public keys whose bundles are accepted; None: any valid signature.
+        ca_file: for ``mqtts``: who signs the broker's certificate; None: the system's.
+        keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
+    """
+
+    broker: str
+    federation: str
+    bundle: Path
+    store: Path
+    device_id: str | None = None
+    threads: int = 1
+    trusted: Collection[bytes] | None = None
+    ca_file: Path | None = None
+    keepalive_s: int = 30
+
+
+def join(options: JoinOptions, data: LocalData, report: Report) -> int:
+    """Take part until the federation finishes or SIGINT or SIGTERM comes.
+
+    Must run in the main thread, which receives the signals.
+
+    Args:
+        options: how.
+        data: what to train and score on.
+        report: takes an event's name and its figures.
+
+    Returns:
+        The exit status: 0 finished, else 128 + the signal's number.
+
+    Raises:
+        ProtofleetError: bundle, store, data and federation do not fit, or the broker refuses.
+    """
+    bundle = Bundle.open(options.bundle, trusted=options.trusted)
+    with Store.open(options.store, device_id=options.device_id) as store:
+        binding = Binding(
+            federation=options.federation,
+            bundle=bundle.digest,
+            layout_hash=bundle.manifest.layout_hash,
+        )
+        store.bind(binding)
+        learner = open_learner(bundle, data, threads=options.threads, device_id=store.device_id)
+        who = Identity(
+            device_id=store.device_id,
+            boot_id=secrets.token_hex(8),
+            binding=binding,
+            num_examples=learner.num_examples,
+        )
+        agent = Agent(_endpoint(options, store, who), store, learner, report, who)
+        with _stopped_by_signals(agent) as caught:
+            finished = agent.run()
+    return 0 if finished else 128 + caught[0]
+
+
+def open_learner(bundle: Bundle, data: LocalData, *, threads: int, device_id: str) -> Learner:
+    """The bundle's programs on this machine, ready to train on ``data``."""
+    set_threads(threads)
+    programs = open_programs(bundle, threads=threads)
+    return Learner(bundle, programs, data, Meter(), device_id)
+
+
+def _endpoint(options: JoinOptions, store: Store, who: Identity) -> Endpoint:
+    topics = Topics(options.federation)
+    will = Will(
+        topic=topics.of(Channel.PRESENCE, who.device_id), payload=encode(who.presence("offline"))
+    )
+    link = Link(
+        LinkOptions(
+            url=options.broker,
+            client_id=f"{options.federation}.{who.device_id}",
+            filters=topics.device_filters(who.device_id),
+            will=will,
+            keepalive_s=options.keepalive_s,
+            ca_file=options.ca_file,
+        )
+    )
+    device = Endpoint(link, topics, Courier(store.partial), device_id=who.device_id)
+    for transfer_id in store.journal.transfers:
+        device.remember(transfer_id)
+    return device
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(agent: Agent) -> Iterator[list[int]]:
+    """Turn SIGINT and SIGTERM into ``agent.stop``; yields the signals that came."""
+    caught: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        agent.stop()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

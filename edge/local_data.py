@@ -1,0 +1,57 @@
+"""A device's examples from a file, or from a published data set by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofleet.datasets import DeviceData, load_device_data
+from protofleet.edge.training import LocalData
+from protofleet.errors import InputError
+from protofleet.wire.manifest import Preprocessing
+
+_UCI_HAR = "uci-har"
+
+
+def load_local_data(
+    source: str,
+    preprocessing: Preprocessing,
+    *,
+    pooled: Path | None = None,
+    data_root: Path | None = None,
+) -> LocalData:
+    """The examples named by ``source``, and the pooled test part of a rehearsal.
+
+    Args:
+        source: an ``.npz`` file (``DeviceData.save``), already preprocessed; or ``uci-har:5``,
+            subject 5 of UCI-HAR, normalised with the bundle's statistics.
+        preprocessing: the bundle's.
+        pooled: an ``.npz`` file whose test part is the union of all devices' test parts.
+        data_root: folder of the published data sets.
+
+    Raises:
+        MissingDataError: a file is absent.
+        InputError: a file has a wrong form, or the name is unknown.
+    """
+    name, _, which = source.partition(":")
+    if name == _UCI_HAR:
+        own = _uci_har(which, preprocessing, data_root)
+    else:
+        own = load_device_data(Path(source))
+    if pooled is None:
+        return LocalData(own=own)
+    union = load_device_data(pooled)
+    return LocalData(own=own, pooled=(union.x_test, union.y_test))
+
+
+def _uci_har(which: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:
+    # Reading the published archive needs more memory than a device has to have otherwise.
+    from protofleet.datasets.ucihar import CLASSES, load_ucihar  # noqa: PLC0415
+    from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415
+
+    if data_root is None or not which.isdecimal():
+        raise InputError(
+            f"data '{_UCI_HAR}:{which}': expected a subject, as in {_UCI_HAR}:5, and --data-root"
+        )
+    windows = load_ucihar(data_root).of(int(which))
+    normalised = normalise(windows, preprocessing.mean, preprocessing.std)
+    return split_in_time(normalised, CLASSES)

@@ -1,0 +1,67 @@
+"""On-device inference with the personal model that a store keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofleet.edge.join import open_learner
+from protofleet.edge.meter import percentiles
+from protofleet.edge.store import read_personal
+from protofleet.edge.training import LocalData
+from protofleet.errors import InputError, ProvisionError
+from protofleet.strategies.scores import accuracy, macro_f1
+from protofleet.wire.bundle import Bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersonalScores:
+    """How well and how fast the personal model infers.
+
+    Attributes:
+        round_id: the last delivered round, whose model this is.
+        examples: size of the test part.
+        macro_f1, accuracy: on the test part, in batches of 32.
+        infer_ms: percentiles of the latency of one window.
+    """
+
+    round_id: int
+    examples: int
+    macro_f1: float
+    accuracy: float
+    infer_ms: dict[str, float]
+
+
+def score_personal(
+    store: Path,
+    bundle_path: Path,
+    data: LocalData,
+    *,
+    trusted: Collection[bytes] | None = None,
+    threads: int = 1,
+) -> PersonalScores:
+    """Score and time the personal model on the test part; a device may be running meanwhile.
+
+    Raises:
+        InputError: no store, no finished round, or no test examples.
+        ProvisionError: the store belongs to another bundle.
+        RefusedError: the bundle is not whole, or not of a trusted signer.
+    """
+    bundle = Bundle.open(bundle_path, trusted=trusted)
+    journal, state = read_personal(store)
+    if journal.binding is None or journal.binding.bundle != bundle.digest:
+        raise ProvisionError(f"device store '{store}': belongs to another bundle than this one")
+    learner = open_learner(bundle, data, threads=threads, device_id="")
+    model = learner.strategy(journal.strategy, journal.settings).client_model(state)
+    counts = learner.evaluate(*model).own
+    if counts is None:
+        raise InputError("device data: expected test examples to infer on, got none")
+    learner.measure_inference(*model)
+    return PersonalScores(
+        round_id=state.round_id,
+        examples=int(counts.sum()),
+        macro_f1=macro_f1(counts),
+        accuracy=accuracy(counts),
+        infer_ms=percentiles(learner.meter.take().infer_ms, 50, 95, 99),
+    )

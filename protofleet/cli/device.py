@@ -1,0 +1,174 @@
+"""``protofleet device``: take part in a federation, and use what was learned."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from protofleet.edge import LocalData
+
+_PATH = click.Path(path_type=Path)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+_log = logging.getLogger(__name__)
+
+
+@click.group()
+def device() -> None:
+    """Take part in a federation, and use what was learned (docs/device.md)."""
+
+
+def _data_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Options that say with what and on what a device works."""
+    options = [
+        click.option("--bundle", type=_PATH, required=True, help="Folder or .pfb file."),
+        click.option(
+            "--data", required=True, help="FILE.npz, or uci-har:N with --data-root: subject N."
+        ),
+        click.option("--data-root", type=_PATH, help="Folder of the published data sets."),
+        click.option(
+            "--trust",
+            "trust_files",
+            type=_PATH,
+            multiple=True,
+            help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
+        ),
+        click.option(
+            "--threads", type=click.IntRange(1), default=1, show_default=True, help="For programs."
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@device.command()
+@click.option("--broker", required=True, help="mqtt://[user:password@]host[:port] or mqtts://…")
+@click.option("--federation", required=True, help="Its name, as the coordinator has it.")
+@click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
+@click.option("--store", type=_PATH, help="This device's folder; default: in the user's data.")
+@click.option("--id", "device_id", help="Identity to take when the store is new.")
+@click.option("--ca-file", type=_PATH, help="Who signs the broker's certificate (mqtts).")
+@_data_options
+def join(  # noqa: PLR0913 - one parameter for each option
+    *,
+    broker: str,
+    federation: str,
+    pooled: Path | None,
+    store: Path | None,
+    device_id: str | None,
+    ca_file: Path | None,
+    threads: int,
+    as_json: bool,
+    **source: Any,
+) -> None:
+    """Train and infer on this device's data, round by round, until the federation finishes.
+
+    Ctrl-C leaves; started again with the same store, the device goes on where it was.
+    """
+    _prepare(threads)
+    from protofleet.edge import JoinOptions  # noqa: PLC0415 - after the limits on threads
+    from protofleet.edge import join as run_device  # noqa: PLC0415
+
+    trusted = _trusted(source["trust_files"])
+    options = JoinOptions(
+        broker=broker,
+        federation=federation,
+        bundle=source["bundle"],
+        store=store or _default_store(federation, device_id),
+        device_id=device_id,
+        threads=threads,
+        trusted=trusted,
+        ca_file=ca_file,
+    )
+    data = _load(source, trusted, pooled)
+    sys.exit(run_device(options, data, _report_json if as_json else _report_line))
+
+
+@device.command()
+@click.option("--store", type=_PATH, required=True, help="This device's folder.")
+@_data_options
+def infer(
+    store: Path,
+    threads: int,
+    as_json: bool,  # noqa: FBT001 - click passes options by name
+    **source: Any,
+) -> None:
+    """Score and time the personal model on this device's test part."""
+    _prepare(threads)
+    import msgspec  # noqa: PLC0415 - loads only what is run
+
+    from protofleet.edge import score_personal  # noqa: PLC0415
+
+    trusted = _trusted(source["trust_files"])
+    data = _load(source, trusted, None)
+    scores = score_personal(store, source["bundle"], data, trusted=trusted, threads=threads)
+    if as_json:
+        click.echo(msgspec.json.encode(scores).decode())
+        return
+    latency = "  ".join(f"{name} {value:.2f}" for name, value in scores.infer_ms.items())
+    click.echo(
+        f"model of round {scores.round_id}: macro-F1 {scores.macro_f1:.4f}, "
+        f"accuracy {scores.accuracy:.4f} on {scores.examples} examples\n"
+        f"one window, ms: {latency}"
+    )
+
+
+def _prepare(threads: int) -> None:
+    """Bound all thread pools before NumPy is loaded, and send the log to stderr."""
+    for variable in _THREAD_VARIABLES:
+        os.environ.setdefault(variable, str(threads))
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+
+
+def _trusted(files: tuple[Path, ...]) -> frozenset[bytes]:
+    from protofleet.errors import InputError  # noqa: PLC0415 - loads only what is run
+    from protofleet.wire import keys  # noqa: PLC0415
+
+    trusted = frozenset(map(keys.load_public_key, files)) | keys.trusted_keys()
+    if not trusted:
+        raise InputError(
+            "no trusted signer: give the public key of whoever exported the bundle with "
+            "--trust KEY.pem, or once with: protofleet bundle trust KEY.pem"
+        )
+    return trusted
+
+
+def _load(source: dict[str, Any], trusted: frozenset[bytes], pooled: Path | None) -> LocalData:
+    from protofleet.edge import load_local_data  # noqa: PLC0415 - loads only what is run
+    from protofleet.wire.bundle import Bundle  # noqa: PLC0415
+
+    preprocessing = Bundle.open(source["bundle"], trusted=trusted).manifest.preprocessing
+    return load_local_data(
+        source["data"], preprocessing, pooled=pooled, data_root=source["data_root"]
+    )
+
+
+def _default_store(federation: str, device_id: str | None) -> Path:
+    import platformdirs  # noqa: PLC0415 - loads only what is run
+
+    name = federation if device_id is None else f"{federation}.{device_id}"
+    return platformdirs.user_data_path("protofleet") / "devices" / name
+
+
+def _report_json(event: str, figures: dict[str, Any]) -> None:
+    click.echo(json.dumps({"event": event, **figures}))
+
+
+def _report_line(event: str, figures: dict[str, Any]) -> None:
+    _log.info("%-9s %s", event, "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "/".join(f"{key} {_short(item)}" for key, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
