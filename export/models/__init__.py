@@ -1,5 +1,5 @@
 """Models as ordinary PyTorch modules: ``forward(x) -> logits``, ``features(x)``, ``head``."""
 
-from protofleet.export.models._registry import MODELS, build_model
+from protofleet.export.models._registry import MODELS, build_model, has_setting
 
-__all__ = ["MODELS", "build_model"]
+__all__ = ["MODELS", "build_model", "has_setting"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
@@ -48,12 +48,16 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
     Raises:
         InputError: unknown name, module, function or setting, or no module came back.
     """
-    factory = MODELS[spec] if spec in MODELS else _user_factory(spec)
+    factory = _factory(spec)
     _check_settings(spec, factory, settings)
     model: Any = factory(**settings)
     if not isinstance(model, nn.Module):
         raise InputError(f"model '{spec}': expected a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def _factory(spec: str) -> ModelFactory:
+    return MODELS[spec] if spec in MODELS else _user_factory(spec)
 
 
 def _user_factory(spec: str) -> ModelFactory:
@@ -76,8 +80,21 @@ def _user_factory(spec: str) -> ModelFactory:
     return named
 
 
-def _check_settings(spec: str, factory: ModelFactory, settings: dict[str, Any]) -> None:
-    parameters = inspect.signature(_CONFIGS.get(spec, factory)).parameters
+def has_setting(spec: str, name: str) -> bool:
+    """Whether the model's factory takes a setting of this name.
+
+    Raises:
+        InputError: unknown name, module or function.
+    """
+    return name in _settings(spec, _factory(spec))
+
+
+def _settings(spec: str, factory: ModelFactory) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(_CONFIGS.get(spec, factory)).parameters
+
+
+def _check_settings(spec: str, factory: ModelFactory, settings: Mapping[str, Any]) -> None:
+    parameters = _settings(spec, factory)
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
     unknown = settings.keys() - parameters.keys()

@@ -1,0 +1,257 @@
+"""``protofleet pretrain``: central training before the export."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, MissingDataError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from protofleet.export.training import Progress, Task, TrainOptions, TrainResult
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@click.command()
+@click.option("--model", "spec", required=True, help="A model's name, or package.module:function.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of the model.")
+@click.option("--objective", type=click.Choice(["supervised", "mae"]), default="supervised")
+@click.option("--data", type=click.Path(path_type=Path), required=True, help="npz with x and y.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
+@click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
+@click.option("--epochs", type=click.IntRange(1), default=20, show_default=True)
+@click.option("--lr", type=float, default=5e-4, show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--validation", type=float, default=0.1, show_default=True, help="Share held out.")
+@click.option("--seed", type=int, default=1, show_default=True)
+@click.option("--resume", is_flag=True, help="Go on after the last finished epoch of --out.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def pretrain(  # noqa: PLR0913 - one parameter per option
+    *,
+    spec: str,
+    pairs: tuple[str, ...],
+    objective: Literal["supervised", "mae"],
+    data: Path,
+    out: Path,
+    init: Path | None,
+    resume: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train a model centrally: DIR/model.safetensors is what export reads."""
+    import torch  # noqa: PLC0415 - the command line must start without torch
+
+    from protofleet.export.training import STATE_FILE, TrainOptions  # noqa: PLC0415
+
+    if (out / STATE_FILE).exists() and not resume:
+        raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
+    arrays = _read(data, supervised=objective == "supervised")
+    settings, names = _parse(pairs), _class_names(arrays)
+    if names:
+        settings = _with_classes(spec, settings, len(names))
+    chosen = TrainOptions(**options)
+    torch.manual_seed(chosen.seed)
+    task = _task(spec, settings, objective, arrays, init)
+    provenance = {
+        "model": spec,
+        "settings": json.dumps(settings, sort_keys=True),
+        "classes": json.dumps(names),
+        "data": data.name,
+        "init": init.name if init else "",
+    }
+    with _progress(quiet=as_json) as tell:
+        result = _train(task, arrays, chosen, (out, provenance, resume), tell)
+    _report(result, as_json=as_json)
+
+
+def _train(
+    task: Task,
+    arrays: Arrays,
+    options: TrainOptions,
+    where: tuple[Path, dict[str, str], bool],
+    tell: Callable[[Progress], None],
+) -> TrainResult:
+    import torch  # noqa: PLC0415
+
+    from protofleet.export.training import train  # noqa: PLC0415
+
+    out, provenance, resume = where
+    tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
+    return train(
+        task,
+        tensors,
+        options,
+        folder=out,
+        provenance=provenance,
+        resume=resume,
+        on_progress=tell,
+    )
+
+
+def _task(
+    spec: str, settings: dict[str, Any], objective: str, arrays: Arrays, init: Path | None
+) -> Task:
+    import torch  # noqa: PLC0415
+
+    from protofleet.export.models import build_model  # noqa: PLC0415
+    from protofleet.export.training import masked, supervised  # noqa: PLC0415
+
+    model = build_model(spec, **settings)
+    example = torch.from_numpy(arrays["x"][:1])
+    if init is not None:
+        _initialise(model, init)
+    if objective == "mae":
+        return masked(model, example)
+    _try(model, example, spec)
+    return supervised(model)
+
+
+def _try(model: nn.Module, example: Tensor, spec: str) -> None:
+    """Run one example, so that a wrong shape is named before training starts."""
+    import torch  # noqa: PLC0415
+
+    try:
+        with torch.no_grad():
+            model.eval()(example)
+    except (RuntimeError, IndexError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"model '{spec}' does not take examples of shape {tuple(example.shape[1:])}: {reason}; "
+            "set its sizes with --set"
+        ) from error
+
+
+def _initialise(model: nn.Module, init: Path) -> None:
+    from protofleet.export.checkpoints import fill, load_checkpoint  # noqa: PLC0415
+
+    tensors, _ = load_checkpoint(init)
+    _, unused = fill(model, tensors)
+    if len(unused) == len(tensors):
+        raise InputError(f"checkpoint '{init}': none of its tensors fits the model")
+    if unused:
+        click.echo(f"not used from {init.name}: {', '.join(unused)}", err=True)
+
+
+def _parse(pairs: tuple[str, ...]) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        key, separator, text = pair.partition("=")
+        if not separator or not key:
+            raise InputError(f"--set: expected KEY=VALUE, got '{pair}'")
+        try:
+            settings[key] = json.loads(text)
+        except json.JSONDecodeError:
+            settings[key] = text
+    return settings
+
+
+def _read(path: Path, *, supervised: bool) -> Arrays:
+    if not path.is_file():
+        raise MissingDataError(f"data '{path}': no such file; expected an npz with x and y")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: file[key] for key in ("x", "y", "classes") if key in file}
+    except (ValueError, OSError, AttributeError) as error:
+        raise InputError(f"data '{path}': expected an npz of plain arrays, {error}") from error
+    wanted = ("x", "y") if supervised else ("x",)
+    missing = [key for key in wanted if key not in arrays]
+    if missing:
+        raise InputError(f"data '{path}': expected arrays {', '.join(wanted)}, no '{missing[0]}'")
+    arrays["x"] = np.ascontiguousarray(arrays["x"], np.float32)
+    if not supervised:
+        return {"x": arrays["x"]}
+    arrays["y"] = _labels(path, arrays["y"])
+    return arrays
+
+
+def _labels(path: Path, y: NDArray[Any]) -> NDArray[np.int64]:
+    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or y.size == 0 or y.min() < 0:
+        raise InputError(
+            f"data '{path}': expected y as class numbers (n,) from 0, got {y.shape} {y.dtype}"
+        )
+    return np.ascontiguousarray(y, np.int64)
+
+
+def _class_names(arrays: Arrays) -> list[str]:
+    if "y" not in arrays:
+        return []
+    count = int(arrays["y"].max()) + 1
+    names = [str(name) for name in arrays.get("classes", np.arange(count))]
+    if len(names) < count:
+        raise InputError(f"data: y holds class {count - 1} but classes names only {len(names)}")
+    return names
+
+
+def _with_classes(spec: str, settings: dict[str, Any], count: int) -> dict[str, Any]:
+    """Set ``classes`` from the data where the model has that setting."""
+    from protofleet.export.models import has_setting  # noqa: PLC0415
+
+    return {"classes": count, **settings} if has_setting(spec, "classes") else settings
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+    """A bar on a terminal, a line per epoch elsewhere; both on stderr, silent when quiet."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        with _bar() as tell:
+            yield tell
+    else:
+        yield _tell_line
+
+
+def _tell_line(told: Progress) -> None:
+    if told.validation_loss is not None:
+        click.echo(_line(told), err=True)
+
+
+def _line(told: Progress) -> str:
+    line = f"epoch {told.epoch}/{told.epochs}  loss {told.loss:.4f}"
+    if told.validation_loss is not None:
+        line += f"  validation {told.validation_loss:.4f}"
+    return line if told.accuracy is None else f"{line}  accuracy {told.accuracy:.1%}"
+
+
+@contextlib.contextmanager
+def _bar() -> Iterator[Callable[[Progress], None]]:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+
+    with Bar(console=Console(stderr=True)) as bar:
+        row = bar.add_task("training")
+
+        def tell(told: Progress) -> None:
+            done = (told.epoch - 1) * told.steps + told.step
+            total = told.epochs * told.steps
+            bar.update(row, description=_line(told), completed=done, total=total)
+
+        yield tell
+
+
+def _report(result: TrainResult, *, as_json: bool) -> None:
+    if as_json:
+        record = {
+            "checkpoint": str(result.checkpoint),
+            "best_epoch": result.best_epoch,
+            "best_loss": result.best_loss,
+            "accuracy": result.accuracy,
+        }
+        click.echo(json.dumps(record))
+        return
+    accuracy = "" if result.accuracy is None else f", accuracy {result.accuracy:.1%}"
+    click.echo(
+        f"{result.checkpoint}: best epoch {result.best_epoch}, "
+        f"validation loss {result.best_loss:.4f}{accuracy}"
+    )
