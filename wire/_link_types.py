@@ -19,7 +19,8 @@ class LinkOptions:
     """How to reach the broker.
 
     Attributes:
-        url: ``mqtt://[user:password@]host[:port]`` or ``mqtts://…``; 1883 and 8883 by default.
+        url: ``mqtt://[user:password@]host[:port]`` or ``mqtts://…``; 1883 and 8883 by default;
+            ``?version=3.1.1`` spares brokers that do not answer MQTT 5 the first attempt.
         client_id: durable MQTT client id; two links with the same one throw each other out.
         filters: subscribed with QoS 1 after each connect, before ``Connected`` is reported.
         will: retained last will.

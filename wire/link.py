@@ -81,8 +81,8 @@ class Link:
         self._closing = threading.Event()
         self._connection: Connection | None = None
         self._chunk_limit = MAX_DATA_BYTES
-        self._version = 0
-        self._version_known = False
+        self._version = 1 if self._address.version == "3.1.1" else 0
+        self._version_known = self._address.version != ""
         self._thread = threading.Thread(target=self._run, name="protofleet-link", daemon=True)
 
     def start(self) -> None:

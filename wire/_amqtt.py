@@ -1,0 +1,26 @@
+"""The embedded amqtt broker: ``python -m protofleet.wire._amqtt PORT``. Demonstrations only."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+
+from amqtt.broker import Broker
+
+
+async def _serve(port: int) -> None:
+    config = {
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    }
+    broker = Broker(config)
+    await broker.start()
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await stop.wait()
+    await broker.shutdown()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1])))
