@@ -19,6 +19,7 @@ _COMMANDS = {
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
     "pretrain": "protofleet.cli.pretrain:pretrain",
+    "report": "protofleet.cli.report:report",
     "strategies": "protofleet.cli.strategies:strategies",
     "bench": "protofleet.cli.bench:bench",
 }

@@ -1,1 +1,50 @@
+"""The page that shows what came out of a run and what it cost.
 
+``write_report`` imports matplotlib and jinja2 when it is called; the records need neither.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from protofleet.report._compare import Difference, compare
+from protofleet.report.details import (
+    Confusion,
+    Details,
+    Latencies,
+    Prototypes,
+    details_of_run,
+    load_details,
+    save_details,
+    to_prototypes,
+)
+from protofleet.report.result import Result, load_result, save_result
+
+__all__ = [
+    "Confusion",
+    "Details",
+    "Difference",
+    "Latencies",
+    "Prototypes",
+    "Result",
+    "compare",
+    "details_of_run",
+    "load_details",
+    "load_result",
+    "save_details",
+    "save_result",
+    "to_prototypes",
+    "write_report",
+]
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` into a run's folder from its ``result.json`` and ``details.json``.
+
+    Raises:
+        MissingDataError: one of the files is absent.
+        InputError: a field is missing or of a wrong type.
+    """
+    from protofleet.report._page import write_report as write  # noqa: PLC0415 - heavy imports
+
+    return write(run_dir)

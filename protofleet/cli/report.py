@@ -1,0 +1,68 @@
+"""``protofleet report``: rebuild a run's page, or compare two runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from protofleet.report import Difference
+
+_PATH = click.Path(path_type=Path)
+
+
+@click.command()
+@click.argument("run_dir", type=_PATH, required=False)
+@click.option(
+    "--compare",
+    "pair",
+    type=_PATH,
+    nargs=2,
+    metavar="A B",
+    help="Compare two runs (folders, or their result.json) instead.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def report(
+    run_dir: Path | None,
+    pair: tuple[Path, Path] | None,
+    as_json: bool,  # noqa: FBT001 - click passes options by name
+) -> None:
+    """Rebuild report.html in the folder RUN_DIR, or compare two runs."""
+    import msgspec  # noqa: PLC0415 - loads only what is run
+
+    from protofleet.report import compare, load_result, write_report  # noqa: PLC0415
+
+    if (run_dir is None) == (not pair):
+        raise click.UsageError("give either the folder of a run or --compare A B")
+    if run_dir is not None:
+        page = write_report(run_dir)
+        click.echo(msgspec.json.encode({"report": str(page)}).decode() if as_json else str(page))
+    elif pair:
+        rows = compare(*(load_result(p / "result.json" if p.is_dir() else p) for p in pair))
+        click.echo(msgspec.json.encode(rows).decode() if as_json else _table(rows, pair))
+
+
+def _table(rows: list[Difference], names: tuple[Path, Path]) -> str:
+    lines = [("", str(names[0]), str(names[1]), "B - A", "B / A")]
+    lines += [
+        (row.name, _cell(row.first), _cell(row.second), _cell(row.change, "+"), _cell(row.ratio))
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in lines) for column in range(5)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _cell(value: float | None, sign: str = "") -> str:
+    if value is None:
+        return "-"
+    return (
+        f"{value:{sign},.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:{sign}.3f}"
+    )

@@ -1,0 +1,77 @@
+"""Differences between two runs, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from protofleet.report._units import median
+from protofleet.report.result import Metrics, Result
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One quantity of two runs; None where a run lacks it.
+
+    Attributes:
+        name: the quantity, its unit in brackets.
+        first, second: its values.
+        change: ``second - first``.
+        ratio: ``second / first``; None as well where ``first`` is zero.
+    """
+
+    name: str
+    first: float | None
+    second: float | None
+    change: float | None
+    ratio: float | None
+
+
+def compare(first: Result, second: Result) -> list[Difference]:
+    """Scores in percent, bytes, milliseconds and seconds of two runs, side by side."""
+    return [_difference(name, pick(first), pick(second)) for name, pick in _ROWS.items()]
+
+
+def _difference(name: str, first: float | None, second: float | None) -> Difference:
+    both = None if first is None or second is None else (first, second)
+    return Difference(
+        name=name,
+        first=first,
+        second=second,
+        change=both[1] - both[0] if both else None,
+        ratio=both[1] / both[0] if both and both[0] else None,
+    )
+
+
+def _score(
+    pick: Callable[[Result], Metrics | None], metric: str
+) -> Callable[[Result], float | None]:
+    def read(result: Result) -> float | None:
+        metrics = pick(result)
+        return None if metrics is None else 100 * float(getattr(metrics, metric).mean)
+
+    return read
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+_ROWS: dict[str, Callable[[Result], float | None]] = {
+    "personalisation macro-F1 (%)": _score(lambda r: r.scores.personalisation, "macro_f1"),
+    "personalisation accuracy (%)": _score(lambda r: r.scores.personalisation, "accuracy"),
+    "generalisation macro-F1 (%)": _score(lambda r: r.scores.generalisation, "macro_f1"),
+    "generalisation accuracy (%)": _score(lambda r: r.scores.generalisation, "accuracy"),
+    "global macro-F1 (%)": _score(lambda r: r.scores.global_, "macro_f1"),
+    "global accuracy (%)": _score(lambda r: r.scores.global_, "accuracy"),
+    "devices": lambda r: len(r.devices),
+    "rounds": lambda r: len(r.rounds),
+    "seconds per round": lambda r: _mean([item.seconds for item in r.rounds]),
+    "bytes up per round": lambda r: _mean([float(item.bytes_up) for item in r.rounds]),
+    "bytes down per round": lambda r: _mean([float(item.bytes_down) for item in r.rounds]),
+    "training step, median device (ms)": lambda r: median(d.train_step_ms.p50 for d in r.devices),
+    "inference, median device (ms)": lambda r: median(d.infer_ms.p50 for d in r.devices),
+    "peak memory, largest device (bytes)": lambda r: max(
+        (float(d.peak_rss_bytes) for d in r.devices), default=None
+    ),
+}

@@ -1,0 +1,245 @@
+"""The report's figures, each an SVG document; matplotlib is imported with this module."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from protofleet.report._units import unit_of
+from protofleet.report.details import Confusion, Latencies, Prototypes
+from protofleet.report.result import Device, Metrics, Round, Scores
+
+# Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of colour vision.
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",
+)  # fmt: skip
+_INK, _FAINT = "#1f2933", "#d5dbe1"
+_MARKERS = "osD^vPX*"
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": "#9aa5b1",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.6,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "protofleet",
+}
+_SERIES: tuple[tuple[str, str, str, str, Callable[[Scores], Metrics | None]], ...] = (
+    ("Personalisation", BLUE, "o", "-", lambda scores: scores.personalisation),
+    ("Generalisation", RED, "s", "--", lambda scores: scores.generalisation),
+    ("Global", GREEN, "^", ":", lambda scores: scores.global_),
+)
+_WIDTH, _HEIGHT = 5.0, 3.3
+_MAX_ROWS = 40
+_MAX_GROUPS = 8
+
+
+def scores_by_round(rounds: Sequence[Round]) -> bytes:
+    """Macro-F1 of the three scores, with a band of one standard deviation over devices."""
+
+    def draw(axes: Any) -> None:
+        for label, colour, marker, line, pick in _SERIES:
+            points = [(r.round_id, m.macro_f1) for r in rounds if (m := pick(r.scores))]
+            if not points:
+                continue
+            x = [round_id for round_id, _ in points]
+            mean = np.array([100 * spread.mean for _, spread in points])
+            std = np.array([100 * spread.std for _, spread in points])
+            axes.plot(
+                x, mean, line, color=colour, marker=marker, ms=3.5, lw=1.8, label=label,
+                markevery=max(1, len(x) // 12),
+            )  # fmt: skip
+            low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+            axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+        axes.set(xlabel="Round", ylabel="Macro-F1 (%)")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _legend_above(axes)
+
+    return _drawn(draw)
+
+
+def bytes_by_round(rounds: Sequence[Round]) -> bytes:
+    """Bytes of all devices together, up and down, per round."""
+    unit, size = unit_of(max((max(r.bytes_up, r.bytes_down) for r in rounds), default=0))
+    ids = np.array([r.round_id for r in rounds])
+
+    def draw(axes: Any) -> None:
+        for offset, label, colour, values in (
+            (-0.2, "down (to devices)", SKY, [r.bytes_down / size for r in rounds]),
+            (0.2, "up (from devices)", BLUE, [r.bytes_up / size for r in rounds]),
+        ):
+            axes.bar(ids + offset, values, 0.38, color=colour, label=label)
+        axes.set(xlabel="Round", ylabel=f"{unit} per round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(axis="x", visible=False)
+        _legend_above(axes)
+
+    return _drawn(draw)
+
+
+def bytes_by_device(devices: Sequence[Device]) -> bytes:
+    """Bytes of the whole run, up and down, per device."""
+    devices = devices[:_MAX_ROWS]
+    unit, size = unit_of(max((max(d.bytes_up, d.bytes_down) for d in devices), default=0))
+    rows = np.arange(len(devices))
+
+    def draw(axes: Any) -> None:
+        for offset, label, colour, values in (
+            (-0.2, "down (to the device)", SKY, [d.bytes_down / size for d in devices]),
+            (0.2, "up (from the device)", BLUE, [d.bytes_up / size for d in devices]),
+        ):
+            axes.barh(rows + offset, values, 0.38, color=colour, label=label)
+        _device_rows(axes, [device.id for device in devices], f"{unit} in the whole run")
+        _legend_above(axes)
+
+    return _drawn(draw, height=_rows_height(len(devices)))
+
+
+def latencies(
+    devices: Sequence[Latencies], pick: Callable[[Latencies], Sequence[float]], label: str
+) -> bytes | None:
+    """One box per device: median, quartiles, whiskers from the 5th to the 95th percentile."""
+    shown = [(d.device_id, np.array(pick(d))) for d in devices if len(pick(d))][:_MAX_ROWS]
+    if not shown:
+        return None
+    ends = np.concatenate([np.percentile(samples, (5, 95)) for _, samples in shown])
+
+    def draw(axes: Any) -> None:
+        axes.boxplot(
+            [samples for _, samples in shown], positions=range(len(shown)), whis=(5, 95),
+            orientation="horizontal", widths=0.6, showfliers=False, patch_artist=True,
+            boxprops={"facecolor": SKY, "edgecolor": BLUE, "alpha": 0.7},
+            medianprops={"color": _INK, "linewidth": 1.6},
+            whiskerprops={"color": BLUE}, capprops={"color": BLUE},
+        )  # fmt: skip
+        if ends.min() > 0 and ends.max() > 20 * ends.min():
+            axes.set_xscale("log")
+        _device_rows(axes, [name for name, _ in shown], label)
+
+    return _drawn(draw, height=_rows_height(len(shown)))
+
+
+def confusion(matrix: Confusion, classes: Sequence[str]) -> bytes:
+    """Counts, coloured by their share of the true class."""
+    counts = np.array(matrix.counts, np.int64)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    labels = list(classes) or [str(index) for index in range(len(counts))]
+
+    def draw(axes: Any) -> None:
+        axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="equal")
+        ticks = range(len(labels))
+        turned = max(map(len, labels)) > 3
+        axes.set_xticks(
+            ticks, labels, rotation=40 if turned else 0, ha="right" if turned else "center"
+        )
+        axes.set_yticks(ticks, labels)
+        axes.set(xlabel="Predicted", ylabel="True")
+        axes.grid(visible=False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        if len(labels) <= 20:
+            _write_counts(axes, counts, share)
+
+    return _drawn(draw, height=4.3)
+
+
+def prototypes(layer: Prototypes) -> bytes:
+    """First two principal components, coloured and marked by group."""
+    points, shares = principal_plane(np.array(layer.values, np.float64))
+    names = list(dict.fromkeys(layer.groups))
+    shown = names if len(names) <= _MAX_GROUPS else names[: _MAX_GROUPS - 1]
+    groups = np.array([name if name in shown else "others" for name in layer.groups])
+    colours = [BLUE, ORANGE, GREEN, RED, PURPLE, SKY, "#5b4b8a", "#7b8794"]
+
+    def draw(axes: Any) -> None:
+        # The first group, drawn last, is the one that the others are compared with.
+        for index, name in reversed(list(enumerate(dict.fromkeys(groups.tolist())))):
+            x, y = points[groups == name].T
+            axes.scatter(
+                x, y, s=26, marker=_MARKERS[index], color=colours[index], label=name,
+                alpha=0.8, edgecolors="white", linewidths=0.5,
+            )  # fmt: skip
+        axes.set(
+            xlabel=f"Component 1 ({shares[0]:.0%} of variance)",
+            ylabel=f"Component 2 ({shares[1]:.0%})",
+        )
+        _legend_above(axes, reverse=True)
+
+    return _drawn(draw, height=3.8)
+
+
+def principal_plane(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[float, float]]:
+    """Projection of ``(n, d)`` values on their first two principal components.
+
+    Returns:
+        ``(n, 2)`` coordinates, zero where there are fewer components, and both variance shares.
+    """
+    centred = values - values.mean(0)
+    left, scale, _ = np.linalg.svd(centred, full_matrices=False)
+    points = np.zeros((len(values), 2))
+    kept = min(2, len(scale))
+    points[:, :kept] = left[:, :kept] * scale[:kept]
+    variance = np.zeros(2)
+    variance[:kept] = scale[:kept] ** 2 / max(float((scale**2).sum()), 1e-300)
+    return points, (float(variance[0]), float(variance[1]))
+
+
+def has_scores(rounds: Sequence[Round]) -> bool:
+    """Whether any round was scored."""
+    return any(pick(item.scores) for item in rounds for *_, pick in _SERIES)
+
+
+def _drawn(draw: Callable[[Any], None], *, height: float = _HEIGHT) -> bytes:
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        draw(figure.add_subplot())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    return buffer.getvalue()
+
+
+def _legend_above(axes: Any, *, reverse: bool = False) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if not labels:
+        return
+    axes.legend(
+        handles[::-1] if reverse else handles, labels[::-1] if reverse else labels,
+        loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(3, len(labels)), fontsize=8,
+        borderaxespad=0.2, handletextpad=0.4, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def _rows_height(count: int) -> float:
+    return max(_HEIGHT, 0.9 + 0.24 * count)
+
+
+def _device_rows(axes: Any, names: Sequence[str], xlabel: str) -> None:
+    axes.set_yticks(
+        range(len(names)), [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
+    )
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlabel(xlabel)
+    axes.grid(axis="y", visible=False)
+
+
+def _write_counts(axes: Any, counts: NDArray[np.int64], share: NDArray[np.float64]) -> None:
+    for row, column in zip(*np.nonzero(counts), strict=True):
+        axes.text(
+            column, row, str(counts[row, column]), ha="center", va="center", fontsize=8,
+            color="white" if share[row, column] > 0.5 else _INK,
+        )  # fmt: skip

@@ -1,0 +1,241 @@
+"""Puts a run's two files together into one self-contained page."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import jinja2
+
+from protofleet.report import _figures, _units
+from protofleet.report.details import Details, Latencies, Prototypes, load_details
+from protofleet.report.result import Metrics, Result, Scores, load_result
+
+_FOLDER = Path(__file__).parent
+_MAX_LAYERS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A figure as the template needs it.
+
+    Attributes:
+        key: identifies it on the page.
+        title, caption: text above and below.
+        alt: what it shows, for those who cannot see it.
+        uri: the image itself as a data URI.
+    """
+
+    key: str
+    title: str
+    caption: str
+    alt: str
+    uri: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Headline:
+    name: str
+    meaning: str
+    metrics: Metrics
+    is_spread: bool
+
+
+_LATENCIES: tuple[tuple[str, str, str, Callable[[Latencies], tuple[float, ...]]], ...] = (
+    ("train-ms", "Training latency", "ms per training step", lambda d: d.train_step_ms),
+    ("infer-ms", "Inference latency", "ms per inference", lambda d: d.infer_ms),
+)
+_MEANINGS = {
+    "Personalisation": "Each device's own model, on that device's own test data.",
+    "Generalisation": "Each device's own model, on the test data of all devices together.",
+    "Global": "The coordinator's one model, on the test data of all devices together.",
+}
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` from ``result.json`` and ``details.json`` of a run's folder.
+
+    Returns:
+        The page's path.
+
+    Raises:
+        MissingDataError: one of the files is absent.
+        InputError: a field is missing or of a wrong type.
+    """
+    result = load_result(run_dir / "result.json")
+    details = load_details(run_dir / "details.json")
+    page = run_dir / "report.html"
+    temporary = run_dir / ".report.html.tmp"
+    temporary.write_text(render(result, details), encoding="utf-8")
+    temporary.replace(page)
+    return page
+
+
+def render(result: Result, details: Details) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(
+        bytes=_units.byte_text,
+        ms=_units.ms_text,
+        duration=_units.duration_text,
+        percent=_units.percent_text,
+    )
+    return environment.get_template("report.html.jinja2").render(
+        result=result,
+        details=details,
+        headlines=_headlines(result.scores),
+        facts=_facts(result, details),
+        pictures=_pictures(result, details),
+        css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
+        version=version("protofleet"),
+    )
+
+
+def _headlines(scores: Scores) -> list[_Headline]:
+    found = {
+        "Personalisation": scores.personalisation,
+        "Generalisation": scores.generalisation,
+        "Global": scores.global_,
+    }
+    return [
+        _Headline(name=name, meaning=_MEANINGS[name], metrics=metrics, is_spread=name != "Global")
+        for name, metrics in found.items()
+        if metrics is not None
+    ]
+
+
+def _facts(result: Result, details: Details) -> dict[str, str]:
+    rounds_s = sum(item.seconds for item in result.rounds)
+    step_ms = _units.median(device.train_step_ms.p50 for device in result.devices)
+    infer_ms = _units.median(device.infer_ms.p50 for device in result.devices)
+    facts = {
+        "Strategy": result.strategy,
+        "Data": details.data,
+        "Devices": str(len(result.devices)),
+        "Rounds": str(len(result.rounds)),
+        "Seed": str(result.seed),
+        "Wall time": _units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
+        "Bytes up": _units.byte_text(sum(item.bytes_up for item in result.rounds)),
+        "Bytes down": _units.byte_text(sum(item.bytes_down for item in result.rounds)),
+        "Training step (median device)": f"{_units.ms_text(step_ms)} ms",
+        "Inference (median device)": f"{_units.ms_text(infer_ms)} ms",
+    }
+    return {name: text for name, text in facts.items() if text != f"{_units.NOTHING} ms"}
+
+
+def _pictures(result: Result, details: Details) -> list[Picture]:
+    return [
+        *_score_pictures(result),
+        *_byte_pictures(result),
+        *_latency_pictures(details),
+        *_confusion_pictures(details),
+        *_prototype_pictures(details),
+    ]
+
+
+def _score_pictures(result: Result) -> list[Picture]:
+    if not _figures.has_scores(result.rounds):
+        return []
+    last = result.rounds[-1].scores
+    ends = [f"{h.name} {_units.percent_text(h.metrics.macro_f1.mean)} %" for h in _headlines(last)]
+    return [
+        Picture(
+            key="scores",
+            title="Scores by round",
+            caption="Macro-F1; the band is one standard deviation over the devices.",
+            alt=f"Line plot of macro-F1 over {len(result.rounds)} rounds. "
+            f"Last round: {', '.join(ends) or 'not scored'}.",
+            uri=_uri(_figures.scores_by_round(result.rounds)),
+        )
+    ]
+
+
+def _byte_pictures(result: Result) -> list[Picture]:
+    up = sum(item.bytes_up for item in result.rounds)
+    down = sum(item.bytes_down for item in result.rounds)
+    total = f"{_units.byte_text(up)} up and {_units.byte_text(down)} down"
+    by_round = Picture(
+        key="bytes-round",
+        title="Traffic by round",
+        caption="Bytes of all devices together, counted at their sockets.",
+        alt=f"Bar plot of bytes per round; in sum {total}.",
+        uri=_uri(_figures.bytes_by_round(result.rounds)),
+    )
+    by_device = Picture(
+        key="bytes-device",
+        title="Traffic by device",
+        caption="Bytes of the whole run, joining included.",
+        alt=f"Bar plot of bytes for each of {len(result.devices)} devices.",
+        uri=_uri(_figures.bytes_by_device(result.devices)),
+    )
+    return [*([by_round] if result.rounds else []), *([by_device] if result.devices else [])]
+
+
+def _latency_pictures(details: Details) -> list[Picture]:
+    caption = "Box: quartiles and median; whiskers: 5th to 95th percentile."
+    found = []
+    for key, title, label, pick in _LATENCIES:
+        svg = _figures.latencies(details.latencies, pick, label)
+        medians = [_units.median(pick(device)) for device in details.latencies]
+        if svg is not None:
+            alt = f"Box plot of {label}; the median device's median is "
+            alt += f"{_units.ms_text(_units.median(medians))} ms."
+            found.append(Picture(key=key, title=title, caption=caption, alt=alt, uri=_uri(svg)))
+    return found
+
+
+def _confusion_pictures(details: Details) -> list[Picture]:
+    matrix = details.confusion
+    if matrix is None:
+        return []
+    total = sum(map(sum, matrix.counts))
+    right = sum(row[index] for index, row in enumerate(matrix.counts))
+    return [
+        Picture(
+            key="confusion",
+            title=f"Confusion matrix of {matrix.device_id}",
+            caption="Its own model on its own test data; colour is the share of the true class.",
+            alt=f"Heat map of {len(matrix.counts)} classes; {right} of {total} on the diagonal.",
+            uri=_uri(_figures.confusion(matrix, details.classes)),
+        )
+    ]
+
+
+def _prototype_pictures(details: Details) -> list[Picture]:
+    return [
+        Picture(
+            key=f"prototypes-{index}",
+            title=f"Prototypes of {layer.layer}",
+            caption="First two principal components of the learned prototypes.",
+            alt=f"Scatter plot of {len(layer.values)} prototypes of {_listed(layer.groups)}.",
+            uri=_uri(_figures.prototypes(layer)),
+        )
+        for index, layer in enumerate(_spread_out(details.prototypes))
+        if layer.values
+    ]
+
+
+def _spread_out(layers: Sequence[Prototypes]) -> list[Prototypes]:
+    """At most ``_MAX_LAYERS`` of them, evenly from first to last."""
+    if len(layers) <= _MAX_LAYERS:
+        return list(layers)
+    last = len(layers) - 1
+    return [layers[round(index * last / (_MAX_LAYERS - 1))] for index in range(_MAX_LAYERS)]
+
+
+def _listed(groups: Sequence[str]) -> str:
+    names = list(dict.fromkeys(groups))
+    return ", ".join(names) if len(names) <= 4 else f"{len(names)} groups"
+
+
+def _uri(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

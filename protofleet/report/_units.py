@@ -1,0 +1,49 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NOTHING = "-"
+_PREFIXES = (("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+
+
+def unit_of(largest: float) -> tuple[str, float]:
+    """Unit and bytes per unit in which ``largest`` bytes is a short number."""
+    return next(((unit, size) for unit, size in _PREFIXES if largest >= size), ("B", 1.0))
+
+
+def byte_text(count: float) -> str:
+    """``1 234 567`` → ``1.23 MB``."""
+    unit, size = unit_of(count)
+    return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+
+
+def ms_text(value: float | None) -> str:
+    """Milliseconds with three significant digits."""
+    if value is None:
+        return NOTHING
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def duration_text(seconds: float) -> str:
+    """``75.2`` → ``1 min 15 s``."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def percent_text(share: float) -> str:
+    """``0.9637`` → ``96.4``."""
+    return f"{100 * share:.1f}"
+
+
+def median(values: Iterable[float | None]) -> float | None:
+    """Median of the values that are there."""
+    present = sorted(value for value in values if value is not None)
+    if not present:
+        return None
+    middle = len(present) // 2
+    return present[middle] if len(present) % 2 else (present[middle - 1] + present[middle]) / 2

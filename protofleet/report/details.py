@@ -1,0 +1,163 @@
+"""``details.json``: what the report shows beyond ``result.json``, as typed records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.report.result import load_record, save_record
+
+MAX_SAMPLES = 2000
+MAX_PROTOTYPES = 2000
+
+
+class Confusion(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's confusion counts: rows true, columns predicted class."""
+
+    device_id: str
+    counts: tuple[tuple[int, ...], ...]
+
+
+class Latencies(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's samples in milliseconds, at most ``MAX_SAMPLES`` of each."""
+
+    device_id: str
+    train_step_ms: tuple[float, ...] = ()
+    infer_ms: tuple[float, ...] = ()
+
+
+class Prototypes(msgspec.Struct, frozen=True, kw_only=True):
+    """Prototypes of one layer.
+
+    Attributes:
+        layer: its name in the model.
+        values: ``(n, d)``.
+        groups: ``n`` labels, whose prototype it is: ``global``, a device's id, a class.
+    """
+
+    layer: str
+    values: tuple[tuple[float, ...], ...]
+    groups: tuple[str, ...]
+
+
+class Details(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``details.json``.
+
+    Attributes:
+        title: heading of the page.
+        data: name of the data set.
+        classes: labels, in the order of the confusion counts.
+        bundle: digest of the bundle.
+        provenance: versions, settings, machine: what a reader needs to repeat the run.
+        confusion: of one device.
+        latencies: of the devices.
+        prototypes: by layer; empty where the strategy has none.
+        wall_s: of the whole run; None: the sum of the rounds is shown.
+    """
+
+    title: str
+    data: str
+    classes: tuple[str, ...] = ()
+    bundle: str = ""
+    provenance: dict[str, str] = {}
+    confusion: Confusion | None = None
+    latencies: tuple[Latencies, ...] = ()
+    prototypes: tuple[Prototypes, ...] = ()
+    wall_s: float | None = None
+
+
+def load_details(path: Path) -> Details:
+    """Read ``details.json``.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: a field is missing or of a wrong type.
+    """
+    return load_record(path, Details)
+
+
+def save_details(details: Details, path: Path) -> None:
+    """Write ``details.json`` whole or not at all."""
+    save_record(details, path)
+
+
+def to_prototypes(layer: str, parts: Mapping[str, NDArray[np.float32]]) -> Prototypes:
+    """Prototypes of one layer from arrays ``(n_i, d)`` by group, thinned to the cap, 4 digits.
+
+    Raises:
+        InputError: the arrays are not of one width.
+    """
+    if len({value.shape[1:] for value in parts.values()}) > 1:
+        shapes = {name: value.shape for name, value in parts.items()}
+        raise InputError(f"prototypes '{layer}': expected arrays of one width, got {shapes}")
+    rows: list[tuple[float, ...]] = []
+    groups: list[str] = []
+    for name, value in parts.items():
+        kept = value[: max(1, MAX_PROTOTYPES // len(parts))]
+        rows += [tuple(float(f"{number:.4g}") for number in row) for row in kept.tolist()]
+        groups += [name] * len(kept)
+    return Prototypes(layer=layer, values=tuple(rows), groups=tuple(groups))
+
+
+class _Evaluation(msgspec.Struct):
+    own: tuple[tuple[int, ...], ...] | None = None
+
+
+class _DeviceRecord(msgspec.Struct):
+    id: str
+    train_step_ms: tuple[float, ...] = ()
+    infer_ms: tuple[float, ...] = ()
+    confusion: _Evaluation = msgspec.field(default_factory=_Evaluation)
+
+
+class _Devices(msgspec.Struct):
+    devices: tuple[_DeviceRecord, ...]
+    classes: tuple[str, ...] = ()
+
+
+def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> Details:
+    """Details of a coordinator's run folder, from the ``devices.json`` that it leaves there.
+
+    Args:
+        run_dir: the folder.
+        title: heading of the page.
+        data: name of the data set.
+        fields: further fields of ``Details`` (``bundle``, ``provenance``, ``prototypes``, …).
+
+    Raises:
+        MissingDataError: no ``devices.json``.
+        InputError: a field of it is missing or of a wrong type.
+    """
+    record = load_record(run_dir / "devices.json", _Devices)
+    found = {
+        "classes": record.classes,
+        "latencies": tuple(_latencies(device) for device in record.devices),
+        "confusion": _first_confusion(record.devices),
+    }
+    return Details(title=title, data=data, **{**found, **fields})
+
+
+def _latencies(device: _DeviceRecord) -> Latencies:
+    return Latencies(
+        device_id=device.id,
+        train_step_ms=_thinned(device.train_step_ms),
+        infer_ms=_thinned(device.infer_ms),
+    )
+
+
+def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
+    """Every k-th sample, so that the whole run stays represented."""
+    return tuple(samples[:: -(-len(samples) // MAX_SAMPLES) or 1])
+
+
+def _first_confusion(devices: Iterable[_DeviceRecord]) -> Confusion | None:
+    for device in devices:
+        if device.confusion.own is not None:
+            return Confusion(device_id=device.id, counts=device.confusion.own)
+    return None

@@ -1,0 +1,113 @@
+"""``result.json``: what came out of a run and what it cost, as typed records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from protofleet.errors import InputError, MissingDataError
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean and population standard deviation over devices, both in [0, 1]."""
+
+    mean: float
+    std: float
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """One way of scoring the models."""
+
+    macro_f1: Spread
+    accuracy: Spread
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The three scores; None where nothing was measured or the strategy has no such model.
+
+    Attributes:
+        personalisation: each device's model on its own test part.
+        generalisation: each device's model on all devices' test parts together.
+        global_: the server's model on all devices' test parts together (``global`` in JSON).
+    """
+
+    personalisation: Metrics | None = None
+    generalisation: Metrics | None = None
+    global_: Metrics | None = msgspec.field(default=None, name="global")
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed round; ``participants`` counts the accepted updates."""
+
+    round_id: int
+    seconds: float
+    participants: int
+    bytes_up: int
+    bytes_down: int
+    scores: Scores
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Milliseconds; None where nothing was measured."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's costs over the run."""
+
+    id: str
+    bytes_up: int
+    bytes_down: int
+    train_step_ms: Percentiles
+    infer_ms: Percentiles
+    peak_rss_bytes: int
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``result.json``."""
+
+    strategy: str
+    seed: int
+    rounds: tuple[Round, ...]
+    scores: Scores
+    devices: tuple[Device, ...]
+
+
+_T = TypeVar("_T")
+
+
+def load_result(path: Path) -> Result:
+    """Read ``result.json``.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: a field is missing or of a wrong type; the message names it.
+    """
+    return load_record(path, Result)
+
+
+def save_result(result: Result, path: Path) -> None:
+    """Write ``result.json`` whole or not at all."""
+    save_record(result, path)
+
+
+def load_record(path: Path, kind: type[_T]) -> _T:
+    """Read a JSON file as ``kind``; errors as ``load_result``."""
+    if not path.is_file():
+        raise MissingDataError(f"'{path}': no such file; expected the folder of a run")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise InputError(f"'{path}': {error}") from error
+
+
+def save_record(record: Any, path: Path) -> None:
+    """Write a record as indented JSON, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+    temporary.replace(path)
