@@ -82,13 +82,12 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
 
     Attributes:
         update_bytes: largest update that is accepted.
-        uploads: devices that may send their chunks at the same time; it keeps the broker's queue
-            short.
+        uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
     """
 
     update_bytes: int = 256 * 1024 * 1024
-    uploads: int = 8
+    uploads: int = 32
     keep_states: int = 3
 
     def __post_init__(self) -> None:
@@ -127,7 +126,7 @@ class LivenessSettings(_Settings, frozen=True, kw_only=True):
         farewell_s: how long the end of a run waits for the devices' last heartbeats.
     """
 
-    silent_after_s: float = 90.0
+    silent_after_s: float = 150.0
     grace_s: float = 20.0
     farewell_s: float = 3.0
 

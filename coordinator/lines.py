@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich.markup import escape
+
 from protofleet.coordinator import events
 
 
@@ -19,7 +21,7 @@ def _started(e: events.Started) -> str:
     verb = "resumes" if e.resumed else "starts"
     return (
         f"federation [bold]{e.federation}[/bold] {verb} with round {e.round_id} of {e.rounds}: "
-        f"{e.strategy}, seed {e.seed}, results in {e.run_dir}"
+        f"{e.strategy}, seed {e.seed}, results in {escape(e.run_dir)}"
     )
 
 
@@ -57,10 +59,12 @@ def _mb(size: int) -> str:
 _LINES: dict[type[events.Report], Any] = {
     events.Started: _started,
     events.Connected: lambda e: f"connected to the broker ({e.protocol})",
-    events.Disconnected: lambda e: f"[yellow]broker lost[/yellow]: {e.reason}",
+    events.Disconnected: lambda e: f"[yellow]broker lost[/yellow]: {escape(e.reason)}",
     events.DeviceOnline: lambda e: f"{e.device} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device} is gone: {e.reason} ({e.live} live)",
-    events.DeviceRefused: lambda e: f"[yellow]refused[/yellow] {e.device} ({e.rule}): {e.reason}",
+    events.DeviceRefused: lambda e: (
+        f"[yellow]refused[/yellow] {e.device} ({e.rule}): {escape(e.reason)}"
+    ),
     events.Waiting: lambda e: f"round {e.round_id} waits for devices: {e.live} of {e.needed}",
     events.RoundOpened: _opened,
     events.RoundExtended: _extended,
@@ -68,11 +72,15 @@ _LINES: dict[type[events.Report], Any] = {
         f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device}, {_mb(e.bytes)}"
     ),
     events.UpdateRejected: lambda e: (
-        f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device}: {e.reason}"
+        f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device}: "
+        f"{escape(e.reason)}"
     ),
-    events.TaskRefused: lambda e: f"round {e.round_id}: {e.device} takes no part: {e.reason}",
+    events.TaskRefused: lambda e: (
+        f"round {e.round_id}: {e.device} takes no part: {escape(e.reason)}"
+    ),
     events.RoundClosed: _closed,
     events.Finished: lambda e: (
-        f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores)}; {e.result}"
+        f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores)}; "
+        f"{escape(e.result)}"
     ),
 }

@@ -1,0 +1,204 @@
+"""The ledger: what it holds, and that a SIGKILL anywhere loses and doubles nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.coordinator import ledger as ledger_module
+from protofleet.coordinator import rounds
+from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.rounds import Phase
+from protofleet.errors import InputError, ProtofleetError, UnavailableError
+from protofleet.strategies.types import ServerState, Update
+from protofleet.strategies.updates import Costs, pack_update, unpack_update
+
+_IDENTITY = {"federation": "home", "seed": "1"}
+_CLIENTS = ("a", "b", "c")
+_ROUNDS = 3
+
+
+def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted]:
+    rng = np.random.default_rng([round_id, ord(client_id)])
+    update = Update(
+        client_id=client_id,
+        round_id=round_id,
+        num_examples=ord(client_id),
+        tensors={"w": rng.normal(size=5).astype(np.float32)},
+    )
+    blob = pack_update(update, Costs())
+    path = folder / f"{client_id}.incoming"
+    path.write_bytes(blob)
+    _, record = unpack_update(blob, max_bytes=10**6)
+    accepted = Accepted(client_id=client_id, transfer_id=f"{round_id}{client_id}", record=record)
+    return path, accepted
+
+
+def _aggregate(state: ServerState, updates) -> ServerState:
+    total = np.array(state.tensors["w"], np.float64)
+    for update in updates:
+        total = 0.5 * total + update.tensors["w"]
+    return ServerState(round_id=state.round_id + 1, tensors={"w": total})
+
+
+def _run(folder: Path) -> None:
+    """A coordinator without a wire: every client delivers as soon as it is asked to."""
+    policy = rounds.Policy(rounds=_ROUNDS, seed=0, minimum=3)
+    with Ledger(folder, _IDENTITY) as ledger:
+        state, actions = rounds.resume(policy, ledger.state(), 0.0)
+        server = ledger.server_state() or ServerState(round_id=0, tensors={"w": np.zeros(5)})
+        pending = list(actions)
+        events = [rounds.Appeared(client_id) for client_id in _CLIENTS]
+        while pending or events:
+            if not pending:
+                state, new = rounds.step(policy, state, events.pop(0), 0.0)
+                pending += new
+                continue
+            server, more = _perform(ledger, server, state, pending.pop(0))
+            events += more
+
+
+def _perform(ledger: Ledger, server: ServerState, state: rounds.State, action: rounds.Action):
+    match action:
+        case rounds.Open(round_id, cohort):
+            ledger.open_round(round_id, cohort, 0.0)
+            delivering = cohort
+        case rounds.Invite(client_id):
+            delivering = (client_id,)
+        case rounds.Close(round_id):
+            ledger.close_round(round_id)
+            server = _aggregate(server, ledger.updates(round_id))
+            ledger.commit_round(server, {"round": round_id}, 1.0, keep_states=2)
+            return server, [rounds.Committed()]
+        case _:
+            return server, []
+    for client_id in delivering:
+        if rounds.refusal(state, client_id, state.round_id) is None:
+            ledger.accept(*_update(ledger.folder, state.round_id, client_id))
+    return server, [rounds.Delivered(client_id) for client_id in delivering]
+
+
+def _outcome(folder: Path):
+    with Ledger(folder, _IDENTITY) as ledger:
+        state = ledger.server_state()
+        return (
+            state.round_id,
+            state.tensors["w"].tobytes(),
+            ledger.committed(),
+            {r: [a.client_id for a in ledger.accepted(r)] for r in range(1, _ROUNDS + 1)},
+            sorted(file.name for file in ledger.states.iterdir()),
+            list(ledger.spool.iterdir()),
+        )
+
+
+class _DyingConnection(sqlite3.Connection):
+    countdown = 0
+
+    def execute(self, *args):
+        _count_down()
+        result = super().execute(*args)
+        _count_down()
+        return result
+
+    def __exit__(self, *args):
+        _count_down()
+        result = super().__exit__(*args)
+        _count_down()
+        return result
+
+
+def _count_down() -> None:
+    _DyingConnection.countdown -= 1
+    if _DyingConnection.countdown == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _killed_at(folder: Path, point: int) -> bool:
+    """Run in a child that SIGKILLs itself at its ``point``-th step; whether it got there."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            _DyingConnection.countdown = point
+            connect, fsync, replace = sqlite3.connect, os.fsync, Path.replace
+            ledger_module.sqlite3.connect = lambda path: connect(path, factory=_DyingConnection)
+            os.fsync = lambda fd: (_count_down(), fsync(fd))
+            Path.replace = lambda a, b: (_count_down(), replace(a, b), _count_down())
+            _run(folder)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(tmp_path):
+    """A real SIGKILL before and after every write, rename and transaction of three rounds."""
+    _run(tmp_path / "whole")
+    expected = _outcome(tmp_path / "whole")
+    assert expected[0] == _ROUNDS
+    point, killed = 0, True
+    while killed:
+        point += 1
+        folder = tmp_path / f"k{point}"
+        killed = _killed_at(folder, point)
+        _run(folder)
+        assert _outcome(folder) == expected, f"killed at step {point}"
+    assert point > 100
+
+
+def test_killed_again_and_again_the_run_ends_with_the_same_bits(tmp_path):
+    _run(tmp_path / "whole")
+    kills = 0
+    while _killed_at(tmp_path / "run", 23 + kills % 17):
+        kills += 1
+    assert kills >= 3
+    assert _outcome(tmp_path / "run") == _outcome(tmp_path / "whole")
+
+
+def test_an_open_round_is_found_again(tmp_path):
+    with Ledger(tmp_path / "r", _IDENTITY) as ledger:
+        ledger.open_round(1, ("b", "a"), 0.0)
+        ledger.accept(*_update(tmp_path, 1, "b"))
+        ledger.extend_round(1, 1, ("c",))
+    with Ledger(tmp_path / "r", _IDENTITY) as ledger:
+        state = ledger.state()
+        assert (state.phase, state.round_id, state.attempt, state.size) == (Phase.OPEN, 1, 1, 2)
+        assert (state.cohort, state.delivered) == (("a", "b", "c"), frozenset("b"))
+        assert ledger.transfer_ids() == ["1b"]
+
+
+def test_another_run_in_the_same_folder_is_refused_by_what_differs(tmp_path):
+    Ledger(tmp_path, _IDENTITY).close()
+    with pytest.raises(InputError, match=r"seed 1.*says 2"):
+        Ledger(tmp_path, {**_IDENTITY, "seed": "2"})
+
+
+def test_a_second_coordinator_in_the_same_folder_is_refused(tmp_path):
+    with Ledger(tmp_path, _IDENTITY), pytest.raises(UnavailableError, match="another coordinator"):
+        Ledger(tmp_path, _IDENTITY)
+
+
+def test_a_damaged_state_is_noticed(tmp_path):
+    _run(tmp_path)
+    file = tmp_path / "states" / "000003.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    with Ledger(tmp_path, _IDENTITY) as ledger, pytest.raises(ProtofleetError, match="damaged"):
+        ledger.server_state()
+
+
+def test_totals_only_grow(tmp_path):
+    """A heartbeat that arrives late does not take bytes back."""
+    with Ledger(tmp_path, _IDENTITY) as ledger:
+        ledger.pay("a", 1, Totals(bytes_up=10, bytes_down=20, peak_rss_bytes=5))
+        ledger.paid()
+        ledger.pay("a", 1, Totals(bytes_up=7, bytes_down=30, peak_rss_bytes=4))
+        assert ledger.paid() == {"a": {1: Totals(bytes_up=10, bytes_down=30, peak_rss_bytes=5)}}
