@@ -30,7 +30,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     broker: str
     bundle: Path
     store: Path
-    seed: int
+    seed: tuple[int, int]
     trust: tuple[str, ...]
 
 
@@ -61,8 +61,8 @@ class Fleet:
         proxies = self._exits.enter_context(ProxyThread())
         self._exits.callback(lambda: stop(list(self._processes.values())))
         try:
-            for device in self._file.devices:
-                self._start(device, proxies)
+            for number, device in enumerate(self._file.devices):
+                self._start(device, number, proxies)
         except BaseException:
             self._exits.close()
             raise
@@ -96,7 +96,7 @@ class Fleet:
         """The process behind a device."""
         return self._processes[device_id].pid
 
-    def _start(self, device: VirtualDevice, proxies: ProxyThread) -> None:
+    def _start(self, device: VirtualDevice, number: int, proxies: ProxyThread) -> None:
         profile = self._file.profile_of(device)
         folder = self.folder(device.id)
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ class Fleet:
             broker=_through(self._file.broker, profile.link, proxies),
             bundle=self._file.bundle,
             store=folder / "store",
-            seed=self._file.seed,
+            seed=(self._file.seed, number),
             trust=self._file.trust,
         )
         path = folder / "device.json"

@@ -100,4 +100,5 @@ def _interpolate(
     slope = (c - a) / 2
     curve = a - 2.5 * b + 2 * c - d / 2
     twist = (d - a) / 2 + 1.5 * (b - c)
-    return b + t * (slope + t * (curve + t * twist))
+    spline: NDArray[np.float64] = b + t * (slope + t * (curve + t * twist))
+    return spline

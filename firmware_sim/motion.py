@@ -112,4 +112,5 @@ def _walk(
     motion *= np.repeat([gait.sway_g * body[1], gait.turn * body[2]], 3)
     posture = np.asarray(gait.posture) + tilt
     motion[:, :GRAVITY_AXES] += posture / np.linalg.norm(posture)
-    return motion.astype(np.float32)
+    values: NDArray[np.float32] = motion.astype(np.float32)
+    return values

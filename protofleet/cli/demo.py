@@ -1,0 +1,103 @@
+"""``protofleet demo``: the whole road, from central training to a report."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from protofleet.demo import DemoSettings
+
+_COMMANDLINE = click.core.ParameterSource.COMMANDLINE
+_DEFAULT_DEVICES = 8
+_DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Choice(["digits", "uci-har"]),
+    default="digits",
+    show_default=True,
+    help="digits: in scikit-learn. uci-har: 30 people's activity, from --data-root.",
+)
+@click.option(
+    "--data-root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder that holds 'ucihar/UCI HAR Dataset.zip'.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice(["fedali", "fedavg"]),
+    default="fedali",
+    show_default=True,
+    help="What devices and coordinator do: see 'protofleet strategies'.",
+)
+@click.option(
+    "--devices",
+    type=click.IntRange(2, 30),
+    default=_DEFAULT_DEVICES,
+    show_default=True,
+    help="Device processes; with uci-har each is one person.",
+)
+@click.option("--rounds", type=click.IntRange(1), help="Default: 12 for digits, 10 for uci-har.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--broker", metavar="URL", help="mqtt://host:port; default: one of its own.")
+@click.option(
+    "--sensors",
+    type=click.Choice(["playback", "published"]),
+    default="playback",
+    show_default=True,
+    help="uci-har: play recordings back through virtual sensors, or take the published windows.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the run; default: a new one under runs/. An interrupted run goes on.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print result.json instead of the table.")
+@click.pass_context
+def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: Any) -> None:
+    """Pretrain a model, export it, and let a fleet of device processes personalise it.
+
+    Each device is a process of its own that sees only its owner's data and talks MQTT to a
+    coordinator process. At the end: a table, DIR/report.html to look at, DIR/result.json to read.
+    """
+    from rich.console import Console  # noqa: PLC0415 - loads only what is run
+
+    from protofleet.demo import run_demo  # noqa: PLC0415
+
+    folder = out or _new_folder(options["data"], options["strategy"])
+    settings = _settings(folder, ctx, options)
+    console = Console(stderr=as_json)
+    try:
+        report = run_demo(settings, folder, console)
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; to go on: protofleet demo --out {folder}", soft_wrap=True)
+        sys.exit(130)
+    if as_json:
+        click.echo((folder / "result.json").read_text())
+    else:
+        console.print(f"\nreport: {report}", soft_wrap=True)
+
+
+def _new_folder(data: str, strategy: str) -> Path:
+    now = dt.datetime.now().astimezone()
+    return Path("runs") / f"{now:%Y%m%d-%H%M%S}-{data}-{strategy}"
+
+
+def _settings(folder: Path, ctx: click.Context, options: dict[str, Any]) -> DemoSettings:
+    """What was asked for; a run that goes on keeps what is not asked for otherwise."""
+    import msgspec  # noqa: PLC0415
+
+    from protofleet.demo import DemoSettings, begun, load_settings  # noqa: PLC0415
+
+    before = msgspec.structs.asdict(load_settings(folder)) if begun(folder) else {}
+    given = {name for name in options if ctx.get_parameter_source(name) is _COMMANDLINE}
+    chosen = {**options, **{key: before[key] for key in before if key not in given}}
+    chosen["rounds"] = chosen["rounds"] or _DEFAULT_ROUNDS[chosen["data"]]
+    return DemoSettings(**chosen)

@@ -1,0 +1,229 @@
+"""Data of the demonstration: who gets what, which model, what is trained centrally before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.datasets import DeviceData
+from protofleet.demo.settings import DemoSettings
+from protofleet.errors import InputError
+from protofleet.firmware_sim.imu import ImuProfile
+from protofleet.firmware_sim.link_proxy import LinkProfile
+from protofleet.firmware_sim.motion import Motion, join_recordings, synthesise
+from protofleet.firmware_sim.profile import DeviceProfile, VirtualDevice
+from protofleet.firmware_sim.senses import collect, sense
+from protofleet.wire.manifest import Preprocessing
+
+PROFILES = {
+    "pi": DeviceProfile(imu=ImuProfile(rate_hz=200.0, noise_g=0.005, noise_rad_s=0.005)),
+    "phone": DeviceProfile(
+        link=LinkProfile(up_kbit_s=20_000, down_kbit_s=50_000, delay_ms=10),
+        imu=ImuProfile(rate_hz=100.0, noise_g=0.01, noise_rad_s=0.01, bias_g=0.01, jitter_s=0.001),
+    ),
+    "wearable": DeviceProfile(
+        memory_mb=2048,
+        link=LinkProfile(up_kbit_s=8_000, down_kbit_s=16_000, delay_ms=25),
+        imu=ImuProfile(
+            rate_hz=50.0, noise_g=0.02, noise_rad_s=0.02, bias_g=0.02, gap_every_s=300.0
+        ),
+    ),
+}
+"""Three kinds of device, dealt out in turn: a wired Pi, a phone on Wi-Fi, a wearable."""
+
+FLEET_SEED = 0
+"""Seed of the sensors' faults: the same people carry the same sensors whatever is trained."""
+
+_DIGITS_PUBLIC = 0.25  # share of the digits that the central training may see
+_DIGITS_ALPHA = 0.5
+_TEST_FRACTION = 0.3
+_SYNTHETIC_PEOPLE = 12
+_SYNTHETIC_S = 90.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Files and facts with which a demonstration goes on.
+
+    Attributes:
+        title: the data in words.
+        devices: the fleet.
+        pooled: ``.npz`` with the union of all test parts.
+        central: ``.npz`` for the central training.
+        pretrain: options of ``protofleet pretrain``.
+        model: name of the model.
+        model_settings: its settings.
+        classes: class names.
+        preprocessing: what the bundle tells about its input.
+        strategy_settings: where the demonstration differs from the strategy's defaults.
+    """
+
+    title: str
+    devices: tuple[VirtualDevice, ...]
+    pooled: Path
+    central: Path
+    pretrain: tuple[str, ...]
+    model: str
+    model_settings: dict[str, Any]
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    strategy_settings: dict[str, Any] = field(default_factory=dict)
+
+
+def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
+    """Digits: a quarter is public, the rest is divided among the devices by a Dirichlet draw."""
+    from protofleet.datasets import digits  # noqa: PLC0415 - scikit-learn is slow to load
+    from protofleet.datasets.partition import dirichlet, stratified_split  # noqa: PLC0415
+
+    images, labels = digits.load_digits()
+    rng = np.random.default_rng(settings.seed)
+    private, public = stratified_split(labels, test_fraction=_DIGITS_PUBLIC, rng=rng)
+    parts = dirichlet(labels[private], settings.devices, alpha=_DIGITS_ALPHA, rng=rng)
+    data = {}
+    for number, part in enumerate(parts, 1):
+        mine = private[part]
+        train, test = stratified_split(labels[mine], test_fraction=_TEST_FRACTION, rng=rng)
+        data[f"device-{number:02d}"] = DeviceData(
+            x_train=images[mine[train]],
+            y_train=labels[mine[train]],
+            x_test=images[mine[test]],
+            y_test=labels[mine[test]],
+            classes=digits.CLASSES,
+        )
+    central = _save_central(folder, images[public], labels[public], digits.CLASSES)
+    prototypes: dict[str, Any] = {} if settings.strategy == "fedali" else {"prototypes": []}
+    return Prepared(
+        title=f"scikit-learn's digits, Dirichlet({_DIGITS_ALPHA}) over {settings.devices} devices",
+        devices=_ready_devices(folder, data),
+        pooled=_save_pooled(folder, list(data.values())),
+        central=central,
+        pretrain=("--objective", "supervised", "--epochs", "12", "--lr", "0.001"),
+        model="vit_digits",
+        model_settings=prototypes,
+        classes=digits.CLASSES,
+        preprocessing=Preprocessing(input_shape=(1, 8, 8)),
+        strategy_settings={"optimiser": {"kind": "adam", "lr": 5e-4}},
+    )
+
+
+def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
+    """UCI-HAR: every device is one person; people without a device are the central data."""
+    from protofleet.datasets import ucihar  # noqa: PLC0415 - only where used
+    from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415
+
+    if settings.data_root is None:
+        raise InputError("--data uci-har: give --data-root, the folder with 'ucihar/' in it")
+    if settings.devices > 30:
+        raise InputError(f"--devices: UCI-HAR has 30 people, got {settings.devices}")
+    people = ucihar.load_ucihar(settings.data_root)
+    mean, std = ucihar.normalisation(people.windows)
+    preprocessing = Preprocessing(
+        input_shape=(ucihar.WINDOW, len(ucihar.CHANNELS)),
+        rate_hz=ucihar.RATE_HZ,
+        window=ucihar.WINDOW,
+        hop=ucihar.HOP,
+        channels=ucihar.CHANNELS,
+        mean=mean,
+        std=std,
+    )
+    order = np.random.default_rng(settings.seed).permutation(np.arange(1, 31)).tolist()
+    owners = {f"person-{s:02d}": people.of(s) for s in sorted(order[: settings.devices])}
+    if settings.sensors == "published":
+        data = {
+            name: split_in_time(normalise(windows, mean, std), ucihar.CLASSES)
+            for name, windows in owners.items()
+        }
+        devices = _ready_devices(folder, data)
+    else:
+        motions = {
+            name: join_recordings(ucihar.recordings(windows), ucihar.RATE_HZ)
+            for name, windows in owners.items()
+        }
+        devices, data = _moving_devices(folder, motions, preprocessing, ucihar.CLASSES)
+    central = [normalise(people.of(s), mean, std).x for s in order[settings.devices :]]
+    return Prepared(
+        title=f"UCI-HAR, {settings.devices} people ({settings.sensors} windows)",
+        devices=devices,
+        pooled=_save_pooled(folder, list(data.values())),
+        central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),
+        pretrain=("--objective", "mae", "--epochs", "10"),
+        model="hart_alp" if settings.strategy == "fedali" else "hart",
+        model_settings={"pretrained": True},
+        classes=ucihar.CLASSES,
+        preprocessing=preprocessing,
+    )
+
+
+RECIPES = {"digits": prepare_digits, "uci-har": prepare_uci_har}
+
+
+def _synthetic(preprocessing: Preprocessing) -> list[NDArray[np.float32]]:
+    """Windows of synthesised people, for masked pretraining when every real person is a device."""
+    imu = PROFILES["phone"].imu
+    found = []
+    for person in range(_SYNTHETIC_PEOPLE):
+        rng = np.random.default_rng((person, _SYNTHETIC_PEOPLE))
+        found.append(sense(synthesise(_SYNTHETIC_S, rng), imu, preprocessing, rng).x)
+    return found
+
+
+def _moving_devices(
+    folder: Path,
+    motions: dict[str, Motion],
+    preprocessing: Preprocessing,
+    classes: tuple[str, ...],
+) -> tuple[tuple[VirtualDevice, ...], dict[str, DeviceData]]:
+    """Devices that play motion back, and the windows that each of them will find."""
+    devices, data = [], {}
+    for number, (name, motion) in enumerate(motions.items()):
+        path = folder / "data" / f"{name}.motion.npz"
+        path.parent.mkdir(exist_ok=True)
+        motion.save(path)
+        device = VirtualDevice(id=name, motion=path, profile=_profile(number))
+        imu = PROFILES[device.profile].imu
+        data[name] = collect(motion, imu, preprocessing, classes, (FLEET_SEED, number))
+        devices.append(device)
+    return tuple(devices), data
+
+
+def _profile(number: int) -> str:
+    return list(PROFILES)[number % len(PROFILES)]
+
+
+def _ready_devices(folder: Path, data: dict[str, DeviceData]) -> tuple[VirtualDevice, ...]:
+    devices = []
+    (folder / "data").mkdir(exist_ok=True)
+    for number, (name, one) in enumerate(data.items()):
+        path = folder / "data" / f"{name}.npz"
+        one.save(path)
+        devices.append(VirtualDevice(id=name, data=path, profile=_profile(number)))
+    return tuple(devices)
+
+
+def _save_pooled(folder: Path, data: Sequence[DeviceData]) -> Path:
+    path = folder / "data" / "pooled.npz"
+    x = np.concatenate([one.x_test for one in data])
+    with path.open("wb") as file:
+        np.savez(file, x_test=x, y_test=np.concatenate([one.y_test for one in data]))
+    return path
+
+
+def _save_central(
+    folder: Path,
+    x: NDArray[np.float32],
+    y: NDArray[np.int64] | None = None,
+    classes: tuple[str, ...] = (),
+) -> Path:
+    path = folder / "data" / "central.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        if y is None:
+            np.savez(file, x=x)
+        else:
+            np.savez(file, x=x, y=y, classes=np.array(classes))
+    return path

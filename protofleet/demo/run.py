@@ -1,0 +1,193 @@
+"""One demonstration from data to report; interrupted anywhere, the same call goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from protofleet.demo.commands import (
+    export_arguments,
+    federation_toml,
+    invocation,
+    pretrain_arguments,
+    run_step,
+    shown,
+)
+from protofleet.demo.live import LiveView
+from protofleet.demo.outcome import finish
+from protofleet.demo.recipes import FLEET_SEED, PROFILES, RECIPES, Prepared
+from protofleet.demo.settings import DemoSettings
+from protofleet.errors import ProtofleetError, UnavailableError
+from protofleet.firmware_sim.fleet import Fleet
+from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.firmware_sim.profile import FleetFile
+from protofleet.wire.broker import find_mosquitto, local_broker
+from protofleet.wire.bundle import Bundle
+
+_POLL_S = 0.1
+_LAST_WORDS_S = 20.0
+_DEADLINE_S = 3600.0  # a rehearsal waits for every device, so that a seed gives one result
+
+
+def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
+    """Run or resume a demonstration.
+
+    Args:
+        settings: what to show.
+        folder: where everything is kept: data, bundle, device stores, results.
+        console: progress and the final table go here.
+
+    Returns:
+        The report's path.
+
+    Raises:
+        ProtofleetError: a step failed; nothing that was finished is lost.
+        KeyboardInterrupt: passed on after every process has ended.
+    """
+    settings.bind(folder)
+    started = time.monotonic()
+    console.rule(f"1/4  data: {settings.data}")
+    prepared = RECIPES[settings.data](settings, folder)
+    console.print(prepared.title)
+    bundle = _make_bundle(settings, prepared, folder, console)
+    console.rule(f"4/4  {settings.devices} device processes, strategy {settings.strategy}")
+    with _broker(settings.broker, console) as url:
+        _federate(settings, prepared, (folder, url, bundle), console)
+    return finish(prepared.title, folder, console, seconds=time.monotonic() - started)
+
+
+def _make_bundle(
+    settings: DemoSettings, prepared: Prepared, folder: Path, console: Console
+) -> Bundle:
+    path = folder / "bundle.pfb"
+    if not path.exists():
+        pretrain = pretrain_arguments(prepared, folder, settings.seed)
+        console.rule("2/4  central training")
+        console.print(f"$ {shown(pretrain)}", style="dim", soft_wrap=True)
+        run_step(pretrain)
+        export = export_arguments(prepared, folder, settings.strategy)
+        console.rule("3/4  export to ONNX programs, checked against PyTorch")
+        console.print(f"$ {shown(export)}", style="dim", soft_wrap=True)
+        run_step(export)
+    return Bundle.open(path, trusted=None)
+
+
+@contextmanager
+def _broker(url: str | None, console: Console) -> Iterator[str]:
+    if url is not None:
+        yield url
+        return
+    kind = "Mosquitto" if find_mosquitto() else "amqtt, embedded: for demonstrations only"
+    with local_broker() as started:
+        console.print(f"broker: {started} ({kind})")
+        yield started
+
+
+def _federate(
+    settings: DemoSettings,
+    prepared: Prepared,
+    place: tuple[Path, str, Bundle],
+    console: Console,
+) -> None:
+    folder, url, bundle = place
+    name = f"demo-{folder.name}"[:64]
+    federation = folder / "federation.toml"
+    federation.write_text(_federation(settings, prepared, (name, url, bundle)))
+    fleet_file = FleetFile(
+        federation=name,
+        broker=url,
+        bundle=folder.resolve() / "bundle.pfb",
+        folder=folder / "devices",
+        devices=tuple(
+            msgspec.structs.replace(device, pooled=prepared.pooled) for device in prepared.devices
+        ),
+        seed=FLEET_SEED,
+        trust=(bundle.signer,),
+        profiles=PROFILES,
+    )
+    run_dir = folder / "coordinator"
+    run_dir.mkdir(exist_ok=True)
+    events = run_dir / "events.jsonl"
+    seen = events.stat().st_size if events.exists() else 0
+    coordinator = spawn(
+        invocation("coordinator", "run", str(federation), "--json"),
+        out=events,
+        log=run_dir / "log.txt",
+    )
+    try:
+        with Fleet(fleet_file) as fleet, LiveView(console, settings.rounds) as view:
+            _watch(coordinator, fleet, view, (events, seen))
+    finally:
+        stop([coordinator])
+
+
+class _Tail:
+    """Whole lines of a growing file of JSON events."""
+
+    def __init__(self, path: Path, position: int) -> None:
+        self._path = path
+        self._position = position
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Events written since the last call."""
+        with self._path.open("rb") as file:
+            file.seek(self._position)
+            written = file.read()
+        whole = written[: written.rfind(b"\n") + 1]
+        self._position += len(whole)
+        yield from map(msgspec.json.decode, whole.splitlines())
+
+
+def _watch(
+    coordinator: subprocess.Popen[bytes], fleet: Fleet, view: LiveView, place: tuple[Path, int]
+) -> None:
+    """Show events until the coordinator ends; then give the devices time to leave by themselves."""
+    tail = _Tail(*place)
+    finished = False
+    while True:
+        over = coordinator.poll() is not None
+        for event in tail.read():
+            finished = finished or event["event"] == "finished"
+            view.show(event)
+        if over:
+            break
+        if not fleet.running():
+            raise UnavailableError(f"no device is left: {_epitaph(fleet)}")
+        time.sleep(_POLL_S)
+    if not finished:
+        log = place[0].with_name("log.txt").read_text(errors="replace").splitlines()
+        raise ProtofleetError(f"the coordinator ended early: {log[-1] if log else 'no message'}")
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while fleet.running() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+
+
+def _epitaph(fleet: Fleet) -> str:
+    failed = [ended for ended in fleet.ended() if ended.status]
+    return f"{failed[0].device_id}: {failed[0].last_words}" if failed else "all have left"
+
+
+def _federation(settings: DemoSettings, prepared: Prepared, place: tuple[str, str, Bundle]) -> str:
+    name, url, bundle = place
+    values: dict[str, Any] = {
+        "federation": name,
+        "broker": url,
+        "bundle": "bundle.pfb",
+        "trusted": [bundle.signer],
+        "run_dir": "coordinator",
+        "rounds": settings.rounds,
+        "seed": settings.seed,
+        "strategy": {"name": settings.strategy, "settings": prepared.strategy_settings},
+        "cohort": {"minimum": settings.devices},
+        "round": {"deadline_s": _DEADLINE_S, "quorum": 1.0},
+        "liveness": {"grace_s": 600.0},
+        "evaluation": {"pooled": "data/pooled.npz"},
+    }
+    return federation_toml(values)

@@ -1,0 +1,81 @@
+"""What a demonstration was asked for, kept beside its results so that it can go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from protofleet.errors import InputError
+
+_FILE = "demo.json"
+
+
+class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of one demonstration.
+
+    Attributes:
+        data: ``digits`` (in scikit-learn) or ``uci-har`` (30 people).
+        data_root: folder of the published data sets.
+        strategy: key in ``protofleet.strategies.STRATEGIES``.
+        devices: number of device processes.
+        rounds: rounds to aggregate.
+        seed: of everything random.
+        broker: URL of a broker, or None to start one.
+        sensors: for ``uci-har``: ``playback`` sends each person's recordings through a virtual
+            sensor and the intake; ``published`` takes the published windows as they are.
+    """
+
+    data: Literal["digits", "uci-har"]
+    data_root: Path | None
+    strategy: str
+    devices: int
+    rounds: int
+    seed: int
+    broker: str | None
+    sensors: Literal["playback", "published"]
+
+    def bind(self, folder: Path) -> None:
+        """Write the settings into ``folder``, or check that they are the ones already there.
+
+        Raises:
+            InputError: the run in ``folder`` has other settings.
+        """
+        if not begun(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            data = msgspec.json.format(msgspec.json.encode(self, enc_hook=str))
+            (folder / _FILE).write_bytes(data)
+            return
+        before = load_settings(folder)
+        for name in self.__struct_fields__:
+            if name != "broker" and getattr(before, name) != getattr(self, name):
+                raise InputError(
+                    f"'{folder}' holds a run with {name} = {getattr(before, name)}, not "
+                    f"{getattr(self, name)}; choose another --out"
+                )
+
+
+def begun(folder: Path) -> bool:
+    """Whether a demonstration was begun in ``folder``."""
+    return (folder / _FILE).exists()
+
+
+def load_settings(folder: Path) -> DemoSettings:
+    """Settings of the run in ``folder``.
+
+    Raises:
+        InputError: there is none.
+    """
+
+    def to_path(kind: type, value: str) -> Path:  # noqa: ARG001 - msgspec's hook signature
+        return Path(value)
+
+    try:
+        return msgspec.json.decode(
+            (folder / _FILE).read_bytes(), type=DemoSettings, dec_hook=to_path
+        )
+    except FileNotFoundError as error:
+        raise InputError(f"'{folder}': no demonstration was begun here") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"'{folder / _FILE}': {error}") from error
