@@ -1,0 +1,133 @@
+"""A simulated channel between two couriers: loss, duplication, delay, virtual time."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protofleet.wire.chunks import parse
+from protofleet.wire.messages import Manifest, decode
+from protofleet.wire.transfer import Courier, Delivered, Lane, Limits, Received, Rejected, Send
+
+
+@dataclass
+class Faults:
+    """What the channel does to a packet, and how often at most."""
+
+    loss: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    corrupt: float = 0.0
+    budget: int = 40
+    done: int = 0
+
+    def strikes(self, rng: random.Random, rate: float) -> bool:
+        if self.done >= self.budget or rng.random() >= rate:
+            return False
+        self.done += 1
+        return True
+
+
+@dataclass
+class Channel:
+    """Carries one blob from ``sender`` to ``receiver`` (both on one device id)."""
+
+    folder: Path
+    rng: random.Random
+    faults: Faults = field(default_factory=Faults)
+    limits: Limits = field(default_factory=Limits)
+    peer: str = "pi-7"
+    now: float = 0.0
+    chunks_sent: int = 0
+    received: bytes | None = None
+    outcome: Delivered | Rejected | None = None
+
+    def __post_init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.sender = Courier(self.folder / "out", rng=self.rng)
+        self._wire: list[tuple[float, int, str, Send]] = []
+        self._serial = 0
+        self.restart_receiver()
+
+    def restart_receiver(self) -> None:
+        """As after SIGKILL: nothing is closed or flushed."""
+        self.receiver = Courier(self.folder / "in", self.limits, self.rng)
+
+    def send(self, blob: bytes, manifest: Manifest) -> None:
+        self._carry("sender", self.sender.send(self.peer, blob, manifest, self.now))
+
+    def run(self, until: int | None = None) -> None:
+        """Let time pass until the sender has its receipt, or ``until`` chunks were sent."""
+        while self.outcome is None and (until is None or self.chunks_sent < until):
+            self._step()
+            if self.now > 3600:
+                raise TimeoutError(f"no receipt after an hour: {dict(self.kinds)}")
+
+    def _step(self) -> None:
+        while (chunk := self.sender.next_chunk()) is not None:
+            self.chunks_sent += 1
+            self._carry("sender", [chunk])
+        due = [t for t in (self.sender.due(), self.receiver.due()) if t is not None]
+        arrival = self._wire[0][0] if self._wire else float("inf")
+        self.now = max(self.now, min([arrival, *due]))
+        self._carry("sender", self.sender.tick(self.now))
+        self._carry("receiver", self.receiver.tick(self.now))
+        while self._wire and self._wire[0][0] <= self.now:
+            _, _, origin, packet = heapq.heappop(self._wire)
+            self._arrive(origin, packet)
+
+    def _arrive(self, origin: str, packet: Send) -> None:
+        if origin == "receiver":
+            self._carry(
+                "sender", self.sender.handle(self.peer, packet.lane, packet.payload, self.now)
+            )
+        elif packet.lane is Lane.OFFER:
+            manifest = decode(packet.payload, Manifest)
+            self._carry("receiver", self.receiver.expect(self.peer, manifest, self.now))
+        else:
+            self._carry("receiver", self._chunk(packet))
+
+    def _chunk(self, packet: Send) -> list:
+        try:
+            return self.receiver.handle(self.peer, packet.lane, packet.payload, self.now)
+        except ValueError as error:
+            raise AssertionError from error
+        except Exception as error:
+            if getattr(error, "rule", "").startswith("chunk-"):
+                self.kinds["refused"] += 1
+                return []
+            raise
+
+    def _carry(self, origin: str, actions: list) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                self._put(origin, action)
+            elif isinstance(action, Received):
+                self.received = action.path.read_bytes()
+                key = action.manifest.transfer_id
+                self._carry("receiver", self.receiver.accept(key, self.now))
+            else:
+                self.outcome = action
+
+    def _put(self, origin: str, packet: Send) -> None:
+        self.kinds[packet.lane.value] += 1
+        if self.faults.strikes(self.rng, self.faults.loss):
+            return
+        delay = 0.01
+        if self.faults.strikes(self.rng, self.faults.reorder):
+            delay += self.rng.uniform(0.0, 0.5)
+        if packet.lane is Lane.CHUNK and self.faults.strikes(self.rng, self.faults.corrupt):
+            packet = Send(packet.peer, packet.lane, _flip(packet.payload, self.rng))
+        for _ in range(2 if self.faults.strikes(self.rng, self.faults.duplicate) else 1):
+            self._serial += 1
+            heapq.heappush(self._wire, (self.now + delay, self._serial, origin, packet))
+
+
+def _flip(payload: bytes, rng: random.Random) -> bytes:
+    parse(payload)
+    damaged = bytearray(payload)
+    damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+    return bytes(damaged)

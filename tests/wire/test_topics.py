@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.errors import InputError
+from protofleet.wire.topics import Address, Channel, Topics
+
+_IDS = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
+_OF_DEVICES = [channel for channel in Channel if not channel.value.startswith("all")]
+
+GOLDEN = {
+    Channel.PRESENCE: "fl/v1/lab/st/pi-7",
+    Channel.UP_MANIFEST: "fl/v1/lab/up/pi-7/m",
+    Channel.UP_CHUNK: "fl/v1/lab/up/pi-7/c",
+    Channel.UP_REQUEST: "fl/v1/lab/up/pi-7/q",
+    Channel.UP_STATUS: "fl/v1/lab/up/pi-7/s",
+    Channel.DOWN_ANSWER: "fl/v1/lab/dn/pi-7/a",
+    Channel.DOWN_CHUNK: "fl/v1/lab/dn/pi-7/c",
+    Channel.DOWN_TASK: "fl/v1/lab/dn/pi-7/t",
+}
+
+
+@pytest.mark.parametrize("channel", _OF_DEVICES, ids=lambda c: c.name)
+def test_topics_are_those_of_the_specification(channel):
+    assert Topics("lab").of(channel, "pi-7") == GOLDEN[channel]
+
+
+def test_topics_for_all():
+    topics = Topics("lab")
+    assert topics.announcement == "fl/v1/lab/all/ctl"
+    assert topics.broadcast("v3") == "fl/v1/lab/all/c/v3"
+    assert topics.parse("fl/v1/lab/all/ctl") == Address(Channel.ANNOUNCEMENT, "")
+
+
+@given(_IDS, _IDS, st.sampled_from(_OF_DEVICES))
+def test_what_was_built_is_parsed(federation, device, channel):
+    """Every topic names its channel and device again and has at most 7 slashes."""
+    topics = Topics(federation)
+    topic = topics.of(channel, device)
+    assert topics.parse(topic) == Address(channel, device)
+    assert topic.count("/") <= 7
+
+
+@pytest.mark.parametrize("bad", ["", "a/b", "a+b", "#", "ü", "a b", "x" * 65, "a\n", "a\0"])
+def test_ids_that_break_topics_are_refused(bad):
+    with pytest.raises(InputError, match="expected 1 to 64 characters"):
+        Topics(bad)
+    with pytest.raises(InputError, match="expected 1 to 64 characters"):
+        Topics("lab").of(Channel.UP_CHUNK, bad)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "",
+        "fl/v1/lab",
+        "fl/v1/other/up/a/m",
+        "fl/v2/lab/up/a/m",
+        "fl/v1/lab/up/a",
+        "fl/v1/lab/up/a/m/x",
+        "fl/v1/lab/up//m",
+        "fl/v1/lab/up/a/z",
+        "fl/v1/lab/all/other",
+        "fl/v1/lab/st/a/b",
+    ],
+)
+def test_foreign_topics_are_not_parsed(topic):
+    assert Topics("lab").parse(topic) is None
+
+
+def test_a_device_needs_at_most_four_subscriptions():
+    assert Topics("lab").device_filters("a") == ("fl/v1/lab/all/ctl", "fl/v1/lab/dn/a/+")
+    assert Topics("lab").coordinator_filters() == ("fl/v1/lab/up/+/+", "fl/v1/lab/st/+")
