@@ -1,0 +1,103 @@
+"""Fleet files, and virtual devices as real processes."""
+
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from protofleet.datasets.windows import Windows
+from protofleet.errors import InputError
+from protofleet.firmware_sim.fleet import Fleet
+from protofleet.firmware_sim.imu import ImuProfile
+from protofleet.firmware_sim.motion import ACTIVITIES, synthesise
+from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice, load_fleet
+from protofleet.firmware_sim.senses import collect, sense
+from protofleet.wire.manifest import Preprocessing
+
+WINDOWS = Preprocessing(
+    input_shape=(128, 6), rate_hz=50.0, window=128, hop=64, channels=tuple("abcdef"),
+    mean=(0.0,) * 6, std=(1.0,) * 6,
+)  # fmt: skip
+
+FLEET = """
+federation = "study"
+broker = "mqtt://127.0.0.1:1"
+bundle = "bundle.pfb"
+folder = "fleet"
+{extra}
+[profiles.watch]
+threads = 2
+[profiles.watch.imu]
+rate_hz = 26
+[[devices]]
+id = "a"
+profile = "watch"
+motion = "a.npz"
+[[devices]]
+id = "b"
+"""
+
+
+def test_fleet_file_is_read_and_paths_start_at_its_folder(tmp_path):
+    (tmp_path / "fleet.toml").write_text(FLEET.format(extra="seed = 3"))
+    fleet = load_fleet(tmp_path / "fleet.toml")
+    assert fleet.bundle == tmp_path / "bundle.pfb"
+    assert fleet.devices[0].motion == tmp_path / "a.npz"
+    assert fleet.profile_of(fleet.devices[0]).imu.rate_hz == 26
+    assert fleet.profile_of(fleet.devices[1]) == DeviceProfile()
+    assert fleet.seed == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (FLEET.format(extra="sead = 3"), "sead"),
+        (FLEET.format(extra="").replace('profile = "watch"', 'profile = "clock"'), "clock"),
+        (FLEET.format(extra="").replace('id = "b"', 'id = "a"'), "occurs twice"),
+        (FLEET.format(extra="").replace("threads = 2", "threads = 0"), "threads"),
+        ("not toml", "fleet"),
+    ],
+)
+def test_wrong_fleet_files_are_named(tmp_path, text, message):
+    (tmp_path / "fleet.toml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        load_fleet(tmp_path / "fleet.toml")
+
+
+def test_sensed_windows_are_labelled_and_split_without_overlap():
+    motion = synthesise(30.0, np.random.default_rng(2), rate_hz=100.0)
+    imu = ImuProfile(rate_hz=104.0, noise_g=0.01, jitter_s=0.0005)
+    windows = sense(motion, imu, WINDOWS, np.random.default_rng(0))
+    assert isinstance(windows, Windows)
+    assert set(windows.y.tolist()) == set(range(len(ACTIVITIES)))
+    data = collect(motion, imu, WINDOWS, ACTIVITIES, (0, 1))
+    halves = {half.tobytes() for x in data.x_train for half in (x[:64], x[64:])}
+    assert not any(half.tobytes() in halves for x in data.x_test for half in (x[:64], x[64:]))
+    again = collect(motion, imu, WINDOWS, ACTIVITIES, (0, 1))
+    assert np.array_equal(again.x_train, data.x_train)
+
+
+def test_device_that_cannot_start_says_why(tmp_path):
+    """A process whose bundle is absent ends with a clear last line, and no process stays."""
+    file = FleetFile(
+        federation="study",
+        broker="mqtt://127.0.0.1:1",
+        bundle=tmp_path / "nowhere.pfb",
+        folder=tmp_path / "fleet",
+        devices=(VirtualDevice(id="a"),),
+    )
+    with Fleet(file) as fleet:
+        while fleet.running():
+            pass
+        (ended,) = fleet.ended()
+    assert ended.status == 1
+    assert "nowhere.pfb" in ended.last_words
+    spec = json.loads((fleet.folder("a") / "device.json").read_text())
+    assert spec["device"]["id"] == "a"
+
+
+def test_motion_and_data_exclude_each_other(tmp_path):
+    with pytest.raises(InputError, match="not both"):
+        VirtualDevice(id="a", data=tmp_path, motion=tmp_path)
+    assert msgspec.structs.replace(VirtualDevice(id="a"), data=tmp_path).data == tmp_path
