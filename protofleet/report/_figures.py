@@ -1,4 +1,4 @@
-"""The report's figures, each an SVG document; matplotlib is imported with this module."""
+"""The report's figures, each an SVG element; matplotlib is imported with this module."""
 
 from __future__ import annotations
 
@@ -141,12 +141,13 @@ def confusion(matrix: Confusion, classes: Sequence[str]) -> bytes:
     labels = list(classes) or [str(index) for index in range(len(counts))]
 
     def draw(axes: Any) -> None:
-        axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="equal")
-        ticks = range(len(labels))
+        axes.pcolormesh(share, cmap="Blues", vmin=0, vmax=1, edgecolors="white", linewidth=0.8)
+        axes.set_aspect("equal")
+        axes.invert_yaxis()
+        ticks = np.arange(len(labels)) + 0.5
         turned = max(map(len, labels)) > 3
-        axes.set_xticks(
-            ticks, labels, rotation=40 if turned else 0, ha="right" if turned else "center"
-        )
+        place = {"rotation": 40, "ha": "right"} if turned else {}
+        axes.set_xticks(ticks, labels, **place)
         axes.set_yticks(ticks, labels)
         axes.set(xlabel="Predicted", ylabel="True")
         axes.grid(visible=False)
@@ -210,7 +211,8 @@ def _drawn(draw: Callable[[Any], None], *, height: float = _HEIGHT) -> bytes:
         draw(figure.add_subplot())
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return buffer.getvalue()
+    svg = buffer.getvalue()
+    return svg[svg.index(b"<svg") :]  # without the document type, which names an address
 
 
 def _legend_above(axes: Any, *, reverse: bool = False) -> None:
@@ -240,6 +242,6 @@ def _device_rows(axes: Any, names: Sequence[str], xlabel: str) -> None:
 def _write_counts(axes: Any, counts: NDArray[np.int64], share: NDArray[np.float64]) -> None:
     for row, column in zip(*np.nonzero(counts), strict=True):
         axes.text(
-            column, row, str(counts[row, column]), ha="center", va="center", fontsize=8,
+            column + 0.5, row + 0.5, str(counts[row, column]), ha="center", va="center", fontsize=8,
             color="white" if share[row, column] > 0.5 else _INK,
         )  # fmt: skip

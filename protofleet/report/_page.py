@@ -124,8 +124,8 @@ def _facts(result: Result, details: Details) -> dict[str, str]:
         "Rounds": str(len(result.rounds)),
         "Seed": str(result.seed),
         "Wall time": _units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
-        "Bytes up": _units.byte_text(sum(item.bytes_up for item in result.rounds)),
-        "Bytes down": _units.byte_text(sum(item.bytes_down for item in result.rounds)),
+        "Bytes up": _units.byte_text(sum(device.bytes_up for device in result.devices)),
+        "Bytes down": _units.byte_text(sum(device.bytes_down for device in result.devices)),
         "Training step (median device)": f"{_units.ms_text(step_ms)} ms",
         "Inference (median device)": f"{_units.ms_text(infer_ms)} ms",
     }
@@ -174,7 +174,8 @@ def _byte_pictures(result: Result) -> list[Picture]:
         key="bytes-device",
         title="Traffic by device",
         caption="Bytes of the whole run, joining included.",
-        alt=f"Bar plot of bytes for each of {len(result.devices)} devices.",
+        alt=f"Bar plot of bytes for each of {len(result.devices)} devices; the median device "
+        f"sent {_units.byte_text(_units.median(d.bytes_up for d in result.devices) or 0)}.",
         uri=_uri(_figures.bytes_by_device(result.devices)),
     )
     return [*([by_round] if result.rounds else []), *([by_device] if result.devices else [])]
@@ -216,7 +217,7 @@ def _prototype_pictures(details: Details) -> list[Picture]:
             key=f"prototypes-{index}",
             title=f"Prototypes of {layer.layer}",
             caption="First two principal components of the learned prototypes.",
-            alt=f"Scatter plot of {len(layer.values)} prototypes of {_listed(layer.groups)}.",
+            alt=f"Scatter plot of the {len(layer.values)} prototypes of {_listed(layer.groups)}.",
             uri=_uri(_figures.prototypes(layer)),
         )
         for index, layer in enumerate(_spread_out(details.prototypes))

@@ -14,16 +14,17 @@ def unit_of(largest: float) -> tuple[str, float]:
 
 
 def byte_text(count: float) -> str:
-    """``1 234 567`` → ``1.23 MB``."""
+    """``1234567`` → ``1.23 MB``."""
     unit, size = unit_of(count)
-    return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
+    value = count / size
+    return f"{value:.3g} {unit}" if value < 999.5 else f"{value:,.0f} {unit}"
 
 
 def ms_text(value: float | None) -> str:
     """Milliseconds with three significant digits."""
     if value is None:
         return NOTHING
-    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:,.0f}"
 
 
 def duration_text(seconds: float) -> str:

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from report.fake_run import CLASSES, write_run
+
+from protofleet.errors import InputError, MissingDataError
+from protofleet.report import (
+    Details,
+    Result,
+    load_details,
+    load_result,
+    save_details,
+    save_result,
+    write_report,
+)
+from protofleet.report._figures import principal_plane
+from protofleet.report._page import render
+from protofleet.report.result import Scores
+
+
+class _Page(HTMLParser):
+    """Collects what a test asks about: references, pictures by figure, cells, nesting."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.references, self.pictures, self.open_tags, self.text = [], {}, [], []
+        self._figure = None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.references += [v for k, v in attrs if k in ("src", "href", "srcset", "data", "action")]
+        if tag == "figure":
+            self._figure = found["id"]
+        if tag == "img":
+            self.pictures[self._figure] = found
+        if tag not in ("meta", "img", "link"):
+            self.open_tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open_tags.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open_tags:
+            self.text.append(" ".join(data.split()))
+
+
+def _page(folder):
+    return _Page(write_report(folder).read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(run):
+    return _page(run)
+
+
+def test_the_page_needs_nothing_from_outside(run, page):
+    """No link, no script, no style sheet or font; the pictures refer to nothing either."""
+    html = (run / "report.html").read_text()
+    assert all(value.startswith("data:image/svg+xml;base64,") for value in page.references)
+    assert not re.search(r"https?://|//cdn|<script|<link|@import|url\(", html)
+    for picture in page.pictures.values():
+        svg = base64.b64decode(picture["src"].split(",")[1]).decode()
+        assert not re.search(r'href="(?!#)', svg)
+        assert not re.search(r"<(image|script|foreignObject)|url\((?!#)", svg)
+    assert page.open_tags == []
+
+
+def test_the_page_has_every_plot_with_a_text_for_those_who_cannot_see_it(page):
+    expected = ["scores", "bytes-round", "bytes-device", "train-ms", "infer-ms", "confusion"]
+    assert list(page.pictures) == [*expected, "prototypes-0", "prototypes-1"]
+    assert all(len(picture["alt"]) > 40 for picture in page.pictures.values())
+
+
+def test_the_page_shows_the_numbers_of_the_run(run, page):
+    result = load_result(run / "result.json")
+    text = " ".join(page.text)
+    best = result.scores.personalisation.macro_f1
+    assert f"{100 * best.mean:.1f} % ± {100 * best.std:.1f}" in text
+    assert "fedali" in text
+    assert "UCI-HAR" in text
+    assert "3f" * 32 in text
+    for device in result.devices:
+        assert device.id in page.text
+        assert f"{device.peak_rss_bytes / 1e6:.3g} MB" in page.text
+
+
+def test_a_strategy_without_prototypes_and_a_run_with_one_device_are_shown(tmp_path):
+    page = _page(write_run(tmp_path / "run", devices=1, rounds=1, prototypes=False))
+    assert "The strategy fedavg has no prototypes to show." in page.text
+    assert not any(key.startswith("prototypes") for key in page.pictures)
+    assert {"scores", "bytes-device", "infer-ms", "confusion"} <= page.pictures.keys()
+
+
+def test_a_run_in_which_nothing_was_measured_is_shown(tmp_path):
+    """Killed before its first round: no scores, no devices, no samples, and still a page."""
+    empty = Result(strategy="fedavg", seed=1, rounds=(), scores=Scores(), devices=())
+    save_result(empty, tmp_path / "result.json")
+    save_details(Details(title="Nothing", data="digits"), tmp_path / "details.json")
+    assert _page(tmp_path).pictures == {}
+
+
+def test_names_from_the_fleet_cannot_write_into_the_page(run):
+    """A device chooses its own id, a bundle its provenance."""
+    evil = "<script>alert(1)</script>"
+    details = Details(title=evil, data=evil, provenance={evil: evil})
+    assert "<script" not in render(load_result(run / "result.json"), details)
+
+
+def test_the_same_run_gives_the_same_page(tmp_path):
+    run = write_run(tmp_path, devices=1, rounds=1, prototypes=False)
+    first = write_report(run).read_bytes()
+    assert write_report(run).read_bytes() == first
+
+
+def test_more_layers_groups_and_devices_than_fit_are_thinned(tmp_path):
+    folder = write_run(tmp_path / "run", devices=45, rounds=1)
+    details = load_details(folder / "details.json")
+    layer = details.prototypes[0]
+    many = tuple(f"device-{index}" for index in range(len(layer.groups)))
+    layers = tuple(
+        type(layer)(layer=f"layer{index}", values=layer.values, groups=many) for index in range(12)
+    )
+    page = _Page(
+        render(
+            load_result(folder / "result.json"),
+            Details(title="t", data="d", classes=CLASSES, prototypes=layers),
+        )
+    )
+    assert sum(key.startswith("prototypes") for key in page.pictures) == 6
+    assert "Prototypes of layer11" in page.text
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(MissingDataError, match=r"result\.json"):
+        write_report(tmp_path)
+    write_run(tmp_path, rounds=1)
+    (tmp_path / "details.json").write_text('{"title": "t"}')
+    with pytest.raises(InputError, match=r"details\.json.*data"):
+        write_report(tmp_path)
+
+
+def test_the_projection_finds_a_plane_and_its_shares():
+    """Points on a plane in five dimensions: distances survive, variance is all there."""
+    rng = np.random.default_rng(0)
+    flat = rng.normal(0, (3.0, 1.0), (50, 2))
+    basis = np.linalg.qr(rng.normal(0, 1, (5, 2)))[0]
+    points, shares = principal_plane(flat @ basis.T + 7)
+    assert np.allclose(
+        np.linalg.norm(np.diff(points, axis=0), axis=1),
+        np.linalg.norm(np.diff(flat, axis=0), axis=1),
+    )
+    assert sum(shares) == pytest.approx(1)
+    assert shares[0] > shares[1]
+
+
+@pytest.mark.parametrize("values", [np.zeros((1, 4)), np.ones((3, 4)), np.ones((3, 1))])
+def test_the_projection_of_points_without_spread_is_the_origin(values):
+    points, shares = principal_plane(values)
+    assert np.allclose(points, 0)
+    assert shares == (0, 0)
