@@ -1,0 +1,98 @@
+"""Eight device processes, one coordinator process, a real broker, and real SIGKILLs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny_bundle import tiny_bundle
+
+pytestmark = pytest.mark.mosquitto
+
+_ROUNDS = 5
+
+
+def _of(event, **fields):
+    """Matches a coordinator's event."""
+    return lambda e: e["event"] == event and all(e[k] == v for k, v in fields.items())
+
+
+def _outcome(federation):
+    """Everything that must not depend on faults."""
+    result = json.loads((federation.run_dir / "result.json").read_text())
+    rounds = [(r["round_id"], r["participants"], r["scores"]) for r in result["rounds"]]
+    tensors = (federation.run_dir / "global.safetensors").read_bytes()
+    return tensors, result["scores"], rounds, [d["id"] for d in result["devices"]]
+
+
+def _undisturbed(federation):
+    coordinator = federation.start_coordinator()
+    devices = [federation.start_device(name) for name in federation.devices]
+    assert coordinator.finish() == 0, coordinator.log
+    assert [device.finish() for device in devices] == [0] * len(devices)
+    return coordinator
+
+
+def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, key):
+    """A device and the coordinator are SIGKILLed in open rounds; tensors and scores stay equal."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    calm, rough = make_federation("calm", bundle, 8), make_federation("rough", bundle, 8)
+    for federation in (calm, rough):
+        federation.write(rounds=_ROUNDS)
+    _undisturbed(calm)
+
+    coordinator = rough.start_coordinator()
+    devices = {name: rough.start_device(name) for name in rough.devices}
+    coordinator.wait_for(_of("update_received", round_id=2))
+    devices["device5"].kill()
+    devices["device5"] = rough.start_device("device5")
+    coordinator.wait_for(_of("update_received", round_id=4))
+    coordinator.kill()
+    again = rough.start_coordinator()
+    assert again.finish() == 0, again.log
+    assert [device.finish() for device in devices.values()] == [0] * 8
+
+    started = again.events[0]
+    assert started["event"] == "started"
+    assert started["resumed"]
+    assert started["round_id"] in (4, 5)
+    assert _outcome(rough) == _outcome(calm)
+
+
+def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federation, tmp_path, key):
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 3)
+    federation.write(rounds=3)
+    coordinator = _undisturbed(federation)
+    result = json.loads((federation.run_dir / "result.json").read_text())
+    assert (result["strategy"], result["seed"]) == ("fedavg", 3)
+    assert result["scores"].keys() == {"personalisation", "generalisation", "global"}
+    for section in result["scores"].values():
+        assert 0.3 < section["macro_f1"]["mean"] <= 1
+        assert section["accuracy"]["std"] >= 0
+    assert [r["round_id"] for r in result["rounds"]] == [1, 2, 3]
+    for one in result["rounds"]:
+        assert one["participants"] == 3
+        assert one["bytes_up"] > 3 * 60
+        assert one["bytes_down"] > 3 * 60
+    for device in result["devices"]:
+        assert device["bytes_up"] > sum(r["bytes_up"] for r in result["rounds"]) / 6
+        assert device["train_step_ms"].keys() == {"p50", "p95"}
+        assert device["infer_ms"].keys() == {"p50", "p95", "p99"}
+        assert device["peak_rss_bytes"] > 10**7
+    details = json.loads((federation.run_dir / "devices.json").read_text())
+    assert sum(map(sum, details["devices"][0]["confusion"]["own"])) == 20
+    assert sum(map(sum, details["devices"][0]["confusion"]["pooled"])) == 60
+    order = [e["event"] for e in coordinator.events if e["event"].startswith("round_")]
+    assert order == ["round_opened", "round_closed"] * 3
+    assert coordinator.events[-1]["event"] == "finished"
+
+
+def test_a_terminated_coordinator_says_how_to_resume(make_federation, tmp_path, key):
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=2)
+    coordinator = federation.start_coordinator()
+    coordinator.wait_for(_of("waiting"))
+    coordinator.terminate()
+    assert coordinator.finish() == 143
+    assert f"protofleet coordinator run {federation.file}" in coordinator.log
+    _undisturbed(federation)
