@@ -10,9 +10,11 @@ from protofleet.kernels._check import Floats, Indices
 def unit_rows(x: Floats, out: Floats, scale: float) -> bool:
     """``out = scale · x / |x|`` by rows, norm floored at 1e-6; False if x is not finite."""
     square = np.einsum("ij,ij->i", x, x, dtype=np.float64)
+    if not np.isfinite(square).all():
+        return False
     inverse = scale / np.sqrt(np.maximum(square, 1e-12))
     np.multiply(x, inverse[:, None], out=out, casting="same_kind")
-    return bool(np.isfinite(square).all())
+    return True
 
 
 def first_scaling(kernel: Floats, u: Floats, sums: Floats, shift: float) -> None:

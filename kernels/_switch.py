@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable
 from functools import lru_cache
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -30,10 +29,12 @@ def numba_enabled() -> bool:
 
 @lru_cache(maxsize=1)
 def _numba_works() -> bool:
-    if find_spec("numba") is None:
-        return False
     try:
         importlib.import_module("numba")
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            _log.warning("numba misses '%s'; NumPy kernels run", error.name)
+        return False
     except ImportError as error:
         _log.warning("numba is installed but cannot be used (%s); NumPy kernels run", error)
         return False

@@ -1,0 +1,100 @@
+"""When Numba is loaded, when it is not, and where its compiled code goes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from protofleet import kernels
+from protofleet.errors import InputError
+
+_REPOSITORY = Path(__file__).resolve().parents[2]
+_USE = """
+import numpy as np
+from protofleet.kernels import WeightedMean, numba_enabled
+mean = WeightedMean(2)
+mean.add(np.ones(2, np.float32), 1)
+print(numba_enabled(), mean.result())
+"""
+
+
+def run(code, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    ).stdout.strip()
+
+
+@pytest.fixture
+def sealed_install(tmp_path):
+    """Code that imports a copy whose folder takes no cache: a file stands where it would go."""
+    package = tmp_path / "site" / "protofleet"
+    package.mkdir(parents=True)
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(_REPOSITORY / "protofleet" / name, package)
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(_REPOSITORY / "kernels", package / "kernels", ignore=ignored)
+    (package / "kernels" / "__pycache__").touch()
+    return (
+        "import sys\n"
+        "sys.dont_write_bytecode = True\n"
+        "sys.meta_path = [f for f in sys.meta_path if 'editable' not in str(f)]\n"
+        f"sys.path.insert(0, {str(package.parent)!r})\n"
+        "import protofleet.kernels\n"
+        f"assert protofleet.kernels.__file__.startswith({str(package)!r})\n"
+    )
+
+
+def test_importing_the_kernels_loads_no_numba():
+    code = "import sys, protofleet.kernels; print('numba' in sys.modules)"
+    assert run(code, PROTOFLEET_NUMBA="1") == "False"
+
+
+def test_the_switch_keeps_numba_away():
+    code = _USE + "import sys; print('numba' in sys.modules)"
+    assert run(code, PROTOFLEET_NUMBA="0").splitlines() == ["False [1. 1.]", "False"]
+
+
+@pytest.mark.parametrize("missing", ["numba", "numba.core"])
+def test_an_absent_or_broken_numba_means_the_numpy_path(missing):
+    hide = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == '{missing}':\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    assert run(hide + _USE, PROTOFLEET_NUMBA="1") == "False [1. 1.]"
+
+
+def test_a_read_only_install_caches_in_the_user_s_folder(sealed_install, tmp_path):
+    pytest.importorskip("numba")
+    cache = tmp_path / "cache"
+    environment = {"XDG_CACHE_HOME": str(cache), "HOME": str(tmp_path), "PROTOFLEET_NUMBA": "1"}
+    assert run(sealed_install + _USE, **environment) == "True [1. 1.]"
+    assert list(cache.rglob("*.nbi"))
+
+
+def test_without_any_folder_to_write_it_still_runs(sealed_install):
+    pytest.importorskip("numba")
+    nowhere = "/dev/null/none"
+    environment = {"XDG_CACHE_HOME": nowhere, "HOME": nowhere, "PROTOFLEET_NUMBA": "1"}
+    assert run(sealed_install + _USE, **environment) == "True [1. 1.]"
+
+
+def test_set_threads_bounds_the_matrix_products():
+    with threadpool_limits():
+        kernels.set_threads(1)
+        assert all(pool["num_threads"] == 1 for pool in threadpool_info())
+    with pytest.raises(InputError, match="expected at least 1, got 0"):
+        kernels.set_threads(0)
