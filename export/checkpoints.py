@@ -49,6 +49,9 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 def load_model(path: Path) -> tuple[nn.Module, dict[str, str]]:
     """Rebuild the model of a checkpoint, in evaluation mode, and its metadata.
 
+    A checkpoint may name a ``package.module:function``, which is imported and called: load only
+    checkpoints from those whose code you would run.
+
     Raises:
         InputError: the metadata names no model, or the tensors are another model's.
     """

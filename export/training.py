@@ -339,7 +339,7 @@ def _save(run: _Run) -> None:
 
 def _restore(run: _Run) -> None:
     tensors, metadata = load_checkpoint(run.folder / STATE_FILE)
-    before, now = json.loads(metadata["identity"]), _identity(run)
+    before, now = json.loads(metadata.get("identity", "{}")), _identity(run)
     changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
     if changed:
         key = changed[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ def pretrain(  # noqa: PLR0913 - one parameter per option
         "model": spec,
         "settings": json.dumps(settings, sort_keys=True),
         "classes": json.dumps(names),
-        "data": data.name,
+        "data": _digest(data),
         "init": init.name if init else "",
     }
     with _progress(quiet=as_json) as tell:
@@ -173,6 +174,11 @@ def _read(path: Path, *, supervised: bool) -> Arrays:
         return {"x": arrays["x"]}
     arrays["y"] = _labels(path, arrays["y"])
     return arrays
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"{path.name} sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def _labels(path: Path, y: NDArray[Any]) -> NDArray[np.int64]:

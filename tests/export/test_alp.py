@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from protofleet.errors import InputError
 from protofleet.export.alp import ALP_UPDATES, Alignment, alp_infer, alp_train, l2_normalise
@@ -155,6 +157,27 @@ def test_a_zero_vector_has_a_finite_gradient():
     l2_normalise(x).sum().backward()
     assert x.grad is not None
     assert math.isfinite(x.grad.sum().item())
+
+
+def test_captured_with_a_symbolic_batch_the_operator_stays_one_node():
+    """Joint tracing holds for another batch size, and the moved prototypes are visible."""
+    layer = Alignment(5, 3).train()
+    params = {n: p.detach().clone() for n, p in layer.named_parameters()}
+    state = {n: b.clone() for n, b in layer.named_buffers()}
+
+    def step(params, state, x):
+        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
+        moved = {n: b.clone() for n, b in state.items()}
+        loss = functional_call(layer, (leaves, moved), (x, torch.tensor(0.2))).pow(3).sum()
+        return torch.autograd.grad(loss, list(leaves.values())), moved
+
+    graph = make_fx(step, tracing_mode="symbolic")(params, state, torch.randn(6, 2, 5))
+    targets = [n.target for n in graph.graph.nodes]
+    assert targets.count(torch.ops.protofleet.alp_train.default) == 1
+    x = torch.randn(9, 2, 5)
+    captured, eager = graph(params, state, x), step(params, state, x)
+    torch.testing.assert_close(captured, eager)
+    assert not torch.equal(captured[1]["local_prototypes"], state["local_prototypes"])
 
 
 def test_an_unknown_update_is_refused():

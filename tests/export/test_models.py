@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.func import functional_call
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from protofleet.errors import InputError
@@ -137,32 +135,6 @@ def test_vit_cuts_images_row_by_row():
     cut = build_model("vit_digits").patches(image)
     assert cut.shape == (1, 16, 4)
     assert cut[0, :2].tolist() == [[0, 1, 8, 9], [2, 3, 10, 11]]
-
-
-def test_captured_with_a_symbolic_batch_the_operators_stay_one_node_each():
-    """Joint tracing works for another batch size, and the moved prototypes are visible."""
-    small = {**SMALL_HART, "kernels": (3,), "prototypes": (8,)}
-    model = build_model("hart_alp", **small, dropout=0.0).train()
-    params = {n: p.detach().clone() for n, p in model.named_parameters()}
-    state = {n: b.clone() for n, b in model.named_buffers()}
-
-    def step(params, state, x, y):
-        leaves = {n: p.detach().requires_grad_() for n, p in params.items()}
-        moved = {n: b.clone() for n, b in state.items()}
-        loss = functional.cross_entropy(functional_call(model, (leaves, moved), (x,)), y)
-        return loss.detach(), torch.autograd.grad(loss, list(leaves.values())), moved
-
-    def batch(n):
-        return torch.randn(n, 128, 6), torch.randint(0, 6, (n,))
-
-    graph = make_fx(step, tracing_mode="symbolic")(params, state, *batch(6))
-    nodes = [n for n in graph.graph.nodes if n.target == torch.ops.protofleet.alp_train.default]
-    assert len(nodes) == 1
-    x, y = batch(9)
-    captured, eager = graph(params, state, x, y), step(params, state, x, y)
-    torch.testing.assert_close(captured, eager)
-    name = "blocks.0.align.local_prototypes"
-    assert not torch.equal(captured[2][name], state[name])
 
 
 @pytest.mark.parametrize(
