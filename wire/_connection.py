@@ -158,6 +158,7 @@ class Connection:
         try:
             client.connect(address.host, address.port, self._options.keepalive_s)
         except (OSError, ValueError) as error:
+            self._on_exit()
             return Ending(reason=f"{where}: {error}")
         client.loop_start()
         if not self._progress.wait(OPEN_TIMEOUT_S):

@@ -93,7 +93,7 @@ def test_a_perfect_channel_carries_each_chunk_once(size):
     seed=st.integers(0, 2**32),
     faults=st.builds(Faults, loss=_RATES, duplicate=_RATES, reorder=_RATES, corrupt=_RATES),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_bad_channel_delays_but_never_damages(size, seed, faults):
     """Equal bytes arrive, and each fault costs at most one window of repetitions."""
     blob = _blob(size)

@@ -1,0 +1,81 @@
+"""Real brokers with special settings, and a proxy that counts bytes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from protofleet.wire.broker import find_mosquitto
+
+_READ_OUR_FILES = "user root"  # started by root, Mosquitto would become a user who must not
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def mosquitto(folder: Path, *lines: str, port: int = 0) -> Iterator[int]:
+    """A Mosquitto with further lines of configuration; yields its port."""
+    binary = find_mosquitto()
+    if binary is None:
+        pytest.skip("needs the Mosquitto broker: apt install mosquitto")
+    port = port or free_port()
+    config = folder / "mosquitto.conf"
+    basic = (f"listener {port} 127.0.0.1", "persistence false", _READ_OUR_FILES)
+    config.write_text("\n".join((*basic, *lines, "")))
+    with (folder / "mosquitto.log").open("ab") as log:
+        broker = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: answers(port))
+        yield port
+    finally:
+        broker.kill()
+        broker.wait(10)
+
+
+def answers(port: int) -> bool:
+    with suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1).close()
+        return True
+    return False
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"not within {timeout_s} s: {condition}")
+        time.sleep(0.01)
+
+
+class CountingProxy:
+    """Passes one TCP connection on and counts its bytes in both directions."""
+
+    def __init__(self, target_port: int) -> None:
+        self.up = self.down = 0
+        self._target_port = target_port
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        client, _ = self._server.accept()
+        broker = socket.create_connection(("127.0.0.1", self._target_port))
+        threading.Thread(target=self._pass, args=(client, broker, "up"), daemon=True).start()
+        self._pass(broker, client, "down")
+
+    def _pass(self, source: socket.socket, sink: socket.socket, name: str) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                setattr(self, name, getattr(self, name) + len(data))
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import closing
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from protofleet.errors import InputError
+from protofleet.wire._connection import Ending
+from protofleet.wire.chunks import MAX_DATA_BYTES
+from protofleet.wire.link import (
+    PACKET_TOO_LARGE,
+    STABLE_S,
+    Connected,
+    Delivery,
+    Disconnected,
+    Link,
+    LinkOptions,
+    Woken,
+)
+
+from .brokers import CountingProxy, free_port, mosquitto, wait_until
+
+_ANONYMOUS = "allow_anonymous true"
+
+
+def _link(url: str, name: str = "a", **options) -> Link:
+    link = Link(LinkOptions(url=url, client_id=name, **options))
+    link.start()
+    return link
+
+
+def _next(link: Link, kind: type, timeout_s: float = 10.0):
+    while (event := link.get(timeout_s)) is not None:
+        if isinstance(event, kind):
+            return event
+    raise TimeoutError(kind)
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize(("query", "protocol"), [("", "5"), ("?version=3.1.1", "3.1.1")])
+def test_messages_arrive_and_tell_whether_they_are_retained(mosquitto_url, query, protocol):
+    with closing(_link(mosquitto_url + query, filters=("x/+",))) as link:
+        assert _next(link, Connected) == Connected(protocol)
+        assert link.publish("x/live", b"1", retain=True)
+        assert _next(link, Delivery) == Delivery("x/live", b"1", retained=False)
+        with closing(_link(mosquitto_url + query, "b", filters=("x/+",))) as late:
+            assert isinstance(late.get(10.0), Connected)
+            assert late.get(10.0) == Delivery("x/live", b"1", retained=True)
+
+
+@pytest.mark.mosquitto
+def test_a_killed_process_leaves_its_will_and_a_closed_link_does_not(mosquitto_url):
+    script = (
+        "import sys, time; from protofleet.wire.link import *\n"
+        "link = Link(LinkOptions(url=sys.argv[1], client_id=sys.argv[2],"
+        " will=Will(topic='st/' + sys.argv[2], payload=b'offline')))\n"
+        "link.start(); link.get(); link.publish('st/' + sys.argv[2], b'online')\n"
+        "sys.stdin.read(); link.close()"
+    )
+    with closing(_link(mosquitto_url, filters=("st/+",))) as observer:
+        _next(observer, Connected)
+        for name in ("polite", "killed"):
+            child = subprocess.Popen(
+                [sys.executable, "-c", script, mosquitto_url, name], stdin=subprocess.PIPE
+            )
+            assert _next(observer, Delivery, 30.0) == Delivery(
+                f"st/{name}", b"online", retained=False
+            )
+            if name == "killed":
+                child.send_signal(signal.SIGKILL)
+            child.communicate()
+        assert _next(observer, Delivery) == Delivery("st/killed", b"offline", retained=False)
+
+
+@pytest.mark.mosquitto
+def test_a_restarted_broker_is_found_again_and_nothing_old_is_sent(tmp_path):
+    """What was published while the link was down is dropped: the protocol repeats it."""
+    with mosquitto(tmp_path, _ANONYMOUS) as port:
+        link = _link(f"mqtt://127.0.0.1:{port}", filters=("x",))
+        _next(link, Connected)
+    with closing(link):
+        assert not _next(link, Disconnected).final
+        assert not link.publish("x", b"lost")
+        with mosquitto(tmp_path, _ANONYMOUS, port=port):
+            _next(link, Connected, 30.0)
+            assert link.publish("x", b"new")
+            assert _next(link, Delivery).payload == b"new"
+
+
+@pytest.mark.mosquitto
+def test_socket_counters_agree_with_a_proxy(mosquitto_url):
+    """Bytes at the socket are within 1 % of what really passed, in both directions."""
+    proxy = CountingProxy(int(mosquitto_url.rpartition(":")[2]))
+    with closing(_link(f"mqtt://127.0.0.1:{proxy.port}", filters=("x",))) as link:
+        _next(link, Connected)
+        for _ in range(40):
+            assert link.publish("x", bytes(50_000))
+            _next(link, Delivery)
+    wait_until(lambda: proxy.up >= link.traffic.socket_up_bytes)
+    traffic = link.traffic
+    assert traffic.payload_up_bytes == traffic.payload_down_bytes == 40 * 50_000
+    assert traffic.socket_up_bytes == pytest.approx(proxy.up, rel=0.01)
+    assert traffic.socket_down_bytes == pytest.approx(proxy.down, rel=0.01)
+    assert proxy.up < 1.01 * traffic.payload_up_bytes
+
+
+@pytest.mark.mosquitto
+def test_a_refused_user_stops_with_the_reason(tmp_path):
+    with mosquitto(tmp_path, "allow_anonymous false") as port:
+        link = _link(f"mqtt://user:wrong@127.0.0.1:{port}")
+        event = _next(link, Disconnected)
+        assert event.final
+        assert "Not authorized" in event.reason
+        link.close()
+
+
+@pytest.mark.mosquitto
+def test_a_denied_publish_stops_with_the_reason(tmp_path):
+    """MQTT 5 tells that an access list denied a message; trying for ever would hide it."""
+    (tmp_path / "acl").write_text("topic read #\ntopic write allowed\n")
+    with mosquitto(tmp_path, _ANONYMOUS, f"acl_file {tmp_path / 'acl'}") as port:
+        link = _link(f"mqtt://127.0.0.1:{port}")
+        _next(link, Connected)
+        link.publish("denied", b"1")
+        event = _next(link, Disconnected)
+        assert event.final
+        assert "publish refused" in event.reason
+        link.close()
+
+
+@pytest.mark.mosquitto
+def test_the_brokers_packet_limit_shrinks_chunks(tmp_path):
+    with mosquitto(tmp_path, _ANONYMOUS, "max_packet_size 20000") as port:
+        link = _link(f"mqtt://127.0.0.1:{port}", filters=("x",))
+        _next(link, Connected)
+        assert link.chunk_bytes == 20_000 - 512 - 32
+        assert not link.publish("x", bytes(20_000))
+        assert link.publish("x", bytes(link.chunk_bytes + 32))
+        assert len(_next(link, Delivery).payload) == link.chunk_bytes + 32
+        link.close()
+
+
+@pytest.mark.mosquitto
+def test_tls_needs_the_right_authority(tmp_path):
+    """With the broker's authority the link connects; with the system's it says why not."""
+    certificate, key = _self_signed(tmp_path)
+    lines = (_ANONYMOUS, f"certfile {certificate}", f"keyfile {key}")
+    with mosquitto(tmp_path, *lines) as port:
+        url = f"mqtts://127.0.0.1:{port}"
+        with closing(_link(url, ca_file=certificate)) as link:
+            assert _next(link, Connected) == Connected("5")
+        with closing(_link(url, "b")) as link:
+            assert "certificate verify failed" in _next(link, Disconnected).reason
+
+
+def test_a_broker_of_3_1_1_only_is_spoken_to_in_3_1_1():
+    """A refusal of MQTT 5 is followed by 3.1.1 at once."""
+    levels = []
+
+    def serve(server: socket.socket) -> None:
+        for _ in range(2):
+            client, _ = server.accept()
+            levels.append(client.recv(1000)[8])
+            client.sendall(b"\x20\x02\x00\x01" if levels[-1] == 5 else b"\x20\x02\x00\x00")
+            if levels[-1] == 4:
+                client.recv(1000)
+            client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            assert _next(link, Connected) == Connected("3.1.1")
+    assert levels == [5, 4]
+
+
+def test_an_absent_broker_is_a_reason_and_not_final():
+    port = free_port()
+    with closing(_link(f"mqtt://127.0.0.1:{port}")) as link:
+        event = _next(link, Disconnected)
+        assert not event.final
+        assert f"127.0.0.1:{port}" in event.reason
+
+
+def test_wake_interrupts_a_waiting_get():
+    with closing(_link(f"mqtt://127.0.0.1:{free_port()}")) as link:
+        link.wake()
+        _next(link, Woken)
+
+
+def test_a_packet_that_was_too_large_halves_the_chunks():
+    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="a"))
+    link._adapt(Ending(reason="", code=PACKET_TOO_LARGE, opened=True))
+    assert link.chunk_bytes == MAX_DATA_BYTES // 2
+
+
+def test_back_off_is_full_jitter_up_to_two_minutes():
+    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="a"))
+    waits = [[link._backoff_s(attempt) for _ in range(300)] for attempt in (1, 4, 50)]
+    assert all(0.0 <= wait <= limit for wait, limit in zip(waits[0], [1.0] * 300, strict=True))
+    assert 4.0 < max(waits[1]) <= 8.0
+    assert 100.0 < max(waits[2]) <= 120.0
+    assert min(waits[2]) < 10.0
+    assert STABLE_S == 60.0
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost", "http://x", "mqtt://", "mqtt://h:99999", "mqtt://h/path", "mqtt://h?v=3"],
+)
+def test_what_is_no_broker_url_is_refused(url):
+    with pytest.raises(InputError, match="broker URL"):
+        Link(LinkOptions(url=url, client_id="a"))
+
+
+def test_a_refused_url_never_shows_its_password():
+    with pytest.raises(InputError) as refused:
+        Link(LinkOptions(url="http://user:secret@host", client_id="a"))
+    assert "secret" not in str(refused.value)
+
+
+def test_an_absent_certificate_file_is_named(tmp_path):
+    missing = tmp_path / "ca.pem"
+    with pytest.raises(InputError, match="certificate files"):
+        Link(LinkOptions(url="mqtts://host", client_id="a", ca_file=missing))
+
+
+def _self_signed(folder):
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]),
+            critical=False,
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem = folder / "cert.pem"
+    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    secret = folder / "key.pem"
+    secret.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    secret.chmod(0o644)
+    return pem, secret
