@@ -1,0 +1,32 @@
+"""``protofleet strategies``."""
+
+import json
+import subprocess
+import sys
+
+from click.testing import CliRunner
+
+from protofleet.cli.strategies import strategies
+
+
+def test_json_says_name_paper_programs_and_what_travels():
+    result = CliRunner().invoke(strategies, ["--json"])
+    assert result.exit_code == 0
+    listed = json.loads(result.stdout)
+    assert [item["name"] for item in listed] == ["fedali", "fedavg"]
+    assert listed[0]["travels"]["down"] == ["parameters", "global prototypes"]
+    assert listed[1]["programs"] == ["cross_entropy"]
+    assert "arXiv:1602.05629" in listed[1]["paper"]
+
+
+def test_people_read_the_same():
+    result = CliRunner().invoke(strategies)
+    assert result.exit_code == 0
+    assert "fedali" in result.stdout
+    assert "comes up             parameters, local prototypes, number of examples" in result.stdout
+
+
+def test_the_program_knows_the_command():
+    code = "from protofleet.cli import main; main(['strategies', '--json'])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(out.stdout)

@@ -1,0 +1,122 @@
+"""The training loop, its settings, and the order of updates."""
+
+import math
+
+import numpy as np
+import pytest
+from toy_model import SGD, frozen_map
+
+from protofleet.errors import InputError
+from protofleet.strategies import build
+from protofleet.strategies.common import Adam, Sgd, Training, train, weighted
+from protofleet.strategies.types import Step, Update
+from protofleet.wire.tensors import TensorMap
+
+_FIVE = [[1, 0], [2, 0], [3, 0], [4, 0], [5, 0]]
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [2, 2, 1] * 3), (True, [2, 2] * 3)])
+def test_the_last_batch_is_kept_or_dropped(model, make_tools, drop_last, sizes):
+    tools, seen = make_tools("a", _FIVE)
+    train(model.params, model.state, tools, Training(epochs=3, batch_size=2, drop_last=drop_last))
+    assert seen.sizes == sizes
+
+
+def test_every_epoch_sees_every_example_once_in_a_new_order(model, make_tools):
+    tools, _ = make_tools("a", [[i, 0] for i in range(20)])
+    orders = []
+
+    def recording(params, state, batch, _rng):
+        orders.append(batch["x"][:, 0].astype(int).tolist())
+        return Step(loss=0.0, grads=TensorMap.zeros(params.layout), state=state)
+
+    tools.grad_fns["cross_entropy"] = recording
+    train(model.params, model.state, tools, Training(epochs=2, batch_size=20))
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(20))
+    assert orders[0] != orders[1] != sorted(orders[1])
+
+
+def test_the_loss_is_the_mean_over_the_examples_of_the_last_epoch(model, make_tools):
+    """Three full batches of rate 0 and one of a single example: weighted by their sizes."""
+    tools, _ = make_tools("a", _FIVE)
+    training = Training(epochs=2, batch_size=2, optimiser=Sgd(lr=0.0))
+    trained = train(model.params, model.state, tools, training)
+    assert trained.loss == pytest.approx(sum(i * i for i in range(1, 6)) / 5 / 2)
+
+
+def test_momentum_starts_anew_every_round(model, make_tools):
+    """Rate 1/2, momentum 1, mean 2: step 1 goes to 1, step 2 by another 1 + 1/2 to 2.5."""
+    training = Training(epochs=2, optimiser=Sgd(lr=0.5, momentum=1.0))
+    for _ in range(2):
+        tools, _ = make_tools("a", [[2, 2]])
+        trained = train(model.params, model.state, tools, training)
+        np.testing.assert_allclose(trained.params["w"], [2.5, 2.5])
+
+
+def test_the_first_adam_step_has_the_length_of_the_rate(model, make_tools):
+    tools, _ = make_tools("a", [[2, -2]])
+    trained = train(model.params, model.state, tools, Training(epochs=1, optimiser=Adam(lr=0.25)))
+    np.testing.assert_allclose(trained.params["w"], [0.25, -0.25], rtol=1e-5)
+
+
+def test_nothing_given_is_written(model, make_tools):
+    """The fixture's arrays are read-only; the trained ones are others."""
+    tools, _ = make_tools("a", [[2, 2]])
+    trained = train(model.params, model.state, tools, Training(epochs=1))
+    assert not np.may_share_memory(trained.params.buffer, model.params.buffer)
+    assert not np.may_share_memory(trained.state.buffer, model.state.buffer)
+    np.testing.assert_array_equal(model.params.buffer, 0)
+
+
+def test_a_loss_that_is_not_finite_names_client_and_epoch(model, make_tools):
+    tools, _ = make_tools("kitchen", [[2, 2]])
+    tools.grad_fns["cross_entropy"] = lambda params, state, _batch, _rng: Step(
+        loss=math.nan, grads=params, state=state
+    )
+    with pytest.raises(InputError, match="client 'kitchen': expected a finite loss, got nan"):
+        train(model.params, model.state, tools, Training())
+
+
+def test_defaults_are_the_paper_s_training(model):
+    settings = build("fedali", {}, model).settings
+    assert (settings.epochs, settings.batch_size, settings.drop_last) == (5, 64, False)
+    assert settings.optimiser == Adam(lr=1e-4, beta1=0.9, beta2=0.999, eps=1e-7, eps_form="keras")
+    assert (settings.beta, settings.keep_local_prototypes) == (0.2, False)
+    assert (settings.kmeans_max_iter, settings.kmeans_tol) == (300, 1e-4)
+
+
+def test_settings_come_from_plain_tables(model):
+    settings = build("fedavg", {**SGD, "batch_size": 8}, model).settings
+    assert settings.optimiser == Sgd(lr=0.5)
+    assert (settings.epochs, settings.batch_size) == (1, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("fedsgd", {}, "strategy 'fedsgd': unknown; expected one of fedali, fedavg"),
+        ("fedavg", {"epoch": 1}, "'fedavg': .*unknown field `epoch`; its settings are epochs, "),
+        ("fedavg", {"beta": 0.2}, "unknown field `beta`"),
+        ("fedali", {"alp_update": "bulk_code"}, "unknown field `alp_update`"),
+        ("fedavg", {"epochs": "5"}, r"Expected `int`, got `str` - at `\$.epochs`"),
+        ("fedavg", {"epochs": 0}, "'fedavg': setting 'epochs': expected a number at least 1"),
+        ("fedali", {"batch_size": 0}, "setting 'batch_size'"),
+        ("fedali", {"beta": 1.5}, "setting 'beta': expected a number between 0 and 1, got 1.5"),
+        ("fedali", {"kmeans_tol": math.nan}, "setting 'kmeans_tol'"),
+        ("fedavg", {"optimiser": {"lr": 1.0}}, r"missing required field `kind`.*\$.optimiser"),
+        ("fedavg", {"optimiser": {"kind": "lion"}}, "Invalid value 'lion'"),
+        ("fedavg", {"optimiser": {"kind": "sgd", "beta1": 0.9}}, "unknown field `beta1`"),
+        ("fedavg", {"optimiser": {"kind": "sgd", "lr": -1.0}}, "setting 'optimiser.lr'"),
+        ("fedavg", {"optimiser": {"kind": "adam", "beta2": 1.0}}, "setting 'optimiser.beta2'"),
+    ],
+)
+def test_wrong_names_and_settings_are_named(model, name, settings, message):
+    with pytest.raises(InputError, match=message):
+        build(name, settings, model)
+
+
+def test_a_client_s_second_update_is_refused():
+    tensors = frozen_map({"w": [1.0]})
+    update = Update(client_id="a", round_id=1, num_examples=1, tensors=tensors)
+    with pytest.raises(InputError, match="expected ascending client ids, got 'a' after 'a'"):
+        list(weighted([update, update], tensors.layout))

@@ -1,0 +1,128 @@
+"""FedAli by arithmetic; the training program adds 0.1 to every local prototype."""
+
+import numpy as np
+import pytest
+from toy_model import GLOBAL, LOCAL, SGD, frozen_map
+
+from protofleet.errors import InputError
+from protofleet.strategies import build
+from protofleet.strategies.types import Model, Payload, ServerState, Update
+
+_LOCAL, _GLOBAL = "state/" + LOCAL, "state/" + GLOBAL
+
+
+def fedali(model, **settings):
+    return build("fedali", {**SGD, **settings}, model)
+
+
+def run_round(strategy, model, server, tools, state=None):
+    payload = strategy.downlink(server, tools.client_id)
+    return strategy.client_update(state or strategy.client_init(model), payload, tools)
+
+
+def update_of(client_id, local, num_examples=1):
+    tensors = {"params/w": np.zeros(2, np.float32), _LOCAL: np.array(local, np.float32)}
+    return Update(client_id=client_id, round_id=1, num_examples=num_examples, tensors=tensors)
+
+
+def test_parameters_and_one_prototype_set_travel_each_way(model, make_tools):
+    strategy = fedali(model)
+    server = strategy.server_init(model)
+    assert set(strategy.downlink(server, "a").tensors) == {"params/w", _GLOBAL}
+    _, update = run_round(strategy, model, server, make_tools("a", [[2, 4]])[0])
+    assert set(update.tensors) == {"params/w", _LOCAL}
+
+
+def test_beta_is_zero_in_round_1_with_its_evaluation_and_the_setting_after(model, make_tools):
+    strategy = fedali(model)
+    tools, seen = make_tools("a", [[2, 4]])
+    server = strategy.server_init(model)
+    state, update = run_round(strategy, model, server, tools)
+    server = strategy.aggregate(server, [update])
+    state, _ = run_round(strategy, model, server, tools, state)
+    assert seen.betas == pytest.approx([0.0, 0.2])
+    assert [float(buffers["beta"]) for _, buffers in seen.evaluated] == pytest.approx([0.0, 0.2])
+    assert float(strategy.client_model(state)[1]["beta"]) == pytest.approx(0.2)
+    assert float(strategy.server_model(server)[1]["beta"]) == pytest.approx(0.2)
+
+
+def test_local_prototypes_start_from_the_bundle_s_and_then_from_the_global_ones(model, make_tools):
+    strategy = fedali(model)
+    tools, seen = make_tools("a", [[2, 4]])
+    server = strategy.server_init(model)
+    state, _ = run_round(strategy, model, server, tools)
+    np.testing.assert_allclose(seen.evaluated[0][1][LOCAL], [[0.1, 0.1], [10.1, 10.1]])
+    np.testing.assert_allclose(seen.evaluated[0][1][GLOBAL], [[1, 1], [11, 11]])
+    clustered = np.array([[3, 3], [7, 7]], np.float32)
+    server = ServerState(round_id=1, tensors={**server.tensors, _GLOBAL: clustered})
+    run_round(strategy, model, server, tools, state)
+    np.testing.assert_allclose(seen.evaluated[1][1][LOCAL], clustered + np.float32(0.1))
+    np.testing.assert_array_equal(seen.evaluated[1][1][GLOBAL], clustered)
+
+
+def test_kept_local_prototypes_persist_and_a_newcomer_starts_from_the_global_ones(
+    model, make_tools
+):
+    strategy = fedali(model, keep_local_prototypes=True)
+    tools, seen = make_tools("a", [[2, 4]])
+    server = strategy.server_init(model)
+    state, _ = run_round(strategy, model, server, tools)
+    clustered = np.array([[3, 3], [7, 7]], np.float32)
+    server = ServerState(round_id=1, tensors={**server.tensors, _GLOBAL: clustered})
+    run_round(strategy, model, server, tools, state)
+    np.testing.assert_allclose(seen.evaluated[1][1][LOCAL], [[0.2, 0.2], [10.2, 10.2]], rtol=1e-6)
+    np.testing.assert_array_equal(seen.evaluated[1][1][GLOBAL], clustered)
+    newcomer, seen = make_tools("b", [[2, 4]])
+    run_round(strategy, model, server, newcomer)
+    np.testing.assert_allclose(seen.evaluated[0][1][LOCAL], clustered + np.float32(0.1))
+
+
+def test_prototypes_are_clustered_from_their_mean_weighted_by_examples(model):
+    """The means lie at 1 and 9.73 on the diagonal, so 6 belongs to the second cluster.
+
+    From the unweighted means, 3 and 9.2, it would belong to the first one, and stay there.
+    """
+    strategy = fedali(model)
+    server = strategy.server_init(model)
+    updates = [update_of("a", [[0, 0], [10, 10]], 5), update_of("b", [[6, 6], [8.4, 8.4]], 1)]
+    expected = np.array([0, (10 + 6 + 8.4) / 3])[:, None] * np.ones(2)
+    after = strategy.aggregate(server, updates)
+    np.testing.assert_allclose(after.tensors[_GLOBAL], expected, rtol=1e-6)
+
+
+def test_a_cluster_without_points_keeps_the_mean_it_started_from(model):
+    """Means [[1, 1], [1, 1]]: equal centres share the lowest label, so the second is empty."""
+    strategy = fedali(model)
+    updates = [update_of("a", [[0, 0], [2, 2]]), update_of("b", [[2, 2], [0, 0]])]
+    after = strategy.aggregate(strategy.server_init(model), updates)
+    np.testing.assert_allclose(after.tensors[_GLOBAL], [[1, 1], [1, 1]])
+
+
+def test_the_server_s_model_takes_the_clustered_prototypes_as_local_ones(model):
+    strategy = fedali(model)
+    server = strategy.server_init(model)
+    np.testing.assert_array_equal(strategy.server_model(server)[1][LOCAL], model.state[LOCAL])
+    after = strategy.aggregate(server, [update_of("a", [[1, 2], [3, 4]])])
+    _, buffers = strategy.server_model(after)
+    np.testing.assert_array_equal(buffers[LOCAL], [[1, 2], [3, 4]])
+    np.testing.assert_array_equal(buffers[GLOBAL], [[1, 2], [3, 4]])
+
+
+def test_buffers_that_are_no_prototypes_stay_on_the_device(model, make_tools):
+    strategy = fedali(model)
+    tools, _ = make_tools("a", [[2, 4]])
+    start = strategy.client_init(model)
+    own = type(start)(
+        round_id=3, tensors={**start.tensors, "state/norm.mean": np.full(1, 9, np.float32)}
+    )
+    server = strategy.server_init(model)
+    state, _ = strategy.client_update(own, Payload(round_id=4, tensors=server.tensors), tools)
+    np.testing.assert_array_equal(state.tensors["state/norm.mean"], [9])
+
+
+@pytest.mark.parametrize("missing", [LOCAL, GLOBAL, "beta"])
+def test_a_model_without_prototypes_is_refused_with_the_remedy(model, missing):
+    state = {name: value for name, value in model.state.items() if name != missing}
+    other = Model(params=model.params, state=frozen_map(state), num_classes=2)
+    with pytest.raises(InputError, match=r"expected a model with ALP layers .* another strategy"):
+        fedali(other)

@@ -1,0 +1,35 @@
+"""A model small enough for arithmetic by hand: parameter w (2,), one ALP layer of two prototypes.
+
+Training program: loss = mean over the batch of |w - x|²/2, so that the gradient is w - mean(x) and
+a full-batch step of rate 1/2 goes half the way to the mean of the examples. Its new local
+prototypes are the old ones plus 0.1.
+"""
+
+import numpy as np
+
+from protofleet.strategies.types import Step
+from protofleet.wire.tensors import TensorMap
+
+LOCAL, GLOBAL = "block.local_prototypes", "block.global_prototypes"
+SGD = {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.5}}
+
+
+def array(values):
+    made = np.array(values, np.float32)
+    made.flags.writeable = False
+    return made
+
+
+def frozen_map(tensors):
+    made = TensorMap.pack({name: np.array(value, np.float32) for name, value in tensors.items()})
+    made.buffer.flags.writeable = False
+    return TensorMap(made.layout, made.buffer)
+
+
+def grad_fn(params, state, batch, _rng):
+    difference = params["w"] - batch["x"]
+    new_state = state.copy()
+    if LOCAL in state:
+        new_state[LOCAL][...] += np.float32(0.1)
+    grads = TensorMap.pack({"w": difference.mean(axis=0)}, params.layout)
+    return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, state=new_state)
