@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from protofleet.errors import InputError, UnavailableError
+from protofleet.wire.broker import local_broker
+from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Need, Presence, Task, encode
+from protofleet.wire.topics import Topics
+from protofleet.wire.transfer import Courier, Delivered, Limits, Received, Rejected
+
+from .brokers import mosquitto
+
+_TOPICS = Topics("lab")
+_BLOB = random.Random(0).randbytes(700_000)
+
+
+class _Pair:
+    """A coordinator and one device, driven in turn by one thread."""
+
+    def __init__(self, url: str, folder, limits: Limits | None = None) -> None:
+        self.url = url
+        self.folder = folder
+        self.coordinator = self._endpoint("coordinator", None, limits)
+        self.device = self._endpoint("pi-7", "pi-7", limits)
+        self.seen: list[Event] = []
+        self.updates: dict[int, bytes] = {}
+
+    def _endpoint(self, name, device_id, limits=None) -> Endpoint:
+        filters = _TOPICS.device_filters(name) if device_id else _TOPICS.coordinator_filters()
+        link = Link(LinkOptions(url=self.url, client_id=name, filters=filters))
+        courier = Courier(self.folder / name, limits)
+        endpoint = Endpoint(link, _TOPICS, courier, device_id=device_id)
+        endpoint.start()
+        return endpoint
+
+    def run(self, until: Callable[[Event | None], bool], polls: int = 20_000) -> Event | None:
+        for _ in range(polls):
+            for endpoint in (self.coordinator, self.device):
+                event = endpoint.poll(0.001)
+                if event is not None:
+                    self.seen.append(event)
+                    self.react(endpoint.side, event)
+                if until(event):
+                    return event
+        raise TimeoutError(f"saw only {self.seen[-20:]}")
+
+    def react(self, side: str, event: Event) -> None:
+        if side == "device":
+            self._device(event)
+        else:
+            self._coordinator(event)
+
+    def _device(self, event: Event) -> None:
+        if isinstance(event, Connected):
+            self.device.publish(Presence(device_id="pi-7", boot_id="b", status="online"))
+        elif isinstance(event, Incoming) and isinstance(event.message, Task):
+            self.device.expect("", event.message.payload)
+        elif isinstance(event, Received):
+            update = event.path.read_bytes()[::-1]
+            self.device.accept(event.manifest.transfer_id)
+            self.device.send_update(update, event.manifest.round_id)
+
+    def _coordinator(self, event: Event) -> None:
+        if isinstance(event, Incoming) and isinstance(event.message, Manifest):
+            self.coordinator.expect(event.peer, event.message)
+        elif isinstance(event, Received):
+            self.updates[event.manifest.round_id] = event.path.read_bytes()
+            self.coordinator.accept(event.manifest.transfer_id)
+
+    def close(self) -> None:
+        self.device.close()
+        self.coordinator.close()
+
+
+@pytest.fixture
+def pair(mosquitto_url, tmp_path):
+    pair = _Pair(mosquitto_url, tmp_path)
+    pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+    yield pair
+    pair.close()
+
+
+def _delivered_update(event: Event | None) -> bool:
+    return isinstance(event, Delivered) and event.manifest.kind == "update"
+
+
+def _task(round_id: int) -> Task:
+    return Task(task="train", round_id=round_id, federation="lab")
+
+
+@pytest.mark.mosquitto
+def test_a_round_goes_down_and_up(pair):
+    """A payload reaches the device and its update the coordinator, bytes equal, traffic lean."""
+    before = pair.coordinator.traffic
+    pair.coordinator.send_task("pi-7", _task(1), _BLOB)
+    pair.run(_delivered_update)
+    after = pair.coordinator.traffic
+    assert pair.updates == {1: _BLOB[::-1]}
+    assert (after.socket_up_bytes - before.socket_up_bytes) / len(_BLOB) < 1.02
+    assert (after.socket_down_bytes - before.socket_down_bytes) / len(_BLOB) < 1.02
+
+
+@pytest.mark.mosquitto
+def test_a_rejected_update_tells_the_device_why(pair, monkeypatch):
+    monkeypatch.setattr(pair, "_coordinator", lambda event: _reject_offers(pair, event))
+    pair.device.send_update(b"update", 9)
+    event = pair.run(lambda e: isinstance(e, Rejected))
+    assert event.reason == "round 9 is over"
+
+
+def _reject_offers(pair: _Pair, event: Event) -> None:
+    if isinstance(event, Incoming) and isinstance(event.message, Manifest):
+        pair.coordinator.reject(event.peer, event.message.transfer_id, "round 9 is over")
+
+
+@pytest.mark.mosquitto
+def test_records_arrive_typed_with_their_sender(pair):
+    beat = Heartbeat(
+        device_id="pi-7",
+        boot_id="b",
+        round_id=0,
+        phase="idle",
+        bytes_up=1,
+        bytes_down=2,
+        peak_rss_bytes=3,
+    )
+    assert pair.device.publish(beat)
+    event = pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Heartbeat))
+    assert event == Incoming("pi-7", beat)
+    news = Announcement(
+        federation="lab",
+        boot_id="c",
+        phase="waiting",
+        round_id=0,
+        rounds=1,
+        strategy="fedavg",
+        bundle="",
+        layout_hash="",
+    )
+    assert pair.coordinator.publish(news)
+    event = pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Announcement))
+    assert event == Incoming("", news)
+
+
+@pytest.mark.mosquitto
+def test_hostile_packets_are_reported_and_change_nothing(pair):
+    """Noise on every topic and a device that speaks as another: ignored, by rule."""
+    link = pair.device._link
+    foreign = Presence(device_id="other", boot_id="b", status="online")
+    for topic, payload, rule in (
+        ("fl/v1/lab/up/pi-7/c", b"noise", "chunk-size"),
+        ("fl/v1/lab/up/pi-7/q", b"{}", "message-schema"),
+        ("fl/v1/lab/up/pi-7/m", b"\xff" * 100, "message-schema"),
+        ("fl/v1/lab/st/pi-7", encode(foreign), "device-id"),
+    ):
+        link.publish(topic, payload)
+        assert pair.run(lambda e: isinstance(e, Ignored)).rule == rule
+    pair.coordinator.send_task("pi-7", _task(1), b"payload")
+    pair.run(_delivered_update)
+
+
+@pytest.mark.mosquitto
+def test_a_broker_killed_in_the_middle_costs_time_only(tmp_path):
+    """Its sessions, queues and retained messages are gone; the transfer goes on."""
+    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 5000") as port:
+        pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
+        pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+        pair.coordinator.send_task("pi-7", _task(1), _BLOB)
+        pair.run(lambda _: pair.device.traffic.payload_down_bytes > len(_BLOB) // 4)
+        assert pair.device.traffic.payload_down_bytes < len(_BLOB)
+    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 5000", port=port):
+        pair.run(_delivered_update)
+        assert pair.updates == {1: _BLOB[::-1]}
+        pair.close()
+    assert pair.device.traffic.payload_down_bytes < 1.4 * len(_BLOB)
+
+
+@pytest.mark.mosquitto
+def test_a_smaller_packet_limit_after_a_restart_is_obeyed(tmp_path):
+    """A blob offered for large packets is offered again in chunks that the new broker takes."""
+    with mosquitto(tmp_path, "allow_anonymous true") as port:
+        pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
+        pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+        pair.coordinator.send_task("pi-7", _task(1), _BLOB)
+    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 20000", port=port):
+        pair.run(_delivered_update)
+        assert pair.updates == {1: _BLOB[::-1]}
+        pair.close()
+
+
+def test_one_round_works_over_the_embedded_broker(tmp_path):
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    with local_broker("amqtt") as url:
+        pair = _Pair(url, tmp_path)
+        pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+        pair.coordinator.send_task("pi-7", _task(1), _BLOB)
+        pair.run(_delivered_update)
+        pair.close()
+    assert pair.updates == {1: _BLOB[::-1]}
+
+
+def test_records_of_a_transfer_cannot_be_published_alone(tmp_path):
+    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))
+    endpoint = Endpoint(link, _TOPICS, Courier(tmp_path))
+    with pytest.raises(InputError, match="travels only inside a transfer"):
+        endpoint.publish(Need(transfer_id="", missing=(), credit=0))
+
+
+def test_an_unknown_kind_of_broker_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("protofleet.wire.broker.find_mosquitto", lambda: None)
+    with pytest.raises(UnavailableError, match="apt install mosquitto"), local_broker("mosquitto"):
+        pass
