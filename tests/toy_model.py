@@ -31,5 +31,6 @@ def grad_fn(params, state, batch, _rng):
     new_state = state.copy()
     if LOCAL in state:
         new_state[LOCAL][...] += np.float32(0.1)
-    grads = TensorMap.pack({"w": difference.mean(axis=0)}, params.layout)
+    grads = TensorMap.zeros(params.layout)
+    grads["w"][...] = difference.mean(axis=0)
     return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, state=new_state)

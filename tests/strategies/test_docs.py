@@ -1,0 +1,37 @@
+"""The strategy printed in docs/strategies.md runs."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_model import SGD, frozen_map
+
+from protofleet.strategies.types import Model
+
+_DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
+
+
+@pytest.fixture
+def fedper(model):
+    (code,) = re.findall(r"```python\n(.*?)```", _DOCS.read_text(), re.DOTALL)
+    namespace = {}
+    exec(compile(code, _DOCS, "exec"), namespace)  # noqa: S102 - our own documentation
+    params = frozen_map({"w": [0, 0], "head.b": [7]})
+    return namespace["build"], Model(params=params, state=model.state, num_classes=2)
+
+
+def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_tools):
+    build, model = fedper
+    strategy = build(SGD, model)
+    server = strategy.server_init(model)
+    updates = []
+    for client, examples in (("a", [[2, 4]]), ("b", [[6, 0]])):
+        tools, _ = make_tools(client, examples)
+        payload = strategy.downlink(server, client)
+        state, update = strategy.client_update(strategy.client_init(model), payload, tools)
+        np.testing.assert_array_equal(state.tensors["params/head.b"], [7])
+        updates.append(update)
+    server = strategy.aggregate(server, updates)
+    assert set(server.tensors) == {"params/w"}
+    np.testing.assert_allclose(server.tensors["params/w"], [2, 1])
