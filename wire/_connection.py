@@ -126,7 +126,6 @@ class Connection:
         self._lock = threading.Lock()
         self._backlog: deque[tuple[str, bytes, bool]] = deque()
         self._in_flight = 0
-        self._full = False
         self._early: list[LinkEvent] = []
         self._opened_at: float | None = None
         self._progress = threading.Event()
@@ -143,9 +142,7 @@ class Connection:
     def room(self) -> int:
         """How many chunks may be published before the next acknowledgement."""
         with self._lock:
-            room = self._room()
-            self._full = room == 0
-        return room
+            return self._room()
 
     def run(self, address: Address, tls: ssl.SSLContext | None) -> Ending:
         """Connect, and return when the connection has ended."""
@@ -281,11 +278,11 @@ class Connection:
             self.abort(Ending(reason=f"publish refused: {code}", code=code.value))
             return
         with self._lock:
+            full = self._room() == 0
             following = self._backlog.popleft() if self._backlog else None
             if following is None:
                 self._in_flight -= 1
-            drained = self._full and self._room() > 0
-            self._full = self._full and not drained
+            drained = full and self._room() > 0
         if following is not None:
             topic, payload, retain = following
             client.publish(topic, payload, 1, retain)

@@ -23,6 +23,7 @@ from protofleet.wire.link import (
     Connected,
     Delivery,
     Disconnected,
+    Drained,
     Link,
     LinkOptions,
     Woken,
@@ -136,6 +137,17 @@ def test_a_denied_publish_stops_with_the_reason(tmp_path):
         assert event.final
         assert "publish refused" in event.reason
         link.close()
+
+
+@pytest.mark.mosquitto
+def test_a_full_link_tells_when_it_has_room_again(mosquitto_url):
+    """Whoever stops at no room is woken by the acknowledgements and need not ask."""
+    with closing(_link(mosquitto_url)) as link:
+        _next(link, Connected)
+        for _ in range(link.room):
+            link.publish("x", bytes(60_000))
+        _next(link, Drained)
+        wait_until(lambda: link.room == 16)
 
 
 @pytest.mark.mosquitto
