@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
-from protofleet.errors import InputError
+from protofleet.errors import InputError, ProtofleetError
 from protofleet.runtime import Programs
 from protofleet.strategies import build
 from protofleet.strategies.scores import confusion
@@ -32,6 +33,8 @@ from protofleet.strategies.types import (
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.manifest import Manifest
 from protofleet.wire.tensors import TensorMap
+
+_log = logging.getLogger(__name__)
 
 EVALUATION_BATCH = 32
 """ALP couples the examples of a batch, so the scores of the paper belong to this number."""
@@ -96,18 +99,32 @@ class Learner:
         return strategy
 
     def warm_up(self) -> None:
-        """Open the sessions and compile the kernels before the first round needs them."""
-        x, y = self._data.own.x_train[:2], self._data.own.y_train[:2]
-        if not len(y):
-            return
-        model, rng = self.model, np.random.default_rng(0)
-        for program in self._manifest.programs.values():
-            keys = {port.key for port in program.inputs if port.role == "input"}
-            if program.objective is not None and keys <= {"x", "y"}:
-                self._programs.grad_fns[program.objective](
-                    model.params, model.state, {"x": x, "y": y}, rng
-                )
-        self._programs.predict(model.params, model.state, x, batch_size=1)
+        """Rehearse a round of the bundle's own strategy on two examples.
+
+        This opens the sessions and compiles the kernels before the first round needs them. The
+        federation may run another strategy, so a rehearsal that fails is no error.
+        """
+        own, declared = self._data.own, self._manifest.strategy
+        x, y = own.x_train[:2], own.y_train[:2]
+
+        def evaluate(params: TensorMap, state: TensorMap) -> Evaluation:
+            self._programs.predict(params, state, x, batch_size=EVALUATION_BATCH)
+            return Evaluation()
+
+        tools = ClientTools(
+            client_id=self._device_id,
+            x=x,
+            y=y,
+            grad_fns=self._programs.grad_fns,
+            evaluate=evaluate,
+            rng=np.random.default_rng(0),
+        )
+        try:
+            strategy = self.strategy(declared.name, declared.settings)
+            payload = strategy.downlink(strategy.server_init(self.model), self._device_id)
+            strategy.client_update(strategy.client_init(self.model), payload, tools)
+        except ProtofleetError as error:
+            _log.info("no warm-up: %s", error)
 
     def train(
         self,

@@ -27,7 +27,7 @@ from protofleet.wire.manifest import (
 )
 from protofleet.wire.tensors import Layout, TensorMap
 
-SETTINGS: Mapping[str, Any] = {"lr": 0.1, "epochs": 1, "batch_size": 16}
+SETTINGS: Mapping[str, Any] = {"epochs": 1, "batch_size": 16}
 
 
 def tiny_bundle(
