@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -41,6 +42,9 @@ def run(file: Path, *, as_json: bool) -> None:
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
     command goes on where the run stood. With --json each line is one event.
     """
+    # Numba would cost 120 MB and half a second here and gain little: averaging is memory-bound and
+    # k-means is mostly one matrix product.
+    os.environ.setdefault("PROTOFLEET_NUMBA", "0")
     from protofleet.coordinator.config import load_config  # noqa: PLC0415
     from protofleet.coordinator.run import open_service  # noqa: PLC0415
 

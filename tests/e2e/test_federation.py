@@ -6,10 +6,12 @@ import json
 
 import pytest
 from tiny_bundle import tiny_bundle
+from tiny_prototypes import tiny_prototype_bundle
 
 pytestmark = pytest.mark.mosquitto
 
 _ROUNDS = 5
+_FAST_LEARNING = '[strategy.settings]\noptimiser = {kind = "sgd", lr = 0.1}\n'
 
 
 def _of(event, **fields):
@@ -33,12 +35,14 @@ def _undisturbed(federation):
     return coordinator
 
 
-def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, key):
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("write", [tiny_bundle, tiny_prototype_bundle], ids=["fedavg", "fedali"])
+def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, key, write):
     """A device and the coordinator are SIGKILLed in open rounds; tensors and scores stay equal."""
-    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    bundle = write(tmp_path / "tiny.pfb", key)
     calm, rough = make_federation("calm", bundle, 8), make_federation("rough", bundle, 8)
     for federation in (calm, rough):
-        federation.write(rounds=_ROUNDS)
+        federation.write(rounds=_ROUNDS, extra=_FAST_LEARNING)
     _undisturbed(calm)
 
     coordinator = rough.start_coordinator()
