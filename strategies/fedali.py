@@ -226,29 +226,31 @@ def _client_model(context: _Context, state: ClientState) -> tuple[TensorMap, Ten
 
 def _aggregate(context: _Context, state: ServerState, updates: Updates) -> ServerState:
     """Average everything, cluster prototypes; without examples the state stays as it is."""
+    shapes = context.uplink.shapes
     names = [STATE + layer + _LOCAL for layer in context.layers]
+    collected = {name: np.empty((len(updates), *shapes[name]), np.float32) for name in names}
     mean = WeightedMean(context.uplink.size)
-    collected: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
+    clients = 0
     for tensors, num_examples in weighted(updates, context.uplink):
         mean.add(tensors.buffer, num_examples)
         for name in names:
-            collected[name].append(tensors[name].copy())
-    if not mean.weight:
+            collected[name][clients] = tensors[name]
+        clients += 1
+    if not clients:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     average = TensorMap(context.uplink, mean.result())
     merged = {name: average[name] for name in average if name.startswith(PARAMS)}
     for layer, name in zip(context.layers, names, strict=True):
-        merged[STATE + layer + _GLOBAL] = _cluster(
-            context.settings, collected.pop(name), average[name]
-        )
+        locals_ = collected.pop(name)[:clients]
+        merged[STATE + layer + _GLOBAL] = _cluster(context.settings, locals_, average[name])
     return ServerState(round_id=state.round_id + 1, tensors=merged)
 
 
 def _cluster(
-    settings: FedAliSettings, locals_: list[NDArray[np.float32]], init: NDArray[np.float32]
+    settings: FedAliSettings, locals_: NDArray[np.float32], init: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """K-means over the ``(C · G, d)`` stacked prototypes from ``init (G, d)``."""
-    points = np.concatenate(locals_)
+    """K-means over all clients' prototypes ``(C, G, d)`` from ``init (G, d)``."""
+    points = locals_.reshape(-1, init.shape[1])
     result = kmeans(
         points,
         init,
