@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from protofleet.coordinator.admission import admit
+from protofleet.errors import RefusedError
+from protofleet.strategies.types import Evaluation, Update
+from protofleet.strategies.updates import Costs, pack_update
+from protofleet.wire import blobs
+
+
+def _blob(tensors, **changes):
+    fields = {"client_id": "a", "round_id": 3, "num_examples": 5, "tensors": tensors, **changes}
+    return pack_update(Update(**fields), Costs(train_step_ms=(1.0,)))
+
+
+def _rule(data, expected):
+    with pytest.raises(RefusedError) as caught:
+        admit(data, expected, client_id="a", round_id=3)
+    return caught.value.rule
+
+
+def test_expected_is_what_the_strategy_sends_without_asking_it_by_name(tiny):
+    """FedAvg sends the model's parameters up; a run with no examples shows it."""
+    shapes = {name: shape for name, (shape, _) in tiny.expected.tensors.items()}
+    assert shapes == {"params/w": (4, 3), "params/b": (3,)}
+    assert {dtype for _, dtype in tiny.expected.tensors.values()} == {np.dtype(np.float32)}
+
+
+def test_a_right_update_is_let_in(tiny):
+    record = admit(_blob(tiny.tensors()), tiny.expected, client_id="a", round_id=3)
+    assert (record.num_examples, record.costs.train_step_ms) == (5, (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("params/w", np.ones((3, 4), np.float32)),
+        ("params/w", np.ones((4, 3), np.float64)),
+        ("params/x", np.ones(1, np.float32)),
+    ],
+)
+def test_other_names_shapes_and_dtypes_are_refused(tiny, name, value):
+    assert _rule(_blob({**tiny.tensors(), name: value}), tiny.expected) == "layout"
+
+
+def test_a_missing_tensor_is_refused(tiny):
+    tensors = tiny.tensors()
+    del tensors["params/b"]
+    assert _rule(_blob(tensors), tiny.expected) == "layout"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(tiny, bad):
+    tensors = tiny.tensors()
+    tensors["params/b"][1] = bad
+    assert _rule(_blob(tensors), tiny.expected) == "finite"
+
+
+@pytest.mark.parametrize("changes", [{"client_id": "b"}, {"round_id": 2}])
+def test_an_update_of_another_device_or_round_is_refused(tiny, changes):
+    assert _rule(_blob(tiny.tensors(), **changes), tiny.expected) == "identity"
+
+
+def test_confusion_counts_of_another_number_of_classes_are_refused(tiny):
+    counts = Evaluation(own=np.eye(5, dtype=np.int64))
+    assert _rule(_blob(tiny.tensors(), evaluation=counts), tiny.expected) == "evaluation"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_examples": -1},
+        {"num_examples": 2**60},
+        {"num_examples": "5"},
+        {"evaluation": {"own": [[1, 2, 3], [1, 2]]}},
+        {"evaluation": {"own": [[-1]]}},
+        {"client_id": None},
+    ],
+)
+def test_records_that_break_the_schema_are_refused(tiny, change):
+    record = {"client_id": "a", "round_id": 3, "num_examples": 5, **change}
+    data = blobs.encode(tiny.tensors(), {"update": json.dumps(record)})
+    assert _rule(data, tiny.expected) == "update-schema"
+
+
+def test_bytes_that_are_no_update_are_refused(tiny):
+    assert _rule(b"nonsense" * 10, tiny.expected) == "blob-header"
+    assert _rule(blobs.encode(tiny.tensors()), tiny.expected) == "update-schema"
+    assert _rule(bytes(20_000), tiny.expected) == "blob-size"
