@@ -3,7 +3,7 @@
 Sources: He et al., "Masked Autoencoders Are Scalable Vision Learners" (arXiv:2111.06377); FedAli
 (arXiv:2411.10595), appendix E, and its published code.
 
-Of a window's Z tokens 60 % (rounded down) are hidden. Only the visible ones are encoded; the
+Of a window's Z tokens 60 %, to the nearest whole, are hidden. Only the visible ones are encoded; the
 decoder sees all Z in their order, learned mask tokens in place of the hidden ones, and its
 squared error is counted on the hidden patches alone.
 
@@ -81,7 +81,7 @@ class MaskedAutoencoder(nn.Module):
             )
         self.encoder = encoder
         tokens, width = encoder.position.shape
-        self.hidden_tokens = int(masked_share * tokens)
+        self.hidden_tokens = round(masked_share * tokens)
         if not 0 < self.hidden_tokens < tokens:
             raise InputError(
                 f"masked pretraining: a share of {masked_share} hides {self.hidden_tokens} of "

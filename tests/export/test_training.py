@@ -144,10 +144,10 @@ def test_masked_loss_falls_on_guessable_windows(tmp_path):
     assert set(load_checkpoint(tmp_path / "model.safetensors")[0]) == set(model.state_dict())
 
 
-def test_the_masked_autoencoder_hides_four_of_eight_tokens_and_ignores_visible_errors():
+def test_the_masked_autoencoder_hides_five_of_eight_tokens_and_ignores_visible_errors():
     model = build_model("hart", **HART).eval()
     autoencoder = MaskedAutoencoder(model, torch.zeros(1, 128, 6)).eval()
-    assert autoencoder.hidden_tokens == 4
+    assert autoencoder.hidden_tokens == 5
     seen = []
     model.blocks[0].register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
     autoencoder(torch.randn(3, 128, 6))
