@@ -152,7 +152,7 @@ def _plan(x: Floats, active: Floats, epsilon: float, iterations: int) -> _Plan:
 
 def _unit(name: str, rows: Floats, scale: float) -> Floats:
     out = np.empty_like(rows)
-    if not backend("alp").unit_rows(rows, out, scale):
+    if not backend("alp").unit_rows(read_only(name, rows, 2), out, scale):
         finite(name, rows)
     return out
 
@@ -175,7 +175,7 @@ def _moved(x: Floats, local: Floats, plan: _Plan, variant: AlpVariant, gamma: fl
     loops.best_rows(plan.kernel, plan.u, picked, weights)
     if variant == "paper_pseudo":
         weights *= plan.v[:prototypes]
-        flat_x = _unit("embeddings", flat_x, 1.0)
+        flat_x = read_only("embeddings", _unit("embeddings", flat_x, 1.0), 2)
     else:
         weights /= weights.sum(axis=0)
     moved: Floats = loops.move(local, flat_x, picked, weights, gamma)

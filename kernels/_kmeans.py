@@ -151,6 +151,7 @@ def _assign(points: Floats, centers: Floats, guess: Indices | None, offset: Floa
 
 def _distances(points: Floats, centers: Floats, labels: Indices) -> Floats:
     out = np.empty(len(points), np.float32)
+    centers = read_only("centres", centers, 2)
     backend("kmeans").square_distances(points, centers, labels, out)
     return out
 
