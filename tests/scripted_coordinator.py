@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from protofleet.strategies.types import ServerState, Strategy, Update
 from protofleet.strategies.updates import Costs, unpack_update
@@ -19,6 +19,8 @@ from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Courier, Received, Rejected
 
 FEDERATION = "test-fed"
+Answer = Literal["take", "reject", "ignore"]
+"""What to do with the offer of an update of one round while another is the current one."""
 
 
 class ScriptedCoordinator:
@@ -46,6 +48,7 @@ class ScriptedCoordinator:
         rounds: int = 2,
         announced_bundle: str = "",
         before_round: Callable[[int], None] = lambda _: None,
+        answer: Callable[[int, int], Answer] = lambda _offered, _current: "take",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -57,6 +60,7 @@ class ScriptedCoordinator:
         self._announced_bundle = announced_bundle or bundle.digest
         self._devices, self._rounds = devices, rounds
         self._before_round = before_round
+        self._answer = answer
         self.updates: dict[int, dict[str, Update]] = {}
         self.costs: dict[int, dict[str, Costs]] = {}
         self.presence: dict[str, Presence] = {}
@@ -65,6 +69,7 @@ class ScriptedCoordinator:
         self.round_s: list[float] = []
         self.state: ServerState | None = None
         self.error: BaseException | None = None
+        self._settled: dict[int, set[str]] = {}
         self._finished = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -112,9 +117,10 @@ class ScriptedCoordinator:
             self._before_round(round_id)
             start = time.perf_counter()
             self.updates[round_id], self.costs[round_id] = {}, {}
+            self._settled[round_id] = set()
             for device_id in self._members():
                 self._send_task(device_id, round_id)
-            self._serve(lambda r=round_id: len(self.updates[r]) >= self._devices)
+            self._serve(lambda r=round_id: len(self._settled[r]) >= self._devices)
             updates = [self.updates[round_id][d] for d in sorted(self.updates[round_id])]
             self.state = self._strategy.aggregate(self.state, updates)
             self.round_s.append(time.perf_counter() - start)
@@ -181,15 +187,19 @@ class ScriptedCoordinator:
         elif isinstance(message, Heartbeat):
             self.heartbeats.append(message)
         elif isinstance(message, Manifest):
-            if message.round_id in self.updates:
+            answer = self._answer(message.round_id, max(self.updates))
+            if answer == "take":
                 self._endpoint.expect(peer, message)
-            else:
-                self._endpoint.reject(peer, message.transfer_id, "unknown round")
+                return
+            self._settled[message.round_id].add(peer)
+            if answer == "reject":
+                self._endpoint.reject(peer, message.transfer_id, "as the test wants it")
 
     def _take(self, event: Received) -> None:
         update, record = unpack_update(event.path.read_bytes(), max_bytes=1 << 30)
         self.updates[update.round_id][event.peer] = update
         self.costs[update.round_id][event.peer] = record.costs
+        self._settled[update.round_id].add(event.peer)
         self._endpoint.accept(event.manifest.transfer_id)
 
     def _count(self, status: str) -> int:

@@ -6,14 +6,19 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import counting_strategy
 import numpy as np
 import pytest
+from killable_broker import Broker
 from scripted_coordinator import ScriptedCoordinator
 
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
 from protofleet.strategies.types import Model
+
+_CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 
 pytestmark = pytest.mark.mosquitto
 
@@ -66,21 +71,27 @@ def test_four_devices_train_deliver_and_leave(world, mosquitto_url):
     assert 0 < last.bytes_down <= reports[0][-1]["bytes_down"]
 
 
+def _counting(world, url, **options):
+    strategy = counting_strategy.counting({}, None)
+    return _coordinator(world, url, strategy=strategy, settings={}, **options)
+
+
+def _counting_device(world, url, *, fatal: int = 0, settle_s: float = 10.0):
+    arguments = world.arguments(url, "anna")
+    return world.start([str(fatal), str(settle_s), *arguments], _CHILD)
+
+
+def _chains(coordinator, name="anna"):
+    updates = coordinator.updates.values()
+    return [int(got[name].tensors["chain"][0]) for got in updates if name in got]
+
+
 def test_a_killed_device_ends_in_the_undisturbed_state(world, mosquitto_url):
-    """SIGKILL at six writes of the store; personal state and updates equal the closed form."""
-    script = world.root / "child.py"
-    script.write_text(_COUNTING + _DEADLY)
-    namespace: dict = {}
-    exec(compile(_COUNTING, "counting", "exec"), namespace)  # noqa: S102 - the text above
-    strategy = namespace["counting"]({}, None)
-    rounds = 8
-    with _coordinator(
-        world, mosquitto_url, rounds=rounds, strategy=strategy, settings={}
-    ) as coordinator:
-        arguments = world.arguments(mosquitto_url, "anna")
-        killed = 0
+    """SIGKILL at six writes of the store; every round is trained once, on the right state."""
+    killed = 0
+    with _counting(world, mosquitto_url, rounds=8) as coordinator:
         for fatal in (12, 17, 21, 24, 30, 33, 0):
-            child = world.start([str(fatal), *arguments], script)
+            child = _counting_device(world, mosquitto_url, fatal=fatal)
             _events(child)
             killed += child.returncode == -signal.SIGKILL
             if child.returncode == 0:
@@ -88,61 +99,52 @@ def test_a_killed_device_ends_in_the_undisturbed_state(world, mosquitto_url):
         coordinator.wait()
     assert child.returncode == 0
     assert killed >= 4
-    chain, expected = 0.0, []
-    for round_id in range(1, rounds + 1):
-        chain = 10 * chain + round_id
-        expected.append(chain)
-    got = [coordinator.updates[r]["anna"].tensors["chain"][0] for r in range(1, rounds + 1)]
-    assert got == expected
+    assert _chains(coordinator) == [int("12345678"[:r]) for r in range(1, 9)]
     _, state = read_personal(world.root / "anna")
-    assert state.tensors["chain"][0] == chain
+    assert state.tensors["chain"][0] == 12345678
 
 
-_COUNTING = """
-import numpy as np
-from protofleet import strategies
-from protofleet.strategies.types import *
+def test_a_rejected_update_leaves_no_trace_in_the_state(world, mosquitto_url):
+    def answer(offered, _current):
+        return "reject" if offered == 2 else "take"
 
-def counting(settings, model):
-    def client_update(state, payload, tools):
-        chain = {"chain": state.tensors["chain"] * 10 + payload.round_id}
-        update = Update(client_id=tools.client_id, round_id=payload.round_id,
-                        num_examples=len(tools.y), tensors=chain)
-        return ClientState(round_id=payload.round_id, tensors=chain), update
+    with _counting(world, mosquitto_url, rounds=3, answer=answer) as coordinator:
+        device = _counting_device(world, mosquitto_url)
+        coordinator.wait()
+        events = _events(device)
+    assert _chains(coordinator) == [1, 13]
+    assert [e["reason"] for e in events if e["event"] == "dropped"] == ["as the test wants it"]
 
-    return Strategy(
-        name="counting", paper="", programs=(), settings=None,
-        travels=Travels(down=(), up=(), personal=()),
-        server_init=lambda model: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
-        downlink=lambda s, c: Payload(round_id=s.round_id + 1, tensors={"r": np.ones(1)}),
-        client_init=lambda model: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),
-        client_update=client_update,
-        client_model=lambda state: (model.params, model.state),
-        aggregate=lambda s, u: ServerState(round_id=s.round_id + 1, tensors=s.tensors),
-        server_model=lambda s: None,
-    )
 
-strategies.STRATEGIES["counting"] = counting
-"""
+@pytest.mark.parametrize(("late", "expected"), [("take", [1, 12, 123]), ("ignore", [1, 13])])
+def test_a_newer_task_waits_for_the_fate_of_the_update_before(world, mosquitto_url, late, expected):
+    """The receipt of round 2 comes only after the task of round 3, or never."""
 
-_DEADLY = """
-import itertools, os, signal, sys
-from pathlib import Path
-from protofleet.cli import main
+    def answer(offered, current):
+        return "take" if offered != 2 else late if current > 2 else "ignore"
 
-fatal, calls = int(sys.argv[1]), itertools.count(1)
+    with _counting(world, mosquitto_url, rounds=3, answer=answer) as coordinator:
+        device = _counting_device(world, mosquitto_url, settle_s=10.0 if late == "take" else 0.2)
+        coordinator.wait()
+        _events(device)
+    assert _chains(coordinator) == expected
+    assert device.returncode == 0
 
-def deadly(function):
-    def call(*args, **kwargs):
-        if next(calls) == fatal:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-    return call
 
-os.fsync = deadly(os.fsync)
-Path.replace = deadly(Path.replace)
-main(sys.argv[2:])
-"""
+def test_a_restarted_broker_costs_no_round(world, tmp_path):
+    """The broker is killed and comes back empty, with the payload of round 2 on its way."""
+    broker = Broker(tmp_path)
+
+    def before_round(round_id):
+        if round_id == 2:
+            broker.restart()
+
+    with broker, _counting(world, broker.url, rounds=3, before_round=before_round) as coordinator:
+        device = _counting_device(world, broker.url)
+        coordinator.wait()
+        _events(device)
+    assert _chains(coordinator) == [1, 12, 123]
+    assert device.returncode == 0
 
 
 def test_sigterm_leaves_gracefully_and_keeps_the_state(world, mosquitto_url):

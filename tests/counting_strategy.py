@@ -1,0 +1,59 @@
+"""A strategy whose personal state tells how often and in which rounds it was trained.
+
+Round r turns the state c into 10 c + r, so 123 means rounds 1, 2 and 3, once each.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from protofleet import strategies
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Model,
+    Payload,
+    ServerState,
+    Strategy,
+    Travels,
+    Update,
+)
+
+
+def counting(_settings: object, model: Model | None) -> Strategy:
+    """Factory; the coordinator's half needs no model."""
+
+    def client_update(
+        state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        chain = {"chain": state.tensors["chain"] * 10 + payload.round_id}
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.y),
+            tensors=chain,
+        )
+        return ClientState(round_id=payload.round_id, tensors=chain), update
+
+    def client_model(_state: ClientState) -> tuple[Any, Any]:
+        return model.params, model.state
+
+    return Strategy(
+        name="counting",
+        paper="",
+        programs=(),
+        settings=None,
+        travels=Travels(down=(), up=(), personal=()),
+        server_init=lambda _: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
+        downlink=lambda s, _: Payload(round_id=s.round_id + 1, tensors=s.tensors),
+        client_init=lambda _: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),
+        client_update=client_update,
+        client_model=client_model,
+        aggregate=lambda s, _: ServerState(round_id=s.round_id + 1, tensors=s.tensors),
+        server_model=lambda _: None,
+    )
+
+
+strategies.STRATEGIES["counting"] = counting

@@ -1,0 +1,138 @@
+"""Local training and evaluation with real programs, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from protofleet.datasets import DeviceData
+from protofleet.edge.meter import Meter
+from protofleet.edge.training import Learner, LocalData, TrainingCancelledError, round_rng
+from protofleet.errors import InputError
+from protofleet.runtime import open_programs
+from protofleet.strategies.types import Payload
+from protofleet.wire.tensors import TensorMap
+
+CLASSES = ("class0", "class1", "class2")
+SETTINGS = {"epochs": 2, "batch_size": 16}
+
+
+def _data(**changes) -> LocalData:
+    # The logits are x @ w, so with w = identity the largest of the first three features decides.
+    test = np.eye(4, dtype=np.float32)[[0, 1, 2, 2, 0]]
+    pooled = changes.pop("pooled", None)
+    parts = {
+        "x_train": np.eye(4, dtype=np.float32)[[0, 1, 2]].repeat(20, axis=0),
+        "y_train": np.arange(3).repeat(20),
+        "x_test": test,
+        "y_test": np.array([0, 1, 2, 1, 0]),
+        "classes": CLASSES,
+    }
+    return LocalData(own=DeviceData(**{**parts, **changes}), pooled=pooled)
+
+
+def _learner(world, data: LocalData, device_id: str = "anna") -> Learner:
+    return Learner(world.bundle, open_programs(world.bundle), data, Meter(), device_id)
+
+
+def _identity(learner: Learner) -> TensorMap:
+    params = TensorMap.zeros(learner.model.params.layout)
+    params["w"][...] = np.eye(4, 3)
+    return params
+
+
+def test_evaluation_counts_true_rows_and_predicted_columns(world):
+    x = np.eye(4, dtype=np.float32)[[1, 1]]
+    learner = _learner(world, _data(pooled=(x, np.array([1, 2]))))
+    found = learner.evaluate(_identity(learner), learner.model.state)
+    assert found.own.tolist() == [[2, 0, 0], [0, 1, 1], [0, 0, 1]]
+    assert found.pooled.tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+def test_a_device_without_test_part_is_not_scored(world):
+    empty = {"x_test": np.zeros((0, 4), np.float32), "y_test": np.zeros(0, np.int64)}
+    learner = _learner(world, _data(**empty))
+    found = learner.evaluate(_identity(learner), learner.model.state)
+    assert (found.own, found.pooled) == (None, None)
+
+
+def test_evaluation_runs_in_batches_of_32_in_order(world):
+    data, calls = _data(), []
+
+    def predict(_params, _state, x, *, batch_size):
+        calls.append((x, batch_size))
+        return np.zeros((len(x), 3), np.float32)
+
+    spy = SimpleNamespace(grad_fns={}, predict=predict)
+    learner = Learner(world.bundle, spy, data, Meter(), "anna")
+    learner.evaluate(_identity(learner), learner.model.state)
+    ((seen, batch_size),) = calls
+    assert batch_size == 32
+    np.testing.assert_array_equal(seen, data.own.x_test)
+
+
+def _round(learner: Learner, seed: int = 7):
+    strategy = learner.strategy("fedavg", SETTINGS)
+    payload = strategy.downlink(strategy.server_init(learner.model), "anna")
+    return learner.train(strategy, None, payload, seed=seed, cancelled=threading.Event())
+
+
+def test_a_rerun_of_a_round_gives_the_same_bits_and_another_seed_others(world):
+    results = [_round(_learner(world, _data()), seed)[1] for seed in (7, 7, 8)]
+    tensors = [b"".join(t.tobytes() for t in update.tensors.values()) for update in results]
+    assert tensors[0] == tensors[1] != tensors[2]
+    assert results[0].num_examples == 60
+
+
+def test_randomness_depends_on_seed_round_and_device():
+    draws = {
+        round_rng(*key).integers(1 << 62)
+        for key in [(1, 1, "a"), (2, 1, "a"), (1, 2, "a"), (1, 1, "b"), (1, 1, "a")]
+    }
+    assert len(draws) == 4
+
+
+def test_a_cancelled_round_ends_at_its_next_step(world):
+    learner = _learner(world, _data())
+    strategy = learner.strategy("fedavg", SETTINGS)
+    cancelled = threading.Event()
+    cancelled.set()
+    payload = strategy.downlink(strategy.server_init(learner.model), "anna")
+    with pytest.raises(TrainingCancelledError):
+        learner.train(strategy, None, payload, seed=1, cancelled=cancelled)
+
+
+def test_a_round_is_measured_step_by_step(world):
+    learner = _learner(world, _data())
+    learner.warm_up()
+    state, _ = _round(learner)
+    learner.measure_inference(*learner.strategy("fedavg", SETTINGS).client_model(state))
+    costs = learner.meter.take()
+    assert len(costs.train_step_ms) == 2 * 4
+    assert len(costs.infer_ms) == 30
+    assert all(ms > 0 for ms in (*costs.train_step_ms, *costs.infer_ms))
+    assert {"train", "evaluate", "infer"} <= costs.phases_s.keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": ("a", "b", "c")}, "expected the bundle's classes"),
+        ({"x_train": np.zeros((60, 5), np.float32)}, r"expected x_train \(n, 4\)"),
+        ({"pooled": (np.zeros((2, 3), np.float32), np.zeros(2))}, "expected pooled x_test"),
+    ],
+)
+def test_data_that_do_not_fit_the_bundle_are_refused(world, changes, message):
+    with pytest.raises(InputError, match=message):
+        _learner(world, _data(**changes))
+
+
+def test_an_unfitting_payload_is_an_error_and_not_a_result(world):
+    learner = _learner(world, _data())
+    strategy = learner.strategy("fedavg", SETTINGS)
+    payload = Payload(round_id=1, tensors={"params/w": np.zeros((2, 2), np.float32)})
+    with pytest.raises(InputError, match="tensor"):
+        learner.train(strategy, None, payload, seed=1, cancelled=threading.Event())
