@@ -1,0 +1,244 @@
+"""Captures a model as a pure function: one flat graph of ATen operators, forward and backward.
+
+The function takes parameters, state, batch and noise and gives loss, gradients, changed state and
+outputs. ``tracing`` records it with a symbolic batch size; ``ports`` names what goes in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import cast
+
+import torch
+from torch import Tensor, fx, nn
+from torch.func import functional_call
+
+from protofleet.errors import ExportError
+from protofleet.export.objectives import ModelCall, Objective
+from protofleet.export.ports import Names, finish
+from protofleet.export.tracing import Trace, trace
+from protofleet.wire.manifest import Port
+
+Arrays = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelTensors:
+    """A model's tensors by what happens to them, each by its name in the model.
+
+    Attributes:
+        params: trained: ``requires_grad``.
+        state: float32 tensors that are not trained: persistent buffers and frozen parameters.
+        constants: every other buffer (counters, masks); embedded where a program reads it.
+    """
+
+    params: dict[str, Tensor]
+    state: dict[str, Tensor]
+    constants: dict[str, Tensor]
+
+    def all(self) -> dict[str, Tensor]:
+        """Parameters, state and constants, in this order."""
+        return self.params | self.state | self.constants
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapturedProgram:
+    """A pure function of the inputs.
+
+    Attributes:
+        graph: placeholders are the constants, then the inputs in order.
+        inputs, outputs: ports in the graph's order.
+        constants: values of the first placeholders, by the placeholders' names.
+        objective: what it minimises; None for inference.
+        features: an inference program that also gives ``features``.
+    """
+
+    graph: fx.GraphModule
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    constants: dict[str, Tensor] = field(default_factory=dict)
+    objective: Objective | None = None
+    features: bool = False
+
+
+def model_tensors(model: nn.Module) -> ModelTensors:
+    """Sort a model's tensors.
+
+    Raises:
+        ExportError: a parameter is not float32.
+    """
+    tensors = ModelTensors(params={}, state={}, constants={})
+    for name, value in model.named_parameters():
+        if value.dtype != torch.float32:
+            raise ExportError(f"parameter '{name}': expected float32, got {value.dtype}")
+        kind = tensors.params if value.requires_grad else tensors.state
+        kind[name] = value.detach()
+    kept = model.state_dict(keep_vars=True).keys()
+    for name, buffer in model.named_buffers():
+        is_state = name in kept and buffer.dtype == torch.float32
+        (tensors.state if is_state else tensors.constants)[name] = buffer
+    return tensors
+
+
+def evaluate(
+    model: nn.Module, objective: Objective | None, batch: Arrays, *, features: bool = False
+) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Loss (None without an objective) and named outputs of one forward pass."""
+    if objective is not None:
+        return _loss_and_logits(model, objective, batch)
+    if features:
+        return None, _features_and_logits(model, batch["x"])
+    return None, {"logits": model(batch["x"])}
+
+
+def capture(
+    model: nn.Module,
+    objective: Objective | None,
+    example: Arrays,
+    *,
+    features: bool = False,
+) -> CapturedProgram:
+    """Capture ``infer``, ``features`` or, with an objective, a training program.
+
+    Args:
+        model: any module; its training mode is set here and restored.
+        objective: what a training program minimises.
+        example: a batch by key, batch axis first, at least two examples; only shapes and dtypes
+            matter.
+        features: an inference program that also gives ``features``: the result of the model's
+            method ``features``, whose logits are then ``head(features(x))``; for a model without
+            these two methods, the input of its last linear layer.
+
+    Raises:
+        ExportError: an operator without explicit form, control flow that depends on data, or a
+            result that fits one batch size only; the message names module and line.
+    """
+    was_training = model.training
+    model.train(objective is not None)
+    try:
+        return _capture(_Pure(model, objective, features=features, keys=tuple(example)), example)
+    finally:
+        model.train(was_training)
+
+
+def _capture(pure: _Pure, example: Arrays) -> CapturedProgram:
+    tensors = pure.tensors
+    result: Trace = trace(pure, pure.joint, list(tensors.all().values()), list(example.values()))
+    names = Names(
+        params=tuple(tensors.params),
+        state=tuple(tensors.state),
+        constants=tensors.constants,
+        batch=pure.keys,
+        outputs=pure.output_keys,
+        trains=pure.objective is not None,
+    )
+    inputs, outputs, constants = finish(result, names)
+    return CapturedProgram(
+        graph=result.graph,
+        inputs=inputs,
+        outputs=outputs,
+        constants=constants,
+        objective=pure.objective,
+        features=pure.features,
+    )
+
+
+class _Joint(nn.Module):
+    """Model and objective as one module, for ``functional_call``."""
+
+    def __init__(self, model: nn.Module, objective: Objective | None, *, features: bool) -> None:
+        super().__init__()
+        self.model = model
+        self._objective, self._features = objective, features
+
+    def forward(self, batch: Arrays) -> tuple[Tensor | None, dict[str, Tensor]]:
+        return evaluate(self.model, self._objective, batch, features=self._features)
+
+
+class _Pure:
+    """(params…, state…, constants…, batch…) → (loss, grads…, state…, outputs…), or → outputs."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective | None,
+        *,
+        features: bool,
+        keys: tuple[str, ...],
+    ) -> None:
+        self.joint = _Joint(model, objective, features=features)
+        self.objective, self.features, self.keys = objective, features, keys
+        self.tensors = model_tensors(model)
+        self.output_keys: tuple[str, ...] = ()
+
+    def __call__(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        values = iter(args)
+        fixed = (*self.tensors.state, *self.tensors.constants)
+        params = {f"model.{n}": next(values).detach() for n in self.tensors.params}
+        others = {f"model.{n}": next(values).clone() for n in fixed}
+        batch = dict(zip(self.keys, values, strict=True))
+        if self.objective is None:
+            with torch.no_grad():
+                _, outputs = functional_call(self.joint, params | others, (batch,))
+            self.output_keys = tuple(outputs)
+            return tuple(outputs.values())
+        return self._with_gradients(params, others, batch)
+
+    def _with_gradients(
+        self, params: dict[str, Tensor], others: dict[str, Tensor], batch: Arrays
+    ) -> tuple[Tensor, ...]:
+        for value in params.values():
+            value.requires_grad_()
+        # functional_call writes re-assigned buffers back into the very mapping it was given.
+        named = params | others
+        loss, outputs = functional_call(self.joint, named, (batch,))
+        if loss.dim() != 0:
+            raise ExportError(f"expected a scalar loss, got one of shape {tuple(loss.shape)}")
+        grads = torch.autograd.grad(
+            loss, list(params.values()), allow_unused=True, materialize_grads=True
+        )
+        self.output_keys = tuple(outputs)
+        state = (named[f"model.{n}"].detach() for n in self.tensors.state)
+        return loss.detach(), *grads, *state, *(value.detach() for value in outputs.values())
+
+
+def _loss_and_logits(
+    model: nn.Module, objective: Objective, batch: Arrays
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss, and the logits if the objective calls the model as a whole."""
+    logits: list[Tensor] = []
+    hook = model.register_forward_hook(lambda _module, _args, output: logits.append(output))
+    try:
+        loss = objective.loss(cast("ModelCall", model), batch)
+    finally:
+        hook.remove()
+    return loss, {"logits": logits[-1]} if logits else {}
+
+
+def _features_and_logits(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    if callable(getattr(model, "features", None)) and callable(getattr(model, "head", None)):
+        call = cast("ModelCall", model)
+        features = call.features(x)
+        return {"features": features, "logits": call.head(features)}
+    return _input_of_last_linear(model, x)
+
+
+def _input_of_last_linear(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    seen: list[Tensor] = []
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    hooks = [
+        layer.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
+        for layer in layers
+    ]
+    try:
+        logits = model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not seen:
+        raise ExportError(
+            f"features of {type(model).__qualname__}: expected methods features(x) and "
+            "head(features), or a torch.nn.Linear, found neither"
+        )
+    return {"features": seen[-1], "logits": logits}

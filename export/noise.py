@@ -1,0 +1,171 @@
+"""Explicit randomness: every random operator of a model draws from arrays that are passed in.
+
+A program's randomness enters through ``noise`` ports, so that every backend and every rerun
+agrees. Two kinds of arrays are enough: uniform on [0, 1) and standard normal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from protofleet.errors import ExportError
+
+Distribution = Literal["uniform", "normal"]
+Draw = Callable[[Sequence[Any], Distribution], Tensor]
+"""Gives an array of a shape (integers, or symbolic ones while tracing) and distribution."""
+
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseRequest:
+    """One random array that a model asks for, in the order of its forward pass."""
+
+    shape: tuple[Any, ...]
+    distribution: Distribution
+
+
+class NoiseRecorder:
+    """A ``Draw`` that notes what is asked for and answers with zeros."""
+
+    def __init__(self) -> None:
+        self.requests: list[NoiseRequest] = []
+
+    def __call__(self, shape: Sequence[Any], distribution: Distribution) -> Tensor:
+        self.requests.append(NoiseRequest(shape=tuple(shape), distribution=distribution))
+        return torch.zeros(tuple(shape))
+
+
+class NoiseReplay:
+    """A ``Draw`` that hands out given arrays, one for each request, in order."""
+
+    def __init__(self, arrays: Sequence[Tensor]) -> None:
+        self._left = iter(arrays)
+
+    def __call__(self, shape: Sequence[Any], distribution: Distribution) -> Tensor:
+        array = next(self._left, None)
+        if array is None or len(array.shape) != len(shape):
+            raise ExportError(
+                f"noise: expected the same requests in every pass, got one more {distribution} "
+                f"array of shape {tuple(shape)}: randomness must not depend on the data"
+            )
+        return array
+
+
+@contextmanager
+def explicit_noise(draw: Draw) -> Iterator[None]:
+    """Inside, random operators use ``draw`` instead of a generator.
+
+    Attention is computed by its plain formula: a fused kernel hides its dropout.
+    """
+    with sdpa_kernel(SDPBackend.MATH), _NoiseMode(draw):
+        yield
+
+
+class _NoiseMode(TorchDispatchMode):
+    def __init__(self, draw: Draw) -> None:
+        super().__init__()
+        self._draw = draw
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],  # noqa: ARG002 - the mode's fixed signature
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        sampler = _SAMPLERS.get(func)
+        if sampler is not None:
+            return sampler(self._draw, *args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise ExportError(
+                f"random operator {func} has no explicit form: "
+                "draw from torch.rand or torch.randn and compute the rest"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _bernoulli_p(draw: Draw, like: Tensor, p: float = 0.5, **_: Any) -> Tensor:
+    return (draw(like.shape, "uniform") < p).to(like.dtype)
+
+
+def _bernoulli(draw: Draw, probabilities: Tensor, **_: Any) -> Tensor:
+    return (draw(probabilities.shape, "uniform") < probabilities).to(probabilities.dtype)
+
+
+def _bernoulli_tensor(draw: Draw, like: Tensor, p: Tensor, **_: Any) -> Tensor:
+    return (draw(like.shape, "uniform") < p).to(like.dtype)
+
+
+def _native_dropout(draw: Draw, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:  # noqa: FBT001 - the operator's signature
+    if train is False or p == 0:
+        return x.clone(), torch.ones_like(x, dtype=torch.bool)
+    keep = draw(x.shape, "uniform") < 1 - p
+    return x * keep / (1 - p), keep
+
+
+def _rand(draw: Draw, size: Sequence[Any], **_: Any) -> Tensor:
+    return draw(size, "uniform").clone()
+
+
+def _randn(draw: Draw, size: Sequence[Any], **_: Any) -> Tensor:
+    return draw(size, "normal").clone()
+
+
+def _rand_like(draw: Draw, like: Tensor, **_: Any) -> Tensor:
+    return draw(like.shape, "uniform").clone()
+
+
+def _randn_like(draw: Draw, like: Tensor, **_: Any) -> Tensor:
+    return draw(like.shape, "normal").clone()
+
+
+def _uniform(draw: Draw, like: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return draw(like.shape, "uniform") * (high - low) + low
+
+
+def _normal(draw: Draw, like: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return draw(like.shape, "normal") * std + mean
+
+
+def _randint(draw: Draw, high: int, size: Sequence[Any], **_: Any) -> Tensor:
+    return (draw(size, "uniform") * high).to(torch.int64)
+
+
+def _randint_low(draw: Draw, low: int, high: int, size: Sequence[Any], **_: Any) -> Tensor:
+    return (draw(size, "uniform") * (high - low)).to(torch.int64) + low
+
+
+def _in_place(sampler: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def fill(draw: Draw, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return target.copy_(sampler(draw, target, *args, **kwargs))
+
+    return fill
+
+
+_SAMPLERS: dict[Any, Callable[..., Any]] = {
+    _aten.bernoulli.default: _bernoulli,
+    _aten.bernoulli.p: _bernoulli_p,
+    _aten.bernoulli.Tensor: _bernoulli_tensor,
+    _aten.bernoulli_.float: _in_place(_bernoulli_p),
+    _aten.bernoulli_.Tensor: _in_place(_bernoulli_tensor),
+    _aten.native_dropout.default: _native_dropout,
+    _aten.rand.default: _rand,
+    _aten.rand_like.default: _rand_like,
+    _aten.randn.default: _randn,
+    _aten.randn_like.default: _randn_like,
+    _aten.randint.default: _randint,
+    _aten.randint.low: _randint_low,
+    _aten.uniform.default: _uniform,
+    _aten.uniform_.default: _in_place(_uniform),
+    _aten.normal_.default: _in_place(_normal),
+    _aten.normal_functional.default: _normal,
+}
