@@ -119,7 +119,7 @@ class Agent:
             case Connected():
                 self._on_connected()
             case Disconnected():
-                _log.warning("connection lost: %s", event.reason)
+                _log.warning("no connection to the broker: %s", event.reason)
                 if event.final:
                     raise UnavailableError(f"broker: {event.reason}")
             case Incoming():
