@@ -28,7 +28,7 @@ def test_a_file_and_the_pooled_test_part(tmp_path):
     assert both.pooled[0][0, 0] == 2
 
 
-def test_what_is_absent_or_unknown_is_named(tmp_path):
+def test_what_is_absent_or_unknown_is_named():
     with pytest.raises(MissingDataError, match=r"nothing\.npz"):
         load_local_data("nothing.npz", _PLAIN)
     for name in ("uci-har:5", "uci-har:five"):
