@@ -9,7 +9,10 @@ functions.
 from __future__ import annotations
 
 import importlib.util
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -38,6 +41,13 @@ def extensions_installed() -> bool:
     return importlib.util.find_spec("onnxruntime_extensions") is not None
 
 
+def kernels_pay() -> bool:
+    """Whether the kernels beat the graph: compiled ones do, the NumPy ones take twice as long."""
+    from protofleet.kernels import numba_enabled  # noqa: PLC0415 only programs with ALP need it
+
+    return extensions_installed() and numba_enabled()
+
+
 @cache
 def library_with_alp() -> str:
     """Define the custom operators once per process; the path of the library to register.
@@ -45,7 +55,8 @@ def library_with_alp() -> str:
     Both must exist before the first session is opened: the extensions keep pointers into a
     growing array.
     """
-    from onnxruntime_extensions import PyOp, get_library_path, onnx_op  # noqa: PLC0415 optional
+    with _hidden("onnx"):
+        from onnxruntime_extensions import PyOp, get_library_path, onnx_op  # noqa: PLC0415 optional
 
     attrs = {"epsilon": PyOp.dt_float, "iterations": PyOp.dt_int64}
     onnx_op(
@@ -62,6 +73,23 @@ def library_with_alp() -> str:
     )(_alp_infer)
     path: str = get_library_path()
     return path
+
+
+@contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Make ``import module`` fail within the block.
+
+    Where the extensions find onnx they load converters too, and with them torch: 190 MB that a
+    device must not carry.
+    """
+    kept = sys.modules.get(module)
+    sys.modules[module] = None  # type: ignore[assignment]  # the import system's own sign
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+        if kept is not None:
+            sys.modules[module] = kept
 
 
 def raise_pending() -> None:

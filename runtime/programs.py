@@ -19,7 +19,8 @@ from protofleet.wire.manifest import Manifest
 from protofleet.wire.tensors import Layout, TensorMap
 
 Kernels = Literal["auto", "custom", "graph"]
-"""Who computes ALP nodes: ``custom`` the kernels, ``graph`` ONNX Runtime, ``auto`` the faster."""
+"""Who computes ALP nodes: ``custom`` the kernels, ``graph`` ONNX Runtime, ``auto`` the faster one
+that is installed. The numbers are the same."""
 
 
 class ProgramSource(Protocol):
@@ -109,7 +110,6 @@ def open_programs(
     for name, value in (("threads", threads), ("eval_batch", eval_batch)):
         if value < 1:
             raise InputError(f"{name}: expected at least 1, got {value}")
-    settings = Settings(threads=threads, use_kernels=_use_kernels(kernels))
     manifest = bundle.manifest
     layouts = (
         Layout.of({tensor.name: tensor.shape for tensor in manifest.params}),
@@ -119,7 +119,9 @@ def open_programs(
         name: Source(bundle.read(program.file), program, layouts)
         for name, program in manifest.programs.items()
     }
-    if settings.use_kernels and any(source.has_alp for source in sources.values()):
+    use_kernels = any(s.has_alp for s in sources.values()) and _use_kernels(kernels)
+    settings = Settings(threads=threads, use_kernels=use_kernels)
+    if use_kernels:
         _alp.set_kernel_threads(threads)
     inference = {
         name: InferProgram(sources[name], settings, output)
@@ -140,14 +142,13 @@ def open_programs(
 
 
 def _use_kernels(kernels: Kernels) -> bool:
-    if kernels == "graph":
-        return False
-    installed = _alp.extensions_installed()
-    if kernels == "custom" and not installed:
+    if kernels != "custom":
+        return kernels == "auto" and _alp.kernels_pay()
+    if not _alp.extensions_installed():
         raise InputError(
             "kernels 'custom': needs onnxruntime-extensions: pip install 'protofleet[edge]'"
         )
-    return installed
+    return True
 
 
 def _required(program: InferProgram | None, name: str) -> InferProgram:

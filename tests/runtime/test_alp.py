@@ -185,10 +185,33 @@ def _hide_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
 
 
+def test_numpy_kernels_are_not_chosen_over_the_faster_graph(alp_bundle, monkeypatch):
+    monkeypatch.setenv("PROTOFLEET_NUMBA", "0")
+    assert not open_programs(alp_bundle).uses_kernels
+    assert open_programs(alp_bundle, kernels="custom").uses_kernels
+
+
+def test_a_program_without_alp_needs_no_kernels(bundle):
+    assert not open_programs(bundle, kernels="custom").uses_kernels
+
+
+def test_the_operators_load_neither_torch_nor_onnx():
+    """Both are installed beside the tests; the extensions would load them."""
+    code = (
+        "import sys; from protofleet.runtime import _alp; _alp.library_with_alp();"
+        "print([m for m in ('torch', 'onnx', 'numba') if sys.modules.get(m)])"
+    )
+    assert _printed(code) == "[]"
+
+
 def test_a_runtime_without_a_program_loads_no_torch_no_numba_and_no_session():
     code = (
         "import sys, protofleet.runtime;"
         "print([m for m in ('torch', 'onnx', 'numba', 'onnxruntime') if m in sys.modules])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    assert _printed(code) == "[]"
+
+
+def _printed(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
