@@ -295,7 +295,7 @@ class Service:
                 attempt=action.attempt,
                 delivered=len(self._state.delivered),
                 needed=action.needed,
-                missing=self._state.outstanding,
+                missing=tuple(c for c in self._state.outstanding if c not in action.added),
                 added=action.added,
             )
         )

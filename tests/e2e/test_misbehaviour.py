@@ -1,0 +1,187 @@
+"""What a coordinator process does about devices that vanish, lie or come too late."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bundle import tiny_bundle
+
+from protofleet.strategies.types import Update
+from protofleet.strategies.updates import Costs, pack_update
+from protofleet.wire import blobs
+from protofleet.wire.bundle import Bundle
+from protofleet.wire.endpoint import Endpoint, Incoming
+from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.messages import Presence, Task
+from protofleet.wire.topics import Topics
+from protofleet.wire.transfer import Courier, Received, Rejected
+
+pytestmark = pytest.mark.mosquitto
+
+
+class FakeDevice:
+    """Speaks the protocol without the edge: answers payloads with ``answer(round_id, tensors)``.
+
+    An answer is a list of (round to claim, tensors) to send, one after the other.
+    """
+
+    def __init__(self, federation, name, answer, *, bundle_digest=None):
+        bundle = Bundle.open(federation.bundle)
+        topics = Topics("home")
+        folder = Path(federation.folder) / f"fake-{name}"
+        folder.mkdir()
+        self.rejections: list[str] = []
+        self.rounds: list[int] = []
+        self._name, self._answer, self._over = name, answer, threading.Event()
+        self._presence = Presence(
+            device_id=name,
+            boot_id="1",
+            status="online",
+            bundle=bundle_digest or bundle.digest,
+            layout_hash=bundle.manifest.layout_hash,
+        )
+        options = LinkOptions(
+            url=federation.url, client_id=name, filters=topics.device_filters(name)
+        )
+        self._endpoint = Endpoint(Link(options), topics, Courier(folder), device_id=name)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        self._over.set()
+        self._thread.join(10)
+
+    def _run(self):
+        self._endpoint.start()
+        while not self._over.is_set():
+            match self._endpoint.poll(0.05):
+                case Connected():
+                    self._endpoint.publish(self._presence)
+                case Incoming(message=Task(task="train") as task):
+                    self._endpoint.expect("", task.payload)
+                case Incoming(message=Task()):
+                    break
+                case Received(manifest=manifest, path=path):
+                    self._take(manifest, path)
+                case Rejected(reason=reason):
+                    self.rejections.append(reason)
+        self._endpoint.close()
+
+    def _take(self, manifest, path):
+        self.rounds.append(manifest.round_id)
+        tensors, _ = blobs.decode(path.read_bytes(), max_bytes=10**6)
+        copies = {name: value.copy() for name, value in tensors.items()}
+        self._endpoint.accept(manifest.transfer_id)
+        for round_id, content in self._answer(manifest.round_id, copies):
+            update = Update(
+                client_id=self._name, round_id=round_id, num_examples=3, tensors=content
+            )
+            self._endpoint.send_update(pack_update(update, Costs()), round_id)
+
+
+def _honest(round_id, tensors):
+    return [(round_id, tensors)]
+
+
+def _silent(_round_id, _tensors):
+    return []
+
+
+@pytest.fixture
+def fakes(make_federation, tmp_path, key):
+    """A federation of two, and a maker of fake devices that stop with the test."""
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    made = []
+
+    def make(name, answer, **options):
+        made.append(FakeDevice(federation, name, answer, **options))
+        return made[-1]
+
+    yield federation, make
+    for device in made:
+        device.stop()
+
+
+def _events(process, name):
+    return [event for event in process.events if event["event"] == name]
+
+
+def test_an_update_with_nan_is_rejected_and_does_not_count(fakes):
+    federation, make = fakes
+    federation.write(rounds=1)
+
+    def poisoned(round_id, tensors):
+        tensors["params/b"][0] = np.nan
+        return [(round_id, tensors)]
+
+    coordinator = federation.start_coordinator()
+    make("good", _honest)
+    bad = make("bad", poisoned)
+    assert coordinator.finish() == 0, coordinator.log
+    assert "NaN" in bad.rejections[0]
+    (closed,) = _events(coordinator, "round_closed")
+    assert closed["participants"] == 1
+
+
+@pytest.mark.parametrize(("claimed", "reason"), [(1, "too late"), (9, "has not begun")])
+def test_updates_for_other_rounds_are_rejected_with_the_reason(fakes, claimed, reason):
+    federation, make = fakes
+    federation.write(rounds=2)
+    coordinator = federation.start_coordinator()
+    make("good", _honest)
+
+    def confused(round_id, tensors):
+        # Other content in each round: an equal update would be the accepted one, sent again.
+        moved = {name: value + round_id for name, value in tensors.items()}
+        return [(1 if round_id == 1 else claimed, moved)]
+
+    bad = make("bad", confused)
+    coordinator.wait_for(lambda e: e["event"] == "update_rejected")
+    coordinator.wait_for(lambda _: bool(bad.rejections))
+    assert reason in bad.rejections[0]
+
+
+def test_below_the_quorum_a_round_is_extended_until_a_substitute_delivers(fakes):
+    """The silent member has left; the spare device takes its place in the same round."""
+    federation, make = fakes
+    quick = "[round]\ndeadline_s = 2.0\nquorum = 1.0\n[liveness]\ngrace_s = 0.1\n"
+    federation.write(rounds=1, extra=quick)
+    coordinator = federation.start_coordinator()
+    make("good", _honest)
+    mute = make("mute", _silent)
+    coordinator.wait_for(lambda e: e["event"] == "round_opened")
+    spare = make("spare", _honest)
+    coordinator.wait_for(lambda e: e["event"] == "device_online" and e["device"] == "spare")
+    mute._endpoint.publish(
+        Presence(device_id="mute", boot_id="1", status="left", bundle="", layout_hash="")
+    )
+    assert coordinator.finish() == 0, coordinator.log
+    extended = _events(coordinator, "round_extended")[0]
+    assert (extended["missing"], extended["added"]) == (["mute"], ["spare"])
+    assert spare.rounds == [1]
+    assert _events(coordinator, "round_closed")[0]["participants"] == 2
+
+
+def test_a_device_with_another_bundle_never_takes_part(fakes):
+    federation, make = fakes
+    federation.write(rounds=1)
+    coordinator = federation.start_coordinator()
+    stranger = make("stranger", _honest, bundle_digest="f" * 64)
+    coordinator.wait_for(lambda e: e["event"] == "device_refused")
+    make("good", _honest)
+    make("other", _honest)
+    assert coordinator.finish() == 0, coordinator.log
+    assert _events(coordinator, "round_opened")[0]["cohort"] == ["good", "other"]
+    assert stranger.rounds == []
+
+
+def test_wrong_files_end_with_one_clear_line(make_federation, tmp_path, key):
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=1, extra="[cohorts]\n")
+    coordinator = federation.start_coordinator()
+    assert coordinator.finish() == 1
+    assert "cohorts" in coordinator.log
+    assert coordinator.log.count("\n") == 1
