@@ -18,11 +18,14 @@ from protofleet.wire.messages import Manifest, Need
 
 SILENCE_S = 1.5
 """Ask again after this long without a chunk: several round trips of any usable link."""
+FIRST_SILENCE_S = 5.0
+"""The same before the first chunk, when the link's pace is unknown: 64 KiB at 256 kbit/s is 2 s."""
 SILENCE_MAX_S = 30.0
 """Doubling stops here; below the keep-alive's own detection of a dead link."""
 SILENT_ASKS_MAX = 6
-"""After so many unanswered asks (about 75 s) the slot goes to others until the next offer."""
+"""After so many unanswered asks (some two minutes) others get the slot until the next offer."""
 START_WINDOW = 4
+MIN_WINDOW = 2
 HASH_ATTEMPTS = 2
 """A wrong hash may come from a disk that lost writes: fetch all once more, then give up."""
 
@@ -65,18 +68,25 @@ class Incoming:
         """Whether every chunk is here (the hash is another question)."""
         return self._missing == 0
 
+    def offered(self, now: float) -> Need:
+        """The answer to an offer: ask, or only say that we are still waiting for the last ask."""
+        if self._flying and now < self.due:
+            return self._alive()
+        return self.ask(now)
+
     def ask(self, now: float) -> Need:
-        """Take all that was in flight for lost and ask for the first window."""
+        """Take all that was in flight for lost and start again with a small window."""
         self._land(list(self._flying))
+        self._window = min(START_WINDOW, self._window)
         self._last = now
-        return self._need(now) or Need(transfer_id=self.manifest.transfer_id, missing=(), credit=0)
+        return self._need(now) or self._alive()
 
     def silent(self, now: float) -> Need | None:
         """``due`` has come: ask again with a smaller window; None: it is no use."""
         self._silent_asks += 1
         if self._silent_asks > SILENT_ASKS_MAX:
             return None
-        self._window = max(2, self._window // 2)
+        self._window = max(MIN_WINDOW, self._window // 2)
         return self.ask(now)
 
     def take(self, chunk: Chunk, now: float) -> Need | None:
@@ -172,7 +182,8 @@ class Incoming:
         self._silent_asks = 0
 
     def _patience(self) -> float:
-        wait: float = max(SILENCE_S, 4.0 * self._gap) * 2.0**self._silent_asks
+        usual = max(SILENCE_S, 4.0 * self._gap) if self._gap else FIRST_SILENCE_S
+        wait: float = usual * 2.0**self._silent_asks
         return min(wait, SILENCE_MAX_S)
 
     def _notice_losses(self, ask: int) -> None:
@@ -204,6 +215,9 @@ class Incoming:
         return Need(
             transfer_id=self.manifest.transfer_id, missing=_ranges(wanted), credit=len(wanted)
         )
+
+    def _alive(self) -> Need:
+        return Need(transfer_id=self.manifest.transfer_id, missing=(), credit=0)
 
     def _pick(self, room: int) -> list[int]:
         wanted: list[int] = []

@@ -100,13 +100,9 @@ class Receiving:
         """When ``tick`` has something to do; may be early."""
         return self._timers.next()
 
-    def reconnected(self, now: float, peer: str | None = None) -> list[Action]:
-        """Whatever was in flight (to ``peer``) is lost: ask again."""
-        return [
-            self._ask(key, now)
-            for key, transfer in self._active.items()
-            if peer in (None, transfer.peer)
-        ]
+    def reconnected(self, now: float) -> list[Action]:
+        """Whatever was in flight is lost: ask again."""
+        return [self._ask(key, now) for key in self._active]
 
     def forget(self, key: str, *, delete: bool = False) -> None:
         """Drop an unfinished transfer; its partial blob stays unless ``delete``."""
@@ -161,8 +157,11 @@ class Receiving:
 
     def _begin(self, peer: str, manifest: Manifest, now: float) -> list[Action]:
         key = manifest.transfer_id
-        if key in self._active:
-            return [self._ask(key, now)]
+        transfer = self._active.get(key)
+        if transfer is not None:
+            need = transfer.offered(now)
+            self._timers.set(key, transfer.due)
+            return [_answer(peer, need)]
         if len(self._active) < self._limits.concurrent:
             return self._admit(peer, manifest, now)
         if len(self._waiting) >= self._limits.waiting and key not in self._waiting:

@@ -7,7 +7,6 @@ import random
 from protofleet.wire._outgoing import Offer, Outgoing
 from protofleet.wire._timers import Timers
 from protofleet.wire._transfer_types import Action, Delivered, Lane, Rejected, Send, Source
-from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.messages import Manifest, Need, Receipt
 
 
@@ -72,17 +71,17 @@ class Sending:
         """When ``tick`` has something to do; may be early."""
         return self._timers.next()
 
-    def reconnected(
-        self, now: float, peer: str | None = None, max_chunk_bytes: int = MAX_DATA_BYTES
-    ) -> list[Action]:
-        """Whatever was in flight (to ``peer``) is lost: offer again, in chunks that fit."""
-        actions: list[Action] = []
-        for key, transfer in self._open.items():
-            if peer in (None, transfer.peer):
-                transfer.reset(max_chunk_bytes)
-                self._ready.pop(key, None)
-                actions.append(self._offer(key, now))
-        return actions
+    def reconnected(self, now: float, max_chunk_bytes: int) -> list[Action]:
+        """Whatever was in flight is lost: offer again, in chunks that fit."""
+        self._ready.clear()
+        for transfer in self._open.values():
+            transfer.reset(max_chunk_bytes)
+        return [self._offer(key, now) for key in self._open]
+
+    def peer_returned(self, peer: str, now: float) -> list[Action]:
+        """``peer`` has a new connection, perhaps a new life: offer again what it may not know."""
+        key = self._of_peer.get(peer)
+        return [] if key is None else [self._offer(key, now)]
 
     def forget(self, key: str) -> None:
         """Stop offering."""

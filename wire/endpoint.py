@@ -297,7 +297,7 @@ class Endpoint:
         self._ready.append(Incoming(address.device_id, message))
         if isinstance(message, Presence) and message.status == "online" and not delivery.retained:
             now = time.monotonic()
-            self._act(self._courier.reconnected(now, address.device_id))
+            self._act(self._courier.peer_returned(address.device_id, now))
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""

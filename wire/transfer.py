@@ -150,15 +150,17 @@ class Courier:
         times = [t for t in (self._sending.due(), self._receiving.due()) if t is not None]
         return min(times, default=None)
 
-    def reconnected(
-        self, now: float, peer: str | None = None, max_chunk_bytes: int = MAX_DATA_BYTES
-    ) -> list[Action]:
-        """The link (or only ``peer``'s) is new: what was in flight is lost; offer and ask again.
+    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> list[Action]:
+        """Our link is new: what was in flight is lost; offer and ask again.
 
         Blobs described with larger chunks than ``max_chunk_bytes`` are offered anew with these.
         """
-        actions = self._sending.reconnected(now, peer, max_chunk_bytes)
-        return actions + self._receiving.reconnected(now, peer)
+        actions = self._sending.reconnected(now, max_chunk_bytes)
+        return actions + self._receiving.reconnected(now)
+
+    def peer_returned(self, peer: str, now: float) -> list[Action]:
+        """``peer`` has a new connection: offer again what it may have forgotten."""
+        return self._sending.peer_returned(peer, now)
 
     def cancel(self, transfer_id: str) -> None:
         """Forget one transfer in either direction; a partial blob is deleted."""
