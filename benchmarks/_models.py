@@ -1,4 +1,4 @@
-"""Models of the benchmarks, exported in memory: programs without a signature, sizes as published."""
+"""Models of the benchmarks, exported in memory: published sizes, no signature."""
 
 from __future__ import annotations
 

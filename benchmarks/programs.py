@@ -16,6 +16,7 @@ from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, expo
 from protofleet.benchmarks._rows import Row, paired_row
 from protofleet.benchmarks._timing import in_turns
 from protofleet.runtime import Kernels, open_programs
+from protofleet.strategies.types import Batch
 
 _SAMPLE_S = 0.05  # a sample of a fast step is the mean of as many calls as fit in this
 
@@ -65,7 +66,7 @@ def _times(case: Case, exported: Exported, threads: int, repeats: int) -> list[R
 def _ours(exported: Exported, kernels: Kernels, threads: int) -> Callable[[], object]:
     grad_fn = open_programs(exported, threads=threads, kernels=kernels).grad_fns[OBJECTIVE]
     params, state = exported.tensors()
-    batch = {"x": exported.x, "y": exported.y}
+    batch: Batch = {"x": exported.x, "y": exported.y}
     rng = np.random.default_rng(0)
     return lambda: grad_fn(params, state, batch, rng)
 

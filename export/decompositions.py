@@ -143,6 +143,11 @@ def _weight_gradient(
     return result.transpose(0, 1)
 
 
+def _power(x: Tensor, exponent: float) -> Any:
+    """Squaring's backward pass raises to the power of one: ONNX Runtime would call ``pow``."""
+    return x.clone() if exponent == 1 else NotImplemented
+
+
 def _max_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     grad: Tensor,
     x: Tensor,
@@ -224,6 +229,7 @@ _EXTRA = (
 )
 
 _OWN: Table = {
+    _aten.pow.Tensor_Scalar: _power,
     _aten.squeeze.dims: _squeeze_dims,
     _aten.empty.memory_format: _empty,
     _aten.empty_like.default: _empty_like,
