@@ -116,6 +116,8 @@ class LinkProxy:
                 self._pump(connection, reader, far_writer, up=True),
                 self._pump(connection, far_reader, writer, up=False),
             )
+        except asyncio.CancelledError:
+            return  # the proxy closes; asyncio would report a cancelled handler as a failure
         finally:
             connection.close()
             self._connections.discard(connection)
