@@ -3,7 +3,7 @@
 Sources: He et al., "Masked Autoencoders Are Scalable Vision Learners" (arXiv:2111.06377); FedAli
 (arXiv:2411.10595), appendix E, and its published code.
 
-Of a window's Z tokens 60 %, to the nearest whole, are hidden. Only the visible ones are encoded; the
+Of a window's Z tokens 60 %, to the nearest whole, are hidden. Only the visible are encoded; the
 decoder sees all Z in their order, learned mask tokens in place of the hidden ones, and its
 squared error is counted on the hidden patches alone.
 

@@ -36,10 +36,15 @@ def _echo(connection):
             return
 
 
+def _send(connection, data):
+    with contextlib.suppress(OSError):
+        connection.sendall(data)
+
+
 def _exchange(port, data):
     with socket.create_connection(("127.0.0.1", port), 5) as connection:
         connection.settimeout(5)
-        threading.Thread(target=connection.sendall, args=(data,), daemon=True).start()
+        threading.Thread(target=_send, args=(connection, data), daemon=True).start()
         back = b""
         while len(back) < len(data):
             block = connection.recv(65536)
