@@ -45,7 +45,7 @@ def l2_normalise(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True).clamp_min(_NORM_FLOOR))
 
 
-def _plan(rows: Tensor, prototypes: Tensor, epsilon: float, iterations: int) -> Tensor:
+def transport_plan(rows: Tensor, prototypes: Tensor, epsilon: float, iterations: int) -> Tensor:
     """Optimal-transport plan (N, P) between rows (N, d) and prototypes (P, d).
 
     Sinkhorn on the cosine similarities, rows first and columns last, so that every column sums
@@ -116,7 +116,7 @@ def alp_train(  # noqa: PLR0913, PLR0917 - the operator's signature is the contr
         The chosen global prototype of every token, (B, Z, d), and the new local ones, (G, d).
     """
     rows, count = x.flatten(0, 1), len(local)
-    plan = _plan(rows, torch.cat((local, global_)), epsilon, iterations)
+    plan = transport_plan(rows, torch.cat((local, global_)), epsilon, iterations)
     chosen = global_[plan[:, count:].argmax(1)].reshape(x.shape)
     if variant == "single_code":
         return chosen, _single_update(rows, plan[:, :count], local, gamma)
@@ -142,7 +142,7 @@ def alp_infer(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> Tens
 
     The plan balances columns over the whole batch: a token's prototype depends on the others.
     """
-    plan = _plan(x.flatten(0, 1), local, epsilon, iterations)
+    plan = transport_plan(x.flatten(0, 1), local, epsilon, iterations)
     return local[plan.argmax(1)].reshape(x.shape)
 
 

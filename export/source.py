@@ -134,7 +134,8 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _is_users(filename: str) -> bool:
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's: not PyTorch's, Python's or this capture's own."""
     return not filename.startswith(_NOT_THE_USERS)
 
 
@@ -142,7 +143,7 @@ def _line_of(trace: TracebackType | None) -> str:
     lines = [
         f"{frame.f_code.co_filename}:{number}"
         for frame, number in traceback.walk_tb(trace)
-        if _is_users(frame.f_code.co_filename)
+        if is_users(frame.f_code.co_filename)
     ]
     return lines[-1] if lines else "no line of the user's code"
 
@@ -150,6 +151,6 @@ def _line_of(trace: TracebackType | None) -> str:
 def _line_here() -> str:
     frames: Iterator[tuple[FrameType, int]] = traceback.walk_stack(None)
     for frame, number in frames:
-        if _is_users(frame.f_code.co_filename):
+        if is_users(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{number}"
     return "no line of the user's code"

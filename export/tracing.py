@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from traceback import FrameSummary
 from typing import Any
 
 import sympy
@@ -29,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from protofleet.errors import ExportError
 from protofleet.export.decompositions import backward_table, forward_table
 from protofleet.export.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
-from protofleet.export.source import SourceTracker
+from protofleet.export.source import SourceTracker, is_users
 
 PureFunction = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 
@@ -197,10 +198,18 @@ def _multiply_sizes(graph: fx.Graph, inputs: Sequence[Tensor], *, placeholder: i
 
 
 def _check_guards(shapes: ShapeEnv, symbol: sympy.Symbol) -> None:
-    """Refuse a trace that took a branch which another batch size would not take."""
+    """Refuse a trace that took a branch which another batch size would not take.
+
+    Inequalities inside PyTorch choose between implementations of one operator; they are its own.
+    """
     for guard in shapes.guards:
+        place = guard.sloc.framework_loc
+        own = isinstance(place, FrameSummary) and is_users(place.filename)
+        if not own and not isinstance(guard.expr, sympy.Eq):
+            continue
         if any(guard.expr.subs(symbol, size) == sympy.false for size in _BATCH_SIZES):
+            where = f"{place.filename}:{place.lineno}" if isinstance(place, FrameSummary) else place
             raise ExportError(
-                f"the batch size decides what is computed ({guard.expr} where {symbol} is the "
-                f"batch size) at {guard.sloc}: a program must run with any batch size"
+                f"{where}: the batch size decides what is computed ({guard.expr} where {symbol} is "
+                "the batch size), but a program must run with any batch size"
             )

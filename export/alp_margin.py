@@ -1,0 +1,74 @@
+"""How close a model's prototype assignments are to a tie, which another float order would break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from protofleet.export.alp import transport_plan
+
+
+@contextmanager
+def alp_margins() -> Iterator[list[float]]:
+    """Collect, per ALP call inside, the smallest relative gap between a chosen plan value and the
+    best that was not chosen; computed in double precision.
+    """  # noqa: D205 - one sentence
+    found: list[float] = []
+    with _MarginMode(found):
+        yield found
+
+
+class _MarginMode(TorchDispatchMode):
+    def __init__(self, found: list[float]) -> None:
+        super().__init__()
+        self._found = found
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],  # noqa: ARG002 - the mode's fixed signature
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.protofleet.alp_train.default:
+            self._found.append(_train_margin(*args))
+        elif func is torch.ops.protofleet.alp_infer.default:
+            self._found.append(_infer_margin(*args))
+        return func(*args, **(kwargs or {}))
+
+
+def _train_margin(  # noqa: PLR0913, PLR0917 - the operator's signature
+    x: Tensor,
+    local: Tensor,
+    global_: Tensor,
+    variant: str,
+    _gamma: float,
+    epsilon: float,
+    iterations: int,
+) -> float:
+    rows, count = x.flatten(0, 1).double(), len(local)
+    plan = transport_plan(rows, torch.cat((local, global_)).double(), epsilon, iterations)
+    choice = _gap(plan[:, count:], axis=1, k=1)
+    if variant == "single_code":
+        return min(choice, _gap(plan[:, :count], axis=1, k=1))
+    k = max(1, len(x) // count) if variant == "bulk_code" else -(-len(rows) // count)
+    return min(choice, _gap(plan[:, :count], axis=0, k=k))
+
+
+def _infer_margin(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> float:
+    plan = transport_plan(x.flatten(0, 1).double(), local.double(), epsilon, iterations)
+    return _gap(plan, axis=1, k=1)
+
+
+def _gap(plan: Tensor, *, axis: int, k: int) -> float:
+    """Smallest relative difference between the k-th and the next largest value along ``axis``."""
+    if plan.shape[axis] <= k:
+        return 1.0
+    top = plan.topk(k + 1, dim=axis).values
+    last, following = top.select(axis, k - 1), top.select(axis, k)
+    return float(((last - following) / last).min())

@@ -1,0 +1,214 @@
+"""From a model to a signed bundle: capture, write, prove parity, and only then the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from protofleet import __version__
+from protofleet.errors import ExportError
+from protofleet.export.capture import CapturedProgram, capture, model_tensors
+from protofleet.export.device_check import device_runner
+from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
+from protofleet.export.onnx_write import to_onnx
+from protofleet.export.parity import ParityRecord, check_parity
+from protofleet.wire.blobs import encode
+from protofleet.wire.bundle import write_bundle
+from protofleet.wire.manifest import (
+    FORMAT_VERSION,
+    Manifest,
+    Preprocessing,
+    Program,
+    StrategyDecl,
+    TensorDecl,
+)
+from protofleet.wire.tensors import Layout
+
+_EXAMPLE_BATCH = 4
+
+NumpyTensors = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleSpec:
+    """What a bundle says apart from its programs and tensors.
+
+    Attributes:
+        name: of the bundle.
+        strategy, settings: the strategy and its defaults.
+        objectives: a training program is made for each, by name in ``OBJECTIVES``.
+        preprocessing: holds the shape of one example.
+        classes: names, in the order of the logits.
+        provenance: free text by key.
+    """
+
+    name: str
+    strategy: str
+    classes: tuple[str, ...]
+    preprocessing: Preprocessing
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    objectives: tuple[str, ...] = ("cross_entropy",)
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What was written.
+
+    Attributes:
+        digest: the bundle's identity.
+        path: where it lies.
+        parity: one record per program.
+        params: number of trained values.
+        state: number of other values.
+    """
+
+    digest: str
+    path: Path
+    parity: tuple[ParityRecord, ...]
+    params: int
+    state: int
+
+
+def export_bundle(
+    model: nn.Module, spec: BundleSpec, *, out: Path, key: Ed25519PrivateKey
+) -> ExportReport:
+    """Compile ``model`` to ``infer``, ``features`` and training programs and write the bundle.
+
+    Args:
+        model: its present parameters and buffers become the initial values.
+        spec: everything else that the bundle says.
+        out: ``*.pfb`` for a single file, else a folder.
+        key: signs the manifest.
+
+    Raises:
+        ExportError: a program could not be captured, or differs from PyTorch; nothing is written.
+    """
+    captured = capture_programs(model, spec)
+    written = {name: to_onnx(program, name=name) for name, program in captured.items()}
+    params, state = _initial_values(model)
+    files = {_file_of(name): data for name, data in written.items()}
+    manifest = _manifest(spec, captured, params, state)
+    records = tuple(
+        check_parity(
+            model,
+            captured[name],
+            data,
+            name=name,
+            runners={
+                "the device runtime": device_runner(name, manifest, files, (params, state)),
+            },
+        )
+        for name, data in written.items()
+    )
+    files["params.safetensors"] = encode(params)
+    if state:
+        files["state.safetensors"] = encode(state)
+    return ExportReport(
+        digest=write_bundle(out, manifest, files, key),
+        path=out,
+        parity=records,
+        params=sum(value.size for value in params.values()),
+        state=sum(value.size for value in state.values()),
+    )
+
+
+def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedProgram]:
+    """All programs of a bundle by name; a second objective's is ``train_<objective>``.
+
+    Raises:
+        ExportError: an objective is unknown, the logits do not fit the classes, or see ``capture``.
+    """
+    x = torch.zeros(_EXAMPLE_BATCH, *spec.preprocessing.input_shape)
+    features = capture(model, None, {"x": x}, features=True)
+    programs = {"infer": capture(model, None, {"x": x}), "features": features}
+    widths = {port.key: port.shape[-1] for port in features.outputs}
+    if programs["infer"].outputs[0].shape != ("batch", len(spec.classes)):
+        raise ExportError(
+            f"model: expected logits ('batch', {len(spec.classes)}) for {len(spec.classes)} "
+            f"classes, got {programs['infer'].outputs[0].shape}"
+        )
+    for index, name in enumerate(spec.objectives):
+        objective = _objective(name)
+        sizes = {"classes": len(spec.classes), "features": widths["features"]}
+        example = _example(objective, spec.preprocessing.input_shape, sizes)
+        program_name = "train" if index == 0 else f"train_{name}"
+        programs[program_name] = capture(model, objective, example)
+    return programs
+
+
+def _objective(name: str) -> Objective:
+    if name not in OBJECTIVES:
+        raise ExportError(f"objective '{name}': expected one of {', '.join(sorted(OBJECTIVES))}")
+    return OBJECTIVES[name]
+
+
+def _example(
+    objective: Objective, input_shape: Sequence[int], sizes: Mapping[str, int | str]
+) -> dict[str, Tensor]:
+    """A batch of zeros as the objective declares it, the examples first."""
+
+    def zeros(decl: InputDecl) -> Tensor:
+        shape = ("batch", *input_shape) if decl.shape is None else decl.shape
+        known = {"batch": _EXAMPLE_BATCH, **sizes}
+        dims = [int(known[d] if isinstance(d, str) else d) for d in shape]
+        return torch.zeros(dims, dtype=getattr(torch, decl.dtype))
+
+    return {key: zeros(decl) for key, decl in objective.inputs.items()}
+
+
+def _initial_values(model: nn.Module) -> tuple[NumpyTensors, NumpyTensors]:
+    tensors = model_tensors(model)
+    params, state = (
+        {name: value.detach().numpy().astype(np.float32) for name, value in group.items()}
+        for group in (tensors.params, tensors.state)
+    )
+    return params, state
+
+
+def _file_of(name: str) -> str:
+    return f"programs/{name}.onnx"
+
+
+def _manifest(
+    spec: BundleSpec,
+    captured: Mapping[str, CapturedProgram],
+    params: NumpyTensors,
+    state: NumpyTensors,
+) -> Manifest:
+    return Manifest(
+        format=FORMAT_VERSION,
+        name=spec.name,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        layout_hash=Layout.of({name: value.shape for name, value in params.items()}).hash,
+        params=tuple(TensorDecl(name=n, shape=v.shape) for n, v in params.items()),
+        state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in state.items()),
+        programs={name: _program(name, program) for name, program in captured.items()},
+        preprocessing=spec.preprocessing,
+        classes=spec.classes,
+        strategy=StrategyDecl(name=spec.strategy, settings=dict(spec.settings)),
+        provenance={
+            "protofleet": __version__,
+            "torch": str(torch.__version__),
+            **spec.provenance,
+        },
+        files={},
+    )
+
+
+def _program(name: str, program: CapturedProgram) -> Program:
+    return Program(
+        file=_file_of(name),
+        inputs=program.inputs,
+        outputs=program.outputs,
+        objective=None if program.objective is None else program.objective.name,
+    )
