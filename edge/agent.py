@@ -71,6 +71,7 @@ class Agent:
         self._round: Round | None = None
         self._next: Task | None = None
         self._strategy: Strategy | None = None
+        self._sending = ""
         self._settle_by = float("inf")
         self._heartbeat_due = float("inf")
         self._training = LocalTraining(learner, device.wake)
@@ -219,7 +220,7 @@ class Agent:
     def _settle(self, task: Task) -> None:
         if self._next is None and (pending := self._store.journal.pending):
             self._settle_by = time.monotonic() + SETTLE_S
-            self._endpoint.send_update(self._store.update_path(), pending.round_id)
+            self._send_update(pending.round_id)
         self._next = task
 
     def _refuse(self, task: Task) -> None:
@@ -272,7 +273,8 @@ class Agent:
     def _send_update(self, round_id: int) -> None:
         self._phase = Phase.SEND
         self._meter.enter("send")
-        self._endpoint.send_update(self._store.update_path(), round_id)
+        manifest = self._endpoint.send_update(self._store.update_path(), round_id)
+        self._sending = manifest.transfer_id
 
     def _on_rejected(self, event: Rejected) -> None:
         pending = self._store.journal.pending
@@ -296,14 +298,15 @@ class Agent:
         """The round in progress does not count; its trained state goes with it."""
         standing = self._standing()
         self._report("dropped", {"round_id": standing.round_id, "reason": reason})
-        self._endpoint.cancel(standing.transfer_id)
+        for transfer_id in filter(None, (standing.transfer_id, self._sending)):
+            self._endpoint.cancel(transfer_id)
         self._store.commit_dropped()
         self._become_idle()
 
     def _become_idle(self) -> None:
         self._meter.enter("idle")
         self._phase = Phase.IDLE
-        self._round, self._settle_by = None, float("inf")
+        self._round, self._sending, self._settle_by = None, "", float("inf")
         if self._next is not None:
             self._begin(self._next)
 
