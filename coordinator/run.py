@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -61,10 +62,9 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
     topics = Topics(config.federation)
     folder = ledger.folder / "partial"
-    folder.mkdir(exist_ok=True)
     if ledger.state().phase is not Phase.OPEN:
-        for leftover in folder.iterdir():
-            leftover.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
     # Jitter of repetitions only; nothing of the result depends on it.
     courier = Courier(folder, limits, random.Random(secrets.randbits(64)))  # noqa: S311

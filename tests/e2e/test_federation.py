@@ -99,4 +99,9 @@ def test_a_terminated_coordinator_says_how_to_resume(make_federation, tmp_path, 
     coordinator.terminate()
     assert coordinator.finish() == 143
     assert f"protofleet coordinator run {federation.file}" in coordinator.log
+    # An upload that a crash cut off between rounds; nobody will ask for it again.
+    leftover = federation.run_dir / "partial" / "device0"
+    leftover.mkdir(parents=True)
+    (leftover / "blob.part").write_bytes(b"half")
     _undisturbed(federation)
+    assert not leftover.exists()
