@@ -104,4 +104,4 @@ def test_a_terminated_coordinator_says_how_to_resume(make_federation, tmp_path, 
     leftover.mkdir(parents=True)
     (leftover / "blob.part").write_bytes(b"half")
     _undisturbed(federation)
-    assert not leftover.exists()
+    assert not (leftover / "blob.part").exists()
