@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from torch import nn
 
-from protofleet.export.capture import capture, model_tensors
+from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
+from protofleet.wire.blobs import encode
+from protofleet.wire.bundle import write_bundle
 from protofleet.wire.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -63,62 +67,97 @@ CASES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A model, its training program and a batch; what ``open_programs`` needs of a bundle."""
+    """A model, its programs and a batch; what ``open_programs`` needs of a bundle.
+
+    Attributes:
+        model: as it was captured.
+        captured: the training program before it became ONNX.
+        manifest: names programs, parameters and state.
+        files: programs by path.
+        x, y: a batch.
+    """
 
     model: nn.Module
+    captured: CapturedProgram
     manifest: Manifest
-    program: bytes
+    files: Mapping[str, bytes]
     x: NDArray[np.float32]
     y: NDArray[np.int64]
 
-    def read(self, _name: str, /) -> bytes:
+    @property
+    def train(self) -> bytes:
         """The training program."""
-        return self.program
+        return self.files[_file("train")]
+
+    def read(self, name: str, /) -> bytes:
+        """One program."""
+        return self.files[name]
 
     def tensors(self) -> tuple[TensorMap, TensorMap]:
         """Fresh parameters and state."""
         found = model_tensors(self.model)
         return _packed(found.params), _packed(found.state)
 
+    def write(self, path: Path, key: Ed25519PrivateKey) -> None:
+        """Write a signed bundle."""
+        params, state = self.tensors()
+        tensors = {"params.safetensors": encode(params, {}), "state.safetensors": encode(state, {})}
+        write_bundle(path, self.manifest, {**self.files, **tensors}, key)
+
 
 def export_case(case: Case) -> Exported:
-    """Build a model with fixed weights and export its training program."""
+    """Build a model with fixed weights and export its programs."""
     torch.manual_seed(0)
     model = build_model(case.spec, **case.settings)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(case.batch, *case.input_shape)).astype(np.float32)
     classes = model(torch.from_numpy(x)).shape[1]
     y = rng.integers(0, classes, case.batch)
-    captured = capture(
-        model, OBJECTIVES[OBJECTIVE], {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
+    example = {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
+    train = capture(model, OBJECTIVES[OBJECTIVE], example)
+    infer = capture(model, None, {"x": example["x"]})
+    programs = {"train": train, "infer": infer}
+    return Exported(
+        model=model,
+        captured=train,
+        manifest=_manifest(model, programs, case, classes),
+        files={_file(name): to_onnx(program, name=name) for name, program in programs.items()},
+        x=x,
+        y=y,
     )
-    data = to_onnx(captured, name="train")
-    program = Program(
-        file="train.onnx",
-        inputs=captured.inputs,
-        outputs=captured.outputs,
-        objective=OBJECTIVE,
-    )
-    return Exported(model=model, manifest=_manifest(model, program, case), program=data, x=x, y=y)
 
 
-def _manifest(model: nn.Module, program: Program, case: Case) -> Manifest:
+def _manifest(
+    model: nn.Module, programs: Mapping[str, CapturedProgram], case: Case, classes: int
+) -> Manifest:
     tensors = model_tensors(model)
     params = _packed(tensors.params)
     return Manifest(
         format=FORMAT_VERSION,
-        name=case.name,
+        name=case.spec,
         created="2026-01-01T00:00:00Z",
         layout_hash=params.layout.hash,
         params=_declared(params),
         state=_declared(_packed(tensors.state)),
-        programs={"train": program},
+        programs={
+            name: Program(
+                file=_file(name),
+                inputs=program.inputs,
+                outputs=program.outputs,
+                objective=None if program.objective is None else program.objective.name,
+            )
+            for name, program in programs.items()
+        },
         preprocessing=Preprocessing(input_shape=case.input_shape),
-        classes=(),
-        strategy=StrategyDecl(name="fedavg", settings={}),
-        provenance={},
+        classes=tuple(f"class {number}" for number in range(classes)),
+        strategy=StrategyDecl(name="fedali" if "alp" in case.spec else "fedavg", settings={}),
+        provenance={"model": case.spec},
         files={},
     )
+
+
+def _file(program: str) -> str:
+    return f"programs/{program}.onnx"
 
 
 def _packed(tensors: Mapping[str, torch.Tensor]) -> TensorMap:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from protofleet.benchmarks._timing import Sample
+
 _PACKAGES = ("numpy", "onnxruntime", "onnxruntime-extensions", "numba", "torch", "paho-mqtt")
 
 
@@ -50,34 +52,39 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def paired_row(
-    bench: str,
-    case: str,
+    case: tuple[str, str],
     threads: int,
-    ours: Sequence[float],
+    ours: Sequence[Sample],
     *,
-    baseline: tuple[str, Sequence[float]],
+    baseline: str,
+    theirs: Sequence[Sample],
 ) -> Row:
-    """A row of times in seconds that were taken in turns."""
-    name, theirs = baseline
-    ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
+    """A row of samples that were taken in turns.
+
+    ``cpu_ratio`` in the details compares processor time: other processes disturb it less, but it
+    counts waiting threads that spin.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    ratios = sorted(a.wall_s / b.wall_s for a, b in pairs)
     return Row(
-        bench=bench,
-        case=case,
+        bench=case[0],
+        case=case[1],
         threads=threads,
         ours_ms=_median_ms(ours),
-        baseline=name,
+        baseline=baseline,
         baseline_ms=_median_ms(theirs),
         ratio=round(statistics.median(ratios), 3),
         details={
             "ratio_p25": round(ratios[len(ratios) // 4], 3),
             "ratio_p75": round(ratios[-1 - len(ratios) // 4], 3),
+            "cpu_ratio": round(statistics.median(a.cpu_s / b.cpu_s for a, b in pairs), 3),
             "pairs": len(ratios),
         },
     )
 
 
-def _median_ms(seconds: Sequence[float]) -> float:
-    return round(statistics.median(seconds) * 1e3, 4)
+def _median_ms(samples: Sequence[Sample]) -> float:
+    return round(statistics.median(sample.wall_s for sample in samples) * 1e3, 4)
 
 
 def machine_facts() -> dict[str, str]:
@@ -105,10 +112,9 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def show(result: Result, echo: Callable[[str], object]) -> None:
-    """A plain table on ``echo``, the machine's facts above it."""
-    echo(" · ".join(f"{name} {value}" for name, value in result.machine.items()))
-    lines = [_cells(row) for row in result.rows]
+def show(rows: Iterable[Row], echo: Callable[[str], object]) -> None:
+    """A plain table on ``echo``."""
+    lines = [_cells(row) for row in rows]
     head = ("bench", "case", "threads", "ours ms", "baseline", "ms", "ratio", "details")
     widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
     for line in (head, *lines):
@@ -132,8 +138,3 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _text(value: float | None) -> str:
     return "" if value is None else f"{value:,.4g}" if isinstance(value, float) else f"{value:,}"
-
-
-def merge(parts: Iterable[list[Row]]) -> Result:
-    """All rows with this machine's facts."""
-    return Result(machine=machine_facts(), rows=[row for part in parts for row in part])

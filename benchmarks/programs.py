@@ -15,6 +15,7 @@ from torch.nn import functional
 from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, export_case
 from protofleet.benchmarks._rows import Row, paired_row
 from protofleet.benchmarks._timing import in_turns
+from protofleet.export.parity import check_parity
 from protofleet.runtime import Kernels, open_programs
 from protofleet.strategies.types import Batch
 
@@ -30,15 +31,17 @@ def run(*, quick: bool) -> list[Row]:
 
 def _case(case: Case, repeats: int) -> list[Row]:
     exported = export_case(case)
-    size = Row(
+    parity = check_parity(exported.model, exported.captured, exported.train, name="train")
+    facts = Row(
         bench="programs",
-        case=f"{case.name}: program file",
+        case=f"{case.name}: training program",
         details={
-            "program_kb": round(len(exported.program) / 1e3, 1),
+            "program_kb": round(len(exported.train) / 1e3, 1),
             "params": exported.tensors()[0].layout.size,
+            "worst_relative_error": parity.worst_error,
         },
     )
-    return [size, *(row for threads in (1, 2) for row in _times(case, exported, threads, repeats))]
+    return [facts, *(row for threads in (1, 2) for row in _times(case, exported, threads, repeats))]
 
 
 def _times(case: Case, exported: Exported, threads: int, repeats: int) -> list[Row]:
@@ -48,16 +51,20 @@ def _times(case: Case, exported: Exported, threads: int, repeats: int) -> list[R
         "graph": _ours(exported, "graph", threads),
         "torch": _eager(exported),
     }
-    if b"AlpTrain" not in exported.program:
+    if b"AlpTrain" not in exported.train:
         del sides["graph"]
-    sides["torch"]()
-    once = in_turns({"torch": sides["torch"]}, repeats=1)["torch"][0]
-    calls = max(1, round(_SAMPLE_S / once))
-    seconds = in_turns(sides, repeats=repeats, calls=calls)
-    baseline = ("PyTorch eager", seconds["torch"])
+    (once,) = in_turns({"torch": sides["torch"]}, repeats=1)["torch"]
+    calls = max(1, round(_SAMPLE_S / once.wall_s))
+    samples = in_turns(sides, repeats=repeats, calls=calls)
     names = {"kernels": case.name, "graph": f"{case.name}, plain graph"}
     return [
-        paired_row("programs", names[side], threads, seconds[side], baseline=baseline)
+        paired_row(
+            ("programs", names[side]),
+            threads,
+            samples[side],
+            baseline="PyTorch eager",
+            theirs=samples["torch"],
+        )
         for side in sides
         if side != "torch"
     ]

@@ -20,14 +20,15 @@ def bench() -> None:
 def _measure(names: tuple[str, ...], json_file: Path | None, *, quick: bool) -> None:
     from protofleet.benchmarks import _rows  # noqa: PLC0415 - loads only what is run
 
-    parts = []
+    machine, rows = _rows.machine_facts(), []
+    click.echo(" · ".join(f"{name} {value}" for name, value in machine.items()))
     for name in names:
         click.echo(f"measuring {name} …", err=True)
-        parts.append(importlib.import_module(f"protofleet.benchmarks.{name}").run(quick=quick))
-    result = _rows.merge(parts)
-    _rows.show(result, click.echo)
-    if json_file is not None:
-        result.write(json_file)
+        found = importlib.import_module(f"protofleet.benchmarks.{name}").run(quick=quick)
+        _rows.show(found, click.echo)
+        rows += found
+        if json_file is not None:
+            _rows.Result(machine=machine, rows=rows).write(json_file)
 
 
 def _options(function: Callable[..., None]) -> Any:

@@ -1,0 +1,58 @@
+"""Peak memory of a device process through one local round, with and without Numba."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.benchmarks._models import CASES, Case, export_case
+from protofleet.benchmarks._rows import Row
+from protofleet.errors import UnavailableError
+
+_NUMBA = {"with Numba": "1", "without Numba": "0"}
+
+
+def run(*, quick: bool) -> list[Row]:
+    """Rows for HART with ALP (FedAli) and, unless quick, the perceptron (FedAvg)."""
+    alp, _, perceptron, _ = CASES
+    return [row for case in ([alp] if quick else [alp, perceptron]) for row in _case(case, quick)]
+
+
+def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one call
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.pfb"
+        exported = export_case(case)
+        exported.write(path, Ed25519PrivateKey.generate())
+        strategy = exported.manifest.strategy.name
+        examples = 128 if quick else 512
+        return [
+            Row(
+                bench="memory",
+                case=f"{case.name}: one {strategy} round, {how}",
+                threads=1,
+                details=_figures(path, examples, numba),
+            )
+            for how, numba in _NUMBA.items()
+        ]
+
+
+def _figures(bundle: Path, examples: int, numba: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "protofleet.benchmarks._device_round"]
+    environment = {**os.environ, "PROTOFLEET_NUMBA": numba, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(bundle), str(examples)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise UnavailableError(f"device round: exit status {done.returncode}: {done.stderr[-500:]}")
+    figures: dict[str, float] = json.loads(done.stdout)
+    return {name: round(value, 2) for name, value in figures.items()}

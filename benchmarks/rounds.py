@@ -1,0 +1,150 @@
+"""Rounds of four device processes that return their parameters untrained, over Mosquitto.
+
+What is left is the road: offer, transfer down, aggregation, transfer up, receipts, disk.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.benchmarks._ballast import ballast_data, write_ballast
+from protofleet.benchmarks._rows import Row
+from protofleet.errors import UnavailableError
+from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.wire.keys import save_public_key
+
+_DEVICES = 4
+_SIZES = (1_450_000, 1_000)
+_FIRST = 1  # the first round waits for devices and warms everything up
+_LIMIT_S = 300
+_PROTOFLEET = [sys.executable, "-m", "protofleet"]
+_SBIN = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
+_Process = subprocess.Popen[bytes]
+
+
+def run(*, quick: bool) -> list[Row]:
+    """A row per model size.
+
+    Raises:
+        UnavailableError: Mosquitto is not installed, or the federation did not finish.
+    """
+    rounds = 4 if quick else 11
+    return [_row(floats, rounds) for floats in _SIZES]
+
+
+def _row(floats: int, rounds: int) -> Row:
+    with tempfile.TemporaryDirectory() as name, _mosquitto(Path(name)) as url:
+        folder = Path(name)
+        coordinator_rss = _federate(folder, url, floats, rounds)
+        found = json.loads((folder / "run" / "result.json").read_text())
+    measured = found["rounds"][_FIRST:]
+    seconds = [one["seconds"] for one in measured]
+    raw = 4 * floats * _DEVICES
+    return Row(
+        bench="rounds",
+        case=f"{_DEVICES} devices, {floats:,} floats, a round",
+        ours_ms=round(statistics.median(seconds) * 1e3, 1),
+        details={
+            "slowest_ms": round(max(seconds) * 1e3, 1),
+            "rounds": len(seconds),
+            "socket_up_to_raw": _ratio(measured, "bytes_up", raw),
+            "socket_down_to_raw": _ratio(measured, "bytes_down", raw),
+            "device_rss_mb": round(max(d["peak_rss_bytes"] for d in found["devices"]) / 1e6, 1),
+            "coordinator_rss_mb": round(coordinator_rss / 1e6, 1),
+        },
+    )
+
+
+def _ratio(rounds: list[dict[str, Any]], direction: str, raw: int) -> float:
+    moved: list[int] = [one[direction] for one in rounds]
+    return round(statistics.median(moved) / raw, 4)
+
+
+def _federate(folder: Path, url: str, floats: int, rounds: int) -> int:
+    """Run a federation to its end; the coordinator's peak resident memory in bytes."""
+    key = Ed25519PrivateKey.generate()
+    write_ballast(folder / "model.pfb", floats, key)
+    save_public_key(key.public_key().public_bytes_raw(), folder / "key.pem")
+    ballast_data().save(folder / "data.npz")
+    (folder / "federation.toml").write_text(
+        f'federation = "bench"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
+        f"rounds = {rounds}\n[cohort]\nminimum = {_DEVICES}\n"
+    )
+    file = str(folder / "federation.toml")
+    processes = [_start(folder / "coordinator.log", "coordinator", "run", file)]
+    try:
+        processes += [_start_device(folder, url, f"device-{n}") for n in range(_DEVICES)]
+        return _watch(processes[0], folder)
+    finally:
+        stop(processes)
+
+
+def _start_device(folder: Path, url: str, name: str) -> _Process:
+    options = {
+        "--broker": url,
+        "--federation": "bench",
+        "--bundle": folder / "model.pfb",
+        "--data": folder / "data.npz",
+        "--trust": folder / "key.pem",
+        "--store": folder / name,
+        "--id": name,
+    }
+    pairs = [str(part) for pair in options.items() for part in pair]
+    return _start(folder / f"{name}.log", "device", "join", *pairs)
+
+
+def _start(log: Path, *arguments: str) -> _Process:
+    environment = {"OMP_NUM_THREADS": "1", "PROTOFLEET_NUMBA": "0"}
+    return spawn([*_PROTOFLEET, *arguments], out=log, log=log, env=environment)
+
+
+def _watch(coordinator: _Process, folder: Path) -> int:
+    """Wait for the end; the largest resident memory seen, 0 where the system does not tell."""
+    deadline = time.monotonic() + _LIMIT_S
+    peak = 0
+    while coordinator.poll() is None and time.monotonic() < deadline:
+        peak = max(peak, _peak_rss(coordinator.pid))
+        time.sleep(0.05)
+    if coordinator.poll() != 0:
+        words = (folder / "coordinator.log").read_text()[-800:]
+        raise UnavailableError(f"federation: did not finish in {_LIMIT_S} s: {words}")
+    return peak
+
+
+def _peak_rss(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return int(found[0]) * 1024 if found else 0
+
+
+@contextmanager
+def _mosquitto(folder: Path) -> Iterator[str]:
+    """A broker of our own on a free loopback port; its URL."""
+    binary = shutil.which("mosquitto") or shutil.which("mosquitto", path=_SBIN)
+    if binary is None:
+        raise UnavailableError("rounds: need the Mosquitto broker: apt install mosquitto")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    config, log = folder / "mosquitto.conf", folder / "mosquitto.log"
+    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n")
+    broker = spawn([binary, "-c", str(config)], out=log, log=log)
+    try:
+        yield f"mqtt://127.0.0.1:{port}"
+    finally:
+        stop([broker])
