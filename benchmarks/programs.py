@@ -15,6 +15,7 @@ from torch.nn import functional
 from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, export_case
 from protofleet.benchmarks._rows import Row, paired_row
 from protofleet.benchmarks._timing import in_turns
+from protofleet.export.device_check import device_runner
 from protofleet.export.parity import check_parity
 from protofleet.runtime import Kernels, open_programs
 from protofleet.strategies.types import Batch
@@ -31,13 +32,17 @@ def run(*, quick: bool) -> list[Row]:
 
 def _case(case: Case, repeats: int) -> list[Row]:
     exported = export_case(case)
-    parity = check_parity(exported.model, exported.captured, exported.train, name="train")
+    tensors = exported.tensors()
+    device = device_runner("train", exported.manifest, exported.files, tensors)
+    parity = check_parity(
+        exported.model, exported.captured, exported.train, name="train", runners={"device": device}
+    )
     facts = Row(
         bench="programs",
         case=f"{case.name}: training program",
         details={
             "program_kb": round(len(exported.train) / 1e3, 1),
-            "params": exported.tensors()[0].layout.size,
+            "params": tensors[0].layout.size,
             "worst_relative_error": parity.worst_error,
         },
     )

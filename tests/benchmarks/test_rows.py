@@ -1,0 +1,56 @@
+"""What benchmarks report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from protofleet.benchmarks import rounds
+from protofleet.benchmarks._rows import Result, Row, machine_facts, paired_row, show
+from protofleet.benchmarks._timing import Sample, in_turns
+
+
+def test_a_ratio_is_the_median_over_pairs_not_the_quotient_of_medians():
+    """A slow moment of the machine hits a pair, and leaves the ratio as it is."""
+    ours = [Sample(0.001, 0.001), Sample(0.010, 0.003), Sample(0.002, 0.002)]
+    theirs = [Sample(0.002, 0.004), Sample(0.020, 0.006), Sample(0.008, 0.004)]
+    row = paired_row(("bench", "case"), 2, ours, baseline="them", theirs=theirs)
+    assert (row.ours_ms, row.baseline_ms, row.ratio) == (2.0, 8.0, 0.5)
+    assert row.details["cpu_ratio"] == 0.5
+    assert row.details["pairs"] == 3
+
+
+def test_alternatives_take_turns_in_rotating_order():
+    order: list[str] = []
+    cases = {name: lambda name=name: order.append(name) for name in "ab"}
+    samples = in_turns(cases, repeats=2, calls=3, warmup=1)
+    assert "".join(order) == "ab" + "aaaa" + "bbbb" + "bbbb" + "aaaa"
+    assert [len(found) for found in samples.values()] == [2, 2]
+
+
+def test_the_file_has_the_machine_and_the_rows(tmp_path):
+    row = Row(bench="programs", case="x", threads=1, ours_ms=1.5, baseline="y", baseline_ms=3.0)
+    Result(machine=machine_facts(), rows=[row]).write(tmp_path / "bench.json")
+    read = json.loads((tmp_path / "bench.json").read_text())
+    assert read["rows"][0]["ours_ms"] == 1.5
+    assert int(read["machine"]["cores"]) >= 1
+    assert read["machine"]["onnxruntime"]
+
+
+def test_the_table_has_a_line_for_each_row():
+    lines: list[str] = []
+    show([Row(bench="rounds", case="four devices", details={"device_rss_mb": 80.5})], lines.append)
+    assert len(lines) == 2
+    assert "four devices" in lines[1]
+    assert "device_rss_mb 80.5" in lines[1]
+
+
+@pytest.mark.slow
+@pytest.mark.mosquitto
+def test_a_federation_of_untrained_devices_gives_times_bytes_and_memory(mosquitto_url):  # noqa: ARG001 - skips without a broker
+    row = rounds._row(1_000, 3)
+    assert row.ours_ms > 0
+    assert row.details["rounds"] == 2
+    assert 1 < row.details["socket_up_to_raw"] < 3
+    assert row.details["coordinator_rss_mb"] > 10
