@@ -95,7 +95,7 @@ def export_bundle(
     """
     captured = capture_programs(model, spec)
     written = {name: to_onnx(program, name=name) for name, program in captured.items()}
-    params, state = _initial_values(model)
+    params, state = initial_values(model)
     files = {_file_of(name): data for name, data in written.items()}
     manifest = _manifest(spec, captured, params, state)
     records = tuple(
@@ -166,7 +166,8 @@ def _example(
     return {key: zeros(decl) for key, decl in objective.inputs.items()}
 
 
-def _initial_values(model: nn.Module) -> tuple[NumpyTensors, NumpyTensors]:
+def initial_values(model: nn.Module) -> tuple[NumpyTensors, NumpyTensors]:
+    """A model's parameters and state, as the bundle stores them."""
     tensors = model_tensors(model)
     params, state = (
         {name: value.detach().numpy().astype(np.float32) for name, value in group.items()}

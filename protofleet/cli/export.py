@@ -1,0 +1,226 @@
+"""``protofleet export``: a model becomes a signed bundle, or a message says why not."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from protofleet.errors import InputError, MissingDataError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from protofleet.export.build import BundleSpec, ExportReport
+    from protofleet.wire.manifest import Preprocessing
+
+_PATH = click.Path(path_type=Path)
+
+_INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
+    "cnn": (1, 28, 28),
+    "hart": (128, 6),
+    "hart_alp": (128, 6),
+    "mlp": (64,),
+    "vit": (3, 32, 32),
+    "vit_digits": (1, 8, 8),
+}
+"""Of the registered models with their default settings."""
+
+
+@click.command()
+@click.argument("model")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of the model.")
+@click.option("--strategy", required=True, help="Name, see 'protofleet strategies'.")
+@click.option(
+    "--strategy-set",
+    "strategy_pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A default setting of the strategy.",
+)
+@click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
+@click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
+@click.option("--classes", help="Class names, comma-separated, in the order of the logits.")
+@click.option("--input-shape", help="Shape of one example, e.g. 128,6.")
+@click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
+@click.option("--key", type=_PATH, help="Signing key (PEM); default: this user's own.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+def export(  # noqa: PLR0913 - one parameter per option
+    *,
+    model: str,
+    pairs: tuple[str, ...],
+    strategy: str,
+    strategy_pairs: tuple[str, ...],
+    out: Path,
+    checkpoint: Path | None,
+    classes: str | None,
+    input_shape: str | None,
+    preprocessing: Path | None,
+    key: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile MODEL (a name, or package.module:function) and write a signed bundle.
+
+    Every program is compared with PyTorch in ONNX Runtime first: loss, outputs, every gradient.
+    """
+    from protofleet.export.build import export_bundle  # noqa: PLC0415 - torch loads late
+    from protofleet.wire import keys  # noqa: PLC0415 - as above
+
+    built, metadata = _model(model, _parse(pairs), checkpoint)
+    prepared = _preprocessing(model, input_shape, preprocessing)
+    names = _class_names(classes, metadata, built, prepared)
+    settings = _parse(strategy_pairs)
+    spec = _spec(built, out.stem, (strategy, settings), names, prepared)
+    provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
+    started = time.perf_counter()
+    report = export_bundle(
+        built,
+        dataclasses.replace(spec, provenance=provenance),
+        out=out,
+        key=keys.load_signing_key(key) if key else keys.load_or_create_signing_key(),
+    )
+    _tell(report, time.perf_counter() - started, as_json=as_json)
+
+
+def _model(
+    spec: str, settings: dict[str, Any], checkpoint: Path | None
+) -> tuple[nn.Module, dict[str, str]]:
+    from protofleet.export.checkpoints import fill, load_checkpoint  # noqa: PLC0415 - torch
+    from protofleet.export.models import build_model  # noqa: PLC0415 - as above
+
+    if checkpoint is None:
+        return build_model(spec, **settings), {}
+    tensors, metadata = load_checkpoint(checkpoint)
+    if metadata.get("model", spec) == spec:
+        settings = json.loads(metadata.get("settings", "{}")) | settings
+    model = build_model(spec, **settings)
+    missing, unused = fill(model, tensors)
+    if missing or unused:
+        raise InputError(
+            f"checkpoint '{checkpoint}': tensor '{min(missing + unused)}' does not fit model "
+            f"'{spec}' with settings {settings}"
+        )
+    return model, metadata
+
+
+def _spec(
+    model: nn.Module,
+    name: str,
+    strategy: tuple[str, dict[str, Any]],
+    classes: tuple[str, ...],
+    preprocessing: Preprocessing,
+) -> BundleSpec:
+    """The bundle's description; the strategy itself checks its settings and the model."""
+    from protofleet import strategies  # noqa: PLC0415 - loads only what is run
+    from protofleet.export.build import BundleSpec, initial_values  # noqa: PLC0415 - torch
+    from protofleet.strategies.types import Model  # noqa: PLC0415 - as above
+    from protofleet.wire.tensors import TensorMap  # noqa: PLC0415 - as above
+
+    params, state = initial_values(model)
+    initial = Model(
+        params=TensorMap.pack(params), state=TensorMap.pack(state), num_classes=len(classes)
+    )
+    built = strategies.build(*strategy, initial)
+    return BundleSpec(
+        name=name,
+        strategy=built.name,
+        settings=strategy[1],
+        objectives=built.programs,
+        classes=classes,
+        preprocessing=preprocessing,
+    )
+
+
+def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preprocessing:
+    import msgspec  # noqa: PLC0415 - loads only what is run
+
+    from protofleet.wire.manifest import Preprocessing  # noqa: PLC0415 - as above
+
+    if file is not None:
+        if not file.is_file():
+            raise MissingDataError(f"preprocessing '{file}': no such file")
+        try:
+            return msgspec.json.decode(file.read_bytes(), type=Preprocessing)
+        except msgspec.DecodeError as error:
+            raise InputError(f"preprocessing '{file}': {error}") from error
+    if shape is None:
+        if model not in _INPUT_SHAPES:
+            raise InputError(
+                f"model '{model}': its input shape is not known, give --input-shape, e.g. 128,6"
+            )
+        return Preprocessing(input_shape=_INPUT_SHAPES[model])
+    try:
+        return Preprocessing(input_shape=tuple(int(part) for part in shape.split(",")))
+    except ValueError as error:
+        raise InputError(f"--input-shape: expected integers like 128,6, got '{shape}'") from error
+
+
+def _class_names(
+    given: str | None, metadata: Mapping[str, str], model: nn.Module, prepared: Preprocessing
+) -> tuple[str, ...]:
+    """Given names, else the checkpoint's, else numbers."""
+    if given is not None:
+        return tuple(name.strip() for name in given.split(","))
+    if metadata.get("classes"):
+        names = tuple(str(name) for name in json.loads(metadata["classes"]))
+        if names:
+            return names
+    return tuple(str(index) for index in range(_width_of_logits(model, prepared.input_shape)))
+
+
+def _width_of_logits(model: nn.Module, shape: Sequence[int]) -> int:
+    import torch  # noqa: PLC0415 - loads late
+
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(2, *shape))
+    except (RuntimeError, ValueError) as error:
+        line = str(error).splitlines()[0]
+        raise InputError(f"model: does not take examples of shape {tuple(shape)}: {line}") from error
+    finally:
+        model.train(was_training)
+    return int(logits.shape[-1])
+
+
+def _parse(pairs: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` with a JSON value, or plain text where it is none."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"setting '{pair}': expected KEY=VALUE")
+        settings[name] = text
+        with contextlib.suppress(json.JSONDecodeError):
+            settings[name] = json.loads(text)
+    return settings
+
+
+def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        record = dataclasses.asdict(report) | {"path": str(report.path), "seconds": seconds}
+        click.echo(json.dumps(record, indent=2))
+        return
+    from rich.console import Console  # noqa: PLC0415 - loads only what is run
+    from rich.table import Table  # noqa: PLC0415 - as above
+
+    table = Table("program", "bytes", "tensors", "worst relative error", "in tensor")
+    for record in report.parity:
+        table.add_row(
+            record.program,
+            f"{record.program_bytes:,}",
+            str(record.tensors),
+            f"{record.worst_error:.1e}",
+            record.worst_tensor,
+        )
+    Console().print(table)
+    click.echo(
+        f"{report.path}: {report.params:,} parameters, {report.state:,} other values, "
+        f"{seconds:.1f} s, digest {report.digest[:16]}"
+    )
