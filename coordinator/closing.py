@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from protofleet.coordinator._disk import write_whole
 from protofleet.coordinator.evaluation import Scorer
 from protofleet.coordinator.events import Finished, RoundClosed
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.plan import Plan
 from protofleet.coordinator.results import Results, round_scores
+from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.strategies.types import ServerState
 from protofleet.strategies.updates import to_evaluation
@@ -67,6 +67,7 @@ class Closer:
             "content": "server state" if model is None else "model",
         }
         write_whole(self.ledger.folder / "global.safetensors", blobs.encode(tensors, metadata))
+        sync_folder(self.ledger.folder)
         document = self.results.write()
         return Finished(
             rounds=server.round_id, scores=document["scores"], result=str(self.results.path)

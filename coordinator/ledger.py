@@ -16,9 +16,9 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from protofleet.coordinator._disk import move_whole, sync_folder, write_whole
 from protofleet.coordinator._schema import FORMAT, SCHEMA
 from protofleet.coordinator.rounds import Phase, State
+from protofleet.durable import move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.strategies.types import ServerState, Update
 from protofleet.strategies.updates import UpdateRecord, unpack_update
@@ -223,6 +223,7 @@ class Ledger:
         name = f"states/{state.round_id:06d}{_SUFFIX}"
         data = blobs.encode(state.tensors)
         write_whole(self.folder / name, data)
+        sync_folder(self.states)
         with self._db:
             self._flush_traffic()
             self._db.execute(

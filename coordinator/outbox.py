@@ -6,7 +6,7 @@ import hashlib
 import shutil
 from pathlib import Path
 
-from protofleet.coordinator._disk import replace_whole
+from protofleet.durable import replace_whole
 from protofleet.strategies.types import Payload
 from protofleet.wire import blobs
 from protofleet.wire.tensors import Tensors

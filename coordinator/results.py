@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.coordinator._disk import replace_whole
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.durable import replace_whole
 from protofleet.strategies import scores
 from protofleet.strategies.types import Evaluation
 from protofleet.strategies.updates import Costs, EvaluationRecord

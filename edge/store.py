@@ -22,8 +22,8 @@ from typing import IO, Any, Self
 
 import msgspec
 
+from protofleet.durable import TEMPORARY, sync_folder, write_whole
 from protofleet.edge._counters import ByteCounters
-from protofleet.edge._files import TEMPORARY, sync_folder, write_whole
 from protofleet.edge._journal import (
     BLOB_SUFFIX,
     Binding,

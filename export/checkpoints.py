@@ -7,7 +7,6 @@ object), ``classes`` (JSON list of names), ``objective``, and free entries of pr
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from protofleet.durable import move_whole
 from protofleet.errors import InputError, MissingDataError
 from protofleet.export.models import build_model
 
@@ -24,9 +24,7 @@ def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping
     partial = path.with_name(f".{path.name}.partial")
     copies = {name: value.detach().contiguous().clone() for name, value in tensors.items()}
     save_file(copies, partial, dict(metadata))
-    with partial.open("rb") as written:
-        os.fsync(written.fileno())
-    partial.replace(path)
+    move_whole(partial, path)
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -6,7 +6,6 @@ The format, its limits and the order of checks are specified in ``docs/bundle.md
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import shutil
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +17,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from protofleet.durable import sync_folder, write_synced
 from protofleet.errors import InputError, RefusedError
 from protofleet.wire import blobs, keys
 from protofleet.wire.bundle_files import (
@@ -213,9 +213,9 @@ def _check_signature(source: Source, data: bytes, trusted: Collection[bytes] | N
 def _write_single(path: Path, content: Mapping[str, bytes]) -> None:
     temporary = _beside(path)
     try:
-        _write_synced(temporary, archive(content))
+        write_synced(temporary, archive(content))
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -227,13 +227,13 @@ def _write_directory(path: Path, content: Mapping[str, bytes]) -> None:
     try:
         for name, data in content.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            _write_synced(temporary / name, [data])
+            write_synced(temporary / name, [data])
         for folder in {(temporary / name).parent for name in content}:
-            _sync_folder(folder)
+            sync_folder(folder)
         if path.exists():
             path.rename(old)
         temporary.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -241,18 +241,3 @@ def _write_directory(path: Path, content: Mapping[str, bytes]) -> None:
 
 def _beside(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-
-
-def _write_synced(path: Path, parts: Iterable[bytes]) -> None:
-    with path.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

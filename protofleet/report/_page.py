@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jinja2
 
+from protofleet.durable import replace_whole
 from protofleet.report import _figures, _units
 from protofleet.report.details import Details, Latencies, Prototypes, load_details
 from protofleet.report.result import Metrics, Result, Scores, load_result
@@ -68,9 +69,7 @@ def write_report(run_dir: Path) -> Path:
     result = load_result(run_dir / "result.json")
     details = load_details(run_dir / "details.json")
     page = run_dir / "report.html"
-    temporary = run_dir / ".report.html.tmp"
-    temporary.write_text(render(result, details), encoding="utf-8")
-    temporary.replace(page)
+    replace_whole(page, render(result, details).encode())
     return page
 
 

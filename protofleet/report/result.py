@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from protofleet.durable import replace_whole
 from protofleet.errors import InputError, MissingDataError
 
 
@@ -108,6 +109,4 @@ def load_record(path: Path, kind: type[_T]) -> _T:
 
 def save_record(record: Any, path: Path) -> None:
     """Write a record as indented JSON, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
-    temporary.replace(path)
+    replace_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")

@@ -1,0 +1,49 @@
+"""Writing files so that a reader sees the old content or the new one, whatever is killed when."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+TEMPORARY = ".tmp"
+"""Suffix of a file that is being written; what a crash leaves under it may be removed."""
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` atomically; its name is durable after ``sync_folder``."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    write_synced(temporary, [data])
+    temporary.replace(path)
+
+
+def replace_whole(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data`` for readers, not against power loss: it can be made again."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def move_whole(source: Path, target: Path) -> None:
+    """Make ``source`` durable under the name ``target``, on the same file system."""
+    with source.open("rb") as file:
+        os.fsync(file.fileno())
+    source.replace(target)
+    sync_folder(target.parent)
+
+
+def write_synced(path: Path, parts: Iterable[bytes]) -> None:
+    """Write ``parts`` to ``path`` itself; its content is durable when this returns."""
+    with path.open("wb") as file:
+        file.writelines(parts)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names inside ``folder`` survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
