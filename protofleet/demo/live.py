@@ -7,7 +7,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-_KINDS = ("personalisation", "generalisation", "global")
+_KINDS = ("personalisation", "generalisation", "global")  # shown by their first four letters
 
 
 class LiveView:
@@ -73,15 +73,16 @@ class LiveView:
 
     def _on_round_closed(self, event: dict[str, Any]) -> None:
         self._progress.update(self._task, completed=event["round_id"])
-        scores = "  ".join(
+        scores = " ".join(
             f"{kind[:4]} {event['scores'][kind]['macro_f1']['mean']:.3f}"
             for kind in _KINDS
             if kind in event["scores"]
         )
         self._console.print(
-            f"round {event['round_id']:>3}/{self._rounds}  {event['seconds']:6.1f} s  "
-            f"{event['participants']} devices  macro-F1: {scores}  "
-            f"up {event['bytes_up'] / 1e6:.1f} MB  down {event['bytes_down'] / 1e6:.1f} MB"
+            f"round {event['round_id']:>3}/{self._rounds}{event['seconds']:6.1f} s  "
+            f"{event['participants']} devices  F1 {scores}  "
+            f"MB ↑{event['bytes_up'] / 1e6:.1f} ↓{event['bytes_down'] / 1e6:.1f}",
+            soft_wrap=True,
         )
 
     def _on_finished(self, event: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from protofleet import __version__
 from protofleet.edge.store import read_personal
 from protofleet.report import (
     Prototypes,
@@ -61,7 +60,6 @@ def finish(title: str, folder: Path, console: Console, *, seconds: float) -> Pat
         data=title,
         bundle=bundle.digest,
         provenance={
-            "protofleet": __version__,
             "python": platform.python_version(),
             "machine": f"{platform.system()} {platform.machine()}",
             **{package: version(package) for package in packages},
@@ -97,11 +95,11 @@ def _prototypes(folder: Path, device_id: str) -> tuple[Prototypes, ...]:
 def _print(result: Result, console: Console) -> None:
     scores = Table(title="scores, mean ± std over devices", title_justify="left")
     for heading in ("", "macro-F1", "accuracy", "what it is"):
-        scores.add_column(heading, justify="left" if heading in ("", "what it is") else "right")
+        scores.add_column(heading)
     for kind, meaning in _KINDS.items():
         metrics = getattr(result.scores, "global_" if kind == "global" else kind)
         if metrics is not None:
-            scores.add_row(kind, *_score_cells(metrics), meaning)
+            scores.add_row(kind, *_score_cells(metrics, over_devices=kind != "global"), meaning)
     devices = Table(title="what each device paid", title_justify="left")
     for heading in (
         "device",
@@ -118,9 +116,11 @@ def _print(result: Result, console: Console) -> None:
     console.print(scores)
 
 
-def _score_cells(metrics: Metrics) -> tuple[str, str]:
-    f1, accuracy = metrics.macro_f1, metrics.accuracy
-    return f"{f1.mean:.4f} ± {f1.std:.4f}", f"{accuracy.mean:.4f} ± {accuracy.std:.4f}"
+def _score_cells(metrics: Metrics, *, over_devices: bool) -> tuple[str, ...]:
+    return tuple(
+        f"{one.mean:.4f} ± {one.std:.4f}" if over_devices else f"{one.mean:.4f}"
+        for one in (metrics.macro_f1, metrics.accuracy)
+    )
 
 
 def _device_cells(device: Device) -> tuple[str, ...]:
