@@ -27,15 +27,15 @@ def alp_margins() -> Iterator[list[float]]:
         yield found
 
 
-class _MarginMode(TorchDispatchMode):
+class _MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, found: list[float]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._found = found
 
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
-        types: Sequence[type],  # noqa: ARG002 - the mode's fixed signature
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

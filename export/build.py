@@ -158,9 +158,9 @@ def _example(
     """A batch of zeros as the objective declares it, the examples first."""
 
     def zeros(decl: InputDecl) -> Tensor:
-        shape = ("batch", *input_shape) if decl.shape is None else decl.shape
-        known = {"batch": _EXAMPLE_BATCH, **sizes}
-        dims = [int(known[d] if isinstance(d, str) else d) for d in shape]
+        shape: tuple[int | str, ...] = decl.shape or ("batch", *input_shape)
+        known: dict[str, int | str] = {"batch": _EXAMPLE_BATCH, **sizes}
+        dims = [int(known[d]) if isinstance(d, str) else d for d in shape]
         return torch.zeros(dims, dtype=getattr(torch, decl.dtype))
 
     return {key: zeros(decl) for key, decl in objective.inputs.items()}

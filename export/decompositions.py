@@ -17,6 +17,8 @@ from protofleet.export import alp
 from protofleet.export.onnx_alp import alp_infer_node, alp_train_node
 
 Table = Mapping[Any, Callable[..., Any]]
+Sizes = tuple[list[int], list[int], list[int]]
+"""Stride, padding and dilation, one number per spatial axis."""
 
 _aten = torch.ops.aten
 
@@ -85,11 +87,10 @@ def _convolution_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     sizes = (list(stride), list(padding), list(dilation))
     by_input = by_weight = by_bias = None
     if output_mask[0] and transposed:
-        zeros = [0] * len(sizes[0])
-        by_input = _aten.convolution(grad, weight, None, *sizes, False, zeros, groups)
+        by_input = _convolution(grad, weight, sizes, groups)
     elif output_mask[0]:
         extra = _output_padding(x, grad, weight, sizes)
-        by_input = _aten.convolution(grad, weight, None, *sizes, True, extra, groups)
+        by_input = _convolution(grad, weight, sizes, groups, extra=extra)
     if output_mask[1]:
         pair = (grad, x) if transposed else (x, grad)
         by_weight = _weight_gradient(*pair, weight, sizes, groups)
@@ -98,9 +99,16 @@ def _convolution_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     return by_input, by_weight, by_bias
 
 
-def _output_padding(
-    x: Tensor, grad: Tensor, weight: Tensor, sizes: tuple[list[int], list[int], list[int]]
-) -> list[int]:
+def _convolution(
+    x: Tensor, weight: Tensor, sizes: Sizes, groups: int, *, extra: list[int] | None = None
+) -> Tensor:
+    """A convolution without bias; transposed, with output padding ``extra``, if that is given."""
+    padding = [0] * len(sizes[0]) if extra is None else extra
+    result: Tensor = _aten.convolution(x, weight, None, *sizes, extra is not None, padding, groups)
+    return result
+
+
+def _output_padding(x: Tensor, grad: Tensor, weight: Tensor, sizes: Sizes) -> list[int]:
     """Trailing input positions that no window reaches: a stride that leaves a remainder."""
     return [
         int(x.shape[i + 2])
@@ -113,7 +121,7 @@ def _weight_gradient(
     x: Tensor,
     grad: Tensor,
     weight: Tensor,
-    sizes: tuple[list[int], list[int], list[int]],
+    sizes: Sizes,
     groups: int,
 ) -> Tensor:
     """Correlate input with output gradient, the batch as the axis that is summed over.
@@ -127,15 +135,10 @@ def _weight_gradient(
     moved = x.reshape(batch, groups, channels // groups, *inside).permute(
         2, 1, 0, *range(3, 3 + len(inside))
     )
-    result = _aten.convolution(
+    result = _convolution(
         moved.reshape(channels // groups, groups * batch, *inside),
         grad.transpose(0, 1),
-        None,
-        dilation,
-        padding,
-        stride,
-        False,  # noqa: FBT003 - transposed, by position as the operator wants it
-        [0] * len(stride),
+        (dilation, padding, stride),
         groups,
     )
     for axis, size in enumerate(weight.shape[2:], start=2):
@@ -151,16 +154,37 @@ def _power(x: Tensor, exponent: float) -> Any:
 def _max_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     grad: Tensor,
     x: Tensor,
-    kernel_size: Sequence[int],  # noqa: ARG001 - the indices say it all
-    stride: Sequence[int],  # noqa: ARG001 - as above
-    padding: Sequence[int],  # noqa: ARG001 - as above
-    dilation: Sequence[int],  # noqa: ARG001 - as above
-    ceil_mode: bool,  # noqa: ARG001, FBT001 - as above
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,  # noqa: FBT001 - as above
     indices: Tensor,
 ) -> Tensor:
     """Add every output gradient at the position that was the maximum."""
+    touching = list(stride or kernel_size) == list(kernel_size) and not ceil_mode
+    if touching and not any(padding) and set(dilation) == {1}:
+        return _from_tiles(grad, x, list(kernel_size))
     plane = torch.zeros_like(x).flatten(-2)
     return plane.scatter_add(-1, indices.flatten(-2), grad.flatten(-2)).reshape(x.shape)
+
+
+def _from_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
+    """The same for windows side by side, without indices: they cost ONNX Runtime its fast pooling.
+
+    Of equal entries in a window the first takes the gradient, as in PyTorch.
+    """
+    rows, columns = (int(size) for size in grad.shape[-2:])
+    high, wide = kernel
+    planes = x.shape[:-2]
+    inside = x[..., : rows * high, : columns * wide]
+    tiles = inside.reshape(*planes, rows, high, columns, wide).transpose(-2, -3).flatten(-2)
+    chosen = tiles.argmax(-1, keepdim=True) == torch.arange(high * wide)
+    spread = grad.unsqueeze(-1) * chosen.to(grad.dtype)
+    spread = spread.unflatten(-1, (high, wide)).transpose(-2, -3)
+    whole = spread.reshape(*planes, rows * high, columns * wide)
+    right, below = int(x.shape[-1]) - columns * wide, int(x.shape[-2]) - rows * high
+    return torch.nn.functional.pad(whole, (0, right, 0, below))
 
 
 def _avg_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
@@ -180,7 +204,7 @@ def _avg_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     ones = torch.ones(1, 1, *kernel_size, dtype=grad.dtype)
     planes = grad.reshape(-1, 1, *grad.shape[-2:]) / (divisor_override or math.prod(kernel_size))
     extra = _output_padding(x.reshape(-1, 1, *x.shape[-2:]), planes, ones, sizes)
-    spread = _aten.convolution(planes, ones, None, *sizes, True, extra, 1)
+    spread = _convolution(planes, ones, sizes, 1, extra=extra)
     return spread.reshape(x.shape)
 
 

@@ -40,6 +40,7 @@ class NoiseRecorder:
         self.requests: list[NoiseRequest] = []
 
     def __call__(self, shape: Sequence[Any], distribution: Distribution) -> Tensor:
+        """Note the request; zeros of its shape."""
         self.requests.append(NoiseRequest(shape=tuple(shape), distribution=distribution))
         return torch.zeros(tuple(shape))
 
@@ -51,6 +52,11 @@ class NoiseReplay:
         self._left = iter(arrays)
 
     def __call__(self, shape: Sequence[Any], distribution: Distribution) -> Tensor:
+        """The next array.
+
+        Raises:
+            ExportError: there is none, or it has another number of axes.
+        """
         array = next(self._left, None)
         if array is None or len(array.shape) != len(shape):
             raise ExportError(
@@ -70,15 +76,15 @@ def explicit_noise(draw: Draw) -> Iterator[None]:
         yield
 
 
-class _NoiseMode(TorchDispatchMode):
+class _NoiseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, draw: Draw) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._draw = draw
 
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
-        types: Sequence[type],  # noqa: ARG002 - the mode's fixed signature
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:

@@ -7,8 +7,6 @@ other runs the definition that the model carries. Symbols and source: ``protofle
 
 from __future__ import annotations
 
-from typing import Any
-
 import onnx
 from torch import Tensor
 from torch.onnx.ops import symbolic, symbolic_multi_out
@@ -199,14 +197,14 @@ def _single() -> str:
 def _bulk(variant: str) -> str:
     """Every prototype moves towards the k rows that its plan column weighs most."""
     if variant == "bulk_code":
-        # k = max(1, B // G): the reference counts samples, not tokens.
+        # max(1, B // G): the reference counts samples, not tokens.
         count = """
     batch_at = Shape <start = 0, end = 1> (x)
     per_prototype = Div (batch_at, size_at)
     k = Max (per_prototype, one_at)
 """
     else:
-        # k = ceil(B·Z / G)
+        # B·Z / G, rounded up.
         count = """
     padded = Add (number_at, size_at)
     padded_less = Sub (padded, one_at)

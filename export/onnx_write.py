@@ -90,7 +90,7 @@ def _simplify(model: ir.Model) -> None:
     passes.Sequential(
         common.IdentityEliminationPass(),
         common.RemoveUnusedNodesPass(),
-        common.RemoveUnusedFunctionsPass(),
+        common.RemoveUnusedFunctionsPass(),  # type: ignore[no-untyped-call]
         common.RemoveUnusedOpsetsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.DeduplicateInitializersPass(),
@@ -108,7 +108,8 @@ class _FlatProgram(ExportedProgram):
         """Trace anew only for operators that the exporter itself wants broken down."""
         table = args[0] if args else {}
         if any(node.target in table for node in self.graph.nodes):
-            return super().run_decompositions(*args, **kwargs)
+            traced: ExportedProgram = super().run_decompositions(*args, **kwargs)
+            return traced
         return self
 
 

@@ -128,7 +128,7 @@ def _name_results(
 
 def _is_input(node: fx.Node, arguments: Mapping[fx.Node, Port | Tensor], key: str) -> bool:
     while node.target in _COPIES:
-        node = node.args[0]  # type: ignore[assignment] - a copy's first argument is a node
+        (node,) = node.all_input_nodes
     port = arguments.get(node)
     return isinstance(port, Port) and port.role == "state" and port.key == key
 

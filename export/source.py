@@ -34,7 +34,7 @@ _NOT_THE_USERS = (
 _KEY = "protofleet_source"
 
 
-class SourceTracker(TorchDispatchMode):
+class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Follows which module of ``root`` runs and writes it onto the nodes that are traced.
 
     Backward operators carry the place of the forward operator that caused them: autograd gives
@@ -42,7 +42,7 @@ class SourceTracker(TorchDispatchMode):
     """
 
     def __init__(self, root: nn.Module) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._names = {id(module): name for name, module in root.named_modules()}
         self._stack: list[tuple[str, nn.Module]] = []
         self._by_sequence: dict[int, str] = {}
@@ -70,7 +70,7 @@ class SourceTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
-        types: Sequence[type],  # noqa: ARG002 - the mode's fixed signature
+        types: Sequence[type],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
@@ -84,13 +84,13 @@ class SourceTracker(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
 
     def _current_place(self) -> str:
-        node = torch._C._current_autograd_node()  # noqa: SLF001 - no public way to ask
+        node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - no public way to ask
         if node is not None:
             sequence = node._sequence_nr()  # noqa: SLF001 - as above
             return self._by_sequence.get(sequence, "backward pass")
         place = self._place(_line_here())
         # The running operator's autograd node gets the next number.
-        self._by_sequence[torch.autograd._get_sequence_nr()] = place  # noqa: SLF001 - as above
+        self._by_sequence[torch._C._autograd._get_sequence_nr()] = place  # noqa: SLF001 - as above
         return place
 
     def _place(self, line: str) -> str:

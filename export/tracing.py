@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.source import ConstantSource
@@ -69,14 +69,17 @@ def trace(
     shapes = ShapeEnv()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     inputs = _fake_inputs(fake, fixed, batch)
-    size = inputs[len(fixed)].shape[0]
+    size: Any = inputs[len(fixed)].shape[0]
+    # Read now: once a trace has pinned the size to a number, the expression is that number.
+    symbol = size.node.expr
     tracker = SourceTracker(root)
-    noise = _find_noise(function, tracker, fake, inputs, size)
+    noise = _find_noise(function, tracker, fake, inputs, symbol)
+    _check_guards(shapes, symbol)
     with fake:
         drawn = [torch.zeros([_of_batch(d, size) for d in r.shape]) for r in noise]
         graph = _record(function, tracker, inputs, drawn)
-    _check_guards(shapes, size.node.expr)
-    return Trace(graph=graph, noise=noise, batch_symbol=size.node.expr)
+    _check_guards(shapes, symbol)
+    return Trace(graph=graph, noise=noise, batch_symbol=symbol)
 
 
 def shape_template(shape: Sequence[Any], symbol: sympy.Symbol, what: str) -> tuple[int | str, ...]:
@@ -134,14 +137,14 @@ def _find_noise(
     tracker: SourceTracker,
     fake: FakeTensorMode,
     inputs: Sequence[Tensor],
-    size: Any,
+    symbol: sympy.Symbol,
 ) -> tuple[NoiseRequest, ...]:
     recorder = NoiseRecorder()
     with fake, tracker.tracking(), explicit_noise(recorder):
         function(inputs)
     return tuple(
         NoiseRequest(
-            shape=shape_template(request.shape, size.node.expr, "noise"),
+            shape=shape_template(request.shape, symbol, "noise"),
             distribution=request.distribution,
         )
         for request in recorder.requests
@@ -176,7 +179,7 @@ def _record(
 def _multiply_sizes(graph: fx.Graph, inputs: Sequence[Tensor], *, placeholder: int) -> None:
     """Compute every size that is a multiple of the batch size as just that multiple."""
     source = graph.find_nodes(op="placeholder")[placeholder]
-    size = inputs[placeholder].shape[0]
+    size: Any = inputs[placeholder].shape[0]
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
         batch = graph.call_function(torch.ops.aten.sym_size.int, (source, 0))

@@ -119,8 +119,7 @@ def _spec(
     """The bundle's description; the strategy itself checks its settings and the model."""
     from protofleet import strategies  # noqa: PLC0415 - loads only what is run
     from protofleet.export.build import BundleSpec, initial_values  # noqa: PLC0415 - torch
-    from protofleet.strategies.types import Model  # noqa: PLC0415 - as above
-    from protofleet.wire.tensors import TensorMap  # noqa: PLC0415 - as above
+    from protofleet.wire.tensors import Model, TensorMap  # noqa: PLC0415 - as above
 
     params, state = initial_values(model)
     initial = Model(
@@ -183,7 +182,9 @@ def _width_of_logits(model: nn.Module, shape: Sequence[int]) -> int:
             logits = model.eval()(torch.zeros(2, *shape))
     except (RuntimeError, ValueError) as error:
         line = str(error).splitlines()[0]
-        raise InputError(f"model: does not take examples of shape {tuple(shape)}: {line}") from error
+        raise InputError(
+            f"model: does not take examples of shape {tuple(shape)}: {line}"
+        ) from error
     finally:
         model.train(was_training)
     return int(logits.shape[-1])
@@ -204,8 +205,8 @@ def _parse(pairs: Sequence[str]) -> dict[str, Any]:
 
 def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
     if as_json:
-        record = dataclasses.asdict(report) | {"path": str(report.path), "seconds": seconds}
-        click.echo(json.dumps(record, indent=2))
+        fields = dataclasses.asdict(report) | {"path": str(report.path), "seconds": seconds}
+        click.echo(json.dumps(fields, indent=2))
         return
     from rich.console import Console  # noqa: PLC0415 - loads only what is run
     from rich.table import Table  # noqa: PLC0415 - as above
