@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -40,9 +42,10 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
     """Build a model.
 
     Args:
-        spec: a name in ``MODELS``, or ``package.module:function`` of a function that returns a
-            ``torch.nn.Module`` with ``forward(x) -> logits`` (and, for strategies that compare
-            features, a method ``features(x)`` and an attribute ``head``).
+        spec: a name in ``MODELS``, or ``package.module:function`` (importable, or in the working
+            folder) of a function that returns a ``torch.nn.Module`` with ``forward(x) -> logits``
+            (and, for strategies that compare features, a method ``features(x)`` and an attribute
+            ``head``).
         settings: keyword arguments of the factory.
 
     Raises:
@@ -67,11 +70,15 @@ def _user_factory(spec: str) -> ModelFactory:
             f"model '{spec}': expected one of {', '.join(sorted(MODELS))} "
             "or package.module:function"
         )
+    # As with ``python -m``; last, so that nothing in the working folder hides an installed module.
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise InputError(
-            f"model '{spec}': no module named '{error.name}'; is its folder on PYTHONPATH?"
+            f"model '{spec}': no module named '{error.name}'; run the command in the folder that "
+            "holds it, or put that folder on PYTHONPATH"
         ) from error
     factory = getattr(module, function, None)
     if not callable(factory):

@@ -1,0 +1,115 @@
+"""What the README prints runs as it is printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protofleet.datasets import DeviceData
+from protofleet.datasets.digits import CLASSES, load_digits
+
+_README = (Path(__file__).parents[1] / "README.md").read_text()
+_BLOCKS = re.findall(r"```(\w*)\n(.*?)```", _README, re.DOTALL)
+
+# The installed command, which unlike ``python -m`` does not search the working folder.
+_SHELL = 'set -e; protofleet() { "$PYTHON" -P -m protofleet "$@"; }; '
+
+Shell = Callable[[str], "subprocess.Popen[str]"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def _block(language: str, containing: str) -> str:
+    (found,) = [text for kind, text in _BLOCKS if kind == language and containing in text]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's folder: the README's model and the data that it speaks of."""
+    folder = tmp_path_factory.mktemp("user")
+    code = _block("python", "nn.Module")
+    module = folder / code.removeprefix("# ").partition(":")[0]
+    module.parent.mkdir()
+    module.write_text(code)
+    x, y = load_digits()
+    np.savez(folder / "central.npz", x=x[:200], y=y[:200])
+    data = {"x_train": x[200:240], "y_train": y[200:240], "x_test": x[240:260]}
+    own = DeviceData(**data, y_test=y[240:260], classes=CLASSES)
+    own.save(folder / "mine.npz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shell(folder: Path) -> Shell:
+    home = folder / "home"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("XDG_")}
+    environment = {**kept, "HOME": str(home), "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    home.mkdir()
+
+    def start(script: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", "-c", _SHELL + script],
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start
+
+
+def _output(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def exported(shell: Shell) -> str:
+    return _output(shell(_block("", "protofleet pretrain")))
+
+
+def test_your_own_model_becomes_a_bundle(exported: str, folder: Path) -> None:
+    """Model, training, export and inspection, in a folder with nothing else in it."""
+    assert (folder / "bundle.pfb").is_file()
+    assert "BEGIN PUBLIC KEY" in (folder / "signer.pem").read_text()
+    assert re.search(r"strategy +fedavg", exported)
+    assert "program   train: programs/train.onnx" in exported
+
+
+@pytest.mark.mosquitto
+def test_your_own_devices_federate(
+    exported: str,  # noqa: ARG001 - the bundle must exist
+    shell: Shell,
+    folder: Path,
+    mosquitto_url: str,
+) -> None:
+    """The README's federation with another broker, fewer rounds and one device."""
+    changes = {"mqtt://192.0.2.10:1883": mosquitto_url, "rounds = 50": "rounds = 1"}
+    changes["minimum = 3"] = "minimum = 1"
+
+    def changed(text: str) -> str:
+        for old, new in changes.items():
+            text = text.replace(old, new)
+        return text
+
+    toml = changed(_block("toml", "federation"))
+    assert all(new in toml for new in changes.values())
+    (folder / "federation.toml").write_text(toml)
+    server, _, device = changed(_block("", "protofleet coordinator run")).partition("\n#")
+    coordinator = shell(server)
+    try:
+        _output(shell("#" + device))
+        _output(coordinator)
+    finally:
+        coordinator.kill()
+    assert (folder / "run" / "result.json").is_file()
