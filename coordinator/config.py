@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,17 @@ def _check(name: str, good: bool, expected: str, value: object) -> None:  # noqa
         raise ValueError(f"`{name}`: expected {expected}, got {value!r}")
 
 
+def _merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides win; a table wins key by key, or as a whole where it names another ``kind``."""
+    settings = dict(defaults)
+    for key, value in overrides.items():
+        old = settings.get(key)
+        both_tables = isinstance(old, Mapping) and isinstance(value, Mapping)
+        same_kind = both_tables and value.get("kind") in {None, old.get("kind")}
+        settings[key] = _merged(old, value) if same_kind else value
+    return settings
+
+
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all sections: immutable, and a misspelt key is an error that names it."""
 
@@ -34,11 +46,16 @@ class StrategySettings(_Settings, frozen=True, kw_only=True):
     Attributes:
         name: key in ``protofleet.strategies.STRATEGIES``; the bundle's own if absent.
         settings: overrides of the strategy's settings. The bundle's settings stay the defaults
-            as long as the name is the bundle's.
+            as long as the name is the bundle's; tables such as ``optimiser`` merge key by key
+            unless they name another ``kind``.
     """
 
     name: str | None = None
     settings: dict[str, Any] = {}
+
+    def over(self, name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in force where a bundle for the strategy ``name`` brings ``defaults``."""
+        return _merged(defaults if self.name in {None, name} else {}, self.settings)
 
 
 class CohortSettings(_Settings, frozen=True, kw_only=True):

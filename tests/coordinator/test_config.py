@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from protofleet.coordinator import config
-from protofleet.coordinator.config import FederationConfig, count_of, load_config
+from protofleet.coordinator.config import FederationConfig, StrategySettings, count_of, load_config
 from protofleet.errors import InputError
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
@@ -48,6 +48,33 @@ def test_relative_paths_start_at_the_files_folder(tmp_path):
 def test_wrong_settings_are_refused_by_name(tmp_path, extra, named):
     with pytest.raises(InputError, match=named):
         load_config(_write(tmp_path, extra))
+
+
+_ADAM = {"kind": "adam", "lr": 0.001, "beta1": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("override", "optimiser"),
+    [
+        ({}, _ADAM),
+        ({"lr": 0.5}, {"kind": "adam", "lr": 0.5, "beta1": 0.8}),
+        ({"kind": "adam", "lr": 0.5}, {"kind": "adam", "lr": 0.5, "beta1": 0.8}),
+        ({"kind": "sgd"}, {"kind": "sgd"}),
+    ],
+)
+def test_settings_in_force_are_the_bundle_s_with_tables_merged_key_by_key(override, optimiser):
+    """A table that names another kind has no use for the old one's keys."""
+    mine = StrategySettings(settings={"optimiser": override, "beta": 0.3})
+    bundles = {"epochs": 2, "beta": 0.2, "optimiser": _ADAM}
+    expected = {"epochs": 2, "beta": 0.3, "optimiser": optimiser}
+    assert mine.over("fedali", bundles) == expected
+    assert bundles["optimiser"] == {"kind": "adam", "lr": 0.001, "beta1": 0.8}
+
+
+def test_another_strategy_starts_from_its_own_defaults():
+    mine = StrategySettings(name="fedavg", settings={"epochs": 1})
+    assert mine.over("fedali", {"beta": 0.2}) == {"epochs": 1}
+    assert mine.over("fedavg", {"batch_size": 8}) == {"epochs": 1, "batch_size": 8}
 
 
 def test_a_missing_setting_is_named(tmp_path):
