@@ -17,13 +17,12 @@ from protofleet.strategies.types import (
     Batch,
     ClientTools,
     Evaluation,
-    Model,
     Step,
     Strategy,
 )
 from protofleet.strategies.updates import UpdateRecord, unpack_update
 from protofleet.wire.blobs import check_finite
-from protofleet.wire.tensors import TensorMap, Tensors
+from protofleet.wire.tensors import Model, TensorMap, Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

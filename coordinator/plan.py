@@ -10,9 +10,10 @@ import msgspec
 from protofleet.coordinator.config import FederationConfig
 from protofleet.coordinator.rounds import Policy
 from protofleet.errors import InputError
-from protofleet.strategies import STRATEGIES, build
-from protofleet.strategies.types import Model, Strategy
+from protofleet.strategies import build
+from protofleet.strategies.types import Strategy
 from protofleet.wire.bundle import Bundle
+from protofleet.wire.tensors import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +54,10 @@ def make_plan(config: FederationConfig) -> Plan:
         RefusedError: the bundle breaks a rule.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
-    values = bundle.model()
-    model = Model(params=values.params, state=values.state, num_classes=values.num_classes)
+    model = bundle.model()
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
-    defaults = declared.settings if name == declared.name else {}
-    settings = {**defaults, **config.strategy.settings}
-    if name not in STRATEGIES:
-        raise InputError(f"strategy '{name}': expected one of {', '.join(sorted(STRATEGIES))}")
+    settings = config.strategy.over(declared.name, declared.settings)
     return Plan(
         config=config,
         bundle=bundle,

@@ -18,21 +18,15 @@ class Device:
 
     Attributes:
         device_id: from the topic.
-        boot_id: changes with each start of the device's process.
         online: whether its last presence says so and it fits the federation.
         live: online, and heard of lately.
         last_seen: when it was last heard of (monotonic seconds).
-        num_examples: its training samples, as announced.
-        heartbeat: its last one.
     """
 
     device_id: str
-    boot_id: str
     online: bool
     live: bool
     last_seen: float
-    num_examples: int = 0
-    heartbeat: Heartbeat | None = None
 
 
 class Registry:
@@ -67,15 +61,7 @@ class Registry:
                 "identity",
                 f"presence on the topic of '{device_id}': its body names '{presence.device_id}'",
             )
-        device = Device(
-            device_id=device_id,
-            boot_id=presence.boot_id,
-            online=False,
-            live=False,
-            last_seen=now,
-            num_examples=presence.num_examples,
-            heartbeat=self._heartbeat(device_id),
-        )
+        device = Device(device_id=device_id, online=False, live=False, last_seen=now)
         self.devices[device_id] = device
         if presence.status != "online":
             return device
@@ -101,10 +87,7 @@ class Registry:
                     "heartbeat",
                     f"heartbeat of '{device_id}': {name} {getattr(heartbeat, name)} is no count",
                 )
-        came_back = self.heard(device_id, now)
-        if device_id in self.devices:
-            self.devices[device_id] = replace(self.devices[device_id], heartbeat=heartbeat)
-        return came_back
+        return self.heard(device_id, now)
 
     def heard(self, device_id: str, now: float) -> bool:
         """Something came from the device.
@@ -128,10 +111,6 @@ class Registry:
         for device_id in silent:
             self.devices[device_id] = replace(self.devices[device_id], live=False)
         return silent
-
-    def _heartbeat(self, device_id: str) -> Heartbeat | None:
-        known = self.devices.get(device_id)
-        return known.heartbeat if known else None
 
 
 def _check_same(what: str, device_id: str, expected: str, got: str) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,8 +64,7 @@ def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
-    # Jitter of repetitions only; nothing of the result depends on it.
-    courier = Courier(folder, limits, random.Random(secrets.randbits(64)))  # noqa: S311
+    courier = Courier(folder, limits)
     for transfer_id in ledger.transfer_ids():
         courier.remember(transfer_id)
     link = Link(

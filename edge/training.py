@@ -24,7 +24,6 @@ from protofleet.strategies.types import (
     ClientTools,
     Evaluation,
     GradFn,
-    Model,
     Payload,
     Step,
     Strategy,
@@ -72,10 +71,7 @@ class Learner:
         self, bundle: Bundle, programs: Programs, data: LocalData, meter: Meter, device_id: str
     ) -> None:
         check_data(data, bundle.manifest)
-        initial = bundle.model()
-        self.model = Model(
-            params=initial.params, state=initial.state, num_classes=initial.num_classes
-        )
+        self.model = bundle.model()
         self.num_examples = len(data.own.y_train)
         self._manifest = bundle.manifest
         self._programs = programs

@@ -7,7 +7,8 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import fedali, fedavg
-from protofleet.strategies.types import Description, Factory, Model, Strategy
+from protofleet.strategies.types import Description, Factory, Strategy
+from protofleet.wire.tensors import Model
 
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build"]
 

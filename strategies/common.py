@@ -17,8 +17,16 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import EpsForm, WeightedMean, adam_step, sgd_step
-from protofleet.strategies.types import Batch, ClientTools, Update, Updates
-from protofleet.wire.tensors import Layout, TensorMap, Tensors
+from protofleet.strategies.types import (
+    Batch,
+    ClientState,
+    ClientTools,
+    Payload,
+    ServerState,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Layout, Model, TensorMap, Tensors
 
 PARAMS = "params/"
 STATE = "state/"
@@ -220,6 +228,17 @@ def unpack(tensors: Tensors, prefix: str, layout: Layout) -> TensorMap:
         if name.startswith(prefix)
     }
     return TensorMap.pack(named, layout)
+
+
+def downlink(state: ServerState, _client_id: str) -> Payload:
+    """Every client gets the server's whole state."""
+    return Payload(round_id=state.round_id + 1, tensors=state.tensors)
+
+
+def client_init(model: Model) -> ClientState:
+    """All of the bundle's values, under prefixed names."""
+    tensors = {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
+    return ClientState(round_id=0, tensors=tensors)
 
 
 def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]]:

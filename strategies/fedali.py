@@ -49,6 +49,8 @@ from protofleet.strategies.common import (
     STATE,
     Training,
     check_range,
+    client_init,
+    downlink,
     parse_settings,
     prefixed,
     prefixed_layout,
@@ -60,7 +62,6 @@ from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
-    Model,
     Payload,
     ServerState,
     Strategy,
@@ -68,7 +69,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Layout, TensorMap, Tensors
+from protofleet.wire.tensors import Layout, Model, TensorMap, Tensors
 
 _LOCAL = ".local_prototypes"
 _GLOBAL = ".global_prototypes"
@@ -143,8 +144,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         travels=DESCRIPTION.travels,
         settings=context.settings,
         server_init=partial(_server_init, context),
-        downlink=_downlink,
-        client_init=_client_init,
+        downlink=downlink,
+        client_init=client_init,
         client_update=partial(_client_update, context),
         client_model=partial(_client_model, context),
         aggregate=partial(_aggregate, context),
@@ -174,15 +175,6 @@ def _server_init(context: _Context, model: Model) -> ServerState:
     for layer in context.layers:
         tensors[STATE + layer + _GLOBAL] = model.state[layer + _GLOBAL]
     return ServerState(round_id=0, tensors=tensors)
-
-
-def _downlink(state: ServerState, _client_id: str) -> Payload:
-    return Payload(round_id=state.round_id + 1, tensors=state.tensors)
-
-
-def _client_init(model: Model) -> ClientState:
-    tensors = {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
-    return ClientState(round_id=0, tensors=tensors)
 
 
 def _client_update(

@@ -27,6 +27,8 @@ from protofleet.strategies.common import (
     STATE,
     Training,
     average,
+    client_init,
+    downlink,
     parse_settings,
     prefixed,
     prefixed_layout,
@@ -37,7 +39,6 @@ from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
-    Model,
     Payload,
     ServerState,
     Strategy,
@@ -45,7 +46,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import TensorMap
+from protofleet.wire.tensors import Model, TensorMap
 
 DESCRIPTION = Description(
     name="fedavg",
@@ -78,8 +79,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         travels=DESCRIPTION.travels,
         settings=training,
         server_init=_server_init,
-        downlink=_downlink,
-        client_init=_client_init,
+        downlink=downlink,
+        client_init=client_init,
         client_update=partial(_client_update, model, training),
         client_model=partial(_client_model, model),
         aggregate=partial(_aggregate, model),
@@ -89,15 +90,6 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
 def _server_init(model: Model) -> ServerState:
     return ServerState(round_id=0, tensors=prefixed(PARAMS, model.params))
-
-
-def _downlink(state: ServerState, _client_id: str) -> Payload:
-    return Payload(round_id=state.round_id + 1, tensors=state.tensors)
-
-
-def _client_init(model: Model) -> ClientState:
-    tensors = {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
-    return ClientState(round_id=0, tensors=tensors)
 
 
 def _client_update(

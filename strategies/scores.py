@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -85,22 +85,6 @@ def summarise(evaluations: Iterable[Evaluation]) -> Summary:
         if scores:
             summary[name] = {key: _spread([s[key] for s in scores]) for key in scores[0]}
     return summary
-
-
-def best_round(rounds: Mapping[int, Iterable[Evaluation]]) -> int | None:
-    """The round whose clients' mean accuracy on their own test parts is highest.
-
-    The earliest of equals; None if no client of any round was scored.
-    """
-    best, best_accuracy = None, -math.inf
-    for round_id, evaluations in sorted(rounds.items()):
-        summary = summarise(evaluations)
-        if "personalisation" not in summary:
-            continue
-        mean = summary["personalisation"]["accuracy"]["mean"]
-        if mean > best_accuracy:
-            best, best_accuracy = round_id, mean
-    return best
 
 
 def _spread(values: list[float]) -> dict[str, float]:

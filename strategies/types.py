@@ -13,25 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.wire.tensors import TensorMap, Tensors
+from protofleet.wire.tensors import Model, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A bundle's initial values.
-
-    Attributes:
-        params: trained tensors.
-        state: the model's other tensors (prototypes, batch-norm statistics, ``beta``).
-        num_classes: C.
-    """
-
-    params: TensorMap
-    state: TensorMap
-    num_classes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

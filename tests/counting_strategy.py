@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from protofleet import strategies
+from protofleet.strategies.common import downlink
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
-    Model,
     Payload,
     ServerState,
     Strategy,
     Travels,
     Update,
 )
+from protofleet.wire.tensors import Model
 
 
 def counting(_settings: object, model: Model | None) -> Strategy:
@@ -47,7 +48,7 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         settings=None,
         travels=Travels(down=(), up=(), personal=()),
         server_init=lambda _: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
-        downlink=lambda s, _: Payload(round_id=s.round_id + 1, tensors=s.tensors),
+        downlink=downlink,
         client_init=lambda _: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),
         client_update=client_update,
         client_model=client_model,

@@ -32,27 +32,12 @@ from protofleet.wire.bundle_files import (
 )
 from protofleet.wire.bundle_rules import PARAMS, STATE, check_manifest, check_tensors, parse
 from protofleet.wire.manifest import FileEntry, Manifest, TensorDecl
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.wire.tensors import Layout, Model, TensorMap
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 SUFFIX = ".pfb"
 
 _SIG_BYTES = keys.PUBLIC_KEY_BYTES + keys.SIGNATURE_BYTES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InitialValues:
-    """A bundle's tensors, in the manifest's order; the caller owns them.
-
-    Attributes:
-        params: trained tensors.
-        state: the model's other tensors.
-        num_classes: C.
-    """
-
-    params: TensorMap
-    state: TensorMap
-    num_classes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,9 +116,9 @@ class Bundle:
             raise RefusedError("sha256", f"bundle file '{name}': not the bytes that were signed")
         return data
 
-    def model(self) -> InitialValues:
+    def model(self) -> Model:
         """Fresh, writable copies of the initial tensors."""
-        return InitialValues(
+        return Model(
             params=self._packed(PARAMS, self.manifest.params),
             state=self._packed(STATE, self.manifest.state),
             num_classes=len(self.manifest.classes),

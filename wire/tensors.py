@@ -136,6 +136,21 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
         return len(self._views)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A bundle's initial values.
+
+    Attributes:
+        params: trained tensors.
+        state: the model's other tensors (prototypes, batch-norm statistics, ``beta``).
+        num_classes: C.
+    """
+
+    params: TensorMap
+    state: TensorMap
+    num_classes: int
+
+
 def check_names(tensors: Tensors, layout: Layout) -> None:
     """Raise InputError unless ``tensors`` has exactly the names and shapes of ``layout``."""
     surplus = tensors.keys() - layout.shapes.keys()

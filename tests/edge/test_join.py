@@ -16,7 +16,6 @@ from scripted_coordinator import ScriptedCoordinator
 
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
-from protofleet.strategies.types import Model
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 
@@ -32,8 +31,7 @@ def _events(process):
 
 
 def _strategy(bundle):
-    values = bundle.model()
-    model = Model(params=values.params, state=values.state, num_classes=values.num_classes)
+    model = bundle.model()
     return build("fedavg", SETTINGS, model)
 
 

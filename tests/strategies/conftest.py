@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from toy_model import GLOBAL, LOCAL, array, frozen_map, grad_fn
 
-from protofleet.strategies.types import ClientTools, Evaluation, Model
+from protofleet.strategies.types import ClientTools, Evaluation
+from protofleet.wire.tensors import Model
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from toy_model import SGD, frozen_map
 
-from protofleet.strategies.types import Model
+from protofleet.wire.tensors import Model
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 

@@ -6,7 +6,8 @@ from toy_model import GLOBAL, LOCAL, SGD, frozen_map
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.types import Model, Payload, ServerState, Update
+from protofleet.strategies.types import Payload, ServerState, Update
+from protofleet.wire.tensors import Model
 
 _LOCAL, _GLOBAL = "state/" + LOCAL, "state/" + GLOBAL
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from protofleet.errors import InputError
-from protofleet.strategies.scores import accuracy, best_round, confusion, macro_f1, summarise
+from protofleet.strategies.scores import accuracy, confusion, macro_f1, summarise
 from protofleet.strategies.types import Evaluation
 
 classes = st.integers(0, 5)
@@ -62,11 +62,3 @@ def test_spread_is_the_population_s():
 def test_a_section_nobody_has_is_absent():
     assert summarise([Evaluation()]) == {}
     assert set(summarise([Evaluation(own=right_and_wrong(1, 0))])) == {"personalisation"}
-
-
-def test_the_best_round_has_the_highest_mean_own_accuracy_and_is_the_earliest_of_equals():
-    def at(*rights):
-        return [Evaluation(own=right_and_wrong(right, 4 - right)) for right in rights]
-
-    assert best_round({3: at(3, 3), 1: at(4, 1), 2: at(2, 4)}) == 2
-    assert best_round({1: [Evaluation()]}) is None
