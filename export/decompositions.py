@@ -5,6 +5,7 @@ Shapes are static apart from the batch, so that paddings are plain numbers.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -156,35 +157,36 @@ def _max_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     x: Tensor,
     kernel_size: Sequence[int],
     stride: Sequence[int],
-    padding: Sequence[int],
+    padding: Sequence[int],  # noqa: ARG001 - none where windows cover the input
     dilation: Sequence[int],
-    ceil_mode: bool,  # noqa: FBT001 - as above
+    ceil_mode: bool,  # noqa: ARG001, FBT001 - as above
     indices: Tensor,
 ) -> Tensor:
     """Add every output gradient at the position that was the maximum."""
-    touching = list(stride or kernel_size) == list(kernel_size) and not ceil_mode
-    if touching and not any(padding) and set(dilation) == {1}:
-        return _from_tiles(grad, x, list(kernel_size))
+    covered = [
+        int(n) * k == int(size)
+        for n, k, size in zip(grad.shape[-2:], kernel_size, x.shape[-2:], strict=True)
+    ]
+    if all(covered) and list(stride or kernel_size) == list(kernel_size) and set(dilation) == {1}:
+        return _from_tiles(grad, x, kernel_size)
     plane = torch.zeros_like(x).flatten(-2)
     return plane.scatter_add(-1, indices.flatten(-2), grad.flatten(-2)).reshape(x.shape)
 
 
-def _from_tiles(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
+def _from_tiles(grad: Tensor, x: Tensor, kernel: Sequence[int]) -> Tensor:
     """The same for windows side by side, without indices: they cost ONNX Runtime its fast pooling.
 
     Of equal entries in a window the first takes the gradient, as in PyTorch.
     """
-    rows, columns = (int(size) for size in grad.shape[-2:])
     high, wide = kernel
-    planes = x.shape[:-2]
-    inside = x[..., : rows * high, : columns * wide]
-    tiles = inside.reshape(*planes, rows, high, columns, wide).transpose(-2, -3).flatten(-2)
-    chosen = tiles.argmax(-1, keepdim=True) == torch.arange(high * wide)
-    spread = grad.unsqueeze(-1) * chosen.to(grad.dtype)
-    spread = spread.unflatten(-1, (high, wide)).transpose(-2, -3)
-    whole = spread.reshape(*planes, rows * high, columns * wide)
-    right, below = int(x.shape[-1]) - columns * wide, int(x.shape[-2]) - rows * high
-    return torch.nn.functional.pad(whole, (0, right, 0, below))
+    places = [x[:, :, i::high, j::wide] for i in range(high) for j in range(wide)]
+    largest = functools.reduce(torch.maximum, places)
+    left, shares = grad, []
+    for place in places:
+        shares.append(torch.where(place == largest, left, 0.0))
+        left = torch.where(place == largest, 0.0, left)
+    rows = [torch.stack(shares[i : i + wide], -1).flatten(-2) for i in range(0, len(shares), wide)]
+    return torch.stack(rows, -2).reshape(x.shape)
 
 
 def _avg_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
