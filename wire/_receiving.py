@@ -21,6 +21,9 @@ from protofleet.wire.messages import Manifest, Message, Need, Receipt, encode
 from protofleet.wire.topics import check_id
 
 CODECS = ("raw",)
+_ID_CHARS = 64
+"""No transfer id is longer; what is gets cut before it is kept or echoed."""
+_ANYONE = ""
 
 
 class Receiving:
@@ -38,7 +41,7 @@ class Receiving:
         self._held: dict[str, Incoming] = {}
         self._waiting: dict[str, tuple[str, Manifest]] = {}
         self._of_peer: dict[str, str] = {}
-        self._settled: OrderedDict[str, Receipt] = OrderedDict()
+        self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
         self._timers: Timers[str] = Timers()
 
     def expect(self, peer: str, manifest: Manifest, now: float) -> list[Action]:
@@ -47,10 +50,13 @@ class Receiving:
         try:
             self._check(peer, manifest)
         except RefusedError as error:
-            reply = Receipt(transfer_id=key[:64], status="reject", reason=f"{error.rule}: {error}")
-            return [_answer(peer, reply)]
-        if key in self._settled:
-            return [_answer(peer, self._settled[key])]
+            reason = f"{error.rule}: {error}"
+            return [
+                _answer(peer, Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason))
+            ]
+        owner, receipt = self._settled.get(key, (None, None))
+        if receipt is not None and owner in (peer, _ANYONE):
+            return [_answer(peer, receipt)]
         if key in self._held:
             return []
         self._replace(peer, manifest)
@@ -75,13 +81,20 @@ class Receiving:
         return self._settle(transfer.peer, Receipt(transfer_id=key, status="done"), now)
 
     def reject(self, peer: str, key: str, reason: str, now: float) -> list[Action]:
-        """``reject``, now and whenever it is offered again."""
-        receipt = Receipt(transfer_id=key, status="reject", reason=reason[:500])
+        """``reject``, now and whenever this peer offers it again; others' transfers go on."""
+        receipt = Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason[:500])
+        if self._owner(key) not in (peer, None):
+            return [_answer(peer, receipt)]
         return self._settle(peer, receipt, now)
 
     def remember(self, key: str) -> None:
         """The transfer was accepted in an earlier life."""
-        self._note(Receipt(transfer_id=key, status="done"))
+        self._note(_ANYONE, Receipt(transfer_id=key, status="done"))
+
+    def cancel(self, key: str) -> None:
+        """Forget a transfer, its bytes and what was decided about it."""
+        self.forget(key, delete=True)
+        self._settled.pop(key, None)
 
     def tick(self, now: float) -> list[Action]:
         """Ask again where it is silent; give up the slot where it stays silent."""
@@ -213,11 +226,19 @@ class Receiving:
 
     def _settle(self, peer: str, receipt: Receipt, now: float) -> list[Action]:
         self.forget(receipt.transfer_id, delete=True)
-        self._note(receipt)
+        self._note(peer, receipt)
         return [_answer(peer, receipt), *self._admit_waiting(now)]
 
-    def _note(self, receipt: Receipt) -> None:
-        self._settled[receipt.transfer_id] = receipt
+    def _owner(self, key: str) -> str | None:
+        """Whose transfer it is, as far as anything is known of it."""
+        transfer = self._active.get(key) or self._held.get(key)
+        if transfer is not None:
+            return transfer.peer
+        found, _ = self._waiting.get(key) or self._settled.get(key, (None, None))
+        return found
+
+    def _note(self, peer: str, receipt: Receipt) -> None:
+        self._settled[receipt.transfer_id] = (peer, receipt)
         while len(self._settled) > self._limits.settled:
             self._settled.popitem(last=False)
 

@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from protofleet.errors import InputError, RefusedError
+from protofleet.errors import InputError, RefusedError, UnavailableError
 from protofleet.wire.link import (
     Connected,
     Delivery,
@@ -115,6 +116,15 @@ _RECORD_CHANNELS: dict[type[Message], Channel] = {
 }
 
 
+@contextmanager
+def _on_disk() -> Iterator[None]:
+    """Name a full or failing disk as what it is."""
+    try:
+        yield
+    except OSError as error:
+        raise UnavailableError(f"files of unfinished transfers: {error}") from error
+
+
 class Endpoint:
     """The device's or the coordinator's end of the wire; used by one thread, except ``wake``.
 
@@ -156,11 +166,16 @@ class Endpoint:
         """Begin to connect; ``Connected`` comes from ``poll``, again after each reconnect."""
         self._link.start()
 
+    @_on_disk()
     def poll(self, timeout_s: float | None = None) -> Event | None:
         """The next event, waiting at most ``timeout_s`` (None: for ever); None if none came.
 
         All transfer work is done inside, so call it again soon. Announce yourself (Presence,
         Announcement) on every ``Connected``.
+
+        Raises:
+            UnavailableError: a blob cannot be written or read; ``expect``, ``accept``, ``reject``
+                and ``send_…`` raise it too.
         """
         stop = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -170,9 +185,12 @@ class Endpoint:
                 return self._ready.popleft()
             now = time.monotonic()
             event = self._link.get(_wait_s(now, stop, self._courier.due()))
-            if isinstance(event, Woken) or (event is None and time.monotonic() >= stop):
+            if isinstance(event, Woken):
                 return None
             self._take(event)
+            # Checked after every packet: a flood of chunks must not keep the caller from its clock.
+            if not self._ready and time.monotonic() >= stop:
+                return None
 
     def wake(self) -> None:
         """Make ``poll`` return None now; from any thread."""
@@ -197,6 +215,7 @@ class Endpoint:
         topic = self._topics.of(channel, self._peer(peer))
         return self._link.publish(topic, encode(message), retain=channel is Channel.PRESENCE)
 
+    @_on_disk()
     def send_update(self, source: Source, round_id: int) -> Manifest:
         """Device: offer an update until the coordinator's receipt (``Delivered``/``Rejected``).
 
@@ -215,6 +234,7 @@ class Endpoint:
         self._act(self._courier.send(me, source, manifest, time.monotonic()))
         return manifest
 
+    @_on_disk()
     def send_task(self, peer: str, task: Task, source: Source) -> Manifest:
         """Coordinator: offer ``task`` with ``source`` as its payload until the device has it.
 
@@ -231,14 +251,17 @@ class Endpoint:
         self._act(self._courier.send(peer, source, manifest, time.monotonic(), offer=offer))
         return manifest
 
+    @_on_disk()
     def expect(self, peer: str, manifest: Manifest) -> None:
         """Take an offered blob; call it for every offer, repeated ones too."""
         self._act(self._courier.expect(self._peer(peer), manifest, time.monotonic()))
 
+    @_on_disk()
     def accept(self, transfer_id: str) -> None:
         """After the received blob is stored durably: send ``done``, now and when asked again."""
         self._act(self._courier.accept(transfer_id, time.monotonic()))
 
+    @_on_disk()
     def reject(self, peer: str, transfer_id: str, reason: str) -> None:
         """Send ``reject`` with the reason, now and when offered again; drop the bytes."""
         now = time.monotonic()

@@ -54,8 +54,9 @@ QUEUE_MAX = 1024
 """Unread events; beyond it the socket is not read, so that the broker feels the pressure."""
 PACKET_TOO_LARGE = 0x95
 UNSUPPORTED_VERSION = 0x84
-FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C})
-"""Not authorised, bad client id, bad user or password, banned, bad method: waiting is no help."""
+FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C, 0x8E})
+"""Not authorised, bad client id, bad user or password, banned, bad method, session taken over by
+another client of our id: trying again is no help, and two of one id would throw each other out."""
 
 _VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
@@ -76,7 +77,9 @@ class Link:
         self._address = Address.parse(options.url)
         self._tls = _tls_context(options) if self._address.tls else None
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
-        self._events: queue.Queue[LinkEvent] = queue.Queue(QUEUE_MAX)
+        # The one queue whose put is safe in a signal handler, which ``wake`` promises.
+        self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+        self._places = threading.Semaphore(QUEUE_MAX)
         self._counters = Counters()
         self._closing = threading.Event()
         self._connection: Connection | None = None
@@ -103,13 +106,16 @@ class Link:
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:
         """The next event, waiting at most ``timeout_s`` (None: for ever); None if none came."""
         try:
-            return self._events.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+            event = self._events.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
         except queue.Empty:
             return None
+        if not isinstance(event, Woken):
+            self._places.release()
+        return event
 
     def wake(self) -> None:
-        """Make a waiting ``get`` return ``Woken`` now."""
-        self._put(Woken())
+        """Make a waiting ``get`` return ``Woken`` now; safe in a signal handler too."""
+        self._events.put(Woken())
 
     @property
     def connected(self) -> bool:
@@ -188,11 +194,9 @@ class Link:
 
     def _put(self, event: LinkEvent) -> None:
         while not self._closing.is_set():
-            try:
-                self._events.put(event, timeout=1.0)
-            except queue.Full:
-                continue
-            return
+            if self._places.acquire(timeout=1.0):
+                self._events.put(event)
+                return
 
 
 def _tls_context(options: LinkOptions) -> ssl.SSLContext:

@@ -137,5 +137,5 @@ def decode(data: bytes, kind: type[M] | Any = AnyMessage) -> M:
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
         return decoder.decode(data)  # type: ignore[no-any-return]
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("message-schema", f"message: {error}") from error

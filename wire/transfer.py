@@ -163,9 +163,9 @@ class Courier:
         return self._sending.peer_returned(peer, now)
 
     def cancel(self, transfer_id: str) -> None:
-        """Forget one transfer in either direction; a partial blob is deleted."""
+        """Forget one transfer in either direction, partial bytes and receipt with it."""
         self._sending.forget(transfer_id)
-        self._receiving.forget(transfer_id, delete=True)
+        self._receiving.cancel(transfer_id)
 
     def close(self) -> None:
         """Close all files; what is unfinished continues in the next process."""

@@ -4,16 +4,16 @@ import random
 from collections.abc import Callable
 
 import pytest
+from brokers import mosquitto
 
 from protofleet.errors import InputError, UnavailableError
 from protofleet.wire.broker import local_broker
+from protofleet.wire.chunks import Chunk, pack
 from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
-from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.link import Connected, Delivery, Link, LinkEvent, LinkOptions
 from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Need, Presence, Task, encode
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Delivered, Limits, Received, Rejected
-
-from .brokers import mosquitto
+from protofleet.wire.transfer import Courier, Delivered, Limits, Received, Rejected, describe
 
 _TOPICS = Topics("lab")
 _BLOB = random.Random(0).randbytes(700_000)
@@ -156,6 +156,7 @@ def test_hostile_packets_are_reported_and_change_nothing(pair):
         ("fl/v1/lab/up/pi-7/c", b"noise", "chunk-size"),
         ("fl/v1/lab/up/pi-7/q", b"{}", "message-schema"),
         ("fl/v1/lab/up/pi-7/m", b"\xff" * 100, "message-schema"),
+        ("fl/v1/lab/up/pi-7/q", b'{"type":"receipt","transfer_id":"\xff"}', "message-schema"),
         ("fl/v1/lab/st/pi-7", encode(foreign), "device-id"),
     ):
         link.publish(topic, payload)
@@ -164,16 +165,46 @@ def test_hostile_packets_are_reported_and_change_nothing(pair):
     pair.run(_delivered_update)
 
 
+class _Flood(Link):
+    """A socket from which a chunk of an unknown transfer can always be read."""
+
+    def __init__(self) -> None:
+        super().__init__(LinkOptions(url="mqtt://127.0.0.1", client_id="flooded"))
+        chunk = pack(Chunk(transfer_id="0" * 32, index=0, last=True, data=b"x"))
+        self._chunk = Delivery("fl/v1/lab/up/pi-7/c", chunk, retained=False)
+        self.reads = 0
+
+    def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002
+        self.reads += 1
+        if self.reads > 1_000_000:
+            raise TimeoutError("poll never came back")
+        return self._chunk
+
+
+def test_a_flood_of_chunks_does_not_keep_poll_from_returning(tmp_path):
+    endpoint = Endpoint(_Flood(), _TOPICS, Courier(tmp_path))
+    assert endpoint.poll(0.02) is None
+
+
+def test_a_disk_that_takes_no_blob_is_named(tmp_path):
+    (tmp_path / "pi-7").write_text("where the folder should be")
+    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))
+    endpoint = Endpoint(link, _TOPICS, Courier(tmp_path))
+    offer = describe(_BLOB, kind="update", device_id="pi-7", round_id=1)
+    with pytest.raises(UnavailableError, match="pi-7"):
+        endpoint.expect("pi-7", offer)
+
+
 @pytest.mark.mosquitto
 def test_a_broker_killed_in_the_middle_costs_time_only(tmp_path):
     """Its sessions, queues and retained messages are gone; the transfer goes on."""
-    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 5000") as port:
+    with mosquitto(tmp_path, "max_packet_size 5000") as port:
         pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
         pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
         pair.coordinator.send_task("pi-7", _task(1), _BLOB)
         pair.run(lambda _: pair.device.traffic.payload_down_bytes > len(_BLOB) // 4)
         assert pair.device.traffic.payload_down_bytes < len(_BLOB)
-    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 5000", port=port):
+    with mosquitto(tmp_path, "max_packet_size 5000", port=port):
         pair.run(_delivered_update)
         assert pair.updates == {1: _BLOB[::-1]}
         pair.close()
@@ -183,11 +214,11 @@ def test_a_broker_killed_in_the_middle_costs_time_only(tmp_path):
 @pytest.mark.mosquitto
 def test_a_smaller_packet_limit_after_a_restart_is_obeyed(tmp_path):
     """A blob offered for large packets is offered again in chunks that the new broker takes."""
-    with mosquitto(tmp_path, "allow_anonymous true") as port:
+    with mosquitto(tmp_path) as port:
         pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
         pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
         pair.coordinator.send_task("pi-7", _task(1), _BLOB)
-    with mosquitto(tmp_path, "allow_anonymous true", "max_packet_size 20000", port=port):
+    with mosquitto(tmp_path, "max_packet_size 20000", port=port):
         pair.run(_delivered_update)
         assert pair.updates == {1: _BLOB[::-1]}
         pair.close()

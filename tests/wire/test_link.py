@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import os
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import threading
 from contextlib import closing
 
 import pytest
+from brokers import CountingProxy, free_port, mosquitto, wait_until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -28,10 +30,6 @@ from protofleet.wire.link import (
     LinkOptions,
     Woken,
 )
-
-from .brokers import CountingProxy, free_port, mosquitto, wait_until
-
-_ANONYMOUS = "allow_anonymous true"
 
 
 def _link(url: str, name: str = "a", **options) -> Link:
@@ -86,13 +84,13 @@ def test_a_killed_process_leaves_its_will_and_a_closed_link_does_not(mosquitto_u
 @pytest.mark.mosquitto
 def test_a_restarted_broker_is_found_again_and_nothing_old_is_sent(tmp_path):
     """What was published while the link was down is dropped: the protocol repeats it."""
-    with mosquitto(tmp_path, _ANONYMOUS) as port:
+    with mosquitto(tmp_path) as port:
         link = _link(f"mqtt://127.0.0.1:{port}", filters=("x",))
         _next(link, Connected)
     with closing(link):
         assert not _next(link, Disconnected).final
         assert not link.publish("x", b"lost")
-        with mosquitto(tmp_path, _ANONYMOUS, port=port):
+        with mosquitto(tmp_path, port=port):
             _next(link, Connected, 30.0)
             assert link.publish("x", b"new")
             assert _next(link, Delivery).payload == b"new"
@@ -117,7 +115,7 @@ def test_socket_counters_agree_with_a_proxy(mosquitto_url):
 
 @pytest.mark.mosquitto
 def test_a_refused_user_stops_with_the_reason(tmp_path):
-    with mosquitto(tmp_path, "allow_anonymous false") as port:
+    with mosquitto(tmp_path, anonymous=False) as port:
         link = _link(f"mqtt://user:wrong@127.0.0.1:{port}")
         event = _next(link, Disconnected)
         assert event.final
@@ -129,7 +127,7 @@ def test_a_refused_user_stops_with_the_reason(tmp_path):
 def test_a_denied_publish_stops_with_the_reason(tmp_path):
     """MQTT 5 tells that an access list denied a message; trying for ever would hide it."""
     (tmp_path / "acl").write_text("topic read #\ntopic write allowed\n")
-    with mosquitto(tmp_path, _ANONYMOUS, f"acl_file {tmp_path / 'acl'}") as port:
+    with mosquitto(tmp_path, f"acl_file {tmp_path / 'acl'}") as port:
         link = _link(f"mqtt://127.0.0.1:{port}")
         _next(link, Connected)
         link.publish("denied", b"1")
@@ -152,7 +150,7 @@ def test_a_full_link_tells_when_it_has_room_again(mosquitto_url):
 
 @pytest.mark.mosquitto
 def test_the_brokers_packet_limit_shrinks_chunks(tmp_path):
-    with mosquitto(tmp_path, _ANONYMOUS, "max_packet_size 20000") as port:
+    with mosquitto(tmp_path, "max_packet_size 20000") as port:
         link = _link(f"mqtt://127.0.0.1:{port}", filters=("x",))
         _next(link, Connected)
         assert link.chunk_bytes == 20_000 - 512 - 32
@@ -166,7 +164,7 @@ def test_the_brokers_packet_limit_shrinks_chunks(tmp_path):
 def test_tls_needs_the_right_authority(tmp_path):
     """With the broker's authority the link connects; with the system's it says why not."""
     certificate, key = _self_signed(tmp_path)
-    lines = (_ANONYMOUS, f"certfile {certificate}", f"keyfile {key}")
+    lines = (f"certfile {certificate}", f"keyfile {key}")
     with mosquitto(tmp_path, *lines) as port:
         url = f"mqtts://127.0.0.1:{port}"
         with closing(_link(url, ca_file=certificate)) as link:
@@ -207,6 +205,40 @@ def test_wake_interrupts_a_waiting_get():
     with closing(_link(f"mqtt://127.0.0.1:{free_port()}")) as link:
         link.wake()
         _next(link, Woken)
+
+
+def test_wake_is_safe_in_a_signal_handler_at_any_instruction():
+    """A handler may interrupt ``get`` anywhere; here it fires some ten thousand times."""
+    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="a"))
+    before = signal.signal(signal.SIGALRM, lambda *_: link.wake())
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    watchdog = threading.Timer(20.0, os._exit, (99,))
+    watchdog.start()
+    try:
+        woken = 0
+        while woken < 5000:
+            woken += isinstance(link.get(0.0002), Woken)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        watchdog.cancel()
+
+
+def test_a_session_taken_over_by_another_client_of_our_id_stops_with_the_reason():
+    """Else the two would throw each other out for ever. The broker says it as MQTT 5 does."""
+
+    def serve(server: socket.socket) -> None:
+        client, _ = server.accept()
+        client.recv(1000)
+        client.sendall(b"\x20\x03\x00\x00\x00" + b"\xe0\x02\x8e\x00")
+        client.recv(1000)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            ended = _next(link, Disconnected)
+    assert ended.final
+    assert "taken over" in ended.reason
 
 
 def test_a_packet_that_was_too_large_halves_the_chunks():

@@ -221,6 +221,38 @@ def test_chunks_and_answers_of_unknown_or_foreign_transfers_are_ignored(courier)
     assert courier.handle(_PEER, Lane.ANSWER, done, 0.0) == [Delivered(_PEER, manifest)]
 
 
+def test_a_peer_cannot_reject_anothers_transfer_by_its_id(courier):
+    """Neither one in progress nor one that is done: its owner goes on and hears done again."""
+    blob = _blob(300)
+    manifest = _manifest(blob)
+    courier.expect(_PEER, manifest, 0.0)
+    courier.reject("thief", manifest.transfer_id, "not wanted", 0.0)
+    for chunk in _chunks(blob, manifest):
+        done = courier.handle(_PEER, Lane.CHUNK, chunk, 0.0)
+    assert isinstance(done[0], Received)
+    courier.accept(manifest.transfer_id, 0.0)
+    courier.reject("thief", manifest.transfer_id, "not wanted", 0.0)
+    (answer,) = _answers(courier.expect(_PEER, manifest, 0.0))
+    assert answer.status == "done"
+
+
+def test_an_endless_transfer_id_is_neither_kept_nor_echoed(courier):
+    (answer,) = _answers(courier.reject(_PEER, "f" * 60_000, "not wanted", 0.0))
+    assert len(answer.transfer_id) == 64
+
+
+def test_a_cancelled_transfer_is_fetched_again_when_it_is_offered_again(courier):
+    """Whoever gives a finished payload up must be able to get it once more."""
+    blob = _blob(100)
+    manifest = _manifest(blob)
+    courier.expect(_PEER, manifest, 0.0)
+    courier.handle(_PEER, Lane.CHUNK, *_chunks(blob, manifest), 0.0)
+    courier.accept(manifest.transfer_id, 0.0)
+    courier.cancel(manifest.transfer_id)
+    (answer,) = _answers(courier.expect(_PEER, manifest, 1.0))
+    assert isinstance(answer, Need)
+
+
 def test_a_blob_that_never_has_its_hash_is_fetched_twice_and_rejected(courier):
     """Chunks may be right one by one and still be another blob's."""
     manifest = _manifest(_blob(300))
