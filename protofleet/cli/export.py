@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import time
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ _INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
 
 @click.command()
 @click.argument("model")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of the model.")
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option("--strategy", required=True, help="Name, see 'protofleet strategies'.")
 @click.option(
     "--strategy-set",
     "strategy_pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A default setting of the strategy.",
+    help="A default setting of the strategy, as --set.",
 )
 @click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
 @click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
@@ -65,17 +65,18 @@ def export(  # noqa: PLR0913 - one parameter per option
     key: Path | None,
     as_json: bool,
 ) -> None:
-    """Compile MODEL (a name, or package.module:function) and write a signed bundle.
+    """Compile MODEL and write a signed bundle.
 
-    Every program is compared with PyTorch in ONNX Runtime first: loss, outputs, every gradient.
+    MODEL is cnn, hart, hart_alp, mlp, vit or vit_digits, or package.module:function. Every
+    program is compared with PyTorch in ONNX Runtime first: loss, outputs, every gradient.
     """
     from protofleet.export.build import export_bundle  # noqa: PLC0415 - torch loads late
     from protofleet.wire import keys  # noqa: PLC0415 - as above
 
-    built, metadata = _model(model, _parse(pairs), checkpoint)
+    built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _preprocessing(model, input_shape, preprocessing)
     names = _class_names(classes, metadata, built, prepared)
-    settings = _parse(strategy_pairs)
+    settings = parse_pairs(strategy_pairs)
     spec = _spec(built, out.stem, (strategy, settings), names, prepared)
     provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
     started = time.perf_counter()
@@ -188,19 +189,6 @@ def _width_of_logits(model: nn.Module, shape: Sequence[int]) -> int:
     finally:
         model.train(was_training)
     return int(logits.shape[-1])
-
-
-def _parse(pairs: Sequence[str]) -> dict[str, Any]:
-    """``key=value`` with a JSON value, or plain text where it is none."""
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InputError(f"setting '{pair}': expected KEY=VALUE")
-        settings[name] = text
-        with contextlib.suppress(json.JSONDecodeError):
-            settings[name] = json.loads(text)
-    return settings
 
 
 def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:

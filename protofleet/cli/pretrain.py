@@ -14,6 +14,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -25,10 +26,21 @@ Arrays = dict[str, NDArray[Any]]
 
 
 @click.command()
-@click.option("--model", "spec", required=True, help="A model's name, or package.module:function.")
-@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help="A setting of the model.")
-@click.option("--objective", type=click.Choice(["supervised", "mae"]), default="supervised")
-@click.option("--data", type=click.Path(path_type=Path), required=True, help="npz with x and y.")
+@click.option("--model", "spec", required=True, help=MODEL_HELP)
+@click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
+@click.option(
+    "--objective",
+    type=click.Choice(["supervised", "mae"]),
+    default="supervised",
+    show_default=True,
+    help="mae: masked autoencoder, needs no y; for HART.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="npz with x, y, and classes if they have names.",
+)
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
 @click.option("--epochs", type=click.IntRange(1), default=20, show_default=True)
@@ -50,7 +62,7 @@ def pretrain(  # noqa: PLR0913 - one parameter per option
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a model centrally: DIR/model.safetensors is what export reads."""
+    """Train a model centrally; its best state, model.safetensors, is what export reads."""
     import torch  # noqa: PLC0415 - the command line must start without torch
 
     from protofleet.export.training import STATE_FILE, TrainOptions  # noqa: PLC0415
@@ -58,7 +70,7 @@ def pretrain(  # noqa: PLR0913 - one parameter per option
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
     arrays = _read(data, supervised=objective == "supervised")
-    settings, names = _parse(pairs), _class_names(arrays)
+    settings, names = parse_pairs(pairs), _class_names(arrays)
     if names:
         settings = _with_classes(spec, settings, len(names))
     chosen = TrainOptions(**options)
@@ -142,19 +154,6 @@ def _initialise(model: nn.Module, init: Path) -> None:
         raise InputError(f"checkpoint '{init}': none of its tensors fits the model")
     if unused:
         click.echo(f"not used from {init.name}: {', '.join(unused)}", err=True)
-
-
-def _parse(pairs: tuple[str, ...]) -> dict[str, Any]:
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, separator, text = pair.partition("=")
-        if not separator or not key:
-            raise InputError(f"--set: expected KEY=VALUE, got '{pair}'")
-        try:
-            settings[key] = json.loads(text)
-        except json.JSONDecodeError:
-            settings[key] = text
-    return settings
 
 
 def _read(path: Path, *, supervised: bool) -> Arrays:

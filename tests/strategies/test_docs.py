@@ -1,12 +1,15 @@
 """The strategy printed in docs/strategies.md runs."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from toy_model import SGD, frozen_map
 
+from protofleet.strategies import fedali, fedavg
+from protofleet.strategies.common import Adam, Sgd, parse_settings
 from protofleet.wire.tensors import Model
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
@@ -35,3 +38,14 @@ def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_
     server = strategy.aggregate(server, updates)
     assert set(server.tensors) == {"params/w"}
     np.testing.assert_allclose(server.tensors["params/w"], [2, 1])
+
+
+def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
+    text = _DOCS.read_text()
+    for kind in (fedali.FedAliSettings, fedavg.FedAvgSettings, Adam, Sgd):
+        for name in kind.__struct_fields__:
+            assert re.search(rf"`(optimiser)?\.?{name}`", text), name
+    (printed,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    chosen = tomllib.loads(printed)["strategy"]["settings"]
+    training = parse_settings("fedavg", chosen, fedavg.FedAvgSettings)
+    assert training.optimiser == Sgd(lr=0.05, momentum=0.9)
