@@ -39,7 +39,7 @@ class Limits:
 
     max_blob_bytes: int = 256 * 1024 * 1024
     window: int = 16
-    concurrent: int = 48
+    concurrent: int = 32
     waiting: int = 100_000
     settled: int = 100_000
 
