@@ -6,15 +6,11 @@ What is left is the road: offer, transfer down, aggregation, transfer up, receip
 from __future__ import annotations
 
 import json
-import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.benchmarks._ballast import ballast_data, write_ballast
 from protofleet.benchmarks._rows import Row
+from protofleet.edge.meter import high_water_bytes
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.wire.broker import local_broker
 from protofleet.wire.keys import save_public_key
 
 _DEVICES = 4
@@ -31,7 +29,6 @@ _SIZES = (1_450_000, 1_000)
 _FIRST = 1  # the first round waits for devices and warms everything up
 _LIMIT_S = 300
 _PROTOFLEET = [sys.executable, "-m", "protofleet"]
-_SBIN = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin"
 _Process = subprocess.Popen[bytes]
 
 
@@ -46,7 +43,7 @@ def run(*, quick: bool) -> list[Row]:
 
 
 def _row(floats: int, rounds: int) -> Row:
-    with tempfile.TemporaryDirectory() as name, _mosquitto(Path(name)) as url:
+    with tempfile.TemporaryDirectory() as name, local_broker("mosquitto") as url:
         folder = Path(name)
         coordinator_rss = _federate(folder, url, floats, rounds)
         found = json.loads((folder / "run" / "result.json").read_text())
@@ -116,35 +113,9 @@ def _watch(coordinator: _Process, folder: Path) -> int:
     deadline = time.monotonic() + _LIMIT_S
     peak = 0
     while coordinator.poll() is None and time.monotonic() < deadline:
-        peak = max(peak, _peak_rss(coordinator.pid))
+        peak = max(peak, high_water_bytes(coordinator.pid) or 0)
         time.sleep(0.05)
     if coordinator.poll() != 0:
         words = (folder / "coordinator.log").read_text()[-800:]
         raise UnavailableError(f"federation: did not finish in {_LIMIT_S} s: {words}")
     return peak
-
-
-def _peak_rss(pid: int) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0
-    found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
-    return int(found[0]) * 1024 if found else 0
-
-
-@contextmanager
-def _mosquitto(folder: Path) -> Iterator[str]:
-    """A broker of our own on a free loopback port; its URL."""
-    binary = shutil.which("mosquitto") or shutil.which("mosquitto", path=_SBIN)
-    if binary is None:
-        raise UnavailableError("rounds: need the Mosquitto broker: apt install mosquitto")
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    config, log = folder / "mosquitto.conf", folder / "mosquitto.log"
-    config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\n")
-    broker = spawn([binary, "-c", str(config)], out=log, log=log)
-    try:
-        yield f"mqtt://127.0.0.1:{port}"
-    finally:
-        stop([broker])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.coordinator.config import EvaluationSettings
-from protofleet.errors import InputError, MissingDataError
+from protofleet.datasets import load_pooled
+from protofleet.errors import InputError
 from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import ServerState, Strategy
 from protofleet.wire.bundle import Bundle
@@ -31,7 +31,7 @@ def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings
     # Only a coordinator that scores pays for ONNX Runtime.
     from protofleet.runtime import open_programs  # noqa: PLC0415
 
-    x, y = _load_pooled(settings.pooled, bundle)
+    x, y = _load_fitting(settings.pooled, bundle)
     programs = open_programs(bundle, threads=settings.threads)
     num_classes = len(bundle.manifest.classes)
 
@@ -45,20 +45,12 @@ def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings
     return score
 
 
-def _load_pooled(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    if not path.is_file():
-        raise MissingDataError(
-            f"evaluation.pooled {path}: expected an .npz with x_test and y_test, got no such file"
-        )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            x, y = archive["x_test"], archive["y_test"]
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"evaluation.pooled {path}: {error}") from error
+def _load_fitting(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    x, y = load_pooled(path)
     shape = tuple(bundle.manifest.preprocessing.input_shape)
-    if x.shape[1:] != shape or y.shape != x.shape[:1]:
+    if x.shape[1:] != shape:
         raise InputError(
-            f"evaluation.pooled {path}: expected x_test (n, {', '.join(map(str, shape))}) and "
-            f"y_test (n,), got {x.shape} and {y.shape}"
+            f"evaluation.pooled {path}: expected x_test (n, {', '.join(map(str, shape))}), "
+            f"got {x.shape}"
         )
-    return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
+    return x, y

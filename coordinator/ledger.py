@@ -6,20 +6,19 @@ then the act itself. A file that no row refers to is rubbish of a crash and is s
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import msgspec
 
 from protofleet.coordinator._schema import FORMAT, SCHEMA
 from protofleet.coordinator.rounds import Phase, State
-from protofleet.durable import move_whole, sync_folder, write_whole
-from protofleet.errors import InputError, ProtofleetError, UnavailableError
+from protofleet.durable import lock, move_whole, sync_folder, write_whole
+from protofleet.errors import InputError, ProtofleetError
 from protofleet.strategies.types import ServerState, Update
 from protofleet.strategies.updates import UpdateRecord, unpack_update
 from protofleet.wire import blobs
@@ -93,7 +92,8 @@ class Ledger:
         self.states = folder / "states"
         for made in (folder, self.spool, self.states):
             made.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(folder)
+        taken = f"run folder {folder}: another coordinator is running in it"
+        self._lock = lock(folder / "lock", taken=taken)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self._check_identity({**identity, "format": str(FORMAT)})
@@ -348,15 +348,3 @@ def _connect(path: Path) -> sqlite3.Connection:
     db.execute("PRAGMA foreign_keys = ON")
     db.executescript(SCHEMA)
     return db
-
-
-def _lock(folder: Path) -> IO[bytes]:
-    file = (folder / "lock").open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        file.close()
-        raise UnavailableError(
-            f"run folder {folder}: another coordinator is running in it"
-        ) from error
-    return file

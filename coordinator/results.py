@@ -16,7 +16,7 @@ from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.durable import replace_whole
 from protofleet.strategies import scores
 from protofleet.strategies.types import Evaluation
-from protofleet.strategies.updates import Costs, EvaluationRecord
+from protofleet.strategies.updates import Costs, EvaluationRecord, percentiles
 
 _SAMPLES = 2000
 """Latencies kept per device: percentiles are those of its last so many."""
@@ -153,8 +153,8 @@ class Results:
             "id": name,
             "bytes_up": last[-1].bytes_up if last else 0,
             "bytes_down": last[-1].bytes_down if last else 0,
-            "train_step_ms": _percentiles(device.train_step_ms, 50, 95),
-            "infer_ms": _percentiles(device.infer_ms, 50, 95, 99),
+            "train_step_ms": percentiles(device.train_step_ms, 50, 95),
+            "infer_ms": percentiles(device.infer_ms, 50, 95, 99),
             "peak_rss_bytes": max([device.peak_rss_bytes, *(t.peak_rss_bytes for t in last)]),
         }
 
@@ -200,11 +200,3 @@ def _by_round(paid: Mapping[str, Mapping[int, Totals]]) -> dict[int, dict[str, d
 def _sum(devices: Iterable[Mapping[str, int]]) -> dict[str, int]:
     devices = list(devices)
     return {name: sum(one[name] for one in devices) for name in ("bytes_up", "bytes_down")}
-
-
-def _percentiles(samples: Iterable[float], *which: int) -> dict[str, float]:
-    values = np.fromiter(samples, np.float64)
-    if not values.size:
-        return {}
-    found = np.percentile(values, which)
-    return {f"p{q}": round(float(v), 4) for q, v in zip(which, found, strict=True)}

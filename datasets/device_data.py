@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,19 +49,7 @@ def load_device_data(path: Path) -> DeviceData:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
     """
-    if not path.is_file():
-        raise MissingDataError(
-            f"device data '{path}': expected an .npz with the arrays {', '.join(_ARRAYS)}, "
-            "got no such file"
-        )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [name for name in _ARRAYS if name not in archive]
-            arrays = {name: archive[name] for name in _ARRAYS if name not in missing}
-    except (ValueError, zipfile.BadZipFile, OSError, EOFError) as error:
-        raise InputError(f"device data '{path}': not a plain .npz file ({error})") from error
-    if missing:
-        raise InputError(f"device data '{path}': lacks the array '{missing[0]}'")
+    arrays = _read(path, _ARRAYS)
     return DeviceData(
         x_train=arrays["x_train"].astype(np.float32, copy=False),
         y_train=arrays["y_train"].astype(np.int64, copy=False),
@@ -68,6 +57,42 @@ def load_device_data(path: Path) -> DeviceData:
         y_test=arrays["y_test"].astype(np.int64, copy=False),
         classes=tuple(str(name) for name in arrays["classes"]),
     )
+
+
+def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read the union of all devices' test parts: ``x (n, *input_shape)`` and ``y (n,)``.
+
+    Args:
+        path: an ``.npz`` file with ``x_test`` and ``y_test``.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no ``.npz``, lacks an array, or the arrays differ in length.
+    """
+    arrays = _read(path, ("x_test", "y_test"))
+    x, y = arrays["x_test"], arrays["y_test"]
+    if x.ndim < 2 or y.shape != x.shape[:1]:
+        raise InputError(
+            f"pooled data '{path}': expected x_test (n, …) and y_test (n,), "
+            f"got {x.shape} and {y.shape}"
+        )
+    return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
+
+
+def _read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    if not path.is_file():
+        raise MissingDataError(
+            f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got no such file"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in names if name in archive}
+    except (ValueError, zipfile.BadZipFile, OSError, EOFError) as error:
+        raise InputError(f"data '{path}': not a plain .npz file ({error})") from error
+    for name in names:
+        if name not in arrays:
+            raise InputError(f"data '{path}': lacks the array '{name}'")
+    return arrays
 
 
 def _check_part(

@@ -8,11 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from protofleet.edge.meter import percentiles
 from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import ClientState, Payload, Strategy, Update
-from protofleet.strategies.updates import Costs, pack_update
+from protofleet.strategies.updates import Costs, pack_update, percentiles
 from protofleet.wire import blobs
 from protofleet.wire.messages import Manifest, Task
 

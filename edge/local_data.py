@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.datasets import DeviceData, load_device_data
+from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
 from protofleet.wire.manifest import Preprocessing
@@ -25,7 +25,7 @@ def load_local_data(
         source: an ``.npz`` file (``DeviceData.save``), already preprocessed; or ``uci-har:5``,
             subject 5 of UCI-HAR, normalised with the bundle's statistics.
         preprocessing: the bundle's.
-        pooled: an ``.npz`` file whose test part is the union of all devices' test parts.
+        pooled: an ``.npz`` file with ``x_test`` and ``y_test`` of all devices.
         data_root: folder of the published data sets.
 
     Raises:
@@ -37,10 +37,7 @@ def load_local_data(
         own = _uci_har(which, preprocessing, data_root)
     else:
         own = load_device_data(Path(source))
-    if pooled is None:
-        return LocalData(own=own)
-    union = load_device_data(pooled)
-    return LocalData(own=own, pooled=(union.x_test, union.y_test))
+    return LocalData(own=own, pooled=None if pooled is None else load_pooled(pooled))
 
 
 def _uci_har(which: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:

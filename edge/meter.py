@@ -106,22 +106,22 @@ def thinned(samples: Sequence[float], most: int = MAX_SAMPLES) -> tuple[float, .
     return tuple(round(sample, 3) for sample in samples)
 
 
-def percentiles(samples: Sequence[float], *which: int) -> dict[str, float]:
-    """``{"p50": …, "p95": …}`` with linear interpolation; empty without samples."""
-    if not samples:
-        return {}
-    values = np.percentile(np.asarray(samples), which)
-    return {f"p{q}": round(float(value), 3) for q, value in zip(which, values, strict=True)}
+def high_water_bytes(process: int | Literal["self"]) -> int | None:
+    """Largest resident memory of a process so far; None where the system does not tell."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+    return 1024 * found[0] if found else None
 
 
 def peak_rss_bytes() -> int:
     """Largest resident memory of this process so far."""
     # ru_maxrss of a child includes what its parent had before exec; VmHWM does not.
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+    known = high_water_bytes("self")
+    if known is not None:
+        return known
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 

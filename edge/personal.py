@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofleet.edge.join import open_learner
-from protofleet.edge.meter import percentiles
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
 from protofleet.strategies.scores import accuracy, macro_f1
+from protofleet.strategies.updates import percentiles
 from protofleet.wire.bundle import Bundle
 
 

@@ -11,7 +11,6 @@ update: a round that never counted leaves no trace in the personal state.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import secrets
@@ -22,7 +21,7 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from protofleet.durable import TEMPORARY, sync_folder, write_whole
+from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
 from protofleet.edge._counters import ByteCounters
 from protofleet.edge._journal import (
     BLOB_SUFFIX,
@@ -55,13 +54,13 @@ class Store:
         journal: the present state of the round.
     """
 
-    def __init__(self, folder: Path, lock: IO[bytes], device_id: str) -> None:
+    def __init__(self, folder: Path, owned: IO[bytes], device_id: str) -> None:
         self.folder = folder
         self.device_id = device_id
         self.partial = folder / "partial"
         self.partial.mkdir(exist_ok=True)
         self.counters = ByteCounters(folder / "counters.bin")
-        self._lock = lock
+        self._lock = owned
         self.journal = read_journal(folder)
         self._sweep()
 
@@ -80,13 +79,17 @@ class Store:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = _acquire(folder)
+            owned = lock(
+                folder / "lock",
+                taken=f"device store '{folder}': another process uses it; "
+                "stop that one or give another --store",
+            )
         except OSError as error:
             raise UnavailableError(f"device store '{folder}': {error}") from error
         try:
-            return cls(folder, lock, _identity(folder, device_id))
+            return cls(folder, owned, _identity(folder, device_id))
         except (ProtofleetError, OSError):
-            lock.close()
+            owned.close()
             raise
 
     def close(self) -> None:
@@ -220,19 +223,6 @@ class Store:
         for path in self.folder.iterdir():
             if path.suffix == TEMPORARY or (path.suffix == BLOB_SUFFIX and path.name not in kept):
                 path.unlink()
-
-
-def _acquire(folder: Path) -> IO[bytes]:
-    lock = (folder / "lock").open("ab")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise UnavailableError(
-            f"device store '{folder}': another process uses it; stop that one or give another "
-            "--store"
-        ) from error
-    return lock
 
 
 def _identity(folder: Path, wanted: str | None) -> str:

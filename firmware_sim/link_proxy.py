@@ -44,11 +44,10 @@ class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Bytes that passed, and connections made and cut."""
+    """Bytes that passed, and connections that were cut."""
 
     bytes_up: int = 0
     bytes_down: int = 0
-    connections: int = 0
     cuts: int = 0
 
 
@@ -106,7 +105,6 @@ class LinkProxy:
         except OSError:
             writer.close()
             return
-        self.counters.connections += 1
         connection = _Connection(
             left_bytes=self._profile.cut_after_bytes or float("inf"), writers=[writer, far_writer]
         )

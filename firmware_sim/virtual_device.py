@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from protofleet.datasets import DeviceData, load_device_data
+from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.join import JoinOptions, join
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProtofleetError
@@ -61,11 +61,10 @@ def main(path: Path) -> int:
 
 
 def _local_data(spec: DeviceSpec, manifest: Manifest) -> LocalData:
-    pooled = None
-    if spec.device.pooled is not None:
-        with np.load(spec.device.pooled, allow_pickle=False) as archive:
-            pooled = (archive["x_test"], archive["y_test"])
-    return LocalData(own=_own_data(spec, manifest), pooled=pooled)
+    pooled = spec.device.pooled
+    return LocalData(
+        own=_own_data(spec, manifest), pooled=None if pooled is None else load_pooled(pooled)
+    )
 
 
 def _own_data(spec: DeviceSpec, manifest: Manifest) -> DeviceData:

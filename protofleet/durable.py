@@ -1,10 +1,14 @@
-"""Writing files so that a reader sees the old content or the new one, whatever is killed when."""
+"""Files that keep their promise whatever is killed when: whole or absent, owned by one process."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
+
+from protofleet.errors import UnavailableError
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; what a crash leaves under it may be removed."""
@@ -47,3 +51,19 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock(path: Path, *, taken: str) -> IO[bytes]:
+    """Own ``path``, made if absent, until the returned file is closed or the process ends.
+
+    Raises:
+        UnavailableError: with the message ``taken``: another process owns it.
+        OSError: it cannot be made.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise UnavailableError(taken) from error
+    return file

@@ -7,6 +7,7 @@ Both halves of the system use this module, so they cannot disagree.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -54,6 +55,14 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     evaluation: EvaluationRecord = EvaluationRecord()
     costs: Costs = Costs()
+
+
+def percentiles(samples: Collection[float], *which: int) -> dict[str, float]:
+    """``{"p50": …, "p95": …}`` with linear interpolation; empty without samples."""
+    if not samples:
+        return {}
+    values = np.percentile(np.asarray(samples), which)
+    return {f"p{q}": round(float(value), 4) for q, value in zip(which, values, strict=True)}
 
 
 def pack_update(update: Update, costs: Costs) -> bytes:

@@ -26,9 +26,8 @@ from protofleet.wire.bundle import Bundle
 
 _GLOBAL = ".global_prototypes"
 _LOCAL = ".local_prototypes"
-_SHOWN_LAYERS = (
-    2  # those nearest the head: few prototypes, and the most of what tells classes apart
-)
+_SHOWN_LAYERS = 2
+"""Those nearest the head: few prototypes, and the most of what tells classes apart."""
 _MAX_BYTES = 2**30
 _KINDS = {
     "personalisation": "each device's model on its own test part",

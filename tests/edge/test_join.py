@@ -11,7 +11,7 @@ from pathlib import Path
 import counting_strategy
 import numpy as np
 import pytest
-from killable_broker import Broker
+from brokers import KillableBroker
 from scripted_coordinator import ScriptedCoordinator
 
 from protofleet.edge.store import Store, read_personal
@@ -131,7 +131,7 @@ def test_a_newer_task_waits_for_the_fate_of_the_update_before(world, mosquitto_u
 
 def test_a_restarted_broker_costs_no_round(world, tmp_path):
     """The broker is killed and comes back empty, with the payload of round 2 on its way."""
-    broker = Broker(tmp_path)
+    broker = KillableBroker(tmp_path)
 
     def before_round(round_id):
         if round_id == 2:

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from protofleet.edge.meter import MAX_SAMPLES, Meter, peak_rss_bytes, percentiles, thinned
+from protofleet.edge.meter import MAX_SAMPLES, Meter, peak_rss_bytes, thinned
 
 
 class _Clock:
@@ -64,11 +64,6 @@ def test_many_samples_are_thinned_evenly_with_both_ends_kept():
     assert (kept[0], kept[-1]) == (0, 9999)
     assert max(np.diff(kept)) <= 51
     assert thinned([1.23456]) == (1.235,)
-
-
-def test_percentiles_interpolate():
-    assert percentiles([1, 2, 3, 4], 50, 100) == {"p50": 2.5, "p100": 4}
-    assert percentiles([], 50) == {}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no VmHWM")

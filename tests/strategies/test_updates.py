@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.errors import RefusedError
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.strategies.updates import Costs, pack_update, unpack_update
+from protofleet.strategies.updates import Costs, pack_update, percentiles, unpack_update
 from protofleet.wire import blobs
 
 _PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
@@ -62,3 +62,8 @@ def test_an_update_without_training_has_no_loss():
 def test_a_blob_without_a_record_is_refused():
     with pytest.raises(RefusedError, match="metadata"):
         unpack_update(blobs.encode(_update().tensors), max_bytes=10**6)
+
+
+def test_percentiles_interpolate():
+    assert percentiles([1, 2, 3, 4], 50, 100) == {"p50": 2.5, "p100": 4}
+    assert percentiles([], 50) == {}

@@ -5,11 +5,10 @@ import subprocess
 import sys
 
 import pytest
+from brokers import answers, wait_until
 
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker import find_mosquitto, local_broker
-
-from .brokers import answers, wait_until
 
 _SCRIPT = (
     "import sys, time\n"

@@ -1,4 +1,4 @@
-"""Real brokers with special settings, and a proxy that counts bytes."""
+"""Mosquitto on a free loopback port: with special settings, killable, behind a counting proxy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -23,14 +24,19 @@ def free_port() -> int:
 
 
 @contextmanager
-def mosquitto(folder: Path, *lines: str, port: int = 0) -> Iterator[int]:
+def mosquitto(folder: Path, *lines: str, port: int = 0, anonymous: bool = True) -> Iterator[int]:
     """A Mosquitto with further lines of configuration; yields its port."""
     binary = find_mosquitto()
     if binary is None:
         pytest.skip("needs the Mosquitto broker: apt install mosquitto")
     port = port or free_port()
     config = folder / "mosquitto.conf"
-    basic = (f"listener {port} 127.0.0.1", "persistence false", _READ_OUR_FILES)
+    basic = (
+        f"listener {port} 127.0.0.1",
+        f"allow_anonymous {str(anonymous).lower()}",
+        "persistence false",
+        _READ_OUR_FILES,
+    )
     config.write_text("\n".join((*basic, *lines, "")))
     with (folder / "mosquitto.log").open("ab") as log:
         broker = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
@@ -55,6 +61,31 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"not within {timeout_s} s: {condition}")
         time.sleep(0.01)
+
+
+class KillableBroker:
+    """Start it with ``with``; nothing of it survives a ``restart``.
+
+    Attributes:
+        url: stays the same.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._port = folder, free_port()
+        self._running = ExitStack()
+        self.url = f"mqtt://127.0.0.1:{self._port}"
+
+    def __enter__(self) -> Self:
+        self._running.enter_context(mosquitto(self._folder, port=self._port))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+    def restart(self) -> None:
+        """SIGKILL, then a new one."""
+        self.__exit__()
+        self.__enter__()
 
 
 class CountingProxy:
