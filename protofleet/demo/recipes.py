@@ -160,7 +160,7 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
         devices=devices,
         pooled=_save_pooled(folder, list(data.values())),
         central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),
-        pretrain=("--objective", "mae", "--epochs", "10"),
+        pretrain=("--objective", "mae", "--epochs", "6"),
         model="hart_alp" if settings.strategy == "fedali" else "hart",
         model_settings={"pretrained": True},
         classes=ucihar.CLASSES,
