@@ -28,8 +28,7 @@ def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings
     """
     if settings.pooled is None:
         return None
-    # Only a coordinator that scores pays for ONNX Runtime.
-    from protofleet.runtime import open_programs  # noqa: PLC0415
+    from protofleet.runtime import open_programs  # noqa: PLC0415 - only who scores pays for it
 
     x, y = _load_fitting(settings.pooled, bundle)
     programs = open_programs(bundle, threads=settings.threads)

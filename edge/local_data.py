@@ -41,9 +41,8 @@ def load_local_data(
 
 
 def _uci_har(which: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:
-    # Reading the published archive needs more memory than a device has to have otherwise.
-    from protofleet.datasets.ucihar import CLASSES, load_ucihar  # noqa: PLC0415
-    from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415
+    from protofleet.datasets.ucihar import CLASSES, load_ucihar  # noqa: PLC0415 - takes memory
+    from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415 - as above
 
     if data_root is None or not which.isdecimal():
         raise InputError(

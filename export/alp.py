@@ -124,14 +124,14 @@ def alp_train(  # noqa: PLR0913, PLR0917 - the operator's signature is the contr
 
 
 @alp_train.register_fake
-def _(  # noqa: PLR0913, PLR0917 - mirrors the operator
+def _(  # noqa: PLR0913, PLR0917 - as above
     x: Tensor,
     local: Tensor,
-    global_: Tensor,  # noqa: ARG001
-    variant: str,  # noqa: ARG001
-    gamma: float,  # noqa: ARG001
-    epsilon: float,  # noqa: ARG001
-    iterations: int,  # noqa: ARG001
+    global_: Tensor,  # noqa: ARG001 - the operator's signature
+    variant: str,  # noqa: ARG001 - as above
+    gamma: float,  # noqa: ARG001 - as above
+    epsilon: float,  # noqa: ARG001 - as above
+    iterations: int,  # noqa: ARG001 - as above
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x), torch.empty_like(local)
 
@@ -147,7 +147,7 @@ def alp_infer(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> Tens
 
 
 @alp_infer.register_fake
-def _(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> Tensor:  # noqa: ARG001
+def _(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> Tensor:  # noqa: ARG001 - as above
     return torch.empty_like(x)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -44,26 +45,39 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise InputError(f"checkpoint '{path}': expected a safetensors file, {error}") from error
 
 
-def load_model(path: Path) -> tuple[nn.Module, dict[str, str]]:
-    """Rebuild the model of a checkpoint, in evaluation mode, and its metadata.
+def load_model(
+    path: Path, spec: str | None = None, settings: Mapping[str, Any] | None = None
+) -> tuple[nn.Module, dict[str, str]]:
+    """Build a model with a checkpoint's tensors, and read the checkpoint's metadata.
 
     A checkpoint may name a ``package.module:function``, which is imported and called: load only
     checkpoints from those whose code you would run.
 
+    Args:
+        path: the checkpoint.
+        spec: the model; None: the one that the metadata name.
+        settings: they win over those in the metadata, which count for that model only.
+
     Raises:
-        InputError: the metadata names no model, or the tensors are another model's.
+        MissingDataError: there is no such file.
+        InputError: no model is named, or the tensors are another model's.
     """
     tensors, metadata = load_checkpoint(path)
-    if "model" not in metadata:
+    spec = spec or metadata.get("model")
+    if spec is None:
         raise InputError(f"checkpoint '{path}': expected metadata 'model', got none")
-    model = build_model(metadata["model"], **json.loads(metadata.get("settings", "{}")))
+    known = (
+        json.loads(metadata.get("settings", "{}")) if metadata.get("model") in {None, spec} else {}
+    )
+    chosen = {**known, **(settings or {})}
+    model = build_model(spec, **chosen)
     missing, unused = fill(model, tensors)
     if missing or unused:
         raise InputError(
             f"checkpoint '{path}': tensor '{min(missing + unused)}' does not fit model "
-            f"'{metadata['model']}'"
+            f"'{spec}' with settings {chosen}"
         )
-    return model.eval(), metadata
+    return model, metadata
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[list[str], list[str]]:

@@ -18,7 +18,7 @@ def bench() -> None:
 
 
 def _measure(names: tuple[str, ...], json_file: Path | None, *, quick: bool) -> None:
-    from protofleet.benchmarks import _rows  # noqa: PLC0415 - loads only what is run
+    from protofleet.benchmarks import _rows
 
     machine, rows = _rows.machine_facts(), []
     click.echo(" · ".join(f"{name} {value}" for name, value in machine.items()))
@@ -40,7 +40,7 @@ def _options(function: Callable[..., None]) -> Any:
 
 
 def _command(name: str, names: tuple[str, ...], summary: str) -> None:
-    def command(json_file: Path | None, quick: bool) -> None:  # noqa: FBT001 - click's options
+    def command(json_file: Path | None, quick: bool) -> None:
         _measure(names, json_file, quick=quick)
 
     bench.command(name, help=summary)(_options(command))

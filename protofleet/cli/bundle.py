@@ -22,9 +22,9 @@ def bundle() -> None:
 @bundle.command()
 @click.argument("path", type=_PATH)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def inspect(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes options by name
+def inspect(path: Path, as_json: bool) -> None:
     """Show what the bundle PATH holds, after checking every rule but the signer."""
-    from protofleet.wire.bundle import Bundle  # noqa: PLC0415 - loads only what is run
+    from protofleet.wire.bundle import Bundle
 
     opened = Bundle.open(path)
     if as_json:
@@ -46,12 +46,12 @@ def inspect(path: Path, as_json: bool) -> None:  # noqa: FBT001 - click passes o
 def verify(
     path: Path,
     trust_files: tuple[Path, ...],
-    as_json: bool,  # noqa: FBT001 - click passes options by name
+    as_json: bool,
 ) -> None:
     """Say whether a device would take the bundle PATH; exit with 1 and the reason if not."""
-    from protofleet.errors import RefusedError  # noqa: PLC0415 - loads only what is run
-    from protofleet.wire import keys  # noqa: PLC0415
-    from protofleet.wire.bundle import Bundle  # noqa: PLC0415
+    from protofleet.errors import RefusedError
+    from protofleet.wire import keys
+    from protofleet.wire.bundle import Bundle
 
     trusted = frozenset(map(keys.load_public_key, trust_files)) or keys.trusted_keys()
     try:
@@ -72,9 +72,9 @@ def verify(
 @click.option("--out", type=_PATH, help="Also write the public key to this file.")
 def keygen(out: Path | None) -> None:
     """Make this user's signing key, unless there is one, and print its public half."""
-    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - only what is run
+    from cryptography.hazmat.primitives import serialization
 
-    from protofleet.wire import keys  # noqa: PLC0415
+    from protofleet.wire import keys
 
     public = keys.load_or_create_signing_key().public_key()
     pem = public.public_bytes(
@@ -90,16 +90,16 @@ def keygen(out: Path | None) -> None:
 @click.argument("public_key", type=_PATH)
 def trust(public_key: Path) -> None:
     """Accept bundles signed with PUBLIC_KEY (a PEM file) on this machine."""
-    from protofleet.wire import keys  # noqa: PLC0415 - loads only what is run
+    from protofleet.wire import keys
 
     public = keys.load_public_key(public_key)
     click.echo(f"trusting {keys.fingerprint(public)}: {keys.trust(public)}")
 
 
 def _summary(opened: Bundle) -> dict[str, Any]:
-    import msgspec  # noqa: PLC0415 - loads only what is run
+    import msgspec
 
-    from protofleet.wire import keys  # noqa: PLC0415
+    from protofleet.wire import keys
 
     manifest: dict[str, Any] = msgspec.to_builtins(opened.manifest)
     signer = keys.fingerprint(bytes.fromhex(opened.signer))

@@ -45,8 +45,8 @@ def run(file: Path, *, as_json: bool) -> None:
     # Numba would cost 120 MB and half a second here and gain little: averaging is memory-bound and
     # k-means is mostly one matrix product.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
-    from protofleet.coordinator.config import load_config  # noqa: PLC0415
-    from protofleet.coordinator.run import open_service  # noqa: PLC0415
+    from protofleet.coordinator.config import load_config
+    from protofleet.coordinator.run import open_service
 
     config = load_config(file)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -67,10 +67,10 @@ def run(file: Path, *, as_json: bool) -> None:
 @_JSON
 def status(file: Path, *, as_json: bool) -> None:
     """Show how far the run of the federation FILE is; works while it runs."""
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
-    from protofleet.coordinator.config import load_config  # noqa: PLC0415
-    from protofleet.coordinator.status import read_status  # noqa: PLC0415
+    from protofleet.coordinator.config import load_config
+    from protofleet.coordinator.status import read_status
 
     found = read_status(load_config(file))
     if as_json:
@@ -91,7 +91,7 @@ def _stop(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 def _json_sink() -> Sink:
-    from protofleet.coordinator.events import to_line  # noqa: PLC0415
+    from protofleet.coordinator.events import to_line
 
     def sink(report: Report) -> None:
         click.echo(to_line(report, round(time.time(), 3)))
@@ -100,9 +100,9 @@ def _json_sink() -> Sink:
 
 
 def _text_sink() -> Sink:
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from protofleet.coordinator.lines import to_text  # noqa: PLC0415
+    from protofleet.coordinator.lines import to_text
 
     console = Console(highlight=False, soft_wrap=True)
 

@@ -67,9 +67,9 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     Each device is a process of its own that sees only its owner's data and talks MQTT to a
     coordinator process. At the end: a table, DIR/report.html to look at, DIR/result.json to read.
     """
-    from rich.console import Console  # noqa: PLC0415 - loads only what is run
+    from rich.console import Console
 
-    from protofleet.demo import run_demo  # noqa: PLC0415
+    from protofleet.demo import run_demo
 
     folder = out or _new_folder(options["data"], options["strategy"])
     settings = _settings(folder, ctx, options)
@@ -92,9 +92,9 @@ def _new_folder(data: str, strategy: str) -> Path:
 
 def _settings(folder: Path, ctx: click.Context, options: dict[str, Any]) -> DemoSettings:
     """What was asked for; a run that goes on keeps what is not asked for otherwise."""
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
-    from protofleet.demo import DemoSettings, begun, load_settings  # noqa: PLC0415
+    from protofleet.demo import DemoSettings, begun, load_settings
 
     before = msgspec.structs.asdict(load_settings(folder)) if begun(folder) else {}
     given = {name for name in options if ctx.get_parameter_source(name) is _COMMANDLINE}

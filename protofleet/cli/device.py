@@ -59,7 +59,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
 @click.option("--ca-file", type=_PATH, help="Who signs the broker's certificate (mqtts).")
 @_data_options
-def join(  # noqa: PLR0913 - one parameter for each option
+def join(
     *,
     broker: str,
     federation: str,
@@ -76,8 +76,8 @@ def join(  # noqa: PLR0913 - one parameter for each option
     Ctrl-C leaves; started again with the same store, the device goes on where it was.
     """
     _prepare(threads)
-    from protofleet.edge import JoinOptions  # noqa: PLC0415 - after the limits on threads
-    from protofleet.edge import join as run_device  # noqa: PLC0415
+    from protofleet.edge import JoinOptions
+    from protofleet.edge import join as run_device
 
     trusted = _trusted(source["trust_files"])
     options = JoinOptions(
@@ -100,14 +100,14 @@ def join(  # noqa: PLR0913 - one parameter for each option
 def infer(
     store: Path,
     threads: int,
-    as_json: bool,  # noqa: FBT001 - click passes options by name
+    as_json: bool,
     **source: Any,
 ) -> None:
     """Score and time the personal model on this device's test part."""
     _prepare(threads)
-    import msgspec  # noqa: PLC0415 - loads only what is run
+    import msgspec
 
-    from protofleet.edge import score_personal  # noqa: PLC0415
+    from protofleet.edge import score_personal
 
     trusted = _trusted(source["trust_files"])
     data = _load(source, trusted, None)
@@ -131,8 +131,8 @@ def _prepare(threads: int) -> None:
 
 
 def _trusted(files: tuple[Path, ...]) -> frozenset[bytes]:
-    from protofleet.errors import InputError  # noqa: PLC0415 - loads only what is run
-    from protofleet.wire import keys  # noqa: PLC0415
+    from protofleet.errors import InputError
+    from protofleet.wire import keys
 
     trusted = frozenset(map(keys.load_public_key, files)) | keys.trusted_keys()
     if not trusted:
@@ -144,8 +144,8 @@ def _trusted(files: tuple[Path, ...]) -> frozenset[bytes]:
 
 
 def _load(source: dict[str, Any], trusted: frozenset[bytes], pooled: Path | None) -> LocalData:
-    from protofleet.edge import load_local_data  # noqa: PLC0415 - loads only what is run
-    from protofleet.wire.bundle import Bundle  # noqa: PLC0415
+    from protofleet.edge import load_local_data
+    from protofleet.wire.bundle import Bundle
 
     preprocessing = Bundle.open(source["bundle"], trusted=trusted).manifest.preprocessing
     return load_local_data(
@@ -154,7 +154,7 @@ def _load(source: dict[str, Any], trusted: frozenset[bytes], pooled: Path | None
 
 
 def _default_store(federation: str, device_id: str | None) -> Path:
-    import platformdirs  # noqa: PLC0415 - loads only what is run
+    import platformdirs
 
     name = federation if device_id is None else f"{federation}.{device_id}"
     return platformdirs.user_data_path("protofleet") / "devices" / name

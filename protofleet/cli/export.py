@@ -51,7 +51,7 @@ _INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
 @click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
 @click.option("--key", type=_PATH, help="Signing key (PEM); default: this user's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-def export(  # noqa: PLR0913 - one parameter per option
+def export(
     *,
     model: str,
     pairs: tuple[str, ...],
@@ -70,8 +70,8 @@ def export(  # noqa: PLR0913 - one parameter per option
     MODEL is cnn, hart, hart_alp, mlp, vit or vit_digits, or package.module:function. Every
     program is compared with PyTorch in ONNX Runtime first: loss, outputs, every gradient.
     """
-    from protofleet.export.build import export_bundle  # noqa: PLC0415 - torch loads late
-    from protofleet.wire import keys  # noqa: PLC0415 - as above
+    from protofleet.export.build import export_bundle
+    from protofleet.wire import keys
 
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _preprocessing(model, input_shape, preprocessing)
@@ -92,22 +92,13 @@ def export(  # noqa: PLR0913 - one parameter per option
 def _model(
     spec: str, settings: dict[str, Any], checkpoint: Path | None
 ) -> tuple[nn.Module, dict[str, str]]:
-    from protofleet.export.checkpoints import fill, load_checkpoint  # noqa: PLC0415 - torch
-    from protofleet.export.models import build_model  # noqa: PLC0415 - as above
+    if checkpoint is not None:
+        from protofleet.export.checkpoints import load_model
 
-    if checkpoint is None:
-        return build_model(spec, **settings), {}
-    tensors, metadata = load_checkpoint(checkpoint)
-    if metadata.get("model", spec) == spec:
-        settings = json.loads(metadata.get("settings", "{}")) | settings
-    model = build_model(spec, **settings)
-    missing, unused = fill(model, tensors)
-    if missing or unused:
-        raise InputError(
-            f"checkpoint '{checkpoint}': tensor '{min(missing + unused)}' does not fit model "
-            f"'{spec}' with settings {settings}"
-        )
-    return model, metadata
+        return load_model(checkpoint, spec, settings)
+    from protofleet.export.models import build_model
+
+    return build_model(spec, **settings), {}
 
 
 def _spec(
@@ -118,9 +109,9 @@ def _spec(
     preprocessing: Preprocessing,
 ) -> BundleSpec:
     """The bundle's description; the strategy itself checks its settings and the model."""
-    from protofleet import strategies  # noqa: PLC0415 - loads only what is run
-    from protofleet.export.build import BundleSpec, initial_values  # noqa: PLC0415 - torch
-    from protofleet.wire.tensors import Model, TensorMap  # noqa: PLC0415 - as above
+    from protofleet import strategies
+    from protofleet.export.build import BundleSpec, initial_values
+    from protofleet.wire.tensors import Model, TensorMap
 
     params, state = initial_values(model)
     initial = Model(
@@ -138,9 +129,9 @@ def _spec(
 
 
 def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preprocessing:
-    import msgspec  # noqa: PLC0415 - loads only what is run
+    import msgspec
 
-    from protofleet.wire.manifest import Preprocessing  # noqa: PLC0415 - as above
+    from protofleet.wire.manifest import Preprocessing
 
     if file is not None:
         if not file.is_file():
@@ -175,7 +166,7 @@ def _class_names(
 
 
 def _width_of_logits(model: nn.Module, shape: Sequence[int]) -> int:
-    import torch  # noqa: PLC0415 - loads late
+    import torch
 
     was_training = model.training
     try:
@@ -196,8 +187,8 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
         fields = dataclasses.asdict(report) | {"path": str(report.path), "seconds": seconds}
         click.echo(json.dumps(fields, indent=2))
         return
-    from rich.console import Console  # noqa: PLC0415 - loads only what is run
-    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.console import Console
+    from rich.table import Table
 
     table = Table("program", "bytes", "tensors", "worst relative error", "in tensor")
     for record in report.parity:

@@ -27,10 +27,10 @@ def run(file: Path, *, as_json: bool) -> None:
     Each is a process of its own that runs the real edge code behind its own sensor, limits and
     link. Ctrl-C stops them all; started again they go on where they were.
     """
-    import msgspec  # noqa: PLC0415 - loads only what is run
+    import msgspec
 
-    from protofleet.firmware_sim.fleet import Fleet  # noqa: PLC0415
-    from protofleet.firmware_sim.profile import load_fleet  # noqa: PLC0415
+    from protofleet.firmware_sim.fleet import Fleet
+    from protofleet.firmware_sim.profile import load_fleet
 
     signal.signal(signal.SIGTERM, _interrupt)
     config = load_fleet(file)

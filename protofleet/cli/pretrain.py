@@ -50,7 +50,7 @@ Arrays = dict[str, NDArray[Any]]
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--resume", is_flag=True, help="Go on after the last finished epoch of --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def pretrain(  # noqa: PLR0913 - one parameter per option
+def pretrain(
     *,
     spec: str,
     pairs: tuple[str, ...],
@@ -63,9 +63,9 @@ def pretrain(  # noqa: PLR0913 - one parameter per option
     **options: Any,
 ) -> None:
     """Train a model centrally; its best state, model.safetensors, is what export reads."""
-    import torch  # noqa: PLC0415 - the command line must start without torch
+    import torch
 
-    from protofleet.export.training import STATE_FILE, TrainOptions  # noqa: PLC0415
+    from protofleet.export.training import STATE_FILE, TrainOptions
 
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
@@ -95,9 +95,9 @@ def _train(
     where: tuple[Path, dict[str, str], bool],
     tell: Callable[[Progress], None],
 ) -> TrainResult:
-    import torch  # noqa: PLC0415
+    import torch
 
-    from protofleet.export.training import train  # noqa: PLC0415
+    from protofleet.export.training import train
 
     out, provenance, resume = where
     tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
@@ -115,10 +115,10 @@ def _train(
 def _task(
     spec: str, settings: dict[str, Any], objective: str, arrays: Arrays, init: Path | None
 ) -> Task:
-    import torch  # noqa: PLC0415
+    import torch
 
-    from protofleet.export.models import build_model  # noqa: PLC0415
-    from protofleet.export.training import masked, supervised  # noqa: PLC0415
+    from protofleet.export.models import build_model
+    from protofleet.export.training import masked, supervised
 
     model = build_model(spec, **settings)
     example = torch.from_numpy(arrays["x"][:1])
@@ -132,7 +132,7 @@ def _task(
 
 def _try(model: nn.Module, example: Tensor, spec: str) -> None:
     """Run one example, so that a wrong shape is named before training starts."""
-    import torch  # noqa: PLC0415
+    import torch
 
     try:
         with torch.no_grad():
@@ -146,7 +146,7 @@ def _try(model: nn.Module, example: Tensor, spec: str) -> None:
 
 
 def _initialise(model: nn.Module, init: Path) -> None:
-    from protofleet.export.checkpoints import fill, load_checkpoint  # noqa: PLC0415
+    from protofleet.export.checkpoints import fill, load_checkpoint
 
     tensors, _ = load_checkpoint(init)
     _, unused = fill(model, tensors)
@@ -200,7 +200,7 @@ def _class_names(arrays: Arrays) -> list[str]:
 
 def _with_classes(spec: str, settings: dict[str, Any], count: int) -> dict[str, Any]:
     """Set ``classes`` from the data where the model has that setting."""
-    from protofleet.export.models import has_setting  # noqa: PLC0415
+    from protofleet.export.models import has_setting
 
     return {"classes": count, **settings} if has_setting(spec, "classes") else settings
 
@@ -231,8 +231,8 @@ def _line(told: Progress) -> str:
 
 @contextlib.contextmanager
 def _bar() -> Iterator[Callable[[Progress], None]]:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import Progress as Bar  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True)) as bar:
         row = bar.add_task("training")

@@ -27,12 +27,12 @@ _PATH = click.Path(path_type=Path)
 def report(
     run_dir: Path | None,
     pair: tuple[Path, Path] | None,
-    as_json: bool,  # noqa: FBT001 - click passes options by name
+    as_json: bool,
 ) -> None:
     """Rebuild report.html in the folder RUN_DIR, or compare two runs."""
-    import msgspec  # noqa: PLC0415 - loads only what is run
+    import msgspec
 
-    from protofleet.report import compare, load_result, write_report  # noqa: PLC0415
+    from protofleet.report import compare, load_result, write_report
 
     if (run_dir is None) == (not pair):
         raise click.UsageError("give either the folder of a run or --compare A B")

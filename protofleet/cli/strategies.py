@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def strategies(*, as_json: bool) -> None:
     """List the strategies: paper, programs they need, what travels and what stays."""
-    from protofleet.strategies import DESCRIPTIONS  # noqa: PLC0415 - loads numpy
+    from protofleet.strategies import DESCRIPTIONS
 
     known = [DESCRIPTIONS[name] for name in sorted(DESCRIPTIONS)]
     if as_json:

@@ -78,7 +78,7 @@ class Prepared:
 def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
     """Digits: a quarter is public, the rest is divided among the devices by a Dirichlet draw."""
     from protofleet.datasets import digits  # noqa: PLC0415 - scikit-learn is slow to load
-    from protofleet.datasets.partition import dirichlet, stratified_split  # noqa: PLC0415
+    from protofleet.datasets.partition import dirichlet, stratified_split  # noqa: PLC0415 - as above
 
     images, labels = digits.load_digits()
     rng = np.random.default_rng(settings.seed)
@@ -123,7 +123,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
 def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
     """UCI-HAR: every device is one person; people without a device are the central data."""
     from protofleet.datasets import ucihar  # noqa: PLC0415 - only where used
-    from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415
+    from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415 - as above
 
     if settings.data_root is None:
         raise InputError("--data uci-har: give --data-root, the folder with 'ucihar/' in it")
