@@ -104,8 +104,7 @@ def capture(
     Args:
         model: any module; its training mode is set here and restored.
         objective: what a training program minimises.
-        example: a batch by key, batch axis first, at least two examples; only shapes and dtypes
-            matter.
+        example: a batch by key, batch axis first; only dtypes and the other axes matter.
         features: an inference program that also gives ``features``: the result of the model's
             method ``features``, whose logits are then ``head(features(x))``; for a model without
             these two methods, the input of its last linear layer.

@@ -35,6 +35,9 @@ from protofleet.export.source import SourceTracker, is_users
 PureFunction = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
 
 _BATCH_SIZES = (2, 3, 7, 64, 1000)
+# A prime: PyTorch compares sizes while it traces, and a batch as large as some layer is wide would
+# be taken for that width.
+_TRACED_BATCH = 1009
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,9 @@ def trace(
     """
     shapes = ShapeEnv()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    # The cache outlives a trace, and what one trace learnt about the batch size is not true of the
+    # next.
+    fake.cache_enabled = False
     inputs = _fake_inputs(fake, fixed, batch)
     size: Any = inputs[len(fixed)].shape[0]
     # Read now: once a trace has pinned the size to a number, the expression is that number.
@@ -124,9 +130,10 @@ def _fake_tensor(fake: FakeTensorMode, value: Tensor, name: str, *, dynamic: boo
     sizes = [DimDynamic.STATIC] * value.dim()
     if dynamic:
         sizes[0] = DimDynamic.DYNAMIC
+    shape = (_TRACED_BATCH, *value.shape[1:]) if dynamic else value.shape
     # A contiguous stand-in: strides of the user's tensor must not become part of the program.
     return fake.from_tensor(
-        torch.empty(value.shape, dtype=value.dtype),
+        torch.empty(shape, dtype=value.dtype),
         symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes),
         source=ConstantSource(f"protofleet_{name}"),
     )
