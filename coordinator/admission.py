@@ -1,17 +1,19 @@
 """Which updates are let in: every rule that bytes from a device must keep, in order of cost.
 
 Size and hash were checked by the transfer before; here come blob, record, identity, names, shapes,
-dtypes and finite numbers.
+dtypes, finite numbers and their norm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from protofleet.coordinator.config import LimitSettings
 from protofleet.errors import RefusedError
 from protofleet.strategies.types import (
     Batch,
@@ -33,15 +35,17 @@ class Expected:
         tensors: name → shape and dtype.
         num_classes: C of the confusion counts.
         max_bytes: largest update.
+        max_norm: largest Euclidean norm of a tensor.
     """
 
     tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     num_classes: int
     max_bytes: int
+    max_norm: float
 
 
 def expect_updates(
-    strategy: Strategy, model: Model, input_shape: tuple[int, ...], max_bytes: int
+    strategy: Strategy, model: Model, input_shape: tuple[int, ...], limits: LimitSettings
 ) -> Expected:
     """Find out what ``strategy`` sends up: run its client's half with no examples, once."""
     tools = ClientTools(
@@ -57,7 +61,8 @@ def expect_updates(
     return Expected(
         tensors={name: (value.shape, value.dtype) for name, value in update.tensors.items()},
         num_classes=model.num_classes,
-        max_bytes=max_bytes,
+        max_bytes=limits.update_bytes,
+        max_norm=limits.update_norm,
     )
 
 
@@ -89,6 +94,7 @@ def admit(data: bytes, expected: Expected, *, client_id: str, round_id: int) -> 
                 f"evaluation '{name}': expected {expected.num_classes} classes, got {len(counts)}",
             )
     check_finite(update.tensors)
+    _check_norms(update.tensors, expected.max_norm)
     return record
 
 
@@ -104,6 +110,20 @@ def _check_tensors(tensors: Tensors, expected: Expected) -> None:
             raise RefusedError(
                 "layout",
                 f"tensor '{name}': expected {shape} {dtype}, got {got.shape} {got.dtype}",
+            )
+
+
+def _check_norms(tensors: Tensors, limit: float) -> None:
+    """Keep numbers out whose squares or sums overflow: they would make the next state infinite."""
+    for name, value in tensors.items():
+        if value.dtype.kind != "f":
+            continue
+        flat = value.reshape(-1).astype(np.result_type(value, np.float32), copy=False)
+        with np.errstate(over="ignore"):
+            norm = math.sqrt(float(np.dot(flat, flat)))
+        if norm > limit:
+            raise RefusedError(
+                "norm", f"tensor '{name}': expected a norm of at most {limit:g}, got {norm:g}"
             )
 
 

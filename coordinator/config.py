@@ -99,16 +99,19 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
 
     Attributes:
         update_bytes: largest update that is accepted.
+        update_norm: largest Euclidean norm of a tensor in an accepted update.
         uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
     """
 
     update_bytes: int = 256 * 1024 * 1024
+    update_norm: float = 1e6
     uploads: int = 32
     keep_states: int = 3
 
     def __post_init__(self) -> None:
         _check("update_bytes", self.update_bytes > 0, "bytes above 0", self.update_bytes)
+        _check("update_norm", self.update_norm > 0, "a number above 0", self.update_norm)
         _check("uploads", self.uploads >= 1, "at least 1", self.uploads)
         _check("keep_states", self.keep_states >= 1, "at least 1", self.keep_states)
 

@@ -335,9 +335,9 @@ def _extend(policy: Policy, state: State, now: float) -> Result:
 
 
 def lost(policy: Policy, state: State, now: float) -> set[str]:
-    """Members that nobody waits for any more: failed, or gone for longer than the grace."""
+    """Outstanding members that nobody waits for: failed, or gone for longer than the grace."""
     gone = {c for c, since in state.gone_since.items() if now >= since + policy.grace_s}
-    return gone | set(state.failed)
+    return (gone | state.failed) - state.delivered
 
 
 def _participants(state: State) -> tuple[str, ...]:

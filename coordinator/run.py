@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,7 @@ from protofleet.coordinator.plan import make_plan
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.rounds import Phase
 from protofleet.coordinator.service import Service
+from protofleet.errors import UnavailableError
 from protofleet.wire.endpoint import Endpoint
 from protofleet.wire.link import Link, LinkOptions
 from protofleet.wire.topics import Topics
@@ -28,15 +30,30 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 
     Raises:
         InputError: bundle, strategy, settings, pooled data or run folder do not fit.
-        UnavailableError: another coordinator runs in the folder.
+        UnavailableError: another coordinator runs in the folder, or the disk fails, also within
+            the block.
     """
+    try:
+        with _open(config, sink) as service:
+            yield service
+    except BrokenPipeError:
+        raise
+    except (OSError, sqlite3.Error) as error:
+        raise UnavailableError(
+            f"run folder {config.run_dir}: {error}; nothing committed is lost: put it right and "
+            "start again"
+        ) from error
+
+
+@contextmanager
+def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     plan = make_plan(config)
     manifest = plan.bundle.manifest
     expected = expect_updates(
         plan.strategy,
         plan.model,
         tuple(manifest.preprocessing.input_shape),
-        config.limits.update_bytes,
+        config.limits,
     )
     scorer = make_scorer(plan.bundle, plan.strategy, config.evaluation)
     with Ledger(config.run_dir, plan.identity) as ledger:

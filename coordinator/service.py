@@ -11,6 +11,7 @@ import time
 from typing import Literal, assert_never
 
 from protofleet.coordinator import events, rounds
+from protofleet.coordinator._sparing import Sparing
 from protofleet.coordinator.admission import Expected, admit
 from protofleet.coordinator.closing import Closer
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
@@ -26,6 +27,8 @@ from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _POLL_S = 0.1
 """Resolution of deadlines, graces and silences."""
+_BROKER_S = 60.0
+"""How long a finished run waits for a lost broker, to tell the devices."""
 
 
 class Service:
@@ -59,6 +62,7 @@ class Service:
         self._outbox = Outbox(ledger.folder / "payloads")
         self._accepted_ids = set(ledger.transfer_ids())
         self._transfers: set[str] = set()
+        self._told = Sparing()
         self._told_waiting = (-1, -1)
         self._registry = Registry(
             bundle=plan.bundle.digest,
@@ -159,7 +163,8 @@ class Service:
     def _on_heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
         if self._registry.heartbeat(peer, heartbeat, time.monotonic()):
             self._appear(peer)
-        if heartbeat.round_id <= self._state.round_id:
+        known = peer in self._registry.devices
+        if known and heartbeat.round_id <= self._state.round_id:
             totals = Totals(
                 bytes_up=heartbeat.bytes_up,
                 bytes_down=heartbeat.bytes_down,
@@ -170,6 +175,11 @@ class Service:
     def _on_offer(self, peer: str, manifest: Manifest) -> None:
         if self._registry.heard(peer, time.monotonic()):
             self._appear(peer)
+        if manifest.transfer_id in self._accepted_ids:
+            # The courier forgets old decisions; it must not fetch a counted update again.
+            self._endpoint.remember(manifest.transfer_id)
+            self._endpoint.expect(peer, manifest)
+            return
         reason = self._refusal(peer, manifest)
         if reason is None:
             self._transfers.add(manifest.transfer_id)
@@ -216,14 +226,14 @@ class Service:
     def _refusal(self, peer: str, manifest: Manifest) -> str | None:
         if manifest.kind != "update":
             return f"expected an update, got a {manifest.kind}"
-        if manifest.transfer_id in self._accepted_ids:
-            return None
         return rounds.refusal(self._state, peer, manifest.round_id)
 
     def _reject(self, peer: str, manifest: Manifest, reason: str) -> None:
         self._transfers.discard(manifest.transfer_id)
         self._endpoint.reject(peer, manifest.transfer_id, reason)
-        self._sink(events.UpdateRejected(round_id=manifest.round_id, device=peer, reason=reason))
+        if self._told.passes((peer, manifest.round_id)):
+            rejected = events.UpdateRejected
+            self._sink(rejected(round_id=manifest.round_id, device=peer, reason=reason))
 
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.manifest.round_id
@@ -233,7 +243,8 @@ class Service:
             self._apply(rounds.Failed(event.peer))
 
     def _refuse(self, peer: str, error: RefusedError) -> None:
-        self._sink(events.DeviceRefused(device=peer, rule=error.rule, reason=str(error)))
+        if self._told.passes((peer, error.rule)):
+            self._sink(events.DeviceRefused(device=peer, rule=error.rule, reason=str(error)))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
@@ -312,14 +323,18 @@ class Service:
         self._apply(rounds.Committed())
 
     def _say_goodbye(self) -> events.Finished:
-        """Send every device home and wait, bounded, for what it has paid."""
+        """Send every device home and wait, bounded, for what it has paid.
+
+        A device that is away learns the end from the retained announcement, so a broker that is
+        away too is waited for.
+        """
+        self._await_broker()
         until = time.monotonic() + self._config.liveness.farewell_s
         asked: set[str] = set()
         while time.monotonic() < until:
-            new = set(self._registry.live) - asked
-            for device_id in new:
-                self._endpoint.publish(self._finish_task(), device_id)
-            asked |= new
+            for device_id in set(self._registry.live) - asked:
+                if self._endpoint.publish(self._finish_task(), device_id):
+                    asked.add(device_id)
             if asked and not self._registry.live:
                 break
             self._handle(self._endpoint.poll(_POLL_S))
@@ -327,6 +342,11 @@ class Service:
         finished = self._closer.finish(self._server)
         self._sink(finished)
         return finished
+
+    def _await_broker(self) -> None:
+        until = time.monotonic() + _BROKER_S
+        while not self._endpoint.connected and time.monotonic() < until:
+            self._handle(self._endpoint.poll(_POLL_S))
 
     def _finish_task(self) -> Task:
         return Task(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -19,6 +19,9 @@ from protofleet.strategies.types import Evaluation, Update
 from protofleet.wire import blobs
 
 _KEY = "update"
+
+
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,10 +35,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         peak_rss_bytes: largest resident memory of the process so far.
     """
 
-    train_step_ms: tuple[float, ...] = ()
-    infer_ms: tuple[float, ...] = ()
-    phases_s: dict[str, float] = {}
-    cpu_s: dict[str, float] = {}
+    train_step_ms: tuple[_Amount, ...] = ()
+    infer_ms: tuple[_Amount, ...] = ()
+    phases_s: dict[str, _Amount] = {}
+    cpu_s: dict[str, _Amount] = {}
     peak_rss_bytes: int = 0
 
 
@@ -95,6 +98,7 @@ def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, UpdateRecord]
         raise RefusedError("update-schema", f"update: {error}") from error
     _check_count("num_examples", record.num_examples)
     _check_count("round_id", record.round_id)
+    _check_count("peak_rss_bytes", record.costs.peak_rss_bytes)
     update = Update(
         client_id=record.client_id,
         round_id=record.round_id,

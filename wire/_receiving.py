@@ -234,8 +234,8 @@ class Receiving:
         transfer = self._active.get(key) or self._held.get(key)
         if transfer is not None:
             return transfer.peer
-        found, _ = self._waiting.get(key) or self._settled.get(key, (None, None))
-        return found
+        known = self._waiting.get(key) or self._settled.get(key)
+        return None if known is None else known[0]
 
     def _note(self, peer: str, receipt: Receipt) -> None:
         self._settled[receipt.transfer_id] = (peer, receipt)

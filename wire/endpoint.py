@@ -122,7 +122,10 @@ def _on_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(f"files of unfinished transfers: {error}") from error
+        raise UnavailableError(
+            f"files of unfinished transfers: {error}; put it right and start again, nothing "
+            "finished is lost"
+        ) from error
 
 
 class Endpoint:

@@ -11,8 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
 from protofleet.coordinator.admission import Expected, expect_updates
-from protofleet.coordinator.config import FederationConfig
+from protofleet.coordinator.config import FederationConfig, LimitSettings
 from protofleet.coordinator.plan import Plan, make_plan
+
+_LIMITS = LimitSettings(update_bytes=10_000)
 
 
 @dataclass(frozen=True)
@@ -37,4 +39,4 @@ def tiny(tmp_path):
         rounds=2,
     )
     plan = make_plan(config)
-    return Tiny(plan, expect_updates(plan.strategy, plan.model, (4,), 10_000))
+    return Tiny(plan, expect_updates(plan.strategy, plan.model, (4,), _LIMITS))

@@ -65,6 +65,23 @@ def test_an_update_of_another_device_or_round_is_refused(tiny, changes):
     assert _rule(_blob(tiny.tensors(), **changes), tiny.expected) == "identity"
 
 
+@pytest.mark.parametrize("huge", [1e7, 3e38])
+def test_finite_numbers_that_overflow_in_the_aggregation_are_refused(tiny, huge):
+    tensors = tiny.tensors()
+    tensors["params/b"][0] = huge
+    assert _rule(_blob(tensors), tiny.expected) == "norm"
+
+
+@pytest.mark.parametrize(
+    "costs", [{"peak_rss_bytes": 2**70}, {"train_step_ms": [1e300]}, {"cpu_s": {"train": -1.0}}]
+)
+def test_costs_that_cannot_be_are_refused(tiny, costs):
+    """Results are computed from them for the rest of the run."""
+    record = {"client_id": "a", "round_id": 3, "num_examples": 5, "costs": costs}
+    blob = blobs.encode(tiny.tensors(), {"update": json.dumps(record)})
+    assert _rule(blob, tiny.expected) == "update-schema"
+
+
 def test_confusion_counts_of_another_number_of_classes_are_refused(tiny):
     counts = Evaluation(own=np.eye(5, dtype=np.int64))
     assert _rule(_blob(tiny.tensors(), evaluation=counts), tiny.expected) == "evaluation"

@@ -144,6 +144,12 @@ def test_a_member_that_delivered_is_not_invited_again():
     assert actions == []
 
 
+def test_a_member_that_delivered_before_it_left_needs_no_substitute():
+    state, _ = _opened(replace(_POLICY, quorum=1.0))
+    state, _ = _play(_POLICY, (1.0, Departed("a")), (2.0, Delivered("a")), state=state)
+    assert "a" not in rounds.lost(_POLICY, state, 1000.0)
+
+
 def test_a_member_that_failed_is_not_awaited():
     state, _ = _opened()
     _, actions = _play(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ from protofleet.strategies.updates import Costs, pack_update
 from protofleet.wire import blobs
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.endpoint import Endpoint, Incoming
-from protofleet.wire.link import Connected, Link, LinkOptions
-from protofleet.wire.messages import Presence, Task
+from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.messages import Manifest, Presence, Task, encode
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Courier, Received, Rejected
 
@@ -176,6 +177,74 @@ def test_a_device_with_another_bundle_never_takes_part(fakes):
     assert coordinator.finish() == 0, coordinator.log
     assert _events(coordinator, "round_opened")[0]["cohort"] == ["good", "other"]
     assert stranger.rounds == []
+
+
+def test_a_device_that_floods_is_refused_once_in_a_while_and_stops_nothing(fakes):
+    """Text that is no UTF-8, endless ids, offers nobody asked for: the round goes on."""
+    federation, make = fakes
+    federation.write(rounds=1)
+    coordinator = federation.start_coordinator()
+    hostile = make("hostile", _silent, bundle_digest="f" * 64)
+    coordinator.wait_for(lambda e: e["event"] == "device_refused")
+    link = hostile._endpoint._link
+    offer = Manifest(
+        transfer_id="f" * 50_000,
+        kind="update",
+        round_id=2**80,
+        total_bytes=2**80,
+        sha256="",
+        chunk_bytes=0,
+    )
+    for _ in range(64):
+        link.publish("fl/v1/home/up/hostile/q", b'{"type":"receipt","transfer_id":"\xff"}')
+        link.publish("fl/v1/home/up/hostile/m", encode(offer))
+    make("good", _honest)
+    make("other", _honest)
+    assert coordinator.finish() == 0, coordinator.log
+    assert _events(coordinator, "round_closed")[0]["participants"] == 2
+    assert len(_events(coordinator, "update_rejected")) <= 7
+    assert len(_events(coordinator, "device_refused")) <= 10
+
+
+def test_a_disk_that_is_full_ends_the_coordinator_with_one_line_and_a_resumable_run(fakes):
+    federation, make = fakes
+    federation.write(rounds=1)
+    (federation.run_dir / "partial").mkdir(parents=True)
+    # A file where an upload's folder must be: the write fails, as on a full disk.
+    coordinator = federation.start_coordinator()
+    coordinator.wait_for(lambda e: e["event"] == "connected")
+    (federation.run_dir / "partial" / "good").write_text("")
+    make("good", _honest)
+    make("other", _honest)
+    assert coordinator.finish() == 1
+    assert coordinator.log.count("\n") == 1, coordinator.log
+    assert "nothing" in coordinator.log
+    (federation.run_dir / "partial" / "good").unlink()
+    assert federation.start_coordinator().finish() == 0
+
+
+def test_a_finished_run_that_is_started_again_tells_those_who_were_away(fakes):
+    """Even with no time for farewells: the announcement waits for the connection."""
+    federation, make = fakes
+    federation.write(rounds=1, extra="[liveness]\nfarewell_s = 0.0\n")
+    coordinator = federation.start_coordinator()
+    make("good", _honest)
+    make("other", _honest)
+    assert coordinator.finish() == 0, coordinator.log
+    topic = Topics("home").announcement
+    with closing(Link(LinkOptions(url=federation.url, client_id="eye", filters=(topic,)))) as eye:
+        eye.start()
+        _delivery(eye)
+        eye.publish(topic, b"", retain=True)
+        _delivery(eye)
+        assert federation.start_coordinator().finish() == 0
+        assert b'"phase":"finished"' in _delivery(eye)
+
+
+def _delivery(link):
+    while not isinstance(event := link.get(10.0), Delivery):
+        assert event is not None
+    return event.payload
 
 
 def test_wrong_files_end_with_one_clear_line(make_federation, tmp_path, key):
