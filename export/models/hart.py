@@ -15,6 +15,8 @@ Deviations:
     - The reference stacks the four group results on the leading axis and reshapes without
       restoring their order, which mixes channels of different samples of a batch. The order is
       restored unless ``fidelity="code"``.
+    - Initial weights are Glorot uniform by the sides of their matrices. Keras counts other fans for
+      convolution and attention kernels and so starts those smaller.
     - Strided patch convolutions without overlap are dense layers on cut patches, and the
       convolution over a window of Z tokens is a product with a banded matrix: the same sums.
 """
