@@ -144,7 +144,7 @@ def test_masked_loss_falls_on_guessable_windows(tmp_path):
     assert set(load_checkpoint(tmp_path / "model.safetensors")[0]) == set(model.state_dict())
 
 
-def test_the_masked_autoencoder_hides_five_of_eight_tokens_and_ignores_visible_errors():
+def test_the_masked_autoencoder_hides_five_of_eight_tokens():
     model = build_model("hart", **HART).eval()
     autoencoder = MaskedAutoencoder(model, torch.zeros(1, 128, 6)).eval()
     assert autoencoder.hidden_tokens == 5
@@ -152,6 +152,23 @@ def test_the_masked_autoencoder_hides_five_of_eight_tokens_and_ignores_visible_e
     model.blocks[0].register_forward_hook(lambda _, args, __: seen.append(args[0].shape))
     autoencoder(torch.randn(3, 128, 6))
     assert seen == [(3, 3, 32)]
+
+
+def test_the_masked_loss_is_the_squared_error_on_hidden_patches_alone():
+    model = build_model("hart", **HART).eval()
+    autoencoder = MaskedAutoencoder(model, torch.zeros(1, 128, 6)).eval()
+    decoded = []
+    autoencoder.leave.register_forward_hook(lambda _, __, out: decoded.append(out))
+    x = torch.randn(2, 128, 6)
+    torch.manual_seed(5)
+    hidden = torch.rand(2, 8).argsort(1)[:, :5]
+    torch.manual_seed(5)
+    loss = autoencoder(x)
+    squares = (decoded[0] - model.patches(x)).square().mean(2)
+    torch.testing.assert_close(
+        loss, torch.stack([s[h] for s, h in zip(squares, hidden, strict=True)]).mean()
+    )
+    assert abs(loss - squares.mean()) > 1e-4
 
 
 def test_hidden_patches_do_not_reach_the_encoder():
