@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from protofleet.benchmarks._models import CASES, Case, export_case
 from protofleet.benchmarks._rows import Row
 from protofleet.errors import UnavailableError
+from protofleet.threads import thread_variables
 
 _NUMBA = {"with Numba": "1", "without Numba": "0"}
 
@@ -44,7 +45,7 @@ def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one 
 
 def _figures(bundle: Path, examples: int, numba: str) -> dict[str, float]:
     command = [sys.executable, "-m", "protofleet.benchmarks._device_round"]
-    environment = {**os.environ, "PROTOFLEET_NUMBA": numba, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, **thread_variables(1), "PROTOFLEET_NUMBA": numba}
     done = subprocess.run(
         [*command, str(bundle), str(examples)],
         env=environment,

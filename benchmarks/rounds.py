@@ -21,6 +21,7 @@ from protofleet.benchmarks._rows import Row
 from protofleet.edge.meter import high_water_bytes
 from protofleet.errors import UnavailableError
 from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.threads import thread_variables
 from protofleet.wire.broker import local_broker
 from protofleet.wire.keys import save_public_key
 
@@ -104,7 +105,7 @@ def _start_device(folder: Path, url: str, name: str) -> _Process:
 
 
 def _start(log: Path, *arguments: str) -> _Process:
-    environment = {"OMP_NUM_THREADS": "1", "PROTOFLEET_NUMBA": "0"}
+    environment = {**thread_variables(1), "PROTOFLEET_NUMBA": "0"}
     return spawn([*_PROTOFLEET, *arguments], out=log, log=log, env=environment)
 
 

@@ -27,13 +27,12 @@ def _check(name: str, good: bool, expected: str, value: object) -> None:  # noqa
 
 def _merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Overrides win; a table wins key by key, or as a whole where it names another ``kind``."""
-    settings = dict(defaults)
-    for key, value in overrides.items():
-        old = settings.get(key)
-        both_tables = isinstance(old, Mapping) and isinstance(value, Mapping)
-        same_kind = both_tables and value.get("kind") in {None, old.get("kind")}
-        settings[key] = _merged(old, value) if same_kind else value
-    return settings
+    return {**defaults, **{key: _over(defaults.get(key), new) for key, new in overrides.items()}}
+
+
+def _over(old: Any, new: Any) -> Any:
+    both_tables = isinstance(old, Mapping) and isinstance(new, Mapping)
+    return _merged(old, new) if both_tables and new.get("kind") in {None, old.get("kind")} else new
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

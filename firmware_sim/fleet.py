@@ -7,7 +7,6 @@ import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit, urlunsplit
 
@@ -17,6 +16,7 @@ from protofleet.errors import InputError
 from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
+from protofleet.threads import thread_variables
 
 _DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -68,12 +68,7 @@ class Fleet:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exits.close()
 
     def folder(self, device_id: str) -> Path:
@@ -112,15 +107,12 @@ class Fleet:
         )
         path = folder / "device.json"
         path.write_bytes(msgspec.json.format(msgspec.json.encode(spec, enc_hook=str)))
-        threads = str(profile.threads)
         self._processes[device.id] = spawn(
             [sys.executable, "-m", "protofleet.firmware_sim.virtual_device", str(path)],
             out=folder / "events.jsonl",
             log=folder / "log.txt",
             env={
-                "OMP_NUM_THREADS": threads,
-                "OPENBLAS_NUM_THREADS": threads,
-                "NUMBA_NUM_THREADS": threads,
+                **thread_variables(profile.threads),
                 "PROTOFLEET_NUMBA": "1" if profile.numba else "0",
             },
         )

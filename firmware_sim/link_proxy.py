@@ -10,7 +10,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -198,12 +197,7 @@ class ProxyThread:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._run(self._close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_START_TIMEOUT_S)

@@ -19,7 +19,7 @@ _ALLOWED = {
     "export": {"wire", "kernels", "runtime"},
     "firmware_sim": {"edge", "wire", "datasets"},
 }
-_EVERYONES = {"errors", "durable"}
+_EVERYONES = {"errors", "durable", "threads"}
 _TORCH_SIDE = {"torch", "onnx", "onnxscript", "onnx_ir"}
 
 

@@ -86,10 +86,6 @@ def _manifest(
     settings: Mapping[str, Any],
 ) -> Manifest:
     layout = initial_params(features, classes).layout
-    w = Port(name="w", role="param", key="w", dtype="float32", shape=(features, classes))
-    b = Port(name="b", role="param", key="b", dtype="float32", shape=(classes,))
-    x = Port(name="x", role="input", key="x", dtype="float32", shape=("batch", features))
-    y = Port(name="y", role="input", key="y", dtype="int64", shape=("batch",))
     return Manifest(
         format=FORMAT_VERSION,
         name="tiny",
@@ -97,34 +93,40 @@ def _manifest(
         layout_hash=layout.hash,
         params=tuple(TensorDecl(name=n, shape=s) for n, s in layout.shapes.items()),
         state=(),
-        programs={
-            "infer": Program(
-                file="programs/infer.onnx",
-                inputs=(w, b, x),
-                outputs=(_output("logits", classes),),
-            ),
-            "features": Program(
-                file="programs/features.onnx",
-                inputs=(w, b, x),
-                outputs=(_output("features", classes),),
-            ),
-            "train": Program(
-                file="programs/train.onnx",
-                inputs=(w, b, x, y),
-                outputs=(
-                    Port(name="loss", role="loss", key="loss", dtype="float32", shape=()),
-                    Port(name="dw", role="grad", key="w", dtype="float32", shape=w.shape),
-                    Port(name="db", role="grad", key="b", dtype="float32", shape=b.shape),
-                ),
-                objective="cross_entropy",
-            ),
-        },
+        programs=_programs(features, classes),
         preprocessing=Preprocessing(input_shape=(features,)),
         classes=tuple(f"class{i}" for i in range(classes)),
         strategy=StrategyDecl(name=strategy, settings=dict(settings)),
         provenance={"model": "tests/tiny_bundle.py"},
         files={},
     )
+
+
+def _programs(features: int, classes: int) -> dict[str, Program]:
+    w = Port(name="w", role="param", key="w", dtype="float32", shape=(features, classes))
+    b = Port(name="b", role="param", key="b", dtype="float32", shape=(classes,))
+    x = Port(name="x", role="input", key="x", dtype="float32", shape=("batch", features))
+    y = Port(name="y", role="input", key="y", dtype="int64", shape=("batch",))
+    return {
+        "infer": Program(
+            file="programs/infer.onnx", inputs=(w, b, x), outputs=(_output("logits", classes),)
+        ),
+        "features": Program(
+            file="programs/features.onnx",
+            inputs=(w, b, x),
+            outputs=(_output("features", classes),),
+        ),
+        "train": Program(
+            file="programs/train.onnx",
+            inputs=(w, b, x, y),
+            outputs=(
+                Port(name="loss", role="loss", key="loss", dtype="float32", shape=()),
+                Port(name="dw", role="grad", key="w", dtype="float32", shape=w.shape),
+                Port(name="db", role="grad", key="b", dtype="float32", shape=b.shape),
+            ),
+            objective="cross_entropy",
+        ),
+    }
 
 
 def _output(key: str, classes: int) -> Port:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.threads import thread_variables
+
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
 
 _PATH = click.Path(path_type=Path)
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 _log = logging.getLogger(__name__)
 
@@ -125,8 +126,8 @@ def infer(
 
 def _prepare(threads: int) -> None:
     """Bound all thread pools before NumPy is loaded, and send the log to stderr."""
-    for variable in _THREAD_VARIABLES:
-        os.environ.setdefault(variable, str(threads))
+    for variable, value in thread_variables(threads).items():
+        os.environ.setdefault(variable, value)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
 
 

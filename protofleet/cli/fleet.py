@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from protofleet.firmware_sim.fleet import Ended, Fleet
 
 _POLL_S = 0.2
 
@@ -27,37 +33,44 @@ def run(file: Path, *, as_json: bool) -> None:
     Each is a process of its own that runs the real edge code behind its own sensor, limits and
     link. Ctrl-C stops them all; started again they go on where they were.
     """
-    import msgspec
-
     from protofleet.firmware_sim.fleet import Fleet
     from protofleet.firmware_sim.profile import load_fleet
 
     signal.signal(signal.SIGTERM, _interrupt)
     config = load_fleet(file)
-    told: set[str] = set()
     failed = 0
     try:
         with Fleet(config) as devices:
             if not as_json:
                 click.echo(f"{len(config.devices)} devices; logs under {config.folder}")
-            while len(told) < len(config.devices):
-                for ended in devices.ended():
-                    if ended.device_id in told:
-                        continue
-                    told.add(ended.device_id)
-                    failed += ended.status != 0
-                    line = {"event": "ended", "id": ended.device_id, "status": ended.status}
-                    if as_json:
-                        click.echo(msgspec.json.encode({**line, "log": ended.last_words}))
-                    elif ended.status:
-                        click.echo(f"{ended.device_id} failed: {ended.last_words}", err=True)
-                time.sleep(_POLL_S)
+            for ended in _endings(devices, len(config.devices)):
+                failed += ended.status != 0
+                _tell(ended, as_json=as_json)
     except KeyboardInterrupt:
         click.echo(f"stopped; to go on: protofleet fleet run {file}", err=True)
         sys.exit(130)
     if failed:
         click.echo(f"protofleet: {failed} of {len(config.devices)} devices failed", err=True)
         sys.exit(1)
+
+
+def _endings(devices: Fleet, count: int) -> Iterator[Ended]:
+    """Each device's end, when it comes."""
+    told: set[str] = set()
+    while len(told) < count:
+        for ended in devices.ended():
+            if ended.device_id not in told:
+                told.add(ended.device_id)
+                yield ended
+        time.sleep(_POLL_S)
+
+
+def _tell(ended: Ended, *, as_json: bool) -> None:
+    if as_json:
+        line = {"event": "ended", "id": ended.device_id, "status": ended.status}
+        click.echo(json.dumps({**line, "log": ended.last_words}))
+    elif ended.status:
+        click.echo(f"{ended.device_id} failed: {ended.last_words}", err=True)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

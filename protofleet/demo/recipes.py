@@ -102,16 +102,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
         devices=_ready_devices(folder, data),
         pooled=_save_pooled(folder, list(data.values())),
         central=central,
-        pretrain=(
-            "--objective",
-            "supervised",
-            "--epochs",
-            "25",
-            "--lr",
-            "0.002",
-            "--batch-size",
-            "32",
-        ),
+        pretrain=("--objective=supervised", "--epochs=25", "--lr=0.002", "--batch-size=32"),
         model="vit_digits",
         model_settings=prototypes,
         classes=digits.CLASSES,
@@ -131,15 +122,7 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
         raise InputError(f"--devices: UCI-HAR has 30 people, got {settings.devices}")
     people = ucihar.load_ucihar(settings.data_root)
     mean, std = ucihar.normalisation(people.windows)
-    preprocessing = Preprocessing(
-        input_shape=(ucihar.WINDOW, len(ucihar.CHANNELS)),
-        rate_hz=ucihar.RATE_HZ,
-        window=ucihar.WINDOW,
-        hop=ucihar.HOP,
-        channels=ucihar.CHANNELS,
-        mean=mean,
-        std=std,
-    )
+    preprocessing = _uci_har_preprocessing(mean, std)
     order = np.random.default_rng(settings.seed).permutation(np.arange(1, 31)).tolist()
     owners = {f"person-{s:02d}": people.of(s) for s in sorted(order[: settings.devices])}
     if settings.sensors == "published":
@@ -160,11 +143,25 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
         devices=devices,
         pooled=_save_pooled(folder, list(data.values())),
         central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),
-        pretrain=("--objective", "mae", "--epochs", "6"),
+        pretrain=("--objective=mae", "--epochs=6"),
         model="hart_alp" if settings.strategy == "fedali" else "hart",
         model_settings={"pretrained": True},
         classes=ucihar.CLASSES,
         preprocessing=preprocessing,
+    )
+
+
+def _uci_har_preprocessing(mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessing:
+    from protofleet.datasets import ucihar  # noqa: PLC0415 - only where used
+
+    return Preprocessing(
+        input_shape=(ucihar.WINDOW, len(ucihar.CHANNELS)),
+        rate_hz=ucihar.RATE_HZ,
+        window=ucihar.WINDOW,
+        hop=ucihar.HOP,
+        channels=ucihar.CHANNELS,
+        mean=mean,
+        std=std,
     )
 
 

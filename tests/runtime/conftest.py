@@ -165,8 +165,3 @@ def make_port() -> Any:
 @pytest.fixture
 def make_train() -> Any:
     return train_program
-
-
-@pytest.fixture
-def make_infer() -> Any:
-    return infer_program
