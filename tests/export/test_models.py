@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -161,3 +163,10 @@ def test_a_users_function_is_a_model():
     assert model(torch.zeros(1, 2)).shape == (1, 3)
     assert has_setting("mlp", "classes")
     assert not has_setting("torch.nn:Linear", "classes")
+
+
+def test_a_users_module_is_found_in_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "lying_here.py").write_text("from torch.nn import Linear as build\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    assert build_model("lying_here:build", in_features=2, out_features=3).out_features == 3
