@@ -21,21 +21,22 @@ from tiny_bundle import tiny_data
 from protofleet.datasets import DeviceData
 from protofleet.wire.keys import save_public_key
 
-_COMMAND = [sys.executable, "-c", "from protofleet.cli import main; main()"]
+_PROGRAM = ["-c", "from protofleet.cli import main; main()"]
 
 
 class Process:
     """A running command whose stdout is one JSON event per line."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, arguments: list[str], log: Path, python: str = sys.executable) -> None:
         self.events: list[dict[str, Any]] = []
         self._log = log
         with log.open("ab") as stderr:
             self._popen = subprocess.Popen(
-                [*_COMMAND, *arguments],
+                [python, *_PROGRAM, *arguments],
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
+                cwd=log.parent,  # not the checkout, whose folder would hide an installed package
                 env={**os.environ, "OMP_NUM_THREADS": "1", "PROTOFLEET_NUMBA": "0"},
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -121,8 +122,8 @@ class Federation:
         arguments = ["coordinator", "run", str(self.file), "--json"]
         return self._start(arguments, "coordinator")
 
-    def start_device(self, name: str) -> Process:
-        """Run or resume one device."""
+    def start_device(self, name: str, python: str = sys.executable) -> Process:
+        """Run or resume one device, with the interpreter ``python``."""
         index = self.devices.index(name)
         data = self.folder / f"{name}.npz"
         if not data.exists():
@@ -138,10 +139,10 @@ class Federation:
             "--trust": self.trust,
         }
         pairs = [str(part) for pair in values.items() for part in pair]
-        return self._start(["device", "join", *pairs, "--json"], name)
+        return self._start(["device", "join", *pairs, "--json"], name, python)
 
-    def _start(self, arguments: list[str], name: str) -> Process:
-        process = Process(arguments, self.folder / f"{name}.log")
+    def _start(self, arguments: list[str], name: str, python: str = sys.executable) -> Process:
+        process = Process(arguments, self.folder / f"{name}.log", python)
         self.processes.append(process)
         return process
 

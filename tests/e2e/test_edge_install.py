@@ -1,0 +1,55 @@
+"""The wheel in an empty environment with the ``[edge]`` extra: a whole device without torch."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_bundle import tiny_bundle
+
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow, pytest.mark.timeout(900)]
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_NEVER_ON_A_DEVICE = ("torch", "onnx", "onnxscript", "scipy", "sklearn", "matplotlib", "rich")
+
+
+def _pip(python, *arguments):
+    command = [python, "-m", "pip", "--disable-pip-version-check", "-q", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def edge_python(tmp_path_factory):
+    """An interpreter whose environment holds nothing but the wheel and its edge extra."""
+    folder = tmp_path_factory.mktemp("edge")
+    # A copy, because setuptools leaves its build folder in the tree it builds from.
+    ignored = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+    shutil.copytree(_ROOT, folder / "source", ignore=ignored)
+    _pip(sys.executable, "wheel", "--no-deps", "-w", str(folder), str(folder / "source"))
+    (wheel,) = folder.glob("protofleet-*.whl")
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "env")], check=True)
+    python = str(folder / "env" / "bin" / "python")
+    _pip(python, "install", "-c", str(_ROOT / "constraints.txt"), f"{wheel}[edge]")
+    return python
+
+
+def test_edge_install_has_no_torch_on_disk(edge_python):
+    code = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    found = subprocess.run([edge_python, "-c", code], capture_output=True, text=True, check=True)
+    packages = {path.name for path in Path(found.stdout.strip()).iterdir()}
+    assert "protofleet" in packages
+    assert not packages & set(_NEVER_ON_A_DEVICE)
+
+
+def test_device_from_the_wheel_takes_part(edge_python, make_federation, tmp_path, key):
+    """One device runs from the wheel, one from this checkout: both finish the federation."""
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=2)
+    coordinator = federation.start_coordinator()
+    own = federation.start_device("device0")
+    installed = federation.start_device("device1", edge_python)
+    assert coordinator.finish() == 0, coordinator.log
+    assert own.finish() == 0, own.log
+    assert installed.finish() == 0, installed.log
