@@ -27,13 +27,18 @@ def spawn(
     """
     with out.open("ab") as stdout, log.open("ab") as stderr:
         return subprocess.Popen(
-            [sys.executable, "-I", leash.__file__, str(os.getpid()), *arguments],
+            leashed(arguments),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             env={**os.environ, **(env or {})},
             start_new_session=True,
         )
+
+
+def leashed(arguments: Sequence[str]) -> list[str]:
+    """The command line of a child that, on Linux, the kernel terminates when this process dies."""
+    return [sys.executable, "-I", leash.__file__, str(os.getpid()), *arguments]
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace_s: float = 10.0) -> None:

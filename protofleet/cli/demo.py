@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -74,6 +76,7 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     folder = out or _new_folder(options["data"], options["strategy"])
     settings = _settings(folder, ctx, options)
     console = Console(stderr=as_json)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
         report = run_demo(settings, folder, console)
     except KeyboardInterrupt:
@@ -83,6 +86,10 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
         click.echo((folder / "result.json").read_text())
     else:
         console.print(f"\nreport: {report}", soft_wrap=True)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _new_folder(data: str, strategy: str) -> Path:

@@ -14,6 +14,7 @@ import msgspec
 
 from protofleet.demo.recipes import Prepared
 from protofleet.errors import ProtofleetError
+from protofleet.firmware_sim.processes import leashed
 
 _CENTRAL = "central"
 
@@ -54,7 +55,7 @@ def run_step(arguments: Sequence[str]) -> None:
     Raises:
         ProtofleetError: it failed; its own message stands above.
     """
-    process = subprocess.Popen(invocation(*arguments))
+    process = subprocess.Popen(leashed(invocation(*arguments)))
     try:
         status = process.wait()
     except BaseException:

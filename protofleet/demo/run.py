@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ def _federate(
     console: Console,
 ) -> None:
     folder, url, bundle = place
-    name = f"demo-{folder.name}"[:64]
+    name = _federation_name(folder)
     federation = folder / "federation.toml"
     federation.write_text(_federation(settings, prepared, (name, url, bundle)))
     fleet_file = FleetFile(
@@ -126,6 +127,11 @@ def _federate(
             _watch(coordinator, fleet, view, (events, seen))
     finally:
         stop([coordinator])
+
+
+def _federation_name(folder: Path) -> str:
+    """A name that topics allow, whatever the folder is called."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", f"demo-{folder.resolve().name}")[:64]
 
 
 class _Tail:

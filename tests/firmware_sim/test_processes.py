@@ -72,3 +72,23 @@ def test_output_and_environment_reach_the_child(tmp_path):
     assert child.wait(20) == 0
     assert (tmp_path / "out").read_text() == "hello\n"
     assert (tmp_path / "log").read_text() == "trouble\n"
+
+
+_STEP = """
+import sys
+from protofleet.demo import commands
+commands.invocation = lambda *_: [sys.executable, "-c", sys.argv[1]]
+commands.run_step(["pretrain"])
+"""
+
+
+def test_a_step_of_the_demonstration_dies_when_the_demonstration_is_killed():
+    code = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _STEP, code], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(parent.stdout.readline())
+    assert _lives(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    _wait_until(lambda: not _lives(pid))
