@@ -20,15 +20,24 @@ from protofleet.wire.manifest import Preprocessing
 _ZERO_CROSSINGS = 8  # kernel half-length: -60 dB with the window below
 _KAISER_BETA = 6.0
 _PASSBAND = 0.9  # share of the lower Nyquist frequency that is kept
+_PATIENCE_S = 60.0  # a sensor that died must not make the others fill the memory
 
 
 @dataclass(slots=True)
 class IntakeCounters:
-    """What the intake discarded, and why."""
+    """What the intake discarded, and why.
+
+    Attributes:
+        not_finite: readings with NaN or infinite values.
+        not_forward: readings no later than the one before.
+        gaps: silences that ended a segment.
+        unmatched: resampled values for which another sensor was silent too long.
+    """
 
     not_finite: int = 0
     not_forward: int = 0
     gaps: int = 0
+    unmatched: int = 0
 
 
 class Resampler:
@@ -85,7 +94,7 @@ class Resampler:
         return _joined(out)
 
     def flush(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """End the segment: give back its last samples and forget it."""
+        """End the segment: give back its last samples, as ``push`` does, and forget it."""
         out = self._emit(final=True)
         self._times, self._values = self._times[:0], self._values[:0]
         self._opened = False
@@ -195,6 +204,9 @@ class _Stream:
 class SensorIntake:
     """Several sensors' readings → windows as a bundle's preprocessing describes them.
 
+    Readings of several sensors are to come side by side: what waits a minute for another sensor is
+    counted and dropped.
+
     Args:
         preprocessing: rate, window, hop, and mean and std per channel.
         sensors: nominal rate in Hz of each sensor, in the order of the bundle's channels.
@@ -231,6 +243,11 @@ class SensorIntake:
     ) -> list[Window]:
         """Take one sensor's readings, give back the windows that are complete now.
 
+        Args:
+            sensor: its name.
+            times_s: ``(n,) float64``, increasing.
+            values: ``(n, channels)``; what cannot be used is counted (``counters``).
+
         Raises:
             InputError: unknown sensor, or arrays of a wrong shape.
         """
@@ -246,11 +263,15 @@ class SensorIntake:
             self._store(stream, stream.resampler.flush())
         return self._windows()
 
-    @staticmethod
-    def _store(stream: _Stream, out: tuple[NDArray[np.int64], NDArray[np.float64]]) -> None:
-        if len(out[0]):
-            stream.index.append(out[0])
-            stream.values.append(out[1])
+    def _store(self, stream: _Stream, out: tuple[NDArray[np.int64], NDArray[np.float64]]) -> None:
+        if not len(out[0]):
+            return
+        stream.index.append(out[0])
+        stream.values.append(out[1])
+        oldest = out[0][-1] - _PATIENCE_S * self._rate
+        while stream.index[0][-1] < oldest:
+            stream.resampler.counters.unmatched += len(stream.index.pop(0))
+            stream.values.pop(0)
 
     def _windows(self) -> list[Window]:
         grid, rows = self._join()

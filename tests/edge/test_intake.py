@@ -149,6 +149,19 @@ def test_unusable_readings_are_counted():
     assert resampler.counters.not_forward == 2
 
 
+def test_a_sensor_that_died_does_not_fill_the_memory_and_may_come_back():
+    """Half an hour of acceleration alone leaves a minute waiting; then windows come again."""
+    intake = SensorIntake(MOTION, {"acc": 50.0, "gyro": 50.0})
+    second_s = np.arange(50) / 50.0
+    for second in range(1800):
+        assert not intake.push("acc", second + second_s, np.ones((50, 3)))
+    waiting = sum(map(len, intake._streams["acc"].index))
+    assert 59 * 50 <= waiting <= 61 * 50
+    assert intake.counters["acc"].unmatched == pytest.approx(1739 * 50, abs=100)
+    windows = intake.push("gyro", 1760 + np.arange(2000) / 50.0, np.ones((2000, 3)))
+    assert windows[0].start_s == pytest.approx(1760, abs=0.1)
+
+
 def test_wrong_input_is_named():
     intake = SensorIntake(MOTION, {"imu": 50.0})
     with pytest.raises(InputError, match="sensor 'wrist'"):
