@@ -152,8 +152,11 @@ class Service:
     def _on_presence(self, peer: str, presence: Presence) -> None:
         try:
             device = self._registry.presence(peer, presence, time.monotonic())
-        except RefusedError:
+        except RefusedError as error:
             self._apply(rounds.Departed(peer))
+            if self._told.passes((peer, error.rule, "announced")):
+                # What it got when it subscribed may be an older run's; this one it can trust.
+                self._announce()
             raise
         if device.live:
             self._appear(peer)

@@ -24,11 +24,11 @@ from protofleet.edge._identity import DevicePhase, Identity
 from protofleet.edge._local_round import LocalTraining, Round, Trained, open_payload
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner
-from protofleet.errors import RefusedError, UnavailableError
+from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import Payload, Strategy
 from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Message, Task
+from protofleet.wire.messages import Announcement, Task
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Agent:
                 if event.final:
                     raise UnavailableError(f"broker: {event.reason}")
             case Incoming():
-                self._on_message(event.message)
+                self._on_message(event)
             case Received():
                 self._on_received(event)
             case Delivered():
@@ -136,10 +136,11 @@ class Agent:
             case _:
                 assert_never(event)
 
-    def _on_message(self, message: Message) -> None:
+    def _on_message(self, incoming: Incoming) -> None:
+        message = incoming.message
         match message:
             case Announcement():
-                self._on_announcement(message)
+                self._on_announcement(message, retained=incoming.retained)
             case Task():
                 self._on_task(message)
             case _:
@@ -152,9 +153,9 @@ class Agent:
             self._joined = True
             self._report("joined", self._who.figures())
 
-    def _on_announcement(self, announcement: Announcement) -> None:
+    def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         if announcement.phase != "finished":
-            self._who.check(announcement)
+            self._check(announcement, retained=retained)
         elif self._store.journal.state or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
@@ -162,6 +163,15 @@ class Agent:
                 task="finish", round_id=announcement.round_id, federation=announcement.federation
             )
             self._on_task(finish)
+
+    def _check(self, announcement: Announcement, *, retained: bool) -> None:
+        try:
+            self._who.check(announcement)
+        except ProvisionError as error:
+            if not retained:
+                raise
+            # Perhaps an older run's; the coordinator that runs now announces itself live to us.
+            _log.warning("waiting for another coordinator: %s", error)
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)
@@ -225,7 +235,10 @@ class Agent:
 
     def _refuse(self, task: Task) -> None:
         last = self._standing().last_round_id
-        reason = f"round {task.round_id} is over: this device has finished round {last}"
+        reason = (
+            f"round {task.round_id} is over: this device has finished round {last} of federation "
+            f"'{task.federation}'; a new run needs another name, or new stores on its devices"
+        )
         _log.warning("refused a task: %s", reason)
         if task.payload is not None:
             self._endpoint.reject("", task.payload.transfer_id, reason)

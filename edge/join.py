@@ -16,6 +16,7 @@ from protofleet.edge.agent import Agent, Report
 from protofleet.edge.meter import Meter
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
+from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
 from protofleet.wire.bundle import Bundle
@@ -68,7 +69,17 @@ def join(options: JoinOptions, data: LocalData, report: Report) -> int:
 
     Raises:
         ProtofleetError: bundle, store, data and federation do not fit, or the broker refuses.
+        UnavailableError: the store's disk fails.
     """
+    try:
+        return _join(options, data, report)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise UnavailableError(f"device store '{options.store}': {error}") from error
+
+
+def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
     bundle = Bundle.open(options.bundle, trusted=options.trusted)
     with Store.open(options.store, device_id=options.device_id) as store:
         binding = Binding(

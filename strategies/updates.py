@@ -6,6 +6,7 @@ Both halves of the system use this module, so they cannot disagree.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection
 from typing import Annotated, Any
@@ -18,7 +19,11 @@ from protofleet.errors import RefusedError
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.wire import blobs
 
+_log = logging.getLogger(__name__)
+
 _KEY = "update"
+_MAX_CHARS = blobs.MAX_HEADER_BYTES // 2
+"""Of the record; the tensors' entries share the header, and its quotes are escaped there."""
 
 
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -80,7 +85,18 @@ def pack_update(update: Update, costs: Costs) -> bytes:
         ),
         costs=costs,
     )
-    return blobs.encode(update.tensors, {_KEY: msgspec.json.encode(record).decode()})
+    return blobs.encode(update.tensors, {_KEY: _fitting(record)})
+
+
+def _fitting(record: UpdateRecord) -> str:
+    """The record as JSON, without counts that a blob's header cannot hold (some 1000 classes)."""
+    for left_out in ((), ("pooled",), ("own", "pooled")):
+        counts = msgspec.structs.replace(record.evaluation, **dict.fromkeys(left_out))
+        text = msgspec.json.encode(msgspec.structs.replace(record, evaluation=counts)).decode()
+        if len(text) <= _MAX_CHARS:
+            break
+        _log.warning("update: confusion counts of so many classes do not fit and are left out")
+    return text
 
 
 def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, UpdateRecord]:

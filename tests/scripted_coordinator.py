@@ -182,6 +182,8 @@ class ScriptedCoordinator:
     def _hear(self, peer: str, message: object) -> None:
         if isinstance(message, Presence):
             self.presence[peer] = message
+            if message.bundle != self._announced_bundle:
+                self._announce()
             if message.status == "online":
                 self._invite_again(peer)
         elif isinstance(message, Heartbeat):

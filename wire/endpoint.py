@@ -69,10 +69,12 @@ class Incoming:
 
     On a device: Announcement or Task. On the coordinator: Presence, Heartbeat, or Manifest (the
     offer of an update: answer with ``expect`` or ``reject``). Repetitions are passed on.
+    ``retained``: the broker kept it from before our subscription, so it may be out of date.
     """
 
     peer: str
     message: Announcement | Task | Presence | Heartbeat | Manifest
+    retained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +211,9 @@ class Endpoint:
 
         Returns:
             False if the link is down: presence and announcement are due again on ``Connected``.
+
+        Raises:
+            InputError: a record that travels only inside a transfer.
         """
         if isinstance(message, Announcement):
             return self._link.publish(self._topics.announcement, encode(message), retain=True)
@@ -320,7 +325,7 @@ class Endpoint:
         named = getattr(message, "device_id", address.device_id)
         if named != address.device_id:
             raise RefusedError("device-id", f"{address.device_id}: speaks as {named[:64]!r}")
-        self._ready.append(Incoming(address.device_id, message))
+        self._ready.append(Incoming(address.device_id, message, delivery.retained))
         if isinstance(message, Presence) and message.status == "online" and not delivery.retained:
             now = time.monotonic()
             self._act(self._courier.peer_returned(address.device_id, now))

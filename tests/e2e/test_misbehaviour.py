@@ -247,6 +247,19 @@ def _delivery(link):
     return event.payload
 
 
+def test_a_device_with_another_bundle_hears_it_from_the_coordinator(make_federation, tmp_path, key):
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 1)
+    other = tiny_bundle(tmp_path / "other.pfb", key, settings={"epochs": 2})
+    stranger = make_federation("stranger", other, 1)
+    federation.write(rounds=1)
+    stranger.write(rounds=1)
+    coordinator = federation.start_coordinator()
+    coordinator.wait_for(lambda e: e["event"] == "connected")
+    device = stranger.start_device("device0")
+    assert device.finish() == 1
+    assert "join with the federation's own bundle" in device.log.splitlines()[-1]
+
+
 def test_wrong_files_end_with_one_clear_line(make_federation, tmp_path, key):
     federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
     federation.write(rounds=1, extra="[cohorts]\n")

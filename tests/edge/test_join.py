@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import counting_strategy
@@ -16,6 +17,7 @@ from scripted_coordinator import ScriptedCoordinator
 
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
+from protofleet.wire.messages import Manifest
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 
@@ -159,6 +161,50 @@ def test_sigterm_leaves_gracefully_and_keeps_the_state(world, mosquitto_url):
     assert not events[-1]["finished"]
     assert read_personal(world.root / "anna")[1].round_id >= 1
     assert coordinator.presence["anna"].status == "left"
+
+
+def test_what_an_older_run_left_at_the_broker_does_not_end_a_device(world, mosquitto_url):
+    """A retained announcement of another bundle, from before the present coordinator."""
+    with _coordinator(world, mosquitto_url, announced_bundle="f" * 64, devices=2) as older:
+        while not older._endpoint.connected:
+            time.sleep(0.01)
+        time.sleep(0.3)
+    device = world.start(world.arguments(mosquitto_url, "anna"))
+    while "waiting for another coordinator" not in (line := device.stderr.readline()):
+        assert line
+    with _coordinator(world, mosquitto_url) as coordinator:
+        coordinator.wait()
+        _events(device)
+    assert device.returncode == 0
+
+
+class _Insistent(ScriptedCoordinator):
+    """Rejects the first update of round 2 and sends the same task again."""
+
+    insisted = False
+
+    def _hear(self, peer, message):
+        if isinstance(message, Manifest) and message.round_id == 2 and not self.insisted:
+            self.insisted = True
+            self._endpoint.reject(peer, message.transfer_id, "once more")
+            self._send_task(peer, 2)
+        else:
+            super()._hear(peer, message)
+
+
+def test_a_device_whose_update_was_rejected_can_be_asked_for_the_round_again(world, mosquitto_url):
+    """It has acknowledged that payload before, and does not have it any more."""
+    strategy = _strategy(world.bundle)
+    coordinator = _Insistent(
+        mosquitto_url, world.root / "server", world.bundle, strategy, settings=SETTINGS
+    )
+    with coordinator:
+        device = world.start(world.arguments(mosquitto_url, "anna"))
+        coordinator.wait()
+        events = [event["event"] for event in _events(device)]
+    assert sorted(coordinator.updates) == [1, 2]
+    assert events.count("dropped") == 1
+    assert "anna" in coordinator.updates[2]
 
 
 def test_a_federation_with_another_bundle_is_refused(world, mosquitto_url):

@@ -67,3 +67,20 @@ def test_a_blob_without_a_record_is_refused():
 def test_percentiles_interpolate():
     assert percentiles([1, 2, 3, 4], 50, 100) == {"p50": 2.5, "p100": 4}
     assert percentiles([], 50) == {}
+
+
+@pytest.mark.parametrize(
+    ("classes", "kept"), [(100, (True, True)), (600, (True, False)), (1500, (False, False))]
+)
+def test_counts_of_very_many_classes_are_left_out_and_the_update_still_travels(classes, kept):
+    counts = np.eye(classes, dtype=np.int64)
+    update = Update(
+        client_id="a",
+        round_id=1,
+        num_examples=5,
+        tensors={"w": np.ones(3, np.float32)},
+        evaluation=Evaluation(own=counts, pooled=counts),
+    )
+    found, _ = unpack_update(pack_update(update, Costs()), max_bytes=10**7)
+    evaluation = found.evaluation
+    assert (evaluation.own is not None, evaluation.pooled is not None) == kept
