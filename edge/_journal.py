@@ -91,6 +91,11 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_journal(folder: Path) -> Journal:
+    """The journal in a store's folder; an empty one before the first commit.
+
+    Raises:
+        ProvisionError: it is damaged or of another format.
+    """
     path = folder / "journal.json"
     if not path.exists():
         return Journal()
@@ -106,10 +111,16 @@ def read_journal(folder: Path) -> Journal:
 
 
 def blob_path(folder: Path, file: StoredFile) -> Path:
+    """Where a content lies."""
     return folder / (file.sha256 + BLOB_SUFFIX)
 
 
 def read_blob(folder: Path, file: StoredFile) -> bytes:
+    """A content of the store.
+
+    Raises:
+        ProvisionError: it is absent or not what was written.
+    """
     path = blob_path(folder, file)
     data = path.read_bytes() if path.exists() else b""
     if hashlib.sha256(data).hexdigest() != file.sha256:

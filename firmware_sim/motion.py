@@ -44,7 +44,12 @@ def load_motion(path: Path) -> Motion:
 def join_recordings(
     recordings: Sequence[tuple[NDArray[np.float32], NDArray[np.int64]]], rate_hz: float
 ) -> Motion:
-    """Recordings one after the other on one clock, each starting on a multiple of a period."""
+    """Recordings one after the other on one clock, each starting on a multiple of a period.
+
+    Args:
+        recordings: pairs of values ``(n, 6) float32`` and labels ``(n,) int64``.
+        rate_hz: of all of them.
+    """
     times, start = [], 0
     for values, _ in recordings:
         times.append((start + np.arange(len(values))) / rate_hz)

@@ -119,7 +119,11 @@ class Intake:
         return self._slots.generation
 
     def size(self, batch: Mapping[str, NDArray[Any]]) -> int:
-        """The batch size of ``batch``; 1 where no input has a batch axis."""
+        """The batch size of ``batch``; 1 where no input has a batch axis.
+
+        Raises:
+            InputError: the array with that axis is absent, empty or of another rank.
+        """
         if self._sizer is None:
             return 1
         port, axis = self._sizer

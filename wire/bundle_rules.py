@@ -69,7 +69,11 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def check_files(manifest: Manifest) -> None:
-    """Paths, number, sizes and hash fields of the declared files."""
+    """Paths, number, sizes and hash fields of the declared files.
+
+    Raises:
+        RefusedError: rule ``file-count``, ``path``, ``size`` or ``missing-file``.
+    """
     if len(manifest.files) > MAX_FILES:
         raise RefusedError("file-count", f"bundle: {len(manifest.files)} files > {MAX_FILES}")
     folded = set()

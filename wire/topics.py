@@ -20,7 +20,6 @@ class Channel(Enum):
     """What a topic carries; the value is the topic below the federation, without the device."""
 
     ANNOUNCEMENT = "all/ctl"
-    BROADCAST = "all/c"
     PRESENCE = "st"
     UP_MANIFEST = "up/m"
     UP_CHUNK = "up/c"
@@ -70,16 +69,16 @@ class Topics:
         return self._join(Channel.ANNOUNCEMENT.value)
 
     def of(self, channel: Channel, device_id: str) -> str:
-        """The topic of a channel that belongs to one device."""
+        """The topic of a channel that belongs to one device.
+
+        Raises:
+            InputError: the channel is for all, or the id cannot be part of a topic.
+        """
         head, _, leaf = channel.value.partition("/")
         if head == "all":
             raise InputError(f"topic {channel.value}: belongs to no device")
         check_id(device_id, "device")
         return self._join("/".join(filter(None, (head, device_id, leaf))))
-
-    def broadcast(self, version: str) -> str:
-        """Chunks of one model version for all (reserved; see docs/protocol.md)."""
-        return self._join(f"{Channel.BROADCAST.value}/{check_id(version, 'version')}")
 
     def device_filters(self, device_id: str) -> tuple[str, ...]:
         """What a device subscribes to: 2 of the 4 filters that every broker allows."""

@@ -112,7 +112,11 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
 
 
 def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
-    """UCI-HAR: every device is one person; people without a device are the central data."""
+    """UCI-HAR: every device is one person; people without a device are the central data.
+
+    Raises:
+        InputError: no folder of data was given, or there are more devices than people.
+    """
     from protofleet.datasets import ucihar  # noqa: PLC0415 - only where used
     from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415 - as above
 

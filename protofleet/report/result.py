@@ -98,7 +98,12 @@ def save_result(result: Result, path: Path) -> None:
 
 
 def load_record(path: Path, kind: type[_T]) -> _T:
-    """Read a JSON file as ``kind``; errors as ``load_result``."""
+    """Read a JSON file as ``kind``.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: a field is missing or of a wrong type; the message names it.
+    """
     if not path.is_file():
         raise MissingDataError(f"'{path}': no such file; expected the folder of a run")
     try:

@@ -30,7 +30,6 @@ def test_topics_are_those_of_the_specification(channel):
 def test_topics_for_all():
     topics = Topics("lab")
     assert topics.announcement == "fl/v1/lab/all/ctl"
-    assert topics.broadcast("v3") == "fl/v1/lab/all/c/v3"
     assert topics.parse("fl/v1/lab/all/ctl") == Address(Channel.ANNOUNCEMENT, "")
 
 
