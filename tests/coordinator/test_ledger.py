@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -22,16 +21,6 @@ from protofleet.strategies.updates import Costs, pack_update, unpack_update
 _IDENTITY = {"federation": "home", "seed": "1"}
 _CLIENTS = ("a", "b")
 _ROUNDS = 2
-
-
-@pytest.fixture
-def ram_path(tmp_path):
-    """A folder in memory where there is one: SIGKILL spares the page cache, so fsync adds time."""
-    if not os.access("/dev/shm", os.W_OK):  # noqa: S108 - a fresh folder of its own inside it
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
 
 
 def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted]:

@@ -162,12 +162,12 @@ def _advance(store: Store, folder: Path) -> bool:
     return store.journal.phase != "idle" or round_id <= 3
 
 
-def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(tmp_path):
+def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(ram_path):
     """One SIGKILL before each fsync, rename and removal: the restart finishes with equal values."""
     fork = multiprocessing.get_context("fork")
     killed = 0
     for fatal in itertools.count(1):
-        folder = tmp_path / f"store-{fatal}"
+        folder = ram_path / f"store-{fatal}"
         for deadly_call in (fatal, 0):
             process = fork.Process(target=_rounds, args=(folder, deadly_call))
             process.start()
