@@ -172,34 +172,44 @@ class _Pure:
         self.output_keys: tuple[str, ...] = ()
 
     def __call__(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        values = iter(args)
-        fixed = (*self.tensors.state, *self.tensors.constants)
-        params = {f"model.{n}": next(values).detach() for n in self.tensors.params}
-        others = {f"model.{n}": next(values).clone() for n in fixed}
-        batch = dict(zip(self.keys, values, strict=True))
+        """All results, in order."""
+        params, others, batch = self._named(args)
         if self.objective is None:
-            with torch.no_grad():
-                _, outputs = functional_call(self.joint, params | others, (batch,))
-            self.output_keys = tuple(outputs)
+            _, outputs = self._forward(params | others, batch)
             return tuple(outputs.values())
-        return self._with_gradients(params, others, batch)
-
-    def _with_gradients(
-        self, params: dict[str, Tensor], others: dict[str, Tensor], batch: Arrays
-    ) -> tuple[Tensor, ...]:
         for value in params.values():
             value.requires_grad_()
         # functional_call writes re-assigned buffers back into the very mapping it was given.
         named = params | others
-        loss, outputs = functional_call(self.joint, named, (batch,))
-        if loss.dim() != 0:
-            raise ExportError(f"expected a scalar loss, got one of shape {tuple(loss.shape)}")
+        loss, outputs = self._forward(named, batch)
+        if loss is None or loss.dim() != 0:
+            raise ExportError(f"objective '{self.objective.name}': expected a scalar loss")
         grads = torch.autograd.grad(
             loss, list(params.values()), allow_unused=True, materialize_grads=True
         )
-        self.output_keys = tuple(outputs)
         state = (named[f"model.{n}"].detach() for n in self.tensors.state)
         return loss.detach(), *grads, *state, *(value.detach() for value in outputs.values())
+
+    def forward(self, args: Sequence[Tensor]) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Loss and outputs."""
+        params, others, batch = self._named(args)
+        return self._forward(params | others, batch)
+
+    def _named(
+        self, args: Sequence[Tensor]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+        values = iter(args)
+        fixed = (*self.tensors.state, *self.tensors.constants)
+        params = {f"model.{n}": next(values).detach() for n in self.tensors.params}
+        others = {f"model.{n}": next(values).clone() for n in fixed}
+        return params, others, dict(zip(self.keys, values, strict=True))
+
+    def _forward(
+        self, tensors: dict[str, Tensor], batch: Arrays
+    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+        loss, outputs = functional_call(self.joint, tensors, (batch,))
+        self.output_keys = tuple(outputs)
+        return loss, outputs
 
 
 def _loss_and_logits(

@@ -8,10 +8,10 @@ breaks operators down to those that have an ONNX form.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
-from typing import Any
+from typing import Any, Protocol
 
 import sympy  # type: ignore[import-untyped]
 import torch
@@ -32,7 +32,16 @@ from protofleet.export.decompositions import backward_table, forward_table
 from protofleet.export.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
 from protofleet.export.source import SourceTracker, is_users
 
-PureFunction = Callable[[Sequence[Tensor]], tuple[Tensor, ...]]
+
+class PureFunction(Protocol):
+    """What is traced: writes to nothing that it was given."""
+
+    def __call__(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """All results."""
+
+    def forward(self, args: Sequence[Tensor]) -> object:
+        """As much of it as draws random numbers."""
+
 
 _BATCH_SIZES = (2, 3, 7, 64, 1000)
 # A prime: PyTorch compares sizes while it traces, and a batch as large as some layer is wide would
@@ -61,7 +70,7 @@ def trace(
     """Record ``function((*fixed, *batch))`` with a symbolic leading axis of all of ``batch``.
 
     Args:
-        function: may draw random numbers and write to what it was not given.
+        function: may draw random numbers.
         root: the module whose parts errors name.
         fixed: tensors of fixed shape.
         batch: tensors whose leading axis is the batch.
@@ -148,7 +157,7 @@ def _find_noise(
 ) -> tuple[NoiseRequest, ...]:
     recorder = NoiseRecorder()
     with fake, tracker.tracking(), explicit_noise(recorder):
-        function(inputs)
+        function.forward(inputs)
     return tuple(
         NoiseRequest(
             shape=shape_template(request.shape, symbol, "noise"),
