@@ -180,9 +180,9 @@ def _server_init(context: _Context, model: Model) -> ServerState:
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    params = _params(context, payload.tensors)
     buffers = _arrive(context, state, payload)
-    trained = train(params, buffers, tools, context.settings)
+    # Not named here: the received parameters are freed as soon as training has its copy.
+    trained = train(_params(context, payload.tensors), buffers, tools, context.settings)
     kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
     update = Update(
         client_id=tools.client_id,

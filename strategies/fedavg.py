@@ -95,9 +95,9 @@ def _server_init(model: Model) -> ServerState:
 def _client_update(
     model: Model, training: Training, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    params = unpack(payload.tensors, PARAMS, model.params.layout)
     buffers = unpack(state.tensors, STATE, model.state.layout)
-    trained = train(params, buffers, tools, training)
+    # Not named here: the received parameters are freed as soon as training has its copy.
+    trained = train(unpack(payload.tensors, PARAMS, model.params.layout), buffers, tools, training)
     shared = prefixed(PARAMS, trained.params)
     update = Update(
         client_id=tools.client_id,
