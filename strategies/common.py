@@ -241,6 +241,16 @@ def client_init(model: Model) -> ClientState:
     return ClientState(round_id=0, tensors=tensors)
 
 
+def client_model(model: Model, state: ClientState) -> tuple[TensorMap, TensorMap]:
+    """Parameters and state in a client's state that holds all of the model's tensors.
+
+    Raises:
+        InputError: one is absent, surplus, or of another shape.
+    """
+    params = unpack(state.tensors, PARAMS, model.params.layout)
+    return params, unpack(state.tensors, STATE, model.state.layout)
+
+
 def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]]:
     """Tensors and number of examples of each update that has any, by ascending client_id.
 

@@ -50,6 +50,7 @@ from protofleet.strategies.common import (
     Training,
     check_range,
     client_init,
+    client_model,
     downlink,
     parse_settings,
     prefixed,
@@ -147,7 +148,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         downlink=downlink,
         client_init=client_init,
         client_update=partial(_client_update, context),
-        client_model=partial(_client_model, context),
+        client_model=partial(client_model, context.model),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, context),
     )
@@ -209,11 +210,6 @@ def _arrive(context: _Context, state: ClientState, payload: Payload) -> TensorMa
             initial = context.model.state[layer + _LOCAL]
             buffers[layer + _LOCAL][...] = initial if first else received
     return buffers
-
-
-def _client_model(context: _Context, state: ClientState) -> tuple[TensorMap, TensorMap]:
-    buffers = unpack(state.tensors, STATE, context.model.state.layout)
-    return _params(context, state.tensors), buffers
 
 
 def _aggregate(context: _Context, state: ServerState, updates: Updates) -> ServerState:

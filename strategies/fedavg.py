@@ -28,6 +28,7 @@ from protofleet.strategies.common import (
     Training,
     average,
     client_init,
+    client_model,
     downlink,
     parse_settings,
     prefixed,
@@ -82,7 +83,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         downlink=downlink,
         client_init=client_init,
         client_update=partial(_client_update, model, training),
-        client_model=partial(_client_model, model),
+        client_model=partial(client_model, model),
         aggregate=partial(_aggregate, model),
         server_model=partial(_server_model, model),
     )
@@ -109,11 +110,6 @@ def _client_update(
     )
     kept = {**shared, **prefixed(STATE, trained.state)}
     return ClientState(round_id=payload.round_id, tensors=kept), update
-
-
-def _client_model(model: Model, state: ClientState) -> tuple[TensorMap, TensorMap]:
-    params = unpack(state.tensors, PARAMS, model.params.layout)
-    return params, unpack(state.tensors, STATE, model.state.layout)
 
 
 def _aggregate(model: Model, state: ServerState, updates: Updates) -> ServerState:

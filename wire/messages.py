@@ -136,6 +136,6 @@ def decode(data: bytes, kind: type[M] | Any = AnyMessage) -> M:
         raise RefusedError("message-size", f"message: {len(data)} bytes > {MAX_MESSAGE_BYTES}")
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
     try:
-        return decoder.decode(data)  # type: ignore[no-any-return]
+        return decoder.decode(data)  # type: ignore[no-any-return]  # msgspec's stub
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("message-schema", f"message: {error}") from error
