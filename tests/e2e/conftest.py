@@ -46,7 +46,7 @@ class Process:
         for line in self._popen.stdout:
             self.events.append(json.loads(line))
 
-    def wait_for(self, found: Callable[[dict[str, Any]], bool], timeout_s: float = 80) -> None:
+    def wait_for(self, found: Callable[[dict[str, Any]], bool], timeout_s: float = 200) -> None:
         """Wait until an event fulfils ``found``."""
         deadline = time.monotonic() + timeout_s
         while not any(found(event) for event in list(self.events)):
@@ -57,7 +57,7 @@ class Process:
             )
             time.sleep(0.005)
 
-    def finish(self, timeout_s: float = 80) -> int:
+    def finish(self, timeout_s: float = 200) -> int:
         """The exit status."""
         status = self._popen.wait(timeout_s)
         self._reader.join(5)

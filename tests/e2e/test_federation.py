@@ -35,7 +35,7 @@ def _undisturbed(federation):
     return coordinator
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("write", [tiny_bundle, tiny_prototype_bundle], ids=["fedavg", "fedali"])
 def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, key, write):
     """A device and the coordinator are SIGKILLed in open rounds; tensors and scores stay equal."""

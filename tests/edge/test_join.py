@@ -27,7 +27,7 @@ SETTINGS = {"epochs": 2, "batch_size": 16}
 
 
 def _events(process):
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=60)
     sys.stderr.write(err)
     return [json.loads(line) for line in out.splitlines()]
 
@@ -210,7 +210,7 @@ def test_a_device_whose_update_was_rejected_can_be_asked_for_the_round_again(wor
 def test_a_federation_with_another_bundle_is_refused(world, mosquitto_url):
     with _coordinator(world, mosquitto_url, announced_bundle="f" * 64):
         device = world.start(world.arguments(mosquitto_url, "anna"))
-        _, err = device.communicate(timeout=20)
+        _, err = device.communicate(timeout=60)
     assert device.returncode == 1
     assert "join with the federation's own bundle" in err.splitlines()[-1]
 
@@ -236,7 +236,7 @@ def test_an_untrusted_signer_is_refused_with_the_way_to_trust_it(world, mosquitt
     place = arguments.index("--trust")
     del arguments[place : place + 2]
     device = world.start(arguments)
-    _, err = device.communicate(timeout=20)
+    _, err = device.communicate(timeout=60)
     assert device.returncode == 1
     assert "protofleet bundle trust KEY.pem" in err
 
@@ -252,7 +252,7 @@ def test_a_device_process_loads_nothing_heavy(world, mosquitto_url):
     with _coordinator(world, mosquitto_url) as coordinator:
         device = world.start(world.arguments(mosquitto_url, "anna"), script)
         coordinator.wait()
-        _, err = device.communicate(timeout=20)
+        _, err = device.communicate(timeout=60)
     loaded = {name.partition(".")[0] for name in err.splitlines()[-1].split()}
     assert "onnxruntime" in loaded
     assert not loaded & {"torch", "scipy", "sklearn", "matplotlib", "rich", "onnx", "amqtt"}
@@ -269,6 +269,6 @@ def test_the_store_is_bound_to_its_first_federation(world, mosquitto_url):
     with Store.open(world.root / "anna", device_id="berta"):
         pass
     device = world.start(world.arguments(mosquitto_url, "anna"))
-    _, err = device.communicate(timeout=20)
+    _, err = device.communicate(timeout=60)
     assert device.returncode == 1
     assert "belongs to device 'berta', got --id 'anna'" in err
