@@ -1,0 +1,103 @@
+"""``protofleet demo`` as a person runs it: interrupted, resumed, looked at."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow, pytest.mark.timeout(900)]
+
+_DEMO = [sys.executable, "-m", "protofleet", "demo"]
+
+
+def _processes_of(folder):
+    """Command lines of living processes that name the run's folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if str(folder) in line and str(path.parent.name) != str(Path("/proc/self").resolve().name):
+            found.append(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two devices that was interrupted in its second round and then resumed."""
+    base = tmp_path_factory.mktemp("demo")
+    folder = base / "run"
+    options = ["--devices", "2", "--rounds", "3", "--seed", "5", "--out", str(folder)]
+    first = subprocess.Popen([*_DEMO, *options], stdout=subprocess.PIPE, text=True, cwd=base)
+    for line in first.stdout:
+        if line.startswith("round   1/3"):
+            break
+    first.send_signal(signal.SIGINT)
+    rest = first.stdout.read()
+    assert first.wait(60) == 130, rest
+    deadline = time.monotonic() + 30
+    while stray := _processes_of(folder):
+        assert time.monotonic() < deadline, stray
+        time.sleep(0.1)
+    assert f"protofleet demo --out {folder}" in rest.replace("\n", " ")
+    again = subprocess.run(
+        [*_DEMO, "--out", str(folder)], capture_output=True, text=True, check=False, cwd=base
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    return folder, again.stdout
+
+
+def test_interrupted_run_goes_on_where_it_was(run):
+    folder, output = run
+    assert "round   1/3" not in output
+    assert "round   3/3" in output
+    assert "personalisation" in output
+    assert not _processes_of(folder)
+
+
+def test_result_has_every_promised_field(run):
+    folder, _ = run
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["strategy"], result["seed"]) == ("fedali", 5)
+    assert [one["round_id"] for one in result["rounds"]] == [1, 2, 3]
+    for one in result["rounds"]:
+        assert one["participants"] == 2
+        assert one["bytes_up"] > 1e6
+        assert one["bytes_down"] > 1e6
+        assert one["scores"].keys() == {"personalisation", "generalisation", "global"}
+    for metrics in result["scores"].values():
+        assert 0.5 < metrics["macro_f1"]["mean"] <= 1
+        assert metrics["accuracy"]["std"] >= 0
+    for device in result["devices"]:
+        assert device["train_step_ms"].keys() >= {"p50", "p95"}
+        assert device["infer_ms"].keys() >= {"p50", "p95", "p99"}
+        assert device["peak_rss_bytes"] > 30e6
+
+
+def test_report_is_one_file_with_its_pictures(run):
+    folder, _ = run
+    page = (folder / "report.html").read_text()
+    assert not re.search(r'(src|href)="https?:', page)
+    for heading in ("Scores by round", "Traffic by round", "latency", "Confusion", "Prototypes"):
+        assert heading in page
+
+
+def test_other_settings_in_the_same_folder_are_refused(run):
+    folder, _ = run
+    other = [*_DEMO, "--out", str(folder), "--strategy", "fedavg"]
+    refused = subprocess.run(other, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "strategy = fedali" in refused.stderr
+
+
+def test_missing_data_root_is_named(tmp_path):
+    command = [*_DEMO, "--data", "uci-har", "--out", str(tmp_path / "run")]
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "--data-root" in refused.stderr
