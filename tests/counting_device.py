@@ -11,8 +11,9 @@ import signal
 import sys
 from pathlib import Path
 
-import counting_strategy  # noqa: F401 - registers the strategy
+from counting_strategy import counting
 
+from protofleet import strategies
 from protofleet.cli import main
 from protofleet.edge import agent
 
@@ -28,6 +29,7 @@ def _deadly(function):
     return call
 
 
+strategies.STRATEGIES["counting"] = counting
 os.fsync = _deadly(os.fsync)
 Path.replace = _deadly(Path.replace)
 agent.SETTLE_S = float(sys.argv[2])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from protofleet import strategies
 from protofleet.strategies.common import downlink
 from protofleet.strategies.types import (
     ClientState,
@@ -55,6 +54,3 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         aggregate=lambda s, _: ServerState(round_id=s.round_id + 1, tensors=s.tensors),
         server_model=lambda _: None,
     )
-
-
-strategies.STRATEGIES["counting"] = counting
