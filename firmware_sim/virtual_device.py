@@ -56,7 +56,10 @@ def main(path: Path) -> int:
         logging.getLogger(__name__).error("%s", error)  # noqa: TRY400 - the message is the whole story
         return _FAILED
     except MemoryError:
-        logging.getLogger(__name__).exception("out of memory at %d MiB", spec.profile.memory_mb)
+        logging.getLogger(__name__).error(  # noqa: TRY400 - where it ran out tells nothing
+            "out of memory: expected to do with profile.memory_mb = %d; give it more",
+            spec.profile.memory_mb,
+        )
         return _FAILED
 
 

@@ -5,6 +5,9 @@ import json
 import msgspec
 import numpy as np
 import pytest
+from brokers import wait_until
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tiny_bundle import tiny_bundle
 
 from protofleet.datasets.windows import Windows
 from protofleet.errors import InputError
@@ -88,13 +91,30 @@ def test_device_that_cannot_start_says_why(tmp_path):
         devices=(VirtualDevice(id="a"),),
     )
     with Fleet(file) as fleet:
-        while fleet.running():
-            pass
+        wait_until(lambda: not fleet.running(), 60.0)
         (ended,) = fleet.ended()
     assert ended.status == 1
     assert "nowhere.pfb" in ended.last_words
     spec = json.loads((fleet.folder("a") / "device.json").read_text())
     assert spec["device"]["id"] == "a"
+
+
+def test_device_over_its_memory_cap_says_so(tmp_path):
+    """Ten minutes of every activity do not fit into a process of 120 MiB."""
+    tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate())
+    file = FleetFile(
+        federation="study",
+        broker="mqtt://127.0.0.1:1",
+        bundle=tmp_path / "tiny.pfb",
+        folder=tmp_path / "fleet",
+        devices=(VirtualDevice(id="a", profile="small", synthesise_s=600.0),),
+        profiles={"small": DeviceProfile(memory_mb=120)},
+    )
+    with Fleet(file) as fleet:
+        wait_until(lambda: not fleet.running(), 60.0)
+        (ended,) = fleet.ended()
+    assert ended.status == 1
+    assert "profile.memory_mb = 120" in ended.last_words
 
 
 def test_motion_and_data_exclude_each_other(tmp_path):
