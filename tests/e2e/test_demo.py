@@ -34,14 +34,7 @@ def run(tmp_path_factory):
     base = tmp_path_factory.mktemp("demo")
     folder = base / "run"
     options = ["--devices", "2", "--rounds", "3", "--seed", "5", "--out", str(folder)]
-    first = subprocess.Popen(
-        [*_DEMO, *options],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=base,
-        # A shell's background job ignores Ctrl-C, and its children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads
-    )
+    first = subprocess.Popen([*_DEMO, *options], stdout=subprocess.PIPE, text=True, cwd=base)
     for line in first.stdout:
         if line.startswith("round   1/3"):
             break
