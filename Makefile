@@ -10,8 +10,11 @@ STAMP := $(VENV)/.installed
 demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
 
-test: $(STAMP) ## every test that this machine can run
+test: $(STAMP) ## every test that this machine can run; the kernels' also as plain Python
 	$(BIN)/python -m pytest $(ARGS)
+ifeq ($(ARGS),)
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/kernels
+endif
 
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -5,15 +5,25 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
 import msgspec
 
 from protofleet.benchmarks._timing import Sample
+from protofleet.kernels import numba_enabled
 
-_PACKAGES = ("numpy", "onnxruntime", "onnxruntime-extensions", "numba", "torch", "paho-mqtt")
+_PACKAGES = (
+    "numpy",
+    "onnxruntime",
+    "onnxruntime-extensions",
+    "numba",
+    "torch",
+    "scikit-learn",
+    "pot",
+    "paho-mqtt",
+)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,7 +54,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """Rows and the machine that they come from."""
 
     machine: dict[str, str]
-    rows: list[Row]
+    rows: list[msgspec.Struct]
 
     def write(self, path: Path) -> None:
         """Write as JSON."""
@@ -88,7 +98,7 @@ def _median_ms(samples: Sequence[Sample]) -> float:
 
 
 def machine_facts() -> dict[str, str]:
-    """Processor, cores this process may use, operating system and versions."""
+    """Processor, cores this process may use, operating system, versions, kind of kernels."""
     facts = {
         "processor": _processor(),
         "cores": str(
@@ -102,6 +112,7 @@ def machine_facts() -> dict[str, str]:
             facts[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             facts[package] = "not installed"
+    facts["kernels"] = "compiled" if numba_enabled() else "NumPy"
     return facts
 
 
@@ -114,13 +125,21 @@ def _processor() -> str:
 
 def show(rows: Iterable[Row], echo: Callable[[str], object]) -> None:
     """A plain table on ``echo``."""
-    lines = [_cells(row) for row in rows]
     head = ("bench", "case", "threads", "ours ms", "baseline", "ms", "ratio", "details")
-    widths = [max(len(line[i]) for line in (head, *lines)) for i in range(len(head))]
-    for line in (head, *lines):
-        echo(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        )
+    for line in aligned([head, *(_cells(row) for row in rows)]):
+        echo(line)
+
+
+def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+    """Cells in columns of equal width; the columns ``right`` end together."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if index in right else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    ]
 
 
 def _cells(row: Row) -> tuple[str, ...]:

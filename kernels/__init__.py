@@ -5,21 +5,84 @@ never written unless a docstring says so, and no result depends on a number of t
 """
 
 from protofleet.kernels._alp import AlpVariant, alp_infer, alp_train
-from protofleet.kernels._flat import EpsForm, WeightedMean, adam_step, sgd_step
-from protofleet.kernels._kmeans import KMeansResult, cluster_means, kmeans
-from protofleet.kernels._switch import numba_enabled, set_threads
+from protofleet.kernels._clusters import (
+    davies_bouldin,
+    predict_missing_prototypes,
+    shared_class_similarity,
+)
+from protofleet.kernels._codecs import (
+    Rounding,
+    bf16_decode,
+    bf16_encode,
+    fp16_decode,
+    fp16_encode,
+    int8_decode,
+    int8_encode,
+    segments,
+    shuffle_decode,
+    shuffle_encode,
+)
+from protofleet.kernels._flat import EpsForm, adam_step, sgd_step
+from protofleet.kernels._kmeans import (
+    KMeansResult,
+    cluster_means,
+    kmeans,
+    kmeans_plusplus,
+    kmeans_restarts,
+)
+from protofleet.kernels._mean import WeightedMean
+from protofleet.kernels._pool import set_threads
+from protofleet.kernels._sinkhorn import SinkhornResult, sinkhorn
+from protofleet.kernels._sphere import (
+    cosine_similarities,
+    hyperspherical_prototypes,
+    uniform_loss,
+)
+from protofleet.kernels._switch import numba_enabled
+from protofleet.kernels._topk import topk_decode, topk_encode
+from protofleet.kernels._updates import ala_step, apply_delta, clip_by_norm, control_update, delta
+from protofleet.kernels._warm import Warmed, warm
 
 __all__ = [
     "AlpVariant",
     "EpsForm",
     "KMeansResult",
+    "Rounding",
+    "SinkhornResult",
+    "Warmed",
     "WeightedMean",
     "adam_step",
+    "ala_step",
     "alp_infer",
     "alp_train",
+    "apply_delta",
+    "bf16_decode",
+    "bf16_encode",
+    "clip_by_norm",
     "cluster_means",
+    "control_update",
+    "cosine_similarities",
+    "davies_bouldin",
+    "delta",
+    "fp16_decode",
+    "fp16_encode",
+    "hyperspherical_prototypes",
+    "int8_decode",
+    "int8_encode",
     "kmeans",
+    "kmeans_plusplus",
+    "kmeans_restarts",
     "numba_enabled",
+    "predict_missing_prototypes",
+    "segments",
     "set_threads",
     "sgd_step",
+    "shared_class_similarity",
+    "shuffle_decode",
+    "shuffle_encode",
+    "sinkhorn",
+    "topk_decode",
+    "topk_encode",
+    "uniform_loss",
+    "warm",
 ]

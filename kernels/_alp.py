@@ -7,31 +7,31 @@ A plan couples N embeddings with the active prototypes. It starts from
 ``exp(cos(x_i, p_j) / epsilon)``; each iteration divides every row by its sum, then every column.
 As rows come first, columns end with sum one and rows are only roughly balanced. Every embedding
 of the call takes part in every column, so a result depends on the whole batch.
+
+How: the matrix of the plan is filled and scaled in panels of columns, each of which stays in the
+cache while it is worked on; the plan itself is ``diag(u) · kernel · diag(v)`` and never formed.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels._check import Floats, Indices, finite, read_only
+from protofleet.kernels._alp_plan import Plan, solve, unit
+from protofleet.kernels._check import Floats, finite, read_only
+from protofleet.kernels._pool import spread
 from protofleet.kernels._switch import backend
 
 AlpVariant = Literal["bulk_code", "single_code", "paper_text", "paper_pseudo"]
 """How local prototypes move; ``alp_train`` documents them."""
 
-_MIN_EPSILON = 0.03  # below it exp(2 / epsilon) times the scalings leaves float32
+Mask = NDArray[np.bool_]
 
-
-class _Plan(NamedTuple):
-    """``diag(u) · kernel · diag(v)`` over N rows and M columns, float32, C-order."""
-
-    kernel: Floats
-    u: Floats
-    v: Floats
+_MIN_EPSILON = 0.01
+_GRAIN = 1 << 17  # numbers that are worth a thread
 
 
 def alp_train(  # noqa: PLR0913 - the attributes of the AlpTrain operator, by keyword
@@ -43,6 +43,8 @@ def alp_train(  # noqa: PLR0913 - the attributes of the AlpTrain operator, by ke
     gamma: float = 0.999,
     epsilon: float = 0.05,
     iterations: int = 3,
+    mask: Mask | None = None,
+    out: Floats | None = None,
 ) -> tuple[Floats, Floats]:
     """Align a training batch with the global prototypes and move the local ones.
 
@@ -60,49 +62,71 @@ def alp_train(  # noqa: PLR0913 - the attributes of the AlpTrain operator, by ke
     =============== =========================== ==================================== =============
 
     Args:
-        x: ``(B, Z, d) float32`` embeddings; any array here may be read-only.
+        x: ``(B, Z, d) float32`` embeddings; any array but ``out`` may be read-only.
         local: ``(G, d) float32``.
         global_: ``(G, d) float32``.
         variant: see above.
         gamma: share of the old prototype that stays, in [0, 1].
-        epsilon: temperature of the plan, at least 0.03.
+        epsilon: temperature of the plan, at least 0.01.
         iterations: row-and-column scalings, at least 1.
+        mask: ``(B,) bool``, the examples that count. The others take no part, as if they were
+            not in the batch, and get zeros.
+        out: ``(G, d) float32``, C-order, where the new local prototypes are written: ``local``
+            itself, or an array that overlaps none of the others.
 
     Returns:
-        The chosen prototypes ``(B, Z, d)`` and the new local prototypes ``(G, d)``, new float32
-        arrays. Of equal plan values the lowest index wins.
+        The chosen prototypes ``(B, Z, d)``, a new float32 array, and the new local prototypes
+        ``(G, d)``, ``out`` or a new array. Of equal plan values the lowest index wins.
 
     Raises:
         InputError: wrong shape or dtype, a number that is not finite, an unknown variant or a
-            setting outside its range.
+            setting outside its range. ``out`` is then as before.
     """
     if variant not in get_args(AlpVariant):
         known = ", ".join(get_args(AlpVariant))
         raise InputError(f"ALP variant: expected one of {known}; got '{variant}'")
     if not 0.0 <= gamma <= 1.0:
         raise InputError(f"ALP gamma: expected a number in [0, 1], got {gamma}")
-    x, local = _embeddings(x), read_only("local prototypes", local, 2)
+    x = _embeddings(x, epsilon, iterations)
+    moved = _target(out, local, global_, x)
+    local = _prototypes("local prototypes", local, x)
     global_ = read_only("global prototypes", global_, 2)
-    _check_prototypes("local prototypes", local, x)
     if global_.shape != local.shape:
         raise InputError(
             f"global prototypes: expected {local.shape} as the local ones, got {global_.shape}"
         )
-    plan = _plan(x, np.concatenate((local, global_)), epsilon, iterations)
-    chosen = global_[_best(plan, len(local))].reshape(x.shape)
-    return chosen, _moved(x, local, plan, variant, gamma)
+    rows, batch = _valid(x, mask)
+    if not batch:
+        finite("local prototypes", local)
+        finite("global prototypes", global_)
+        moved[:] = local
+        return np.zeros_like(x), moved
+    top = _top(variant, batch, len(rows), len(local))
+    plan = solve(rows, (local, global_), top, epsilon, iterations)
+    chosen = _scattered(global_.take(plan.winners(1), axis=0), x, mask)
+    if variant == "single_code":
+        _overwrite(plan, gamma, moved)
+    else:
+        _move(plan, variant, gamma, moved)
+    return chosen, moved
 
 
 def alp_infer(
-    x: NDArray[Any], local: NDArray[Any], *, epsilon: float = 0.05, iterations: int = 3
+    x: NDArray[Any],
+    local: NDArray[Any],
+    *,
+    epsilon: float = 0.05,
+    iterations: int = 3,
+    mask: Mask | None = None,
 ) -> Floats:
     """Align a batch with the local prototypes alone, as a device does when it infers.
 
     Args:
         x: ``(B, Z, d) float32`` embeddings; any array here may be read-only.
         local: ``(G, d) float32``.
-        epsilon: temperature of the plan, at least 0.03.
+        epsilon: temperature of the plan, at least 0.01.
         iterations: row-and-column scalings, at least 1.
+        mask: as of ``alp_train``.
 
     Returns:
         The raw local prototype with the largest plan value, ``(B, Z, d) float32``.
@@ -110,85 +134,100 @@ def alp_infer(
     Raises:
         InputError: wrong shape or dtype, a number that is not finite, a setting out of range.
     """
-    x, local = _embeddings(x), read_only("local prototypes", local, 2)
-    _check_prototypes("local prototypes", local, x)
-    plan = _plan(x, local, epsilon, iterations)
-    chosen: Floats = local[_best(plan, 0)].reshape(x.shape)
-    return chosen
+    x = _embeddings(x, epsilon, iterations)
+    local = _prototypes("local prototypes", local, x)
+    rows, batch = _valid(x, mask)
+    if not batch:
+        finite("local prototypes", local)
+        return np.zeros_like(x)
+    plan = solve(rows, (local,), 0, epsilon, iterations)
+    return _scattered(local.take(plan.winners(0), axis=0), x, mask)
 
 
-def _embeddings(x: NDArray[Any]) -> Floats:
+def _embeddings(x: NDArray[Any], epsilon: float, iterations: int) -> Floats:
     x = read_only("embeddings", x, 3)
     if not x.size:
         raise InputError(f"embeddings: expected at least one, got shape {x.shape}")
-    return x
-
-
-def _check_prototypes(name: str, prototypes: Floats, x: Floats) -> None:
-    if not len(prototypes) or prototypes.shape[1] != x.shape[2]:
-        raise InputError(f"{name}: expected (G, {x.shape[2]}), got {prototypes.shape}")
-
-
-def _plan(x: Floats, active: Floats, epsilon: float, iterations: int) -> _Plan:
     if not _MIN_EPSILON <= epsilon < np.inf:
         raise InputError(f"ALP epsilon: expected at least {_MIN_EPSILON}, got {epsilon}")
     if iterations < 1:
         raise InputError(f"ALP iterations: expected at least 1, got {iterations}")
-    loops = backend("alp")
-    flat_x = x.reshape(-1, x.shape[2])
-    rows = _unit("embeddings", flat_x, 1.0 / epsilon)
-    columns = _unit("prototypes", active, 1.0)
-    kernel = rows @ columns.T
-    u = np.empty(len(rows), np.float32)
-    sums = np.zeros(len(active), np.float32)
-    # Rows cancel the factor exp(-1 / epsilon), which keeps every product below inside float32.
-    loops.first_scaling(kernel, u, sums, 1.0 / epsilon)
-    for _ in range(iterations - 1):
-        v = np.float32(1) / sums
-        sums = np.zeros_like(sums)
-        loops.scaling(kernel, u, v, sums)
-    return _Plan(kernel, u, np.float32(1) / sums)
+    return x
 
 
-def _unit(name: str, rows: Floats, scale: float) -> Floats:
-    out = np.empty_like(rows)
-    if not backend("alp").unit_rows(read_only(name, rows, 2), out, scale):
-        finite(name, rows)
+def _prototypes(name: str, prototypes: NDArray[Any], x: Floats) -> Floats:
+    prototypes = read_only(name, prototypes, 2)
+    if not len(prototypes) or prototypes.shape[1] != x.shape[2]:
+        raise InputError(f"{name}: expected (G, {x.shape[2]}), got {prototypes.shape}")
+    return prototypes
+
+
+def _target(
+    out: Floats | None, local: NDArray[Any], global_: NDArray[Any], x: NDArray[Any]
+) -> Floats:
+    if out is None:
+        return np.empty(local.shape, np.float32)
+    fits = out.shape == local.shape and out.dtype == np.float32
+    if not (fits and out.flags.c_contiguous and out.flags.aligned and out.flags.writeable):
+        raise InputError(
+            f"ALP out: expected a writable, C-ordered {local.shape} float32 array, "
+            f"got {out.shape} {out.dtype}, writable={out.flags.writeable}"
+        )
+    same = out is local or out.ctypes.data == local.ctypes.data
+    others = (x, global_) if same else (x, global_, local)
+    if any(np.may_share_memory(out, other) for other in others):
+        raise InputError("ALP out: expected the local prototypes or an array of its own")
     return out
 
 
-def _best(plan: _Plan, start: int) -> Indices:
-    chosen = np.empty(len(plan.kernel), np.int64)
-    backend("alp").best_columns(plan.kernel, plan.v, start, chosen)
-    return chosen
+def _valid(x: Floats, mask: Mask | None) -> tuple[Floats, int]:
+    """The embeddings that count, ``(N, d)``, and of how many examples they are."""
+    if mask is None:
+        return x.reshape(-1, x.shape[2]), len(x)
+    if mask.dtype != np.bool_ or mask.shape != x.shape[:1]:
+        raise InputError(
+            f"ALP mask: expected a ({len(x)},) bool array, got {mask.dtype} of shape {mask.shape}"
+        )
+    kept = x[mask]
+    return read_only("embeddings", kept.reshape(-1, x.shape[2]), 2), len(kept)
 
 
-def _moved(x: Floats, local: Floats, plan: _Plan, variant: AlpVariant, gamma: float) -> Floats:
-    flat_x = x.reshape(-1, x.shape[2])
+def _scattered(chosen: Floats, x: Floats, mask: Mask | None) -> Floats:
+    if mask is None:
+        return chosen.reshape(x.shape)
+    whole = np.zeros_like(x)
+    whole[mask] = chosen.reshape(-1, *x.shape[1:])
+    return whole
+
+
+def _top(variant: AlpVariant, batch: int, embeddings: int, prototypes: int) -> int:
     if variant == "single_code":
-        return _overwritten(flat_x, local, plan, gamma)
-    prototypes = len(local)
-    count = len(x) // prototypes if variant == "bulk_code" else -(-len(flat_x) // prototypes)
-    picked = np.empty((max(1, count), prototypes), np.int64)
-    weights = np.empty(picked.shape, np.float32)
-    loops = backend("alp")
-    loops.best_rows(plan.kernel, plan.u, picked, weights)
+        return 0
+    count = batch // prototypes if variant == "bulk_code" else -(-embeddings // prototypes)
+    return max(1, count)
+
+
+def _move(plan: Plan, variant: AlpVariant, gamma: float, out: Floats) -> None:
+    x, local, weights = plan.x, plan.local, plan.weights
     if variant == "paper_pseudo":
-        weights *= plan.v[:prototypes]
-        flat_x = read_only("embeddings", _unit("embeddings", flat_x, 1.0), 2)
+        weights = weights * plan.column_scaling()
+        x = unit(x)
     else:
-        weights /= weights.sum(axis=0)
-    moved: Floats = loops.move(local, flat_x, picked, weights, gamma)
-    return moved
+        weights = weights / weights.sum(axis=0)
+    loop, top = backend("alp").move, plan.top
+
+    def work(start: int, stop: int) -> None:
+        loop(local, x, top, weights, gamma, start, stop, out)
+
+    spread(work, len(local), -(-_GRAIN // local.shape[1]))
 
 
-def _overwritten(x: Floats, local: Floats, plan: _Plan, gamma: float) -> Floats:
-    best = np.empty(len(x), np.int64)
-    own = np.ascontiguousarray(plan.kernel[:, : len(local)])
-    backend("alp").best_columns(own, plan.v[: len(local)], 0, best)
+def _overwrite(plan: Plan, gamma: float, out: Floats) -> None:
+    x, local = plan.x, plan.local
     last = np.full(len(local), -1, np.int64)
-    last[best] = np.arange(len(x))  # of repeated indices NumPy keeps the last assignment
+    last[plan.winners(0)] = np.arange(len(x))  # of repeated indices NumPy keeps the last one
     hit = last >= 0
-    moved = local.copy()
-    moved[hit] = np.float32(gamma) * local[hit] + np.float32(1.0 - gamma) * x[last[hit]]
-    return moved
+    moved = np.float32(gamma) * local[hit] + np.float32(1.0 - gamma) * x[last[hit]]
+    if out.ctypes.data != local.ctypes.data:
+        out[:] = local
+    out[hit] = moved

@@ -1,61 +1,26 @@
-"""Loops over a whole model's parameters: weighted means and optimisers."""
+"""Optimisers on flat buffers, with the terms that federated strategies add to the gradient.
+
+NaN is neither looked for nor hidden here: whoever computes the loss sees it there first. A buffer
+that is written must not overlap another one.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels._check import Floats, finite, flat, read_only
+from protofleet.kernels._check import Floats, flat
 from protofleet.kernels._switch import backend
+from protofleet.kernels._updates import alike, in_parts
 
 EpsForm = Literal["torch", "keras"]
 """Where Adam adds eps; ``adam_step`` documents it."""
 
-
-class WeightedMean:
-    """Weighted mean of buffers that come one at a time; memory does not grow with their number.
-
-    Attributes:
-        weight: sum of the weights so far.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._total = np.zeros(size, np.float64)
-        self.weight = 0.0
-
-    def add(self, buffer: NDArray[Any], weight: float) -> None:
-        """Add a ``(size,) float32`` buffer; one of weight zero is not even looked at.
-
-        Raises:
-            InputError: wrong shape or dtype, a number that is not finite, a negative weight.
-                The mean is then as before.
-        """
-        if not (math.isfinite(weight) and weight >= 0):
-            raise InputError(f"weighted mean: expected a weight of at least 0, got {weight}")
-        if weight == 0:
-            return
-        buffer = read_only("weighted mean", buffer, 1)
-        if buffer.size != self._total.size:
-            raise InputError(
-                f"weighted mean: expected {self._total.size} values, got {buffer.size}"
-            )
-        finite("weighted mean", buffer)
-        backend("flat").accumulate(self._total, buffer, float(weight))
-        self.weight += weight
-
-    def result(self) -> Floats:
-        """The mean so far, ``(size,) float32``.
-
-        Raises:
-            InputError: nothing with a positive weight was added.
-        """
-        if self.weight == 0:
-            raise InputError("weighted mean: expected a positive weight, got none")
-        return (self._total / self.weight).astype(np.float32)
+_NONE = np.empty(0, np.float32)
 
 
 def sgd_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
@@ -66,11 +31,14 @@ def sgd_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
     lr: float,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    proximal: tuple[float, NDArray[Any]] | None = None,
+    correction: NDArray[Any] | None = None,
 ) -> None:
     """One step of stochastic gradient descent as in ``torch.optim.SGD`` (no dampening).
 
-    ``g = grads + weight_decay · params``, ``velocity = momentum · velocity + g``,
-    ``params -= lr · velocity``. A velocity of zeros makes the first step as PyTorch does it.
+    ``g = grads + mu · (params - reference) + correction + weight_decay · params``,
+    ``velocity = momentum · velocity + g``, ``params -= lr · velocity``, in one pass over memory.
+    A velocity of zeros makes the first step as PyTorch does it.
 
     Args:
         params: flat float32 buffer, written.
@@ -79,19 +47,24 @@ def sgd_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
         lr: learning rate.
         momentum: share of the velocity that stays.
         weight_decay: factor of the parameters added to their gradient.
+        proximal: mu and reference, as FedProx (arXiv:1812.06127v5, eq. 2) and Ditto
+            (arXiv:2012.04221v3, algorithm 1) pull towards the server's parameters.
+        correction: added to the gradient; SCAFFOLD's c - c_i (``control_update``).
 
     Raises:
         InputError: a buffer of another shape or dtype, or one that cannot be written.
     """
     size = flat("params", params, params.size).size
-    grads = _gradients(grads, size)
+    grads = alike("grads", grads, size)
+    mu, reference, correction = _terms(proximal, correction, size)
     if momentum == 0:
-        backend("flat").sgd(params, grads, lr, weight_decay)
-        return
-    if velocity is None:
+        velocity = _NONE
+    elif velocity is None:
         raise InputError(f"sgd: momentum {momentum} needs a velocity buffer, got None")
-    flat("velocity", velocity, size)
-    backend("flat").momentum_sgd(params, grads, velocity, (lr, momentum, weight_decay))
+    else:
+        flat("velocity", velocity, size)
+    numbers = np.array((weight_decay, mu, lr, momentum))
+    in_parts(backend("flat").sgd_step, (params, grads, velocity, reference, correction), numbers)
 
 
 def adam_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
@@ -107,8 +80,10 @@ def adam_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
     eps: float = 1e-8,
     weight_decay: float = 0.0,
     eps_form: EpsForm = "torch",
+    proximal: tuple[float, NDArray[Any]] | None = None,
+    correction: NDArray[Any] | None = None,
 ) -> None:
-    """One step of Adam (Kingma and Ba, arXiv:1412.6980).
+    """One step of Adam (Kingma and Ba, arXiv:1412.6980), in one pass over memory.
 
     With bias corrections ``c1 = 1 - beta1^step`` and ``c2 = 1 - beta2^step``:
 
@@ -129,24 +104,39 @@ def adam_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
         eps: added to the root.
         weight_decay: factor of the parameters added to their gradient (L2, not AdamW).
         eps_form: see above.
+        proximal: added to the gradient before the moments, as in ``sgd_step``.
+        correction: likewise.
 
     Raises:
-        InputError: a buffer of another shape or dtype, one that cannot be written, a step below 1.
+        InputError: a buffer of another shape or dtype, one that cannot be written, a setting out of
+            range.
     """
     size = flat("params", params, params.size).size
-    grads = _gradients(grads, size)
+    grads = alike("grads", grads, size)
+    mu, reference, correction = _terms(proximal, correction, size)
     flat("m", m, size)
     flat("v", v, size)
+    if eps_form not in get_args(EpsForm):
+        known = ", ".join(get_args(EpsForm))
+        raise InputError(f"adam eps_form: expected one of {known}; got '{eps_form}'")
+    if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
+        raise InputError(f"adam: expected betas in [0, 1), got {beta1} and {beta2}")
     if step < 1:
         raise InputError(f"adam: expected a step from 1, got {step}")
     root = math.sqrt(1.0 - beta2**step)
     rate = lr * root / (1.0 - beta1**step)
     inner_eps = eps if eps_form == "keras" else eps * root
-    backend("flat").adam(params, grads, m, v, (beta1, beta2, rate, inner_eps, weight_decay))
+    numbers = np.array((weight_decay, mu, beta1, beta2, rate, inner_eps))
+    in_parts(backend("flat").adam_step, (params, grads, m, v, reference, correction), numbers)
 
 
-def _gradients(grads: NDArray[Any], size: int) -> Floats:
-    grads = read_only("grads", grads, 1)
-    if grads.size != size:
-        raise InputError(f"grads: expected ({size},) float32 as params, got {grads.shape}")
-    return grads
+def _terms(
+    proximal: tuple[float, NDArray[Any]] | None, correction: NDArray[Any] | None, size: int
+) -> tuple[float, Floats, Floats]:
+    """Factor, reference and correction; an empty buffer for what is left out."""
+    mu, reference = proximal or (0.0, None)
+    return (
+        mu,
+        _NONE if reference is None else alike("proximal reference", reference, size),
+        _NONE if correction is None else alike("correction", correction, size),
+    )

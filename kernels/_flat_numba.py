@@ -1,64 +1,144 @@
-"""Numba loops over flat buffers. ``_flat_numpy`` has the same functions in plain NumPy.
+"""Numba loops of the optimisers. ``_flat_numpy`` has the same functions in plain NumPy.
 
-Their operations keep NumPy's order and rounding (no flags), so both give the same bits.
+Their operations keep NumPy's order and rounding (no flags), so both give the same bits. A block's
+gradient is completed in the first-level cache before the step: any mixture of terms is one pass
+over memory, and every loop is short enough to run in vector lanes.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels._check import Floats
-from protofleet.kernels._switch import jit
+from protofleet.kernels._native import helper, kernel
+
+_BLOCK = 1024
 
 
-@jit()
-def accumulate(total: NDArray[np.float64], buffer: Floats, weight: float) -> None:
-    """``total += weight · buffer`` in float64."""
-    for i in range(total.size):
-        total[i] += weight * np.float64(buffer[i])
-
-
-@jit()
-def sgd(params: Floats, grads: Floats, lr: float, weight_decay: float) -> None:
-    """``p -= lr · (g + weight_decay · p)`` in float32."""
-    rate = np.float32(lr)
-    decay = np.float32(weight_decay)
-    for i in range(params.size):
-        params[i] -= rate * (grads[i] + decay * params[i])
-
-
-@jit()
-def momentum_sgd(
-    params: Floats, grads: Floats, velocity: Floats, numbers: tuple[float, float, float]
+@helper()
+def _complete(
+    params: Floats,
+    grads: Floats,
+    reference: Floats,
+    correction: Floats,
+    mu: np.float32,
+    out: Floats,
 ) -> None:
-    """``v = momentum · v + g + weight_decay · p; p -= lr · v`` in float32.
+    """``out = grads + mu · (params - reference) + correction`` of one block."""
+    for i in range(grads.size):
+        out[i] = grads[i]
+    for i in range(reference.size):
+        out[i] += mu * (params[i] - reference[i])
+    for i in range(correction.size):
+        out[i] += correction[i]
 
-    ``numbers``: lr, momentum, weight decay.
+
+@kernel("f4[1] out", "f4[1]", "f4[1] out", "f4[1]", "f4[1]", "f8[1]", "f4[1] out")
+def sgd(
+    params: Floats,
+    grads: Floats,
+    velocity: Floats,
+    reference: Floats,
+    correction: Floats,
+    numbers: NDArray[np.float64],
+    scratch: Floats,
+) -> None:
+    """As ``sgd_step``; ``scratch`` holds a block's gradient."""
+    decay = np.float32(numbers[0])
+    mu = np.float32(numbers[1])
+    rate = np.float32(numbers[2])
+    keep = np.float32(numbers[3])
+    for start in range(0, params.size, _BLOCK):
+        stop = start + _BLOCK
+        p = params[start:stop]
+        v = velocity[start:stop]
+        g = grads[start:stop]
+        if reference.size or correction.size:
+            pull, shift = reference[start:stop], correction[start:stop]
+            _complete(p, g, pull, shift, mu, scratch)
+            g = scratch
+        if v.size:
+            for i in range(p.size):
+                value = keep * v[i] + (g[i] + decay * p[i])
+                v[i] = value
+                p[i] -= rate * value
+        else:
+            for i in range(p.size):
+                p[i] -= rate * (g[i] + decay * p[i])
+
+
+def sgd_step(
+    params: Floats,
+    grads: Floats,
+    velocity: Floats,
+    reference: Floats,
+    correction: Floats,
+    numbers: NDArray[np.float64],
+) -> None:
+    """``v = momentum · v + g; p -= lr · v`` in float32, without a velocity ``p -= lr · g``.
+
+    ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
+    and correction an empty one is left out. ``numbers``: weight decay, mu, lr, momentum.
     """
-    rate = np.float32(numbers[0])
-    keep = np.float32(numbers[1])
-    decay = np.float32(numbers[2])
-    for i in range(params.size):
-        velocity[i] = keep * velocity[i] + (grads[i] + decay * params[i])
-        params[i] -= rate * velocity[i]
+    scratch = np.empty(_BLOCK, np.float32)
+    sgd(params, grads, velocity, reference, correction, numbers, scratch)
 
 
-@jit()
-def adam(params: Floats, grads: Floats, m: Floats, v: Floats, numbers: tuple[float, ...]) -> None:
+@kernel("f4[1] out", "f4[1]", "f4[1] out", "f4[1] out", "f4[1]", "f4[1]", "f8[1]", "f4[1] out")
+def adam(
+    params: Floats,
+    grads: Floats,
+    m: Floats,
+    v: Floats,
+    reference: Floats,
+    correction: Floats,
+    numbers: NDArray[np.float64],
+    scratch: Floats,
+) -> None:
+    """As ``adam_step``; ``scratch`` holds a block's gradient."""
+    decay = np.float32(numbers[0])
+    mu = np.float32(numbers[1])
+    keep_m = np.float32(numbers[2])
+    keep_v = np.float32(numbers[3])
+    take_m = np.float32(1.0 - numbers[2])
+    take_v = np.float32(1.0 - numbers[3])
+    rate = np.float32(numbers[4])
+    eps = np.float32(numbers[5])
+    for start in range(0, params.size, _BLOCK):
+        stop = start + _BLOCK
+        p = params[start:stop]
+        first = m[start:stop]
+        second = v[start:stop]
+        g = grads[start:stop]
+        if reference.size or correction.size:
+            pull, shift = reference[start:stop], correction[start:stop]
+            _complete(p, g, pull, shift, mu, scratch)
+            g = scratch
+        for i in range(p.size):
+            gradient = g[i] + decay * p[i]
+            # Named before they are stored: loads after stores would keep this loop out of lanes.
+            mean = keep_m * first[i] + take_m * gradient
+            square = keep_v * second[i] + take_v * (gradient * gradient)
+            first[i] = mean
+            second[i] = square
+            p[i] -= rate * mean / (math.sqrt(square) + eps)
+
+
+def adam_step(
+    params: Floats,
+    grads: Floats,
+    m: Floats,
+    v: Floats,
+    reference: Floats,
+    correction: Floats,
+    numbers: NDArray[np.float64],
+) -> None:
     """``m, v`` = moving means of g and g²; ``p -= rate · m / (sqrt(v) + eps)`` in float32.
 
-    ``numbers``: beta1, beta2, rate, eps, weight decay.
+    ``g`` as in ``sgd_step``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
     """
-    keep_m = np.float32(numbers[0])
-    keep_v = np.float32(numbers[1])
-    take_m = np.float32(1.0 - numbers[0])
-    take_v = np.float32(1.0 - numbers[1])
-    rate = np.float32(numbers[2])
-    eps = np.float32(numbers[3])
-    decay = np.float32(numbers[4])
-    for i in range(params.size):
-        g = grads[i] + decay * params[i]
-        m[i] = keep_m * m[i] + take_m * g
-        v[i] = keep_v * v[i] + take_v * (g * g)
-        params[i] -= rate * m[i] / (np.sqrt(v[i]) + eps)
+    scratch = np.empty(_BLOCK, np.float32)
+    adam(params, grads, m, v, reference, correction, numbers, scratch)

@@ -9,48 +9,72 @@ from numpy.typing import NDArray
 
 from protofleet.kernels._check import Floats
 
-_BLOCK = 1 << 15
+_BLOCK = 1 << 14
+_silent = np.errstate(all="ignore")  # as compiled loops are
+
+
+@_silent
+def sgd_step(
+    params: Floats,
+    grads: Floats,
+    velocity: Floats,
+    reference: Floats,
+    correction: Floats,
+    numbers: NDArray[np.float64],
+) -> None:
+    """``v = momentum · v + g; p -= lr · v`` in float32, without a velocity ``p -= lr · g``.
+
+    ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
+    and correction an empty one is left out. ``numbers``: weight decay, mu, lr, momentum.
+    """
+    decay, mu, rate, keep = numbers.astype(np.float32)
+    for part in _blocks(params.size):
+        g = _complete(params, grads, reference, correction, decay, mu, part)
+        if velocity.size:
+            g += keep * velocity[part]
+            velocity[part] = g
+        params[part] -= rate * g
+
+
+@_silent
+def adam_step(
+    params: Floats,
+    grads: Floats,
+    m: Floats,
+    v: Floats,
+    reference: Floats,
+    correction: Floats,
+    numbers: NDArray[np.float64],
+) -> None:
+    """``m, v`` = moving means of g and g²; ``p -= rate · m / (sqrt(v) + eps)`` in float32.
+
+    ``g`` as in ``sgd_step``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
+    """
+    decay, mu, keep_m, keep_v, rate, eps = numbers.astype(np.float32)
+    take_m, take_v = (1.0 - numbers[2:4]).astype(np.float32)
+    for part in _blocks(params.size):
+        g = _complete(params, grads, reference, correction, decay, mu, part)
+        m[part] = keep_m * m[part] + take_m * g
+        v[part] = keep_v * v[part] + take_v * (g * g)
+        params[part] -= rate * m[part] / (np.sqrt(v[part]) + eps)
 
 
 def _blocks(size: int) -> Iterator[slice]:
     return (slice(start, start + _BLOCK) for start in range(0, size, _BLOCK))
 
 
-def accumulate(total: NDArray[np.float64], buffer: Floats, weight: float) -> None:
-    """``total += weight · buffer`` in float64."""
-    for part in _blocks(total.size):
-        total[part] += weight * buffer[part].astype(np.float64)
-
-
-def sgd(params: Floats, grads: Floats, lr: float, weight_decay: float) -> None:
-    """``p -= lr · (g + weight_decay · p)`` in float32."""
-    for part in _blocks(params.size):
-        step = grads[part] + np.float32(weight_decay) * params[part]
-        params[part] -= np.float32(lr) * step
-
-
-def momentum_sgd(
-    params: Floats, grads: Floats, velocity: Floats, numbers: tuple[float, float, float]
-) -> None:
-    """``v = momentum · v + g + weight_decay · p; p -= lr · v`` in float32.
-
-    ``numbers``: lr, momentum, weight decay.
-    """
-    rate, keep, decay = (np.float32(number) for number in numbers)
-    for part in _blocks(params.size):
-        velocity[part] = keep * velocity[part] + (grads[part] + decay * params[part])
-        params[part] -= rate * velocity[part]
-
-
-def adam(params: Floats, grads: Floats, m: Floats, v: Floats, numbers: tuple[float, ...]) -> None:
-    """``m, v`` = moving means of g and g²; ``p -= rate · m / (sqrt(v) + eps)`` in float32.
-
-    ``numbers``: beta1, beta2, rate, eps, weight decay.
-    """
-    keep_m, keep_v, rate, eps, decay = (np.float32(number) for number in numbers)
-    take_m, take_v = (np.float32(1.0 - beta) for beta in numbers[:2])
-    for part in _blocks(params.size):
-        g = grads[part] + decay * params[part]
-        m[part] = keep_m * m[part] + take_m * g
-        v[part] = keep_v * v[part] + take_v * (g * g)
-        params[part] -= rate * m[part] / (np.sqrt(v[part]) + eps)
+def _complete(
+    params: Floats,
+    grads: Floats,
+    reference: Floats,
+    correction: Floats,
+    decay: np.float32,
+    mu: np.float32,
+    part: slice,
+) -> Floats:
+    g = grads[part]
+    if reference.size:
+        g = g + mu * (params[part] - reference[part])
+    if correction.size:
+        g = g + correction[part]
+    return g + decay * params[part]

@@ -276,6 +276,5 @@ def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]
 def average(updates: Updates, layout: Layout) -> TensorMap | None:
     """Mean of all tensors, weighted by number of examples; None if no update has any."""
     mean = WeightedMean(layout.size)
-    for tensors, num_examples in weighted(updates, layout):
-        mean.add(tensors.buffer, num_examples)
+    mean.add_all((tensors.buffer, examples) for tensors, examples in weighted(updates, layout))
     return TensorMap(layout, mean.result()) if mean.weight else None

@@ -34,7 +34,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -219,11 +219,16 @@ def _aggregate(context: _Context, state: ServerState, updates: Updates) -> Serve
     collected = {name: np.empty((len(updates), *shapes[name]), np.float32) for name in names}
     mean = WeightedMean(context.uplink.size)
     clients = 0
-    for tensors, num_examples in weighted(updates, context.uplink):
-        mean.add(tensors.buffer, num_examples)
-        for name in names:
-            collected[name][clients] = tensors[name]
-        clients += 1
+
+    def collect() -> Iterator[tuple[NDArray[np.float32], int]]:
+        nonlocal clients
+        for tensors, num_examples in weighted(updates, context.uplink):
+            for name in names:
+                collected[name][clients] = tensors[name]
+            clients += 1
+            yield tensors.buffer, num_examples
+
+    mean.add_all(collect())
     if not clients:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     average = TensorMap(context.uplink, mean.result())

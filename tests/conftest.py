@@ -10,8 +10,14 @@ from pathlib import Path
 
 import pytest
 from brokers import mosquitto
+from hypothesis import settings
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+# The same examples in every run; HYPOTHESIS_PROFILE=default draws new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 
 def pytest_configure() -> None:

@@ -42,8 +42,8 @@ def run(file: Path, *, as_json: bool) -> None:
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
     command goes on where the run stood. With --json each line is one event.
     """
-    # Numba would cost 120 MB and half a second here and gain little: averaging is memory-bound and
-    # k-means is mostly one matrix product.
+    # Compiled kernels would cost 50 MB here and gain little: averaging is memory-bound, and k-means
+    # is mostly matrix products.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
     from protofleet.coordinator.config import load_config
     from protofleet.coordinator.run import open_service

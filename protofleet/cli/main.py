@@ -18,6 +18,7 @@ _COMMANDS = {
     "device": "protofleet.cli.device:device",
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
+    "kernels": "protofleet.cli.kernels:kernels",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "report": "protofleet.cli.report:report",
     "strategies": "protofleet.cli.strategies:strategies",

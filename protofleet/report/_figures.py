@@ -20,22 +20,22 @@ from protofleet.report.result import Device, Metrics, Round, Scores
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9",
 )  # fmt: skip
-_INK, _FAINT = "#1f2933", "#d5dbe1"
+INK, FAINT = "#1f2933", "#d5dbe1"
 _MARKERS = "osD^vPX*"
-_STYLE = {
+STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
-    "text.color": _INK,
-    "axes.labelcolor": _INK,
+    "text.color": INK,
+    "axes.labelcolor": INK,
     "axes.edgecolor": "#9aa5b1",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": _FAINT,
+    "grid.color": FAINT,
     "grid.linewidth": 0.6,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
     "legend.frameon": False,
     "svg.hashsalt": "protofleet",
 }
@@ -124,7 +124,7 @@ def latencies(
             [samples for _, samples in shown], positions=range(len(shown)), whis=(5, 95),
             orientation="horizontal", widths=0.6, showfliers=False, patch_artist=True,
             boxprops={"facecolor": SKY, "edgecolor": BLUE, "alpha": 0.7},
-            medianprops={"color": _INK, "linewidth": 1.6},
+            medianprops={"color": INK, "linewidth": 1.6},
             whiskerprops={"color": BLUE}, capprops={"color": BLUE},
         )  # fmt: skip
         if ends.min() > 0 and ends.max() > 20 * ends.min():
@@ -206,7 +206,7 @@ def has_scores(rounds: Sequence[Round]) -> bool:
 
 
 def _drawn(draw: Callable[[Any], None], *, height: float = _HEIGHT) -> bytes:
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         draw(figure.add_subplot())
         buffer = io.BytesIO()
@@ -243,5 +243,5 @@ def _write_counts(axes: Any, counts: NDArray[np.int64], share: NDArray[np.float6
     for row, column in zip(*np.nonzero(counts), strict=True):
         axes.text(
             column + 0.5, row + 0.5, str(counts[row, column]), ha="center", va="center", fontsize=8,
-            color="white" if share[row, column] > 0.5 else _INK,
+            color="white" if share[row, column] > 0.5 else INK,
         )  # fmt: skip

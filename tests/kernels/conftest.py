@@ -1,6 +1,17 @@
 import importlib.util
+import os
 
 import pytest
+
+_JIT = os.environ.get("NUMBA_DISABLE_JIT", "0") in {"", "0"}
+
+
+def pytest_collection_modifyitems(items):
+    """Kernels as plain Python: large arrays would take minutes, and NumPy's scalars warn."""
+    for item in [] if _JIT else items:
+        item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
+        if item.get_closest_marker("jit"):
+            item.add_marker(pytest.mark.skip(reason="needs compiled kernels"))
 
 
 @pytest.fixture(params=["numba", "numpy"])

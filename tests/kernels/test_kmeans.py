@@ -1,14 +1,23 @@
 """K-means against scikit-learn and against brute force."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from oracles import kmeans as oracle
 from sklearn.cluster import KMeans
 
 from protofleet.errors import InputError
-from protofleet.kernels import cluster_means, kmeans
+from protofleet.kernels import (
+    _kmeans_search,
+    _pool,
+    cluster_means,
+    kmeans,
+    kmeans_plusplus,
+    kmeans_restarts,
+)
 
 pytestmark = pytest.mark.usefixtures("backend")
 examples = settings(
@@ -64,11 +73,7 @@ def test_brute_force_finds_the_same(seed, k, n, width):
     rng = np.random.default_rng(seed)
     points = rng.standard_normal((n, width)).astype(np.float32)
     init = rng.standard_normal((k, width)).astype(np.float32)
-    mine = kmeans(points, init, max_iter=20)
-    centers, labels, n_iter = oracle.kmeans(points, init, 20, 1e-4)
-    np.testing.assert_array_equal(mine.labels, labels)
-    np.testing.assert_allclose(mine.centers, centers, rtol=1e-4, atol=1e-5)
-    assert mine.n_iter == n_iter
+    assert_lloyd(points, init, max_iter=20)
 
 
 @examples
@@ -111,13 +116,130 @@ def test_far_from_the_origin_the_digits_suffice():
     np.testing.assert_array_equal(far.labels, kmeans(points, init).labels)
 
 
-def test_many_blocks_give_what_one_gives(monkeypatch):
-    from protofleet.kernels import _kmeans  # noqa: PLC0415 - its block size is what is tested
+@pytest.fixture
+def tiny_blocks(monkeypatch):
+    """Blocks of a few points and a thread for a few numbers: small arrays meet every seam."""
+    monkeypatch.setattr(_kmeans_search, "_BLOCK_VALUES", 32 * 7)
+    monkeypatch.setattr(_kmeans_search, "WORK", 100)
+    monkeypatch.setattr("protofleet.kernels._kmeans.WORK", 100)
 
-    points, init = points_around(5, 32, 20, 6, 0.7)
-    whole = kmeans(points, init)
-    monkeypatch.setattr(_kmeans, "_BLOCK_VALUES", 32 * 7)
-    np.testing.assert_array_equal(whole.labels, kmeans(points, init).labels)
+
+def assert_lloyd(points, init, **settings):
+    """Every label, centre and count of iterations is that of brute force; returns the result."""
+    result = kmeans(points, init, **settings)
+    max_iter, tol = settings.get("max_iter", 300), settings.get("tol", 1e-4)
+    centers, labels, n_iter = oracle.kmeans(points, init, max_iter, tol)
+    np.testing.assert_array_equal(result.labels, labels)
+    np.testing.assert_allclose(result.centers, centers, rtol=3e-7)
+    assert result.n_iter == n_iter
+    assert result.inertia == pytest.approx(oracle.inertia_of(points, centers, labels), rel=1e-6)
+    return result
+
+
+@pytest.mark.parametrize("spread", [0.1, 0.4, 0.8, 3.0])
+@pytest.mark.parametrize("tol", [0.0, 1e-4])
+@pytest.mark.usefixtures("tiny_blocks")
+def test_bounds_cost_no_label_over_many_iterations(spread, tol):
+    points, init = points_around(5, 24, 12, 5, spread)
+    result = assert_lloyd(points, init[np.random.default_rng(0).permutation(24)], tol=tol)
+    assert spread < 0.4 or result.n_iter > 3
+
+
+@examples
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 30),
+    k=st.integers(1, 12),
+    grid=st.booleans(),
+    move=st.sampled_from([0.0, 0.02, 0.5]),
+)
+def test_bounds_hold_wherever_centres_move(seed, n, k, grid, move):
+    """On a grid of integers, centres are as far as another one, or equal to it."""
+    rng = np.random.default_rng(seed)
+    points, centers = rng.standard_normal((n, 3)), rng.standard_normal((k, 3))
+    if grid:
+        points, centers = np.round(2 * points), np.round(2 * centers)
+    points, centers = points.astype(np.float32), centers.astype(np.float32)
+    search = _kmeans_search.Search(points, centers, np.zeros(n, np.int64))
+    for _ in range(4):
+        labels = search.nearest(centers)
+        np.testing.assert_array_equal(labels, oracle.labels_of(points, centers))
+        distances = oracle.distances(points, centers)
+        assert (search.upper >= distances[np.arange(n), labels] * (1 - 1e-15)).all()
+        distances[np.arange(n), labels] = np.inf
+        assert (search.lower <= distances.min(axis=1) * (1 + 1e-15)).all()
+        which = rng.random((k, 1)) < 0.5
+        centers = (centers + which * move * rng.standard_normal((k, 3))).astype(np.float32)
+
+
+@pytest.mark.jit
+@pytest.mark.parametrize("width", [2, 33])
+def test_brute_force_agrees_on_overlapping_clusters(width):
+    points = np.random.default_rng(width).standard_normal((3001, width)).astype(np.float32)
+    assert assert_lloyd(points, points[::31], tol=0.0).n_iter > 10
+
+
+@examples
+@given(seed=st.integers(0, 10_000), k=st.integers(1, 20), n=st.integers(1, 30))
+def test_ties_go_to_the_lowest_label(seed, k, n):
+    """On a grid of integers many centres are equally far, or equal."""
+    rng = np.random.default_rng(seed)
+    points = rng.integers(-2, 3, (n, 2)).astype(np.float32)
+    init = rng.integers(-2, 3, (k, 2)).astype(np.float32)
+    guess = rng.integers(0, k, n)
+    assert_lloyd(points, init, guess=guess, max_iter=1)
+    np.testing.assert_array_equal(
+        kmeans(points, init, guess=guess, tol=1e30).labels,
+        oracle.labels_of(points, oracle.means_of(points, oracle.labels_of(points, init), init)),
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-40, 1e-20, 1e20, 1e37])
+@pytest.mark.parametrize("guessed", [False, True])
+def test_any_magnitude_gives_the_labels_of_brute_force(scale, guessed):
+    points, init = points_around(8, 6, 9, 4, 0.7)
+    points, init = (np.asarray(a * scale, np.float32) for a in (points - 3, init - 3))
+    guess = np.tile(np.arange(6), 9) if guessed else None
+    result = kmeans(points, init, guess=guess)
+    np.testing.assert_array_equal(result.labels, oracle.labels_of(points, result.centers))
+    np.testing.assert_allclose(
+        result.centers, oracle.means_of(points, result.labels, init), rtol=1e-6, atol=3e-45
+    )
+
+
+def test_the_largest_numbers_overflow_nothing():
+    high = np.finfo(np.float32).max
+    points = np.array([[high, -high], [-high, high], [high, high]], np.float32)
+    result = kmeans(points, points)
+    np.testing.assert_array_equal(result.labels, [0, 1, 2])
+    np.testing.assert_array_equal(result.centers, points)
+
+
+@pytest.mark.parametrize("spread", [0.05, 0.8])
+@pytest.mark.usefixtures("tiny_blocks")
+def test_threads_change_no_bit(monkeypatch, spread):
+    points, init = points_around(9, 20, 15, 20, spread)
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(_pool._Setting, "threads", threads)
+        results.append(kmeans(points, init))
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0].labels, other.labels)
+        np.testing.assert_array_equal(results[0].centers, other.centers)
+        assert (results[0].n_iter, results[0].inertia) == (other.n_iter, other.inertia)
+
+
+@pytest.mark.jit
+def test_memory_beyond_the_points_is_a_few_numbers_per_point(backend):
+    points, init = points_around(10, 64, 600, 64, 0.9)
+    kmeans(points, init, max_iter=2)
+    tracemalloc.start()
+    kmeans(points, init, max_iter=3)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    blocks = 3 * 4 * _kmeans_search._BLOCK_VALUES + 3 * 8 * _kmeans_search._MOST_ROWS * 64
+    per_point = 20 if backend == "numpy" else 10
+    assert peak < blocks + 8 * (per_point * len(points) + 6 * init.size)
 
 
 def test_numba_and_numpy_give_the_same_bits(monkeypatch):
@@ -126,7 +248,43 @@ def test_numba_and_numpy_give_the_same_bits(monkeypatch):
     for switch in "10":
         monkeypatch.setenv("PROTOFLEET_NUMBA", switch)
         results.append(kmeans(points, init))
+    np.testing.assert_array_equal(results[0].labels, results[1].labels)
     np.testing.assert_array_equal(results[0].centers, results[1].centers)
+
+
+@examples
+@example(seed=316, n=7, k=3).via("two candidates that leave the same inertia")
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 30), k=st.integers(1, 30))
+def test_seeds_are_those_of_greedy_kmeans_plusplus(seed, n, k):
+    points = np.random.default_rng(seed).standard_normal((n, 3)).astype(np.float32)
+    k = min(k, n)
+    seeds = kmeans_plusplus(points, k, np.random.default_rng(seed))
+    numbers, tied = oracle.kmeans_plusplus(points, k, np.random.default_rng(seed))
+    assume(not tied)
+    np.testing.assert_array_equal(seeds, points[numbers])
+    assert len(set(numbers.tolist())) == k
+
+
+def test_more_seeds_than_distinct_points_repeat_one():
+    seeds = kmeans_plusplus(np.ones((5, 2), np.float32), 4, np.random.default_rng(0))
+    np.testing.assert_array_equal(seeds, np.ones((4, 2)))
+
+
+def test_restarts_find_what_scikit_learn_finds():
+    points, _ = points_around(11, 7, 12, 4, 0.1)
+    mine = kmeans_restarts(points, 7, rng=np.random.default_rng(0))
+    theirs = KMeans(7, n_init=10, random_state=0).fit(points)
+    assert mine.inertia == pytest.approx(theirs.inertia_, rel=1e-5)
+    again = kmeans_restarts(points, 7, rng=np.random.default_rng(0))
+    np.testing.assert_array_equal(mine.labels, again.labels)
+
+
+def test_restarts_return_the_best_run():
+    points, _ = points_around(12, 7, 12, 4, 1.0)
+    mine = kmeans_restarts(points, 5, rng=np.random.default_rng(0), restarts=6)
+    rng = np.random.default_rng(0)
+    runs = [kmeans(points, kmeans_plusplus(points, 5, rng)).inertia for _ in range(6)]
+    assert mine.inertia == min(runs) < max(runs)
 
 
 def test_cluster_means_keep_the_given_row_of_an_unused_label():
@@ -144,7 +302,42 @@ def test_wrong_inputs_are_named():
         kmeans(points, init, max_iter=0)
     with pytest.raises(InputError, match="k-means guess: expected"):
         kmeans(points, init, guess=np.full(len(points), 3))
+    with pytest.raises(InputError, match="expected restarts >= 1, got 0"):
+        kmeans_restarts(points, 2, rng=np.random.default_rng(0), restarts=0)
+    with pytest.raises(InputError, match=r"expected 1 <= k <= n .* got k=13 of \(12, 2\)"):
+        kmeans_plusplus(points, 13, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("row", [0, 2, 11])
+def test_a_number_that_is_not_finite_is_found(value, row):
+    points, init = points_around(7, 3, 4, 2, 1.0)
     bad = points.copy()
-    bad[2, 1] = np.nan
-    with pytest.raises(InputError, match=r"points: expected finite numbers, got nan at \(2, 1\)"):
+    bad[row, 1] = value
+    with pytest.raises(InputError, match=rf"points: expected finite .* {value} at \({row}, 1\)"):
         kmeans(bad, init)
+    with pytest.raises(InputError, match="initial centres: expected finite"):
+        kmeans(points, bad[[row]])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([0, 0], r"labels: expected \(3,\) integers, got int64 of shape \(2,\)"),
+        ([0, 0, -1], "labels: expected labels from 0 to 1, got -1 to 0"),
+        ([0, 0, 2], "labels: expected labels from 0 to 1, got 0 to 2"),
+        ([0.0, 0.0, 1.0], "labels: expected .* integers, got float64"),
+    ],
+)
+def test_labels_that_point_elsewhere_are_refused(labels, message):
+    """Sums are written where labels point to."""
+    points, init = np.ones((3, 2), np.float32), np.ones((2, 2), np.float32)
+    with pytest.raises(InputError, match=message):
+        cluster_means(points, np.array(labels), init)
+
+
+def test_centres_of_another_width_or_none_are_refused():
+    with pytest.raises(InputError, match=r"got \(3, 2\) and \(1, 1\)"):
+        cluster_means(np.ones((3, 2), np.float32), np.zeros(3, int), np.ones((1, 1), np.float32))
+    with pytest.raises(InputError, match=r"got \(0, 2\) and \(1, 2\)"):
+        cluster_means(np.ones((0, 2), np.float32), np.zeros(0, int), np.ones((1, 2), np.float32))

@@ -13,6 +13,15 @@ def plan(x, prototypes, epsilon, iterations):
     return q
 
 
+def log_plan(x, prototypes, epsilon, iterations):
+    """Logarithm of ``plan``, for temperatures at which its numbers overflow."""
+    log_q = unit(x) @ unit(prototypes).T / epsilon
+    for _ in range(iterations):
+        log_q -= np.logaddexp.reduce(log_q, axis=1, keepdims=True)
+        log_q -= np.logaddexp.reduce(log_q, axis=0, keepdims=True)
+    return log_q
+
+
 def unit(rows):
     rows = np.asarray(rows, np.float64)
     return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), 1e-12))
