@@ -1,0 +1,62 @@
+"""All data sets by name, each loaded by the module of its published format."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from protofleet.datasets.pool import Pool
+from protofleet.errors import InputError
+
+_MODULES = {
+    "agnews": "agnews",
+    "cifar10": "cifar",
+    "cifar100": "cifar",
+    "digits": "digits",
+    "dreamt": "dreamt",
+    "hhar": "hhar",
+    "hhar_windows": "derived",
+    "mnist": "mnist",
+    "ppmi": "ppmi",
+    "realworld": "realworld",
+    "stanford40": "stanford40",
+    "svhn": "svhn",
+    "ucihar": "ucihar",
+    "voc2012": "voc2012",
+    "wesad": "wesad",
+    "wesad_features": "derived",
+    "wisdm": "wisdm",
+    "wisdm_windows": "derived",
+}
+
+NAMES = tuple(_MODULES)
+"""Names that ``load`` knows."""
+
+
+def load(name: str, root: Path, options: Mapping[str, Any] | None = None) -> Pool:
+    """Load a data set.
+
+    Args:
+        name: one of ``NAMES``; the module's function ``<name>_pool`` loads it.
+        root: folder that holds a folder for each data set.
+        options: keyword arguments of the loader, such as the window or the size of images.
+
+    Raises:
+        InputError: unknown name or option, or a file that is not as published.
+        MissingDataError: a file is not under ``root``; the message says what to put where.
+    """
+    if name not in _MODULES:
+        raise InputError(f"data set '{name}': unknown; expected one of {', '.join(NAMES)}")
+    module = importlib.import_module(f"protofleet.datasets.{_MODULES[name]}")
+    loader: Callable[..., Pool] = getattr(module, f"{name}_pool")
+    known = [key for key in inspect.signature(loader).parameters if key != "root"]
+    unknown = (options or {}).keys() - set(known)
+    if unknown:
+        raise InputError(
+            f"data set '{name}': unknown option '{min(unknown)}'; "
+            f"known are {', '.join(known) or 'none'}"
+        )
+    return loader(root, **(options or {}))
