@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError, MissingDataError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+_BOXES = ("boxes_train", "boxes_test")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +24,8 @@ class DeviceData:
         x_train, x_test: ``(n, *input_shape) float32``, preprocessed.
         y_train, y_test: ``(n,) int64`` class indices.
         classes: class names, in index order.
+        boxes_train, boxes_test: ``(n, k, 4) float32`` regions of images to hide as left, top,
+            right, bottom in pixels, unused rows zero; None if there are none.
     """
 
     x_train: NDArray[np.float32]
@@ -30,14 +33,19 @@ class DeviceData:
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
     classes: tuple[str, ...]
+    boxes_train: NDArray[np.float32] | None = None
+    boxes_test: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
-            _check_part(part, getattr(self, f"x_{part}"), getattr(self, f"y_{part}"), self.classes)
+            x = getattr(self, f"x_{part}")
+            _check_part(part, x, getattr(self, f"y_{part}"), self.classes)
+            _check_boxes(part, getattr(self, f"boxes_{part}"), len(x))
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file (arrays only, no pickles)."""
-        arrays = {name: getattr(self, name) for name in _ARRAYS[:-1]}
+        names = (*_ARRAYS[:-1], *_BOXES)
+        arrays = {n: value for n in names if (value := getattr(self, n)) is not None}
         with path.open("wb") as file:
             np.savez(file, **arrays, classes=np.array(self.classes))
 
@@ -49,8 +57,10 @@ def load_device_data(path: Path) -> DeviceData:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
     """
-    arrays = _read(path, _ARRAYS)
+    arrays = _read(path, _ARRAYS, _BOXES)
+    boxes = {n: arrays[n].astype(np.float32, copy=False) for n in _BOXES if n in arrays}
     return DeviceData(
+        **boxes,
         x_train=arrays["x_train"].astype(np.float32, copy=False),
         y_train=arrays["y_train"].astype(np.int64, copy=False),
         x_test=arrays["x_test"].astype(np.float32, copy=False),
@@ -79,14 +89,16 @@ def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
 
 
-def _read(path: Path, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+def _read(
+    path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
+) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise MissingDataError(
             f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got no such file"
         )
     try:
         with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in names if name in archive}
+            arrays = {name: archive[name] for name in (*names, *optional) if name in archive}
     except (ValueError, zipfile.BadZipFile, OSError, EOFError) as error:
         raise InputError(f"data '{path}': not a plain .npz file ({error})") from error
     for name in names:
@@ -107,4 +119,13 @@ def _check_part(
     if y.size and (y.min() < 0 or y.max() >= len(classes)):
         raise InputError(
             f"device data: y_{part} holds {y.min()}…{y.max()}, expected 0…{len(classes) - 1}"
+        )
+
+
+def _check_boxes(part: str, boxes: NDArray[np.float32] | None, count: int) -> None:
+    if boxes is None:
+        return
+    if boxes.ndim != 3 or boxes.shape[::2] != (count, 4) or not np.isfinite(boxes).all():
+        raise InputError(
+            f"device data: expected finite boxes_{part} ({count}, k, 4), got {boxes.shape}"
         )

@@ -24,6 +24,14 @@ def test_saved_data_is_read_back(tmp_path):
     assert read.y_test.tolist() == [1, 0]
 
 
+def test_boxes_are_optional_and_read_back(tmp_path):
+    boxes = np.arange(32, dtype=np.float32).reshape(4, 2, 4)
+    _data(boxes_train=boxes).save(tmp_path / "device.npz")
+    read = load_device_data(tmp_path / "device.npz")
+    assert np.array_equal(read.boxes_train, boxes)
+    assert read.boxes_test is None
+
+
 def test_absent_file_is_named(tmp_path):
     with pytest.raises(MissingDataError, match=r"nowhere\.npz"):
         load_device_data(tmp_path / "nowhere.npz")
@@ -49,6 +57,9 @@ def test_absent_array_is_named(tmp_path):
         ({"y_train": np.array([0, 1])}, "x_train"),
         ({"y_test": np.array([1, 2])}, "expected 0…1"),
         ({"x_test": np.full((2, 3), np.nan, np.float32)}, "NaN"),
+        ({"boxes_train": np.zeros((3, 1, 4), np.float32)}, r"boxes_train \(4, k, 4\)"),
+        ({"boxes_test": np.zeros((2, 4), np.float32)}, r"boxes_test \(2, k, 4\)"),
+        ({"boxes_test": np.full((2, 1, 4), np.inf, np.float32)}, "finite boxes_test"),
     ],
 )
 def test_wrong_arrays_are_refused(change, message):
