@@ -27,7 +27,9 @@ def main(path: Path, examples: int) -> dict[str, float]:
     opened = peak_rss_bytes()
     learner = open_learner(bundle, data, threads=1, device_id="bench")
     strategy = learner.strategy(bundle.manifest.strategy.name, {"epochs": 1, "batch_size": 64})
-    payload = strategy.downlink(strategy.server_init(learner.model), "bench")
+    payload = strategy.downlink(
+        strategy.server_init(learner.model, np.random.default_rng(0)), "bench"
+    )
     _, update = learner.train(strategy, None, payload, seed=0, cancelled=threading.Event())
     steps = learner.meter.take().train_step_ms
     return {

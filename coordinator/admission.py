@@ -7,24 +7,21 @@ dtypes, finite numbers and their norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from protofleet.coordinator.config import LimitSettings
+from protofleet.coordinator.plan import Plan
 from protofleet.errors import RefusedError
-from protofleet.strategies.types import (
-    Batch,
-    ClientTools,
-    Evaluation,
-    Step,
-    Strategy,
-)
+from protofleet.strategies.types import ClientTools, Evaluation, Update
 from protofleet.strategies.updates import UpdateRecord, unpack_update
 from protofleet.wire.blobs import check_finite
-from protofleet.wire.tensors import Model, TensorMap, Tensors
+from protofleet.wire.tensors import Tensors
+
+_MOST_SCORES = 8
+_MOST_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,33 +30,45 @@ class Expected:
 
     Attributes:
         tensors: name → shape and dtype.
+        rows: tensors whose first axis may have any length.
+        may_abstain: whether an update without tensors is one.
+        check: the strategy's own rules.
         num_classes: C of the confusion counts.
         max_bytes: largest update.
         max_norm: largest Euclidean norm of a tensor.
     """
 
     tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    rows: frozenset[str]
+    may_abstain: bool
+    check: Callable[[Update], None]
     num_classes: int
     max_bytes: int
     max_norm: float
 
 
-def expect_updates(
-    strategy: Strategy, model: Model, input_shape: tuple[int, ...], limits: LimitSettings
-) -> Expected:
-    """Find out what ``strategy`` sends up: run its client's half with no examples, once."""
+def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> Expected:
+    """Find out what the strategy sends up: run its client's half with no examples, once."""
+    strategy, model, limits = plan.strategy, plan.model, plan.config.limits
     tools = ClientTools(
         client_id="",
         x=np.zeros((0, *input_shape), np.float32),
         y=np.zeros(0, np.int64),
-        grad_fns=dict.fromkeys(strategy.programs, _never),
-        evaluate=lambda _params, _state: Evaluation(),
+        grad_fns=dict.fromkeys(strategy.description.programs, _never),
+        predict=_never,
+        features=_never,
+        layers=_never,
+        evaluate=_unscored,
+        confusion=_uncounted,
         rng=np.random.default_rng(0),
     )
-    payload = strategy.downlink(strategy.server_init(model), "")
+    payload = strategy.downlink(plan.server_init(), "")
     _, update = strategy.client_update(strategy.client_init(model), payload, tools)
     return Expected(
         tensors={name: (value.shape, value.dtype) for name, value in update.tensors.items()},
+        rows=frozenset(strategy.description.rows),
+        may_abstain=strategy.description.may_abstain,
+        check=strategy.check,
         num_classes=model.num_classes,
         max_bytes=limits.update_bytes,
         max_norm=limits.update_norm,
@@ -86,19 +95,33 @@ def admit(data: bytes, expected: Expected, *, client_id: str, round_id: int) -> 
             f"'{record.client_id}' and round {record.round_id}",
         )
     _check_tensors(update.tensors, expected)
-    for name in ("own", "pooled"):
-        counts = getattr(update.evaluation, name)
-        if counts is not None and len(counts) != expected.num_classes:
-            raise RefusedError(
-                "evaluation",
-                f"evaluation '{name}': expected {expected.num_classes} classes, got {len(counts)}",
-            )
+    _check_evaluation(update.evaluation, expected.num_classes)
     check_finite(update.tensors)
     _check_norms(update.tensors, expected.max_norm)
+    expected.check(update)
     return record
 
 
+def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
+    if len(evaluation.more) > _MOST_SCORES:
+        raise RefusedError(
+            "evaluation",
+            f"evaluation: expected at most {_MOST_SCORES} further scores, "
+            f"got {len(evaluation.more)}",
+        )
+    every = {"own": evaluation.own, "pooled": evaluation.pooled, **evaluation.more}
+    for name, counts in every.items():
+        if counts is not None and len(counts) != num_classes:
+            raise RefusedError(
+                "evaluation",
+                f"evaluation '{name[:_MOST_CHARS]}': expected {num_classes} classes, "
+                f"got {len(counts)}",
+            )
+
+
 def _check_tensors(tensors: Tensors, expected: Expected) -> None:
+    if expected.may_abstain and not tensors:
+        return
     surplus = tensors.keys() - expected.tensors.keys()
     if surplus:
         raise RefusedError("layout", f"tensor '{min(surplus)}': the strategy expects no such name")
@@ -106,7 +129,9 @@ def _check_tensors(tensors: Tensors, expected: Expected) -> None:
         if name not in tensors:
             raise RefusedError("layout", f"tensor '{name}': expected {shape} {dtype}, got nothing")
         got = tensors[name]
-        if got.shape != shape or got.dtype != dtype:
+        start = 1 if name in expected.rows else 0
+        same = got.ndim == len(shape) and got.shape[start:] == shape[start:]
+        if not same or got.dtype != dtype:
             raise RefusedError(
                 "layout",
                 f"tensor '{name}': expected {shape} {dtype}, got {got.shape} {got.dtype}",
@@ -127,8 +152,13 @@ def _check_norms(tensors: Tensors, limit: float) -> None:
             )
 
 
-def _never(params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator) -> Step:
-    raise RuntimeError(
-        f"a client without examples called a program: {len(params)} parameters, {len(state)} "
-        f"states, a batch of {sorted(batch)}, {rng!r}"
-    )
+def _never(*_: object, **__: object) -> Any:
+    raise RuntimeError("a client without examples called a program")
+
+
+def _unscored(*_: object, **__: object) -> Evaluation:
+    return Evaluation()
+
+
+def _uncounted(*_: object, **__: object) -> None:
+    return None

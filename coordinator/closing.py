@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from protofleet.coordinator.evaluation import Scorer
@@ -12,7 +13,7 @@ from protofleet.coordinator.plan import Plan
 from protofleet.coordinator.results import Results, round_scores
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProtofleetError
-from protofleet.strategies.types import ServerState
+from protofleet.strategies.types import ServerState, ServerTools
 from protofleet.strategies.updates import to_evaluation
 from protofleet.wire import blobs
 
@@ -26,12 +27,14 @@ class Closer:
         ledger: of the run folder.
         results: what is written after each round.
         scorer: scores the server's model; None: nobody asked.
+        tools: what the strategy's server half may use in a round.
     """
 
     plan: Plan
     ledger: Ledger
     results: Results
     scorer: Scorer | None
+    tools: Callable[[int], ServerTools]
 
     def close(self, server: ServerState, round_id: int) -> tuple[ServerState, RoundClosed]:
         """Aggregate and commit a closing round; done again after a crash, it gives the same bits.
@@ -39,10 +42,12 @@ class Closer:
         Raises:
             ProtofleetError: the strategy returned the state of another round.
         """
-        state = self.plan.strategy.aggregate(server, self.ledger.updates(round_id))
+        strategy = self.plan.strategy
+        updates = self.ledger.updates(round_id)
+        state = strategy.aggregate(server, updates, self.tools(round_id))
         if state.round_id != round_id:
             raise ProtofleetError(
-                f"strategy '{self.plan.strategy.name}': expected the state of round {round_id} "
+                f"strategy '{strategy.description.name}': expected the state of round {round_id} "
                 f"from aggregate, got round {state.round_id}"
             )
         accepted = self.ledger.accepted(round_id)
@@ -62,7 +67,7 @@ class Closer:
         model = self.plan.strategy.server_model(server)
         tensors = server.tensors if model is None else {**model[0], **model[1]}
         metadata = {
-            "strategy": self.plan.strategy.name,
+            "strategy": self.plan.strategy.description.name,
             "round_id": str(server.round_id),
             "content": "server state" if model is None else "model",
         }

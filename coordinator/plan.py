@@ -11,7 +11,8 @@ from protofleet.coordinator.config import FederationConfig
 from protofleet.coordinator.rounds import Policy
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.types import Strategy
+from protofleet.strategies.randomness import server_rng
+from protofleet.strategies.types import ServerState, Strategy
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.tensors import Model
 
@@ -34,13 +35,17 @@ class Plan:
     strategy: Strategy
     settings: dict[str, Any]
 
+    def server_init(self) -> ServerState:
+        """The server's state before round 1, the same at every start."""
+        return self.strategy.server_init(self.model, server_rng(self.config.seed, 0))
+
     @property
     def identity(self) -> dict[str, str]:
         """What two starts of the same run have in common."""
         return {
             "federation": self.config.federation,
             "bundle": self.bundle.digest,
-            "strategy": self.strategy.name,
+            "strategy": self.strategy.description.name,
             "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
             "seed": str(self.config.seed),
         }

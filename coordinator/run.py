@@ -16,6 +16,7 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.plan import make_plan
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.rounds import Phase
+from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.coordinator.service import Service
 from protofleet.errors import UnavailableError
 from protofleet.wire.endpoint import Endpoint
@@ -49,21 +50,17 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     plan = make_plan(config)
     manifest = plan.bundle.manifest
-    expected = expect_updates(
-        plan.strategy,
-        plan.model,
-        tuple(manifest.preprocessing.input_shape),
-        config.limits,
-    )
+    expected = expect_updates(plan, tuple(manifest.preprocessing.input_shape))
     scorer = make_scorer(plan.bundle, plan.strategy, config.evaluation)
     with Ledger(config.run_dir, plan.identity) as ledger:
         results = Results(
             ledger,
-            strategy=plan.strategy.name,
+            strategy=plan.strategy.description.name,
             seed=config.seed,
             classes=manifest.classes,
         )
-        closer = Closer(plan=plan, ledger=ledger, results=results, scorer=scorer)
+        tools = make_server_tools(plan.bundle, plan.strategy, seed=config.seed)
+        closer = Closer(plan=plan, ledger=ledger, results=results, scorer=scorer, tools=tools)
         yield Service(
             plan,
             ledger,

@@ -57,7 +57,7 @@ class Service:
         self._ledger, self._endpoint, self._closer = ledger, endpoint, closer
         self._expected, self._sink = expected, sink
         self._boot_id = secrets.token_hex(8)
-        self._server = ledger.server_state() or plan.strategy.server_init(plan.model)
+        self._server = ledger.server_state() or plan.server_init()
         self._state = rounds.State()
         self._outbox = Outbox(ledger.folder / "payloads")
         self._accepted_ids = set(ledger.transfer_ids())
@@ -93,7 +93,7 @@ class Service:
         self._sink(
             events.Started(
                 federation=self._config.federation,
-                strategy=self._plan.strategy.name,
+                strategy=self._plan.strategy.description.name,
                 rounds=self._config.rounds,
                 round_id=self._state.round_id,
                 seed=self._config.seed,
@@ -291,7 +291,7 @@ class Service:
             task="train",
             round_id=self._state.round_id,
             federation=self._config.federation,
-            strategy=self._plan.strategy.name,
+            strategy=self._plan.strategy.description.name,
             settings=self._plan.settings,
             seed=self._config.seed,
             deadline_s=max(self._state.deadline - time.monotonic(), 0.0),
@@ -369,7 +369,7 @@ class Service:
                 phase=phase,
                 round_id=self._state.round_id,
                 rounds=self._config.rounds,
-                strategy=self._plan.strategy.name,
+                strategy=self._plan.strategy.description.name,
                 bundle=self._plan.bundle.digest,
                 layout_hash=self._plan.bundle.manifest.layout_hash,
             )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from protofleet.edge.meter import Meter
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.runtime import Programs
 from protofleet.strategies import build
-from protofleet.strategies.scores import confusion
+from protofleet.strategies.randomness import client_rng
+from protofleet.strategies.scores import confusion, mean_cross_entropy
 from protofleet.strategies.types import (
     Batch,
     ClientState,
@@ -25,9 +26,11 @@ from protofleet.strategies.types import (
     Evaluation,
     GradFn,
     Payload,
+    Score,
     Step,
     Strategy,
     Update,
+    View,
 )
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.manifest import Manifest
@@ -86,7 +89,7 @@ class Learner:
             InputError: unknown strategy or setting, or the bundle lacks a program it needs.
         """
         strategy = build(name, settings, self.model)
-        missing = sorted(set(strategy.programs) - self._programs.grad_fns.keys())
+        missing = sorted(set(strategy.description.programs) - self._programs.grad_fns.keys())
         if missing:
             raise InputError(
                 f"strategy '{name}': needs a training program '{missing[0]}', the bundle has "
@@ -103,21 +106,23 @@ class Learner:
         own, declared = self._data.own, self._manifest.strategy
         x, y = own.x_train[:2], own.y_train[:2]
 
-        def evaluate(params: TensorMap, state: TensorMap) -> Evaluation:
-            self._programs.predict(params, state, x, batch_size=EVALUATION_BATCH)
+        def evaluate(
+            params: TensorMap, state: TensorMap, *, score: Score | None = None
+        ) -> Evaluation:
+            self._scores(params, state, x, score)
             return Evaluation()
 
-        tools = ClientTools(
-            client_id=self._device_id,
+        tools = replace(
+            self._tools(np.random.default_rng(0)),
             x=x,
             y=y,
-            grad_fns=self._programs.grad_fns,
+            boxes=None if own.boxes_train is None else own.boxes_train[:2],
             evaluate=evaluate,
-            rng=np.random.default_rng(0),
         )
         try:
             strategy = self.strategy(declared.name, declared.settings)
-            payload = strategy.downlink(strategy.server_init(self.model), self._device_id)
+            server = strategy.server_init(self.model, np.random.default_rng(0))
+            payload = strategy.downlink(server, self._device_id)
             strategy.client_update(strategy.client_init(self.model), payload, tools)
         except ProtofleetError as error:
             _log.info("no warm-up: %s", error)
@@ -136,29 +141,39 @@ class Learner:
         Raises:
             TrainingCancelledError: ``cancelled`` was set.
         """
-        tools = ClientTools(
-            client_id=self._device_id,
-            x=self._data.own.x_train,
-            y=self._data.own.y_train,
+        tools = replace(
+            self._tools(client_rng(seed, payload.round_id, self._device_id)),
             grad_fns={
                 name: _Timed(grad_fn, self.meter, cancelled)
                 for name, grad_fn in self._programs.grad_fns.items()
             },
-            evaluate=self.evaluate,
-            rng=round_rng(seed, payload.round_id, self._device_id),
         )
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
 
-    def evaluate(self, params: TensorMap, state: TensorMap) -> Evaluation:
+    def evaluate(
+        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
+    ) -> Evaluation:
         """Confusion counts on the own and, in a rehearsal, on the pooled test part."""
+        own, pooled = self._data.own, self._data.pooled
+        with self.meter.phase("evaluate"):
+            scores = self._scores(params, state, own.x_test, score)
+            return Evaluation(
+                own=self._count(scores, own.y_test),
+                pooled=pooled
+                and self._count(self._scores(params, state, pooled[0], score), pooled[1]),
+                own_loss=mean_cross_entropy(scores, own.y_test),
+            )
+
+    def confusion(
+        self, params: TensorMap, state: TensorMap, *, view: View | None = None
+    ) -> NDArray[np.int64] | None:
+        """Confusion counts of a model on the own test part as ``view`` shows it."""
         own = self._data.own
         with self.meter.phase("evaluate"):
-            return Evaluation(
-                own=self._confusion(params, state, (own.x_test, own.y_test)),
-                pooled=self._data.pooled and self._confusion(params, state, self._data.pooled),
-            )
+            x = own.x_test if view is None else view(own.x_test, own.boxes_test)
+            return self._count(self._scores(params, state, x, None), own.y_test)
 
     def measure_inference(self, params: TensorMap, state: TensorMap) -> None:
         """Time the inference of single windows, as a device in use would run it."""
@@ -175,20 +190,38 @@ class Learner:
                 with self.meter.inference():
                     self._programs.predict(params, state, window, batch_size=1)
 
-    def _confusion(
-        self, params: TensorMap, state: TensorMap, examples: Examples
-    ) -> NDArray[np.int64] | None:
-        x, y = examples
+    def _tools(self, rng: np.random.Generator) -> ClientTools:
+        own, programs = self._data.own, self._programs
+        return ClientTools(
+            client_id=self._device_id,
+            x=own.x_train,
+            y=own.y_train,
+            boxes=own.boxes_train,
+            grad_fns=programs.grad_fns,
+            predict=partial(programs.predict, batch_size=EVALUATION_BATCH),
+            features=partial(programs.features, batch_size=EVALUATION_BATCH),
+            layers=self._layers,
+            evaluate=self.evaluate,
+            confusion=self.confusion,
+            rng=rng,
+        )
+
+    def _layers(
+        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
+    ) -> Mapping[str, NDArray[np.float32]]:
+        return self._programs.layers(params, state, x, batch_size=EVALUATION_BATCH)
+
+    def _scores(
+        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32], score: Score | None
+    ) -> NDArray[np.float32]:
+        if score is None:
+            return self._programs.predict(params, state, x, batch_size=EVALUATION_BATCH)
+        return score(self._programs.features(params, state, x, batch_size=EVALUATION_BATCH))
+
+    def _count(self, scores: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if not len(y):
             return None
-        logits = self._programs.predict(params, state, x, batch_size=EVALUATION_BATCH)
-        return confusion(y, logits.argmax(axis=1), self.model.num_classes)
-
-
-def round_rng(seed: int, round_id: int, device_id: str) -> np.random.Generator:
-    """The randomness of one device in one round, the same after every restart."""
-    device = int.from_bytes(hashlib.sha256(device_id.encode()).digest()[:8], "big")
-    return np.random.default_rng(np.random.SeedSequence([seed, round_id, device]))
+        return confusion(y, scores.argmax(axis=1), self.model.num_classes)
 
 
 def check_data(data: LocalData, manifest: Manifest) -> None:

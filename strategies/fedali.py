@@ -47,24 +47,24 @@ from protofleet.kernels import WeightedMean, cluster_means, kmeans
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
-    Training,
-    check_range,
     client_init,
     client_model,
     downlink,
     parse_settings,
     prefixed,
     prefixed_layout,
-    train,
     unpack,
     weighted,
 )
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
     ServerState,
+    ServerTools,
     Strategy,
     Travels,
     Update,
@@ -139,10 +139,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     context = _context(parse_settings(DESCRIPTION.name, settings, FedAliSettings), model)
     return Strategy(
-        name=DESCRIPTION.name,
-        paper=DESCRIPTION.paper,
-        programs=DESCRIPTION.programs,
-        travels=DESCRIPTION.travels,
+        description=DESCRIPTION,
         settings=context.settings,
         server_init=partial(_server_init, context),
         downlink=downlink,
@@ -171,7 +168,7 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
     return _Context(settings=settings, model=model, layers=layers, uplink=Layout.of(uplink))
 
 
-def _server_init(context: _Context, model: Model) -> ServerState:
+def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
     tensors = prefixed(PARAMS, model.params)
     for layer in context.layers:
         tensors[STATE + layer + _GLOBAL] = model.state[layer + _GLOBAL]
@@ -212,7 +209,9 @@ def _arrive(context: _Context, state: ClientState, payload: Payload) -> TensorMa
     return buffers
 
 
-def _aggregate(context: _Context, state: ServerState, updates: Updates) -> ServerState:
+def _aggregate(
+    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+) -> ServerState:
     """Average everything, cluster prototypes; without examples the state stays as it is."""
     shapes = context.uplink.shapes
     names = [STATE + layer + _LOCAL for layer in context.layers]

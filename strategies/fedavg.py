@@ -22,10 +22,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
-    Training,
     average,
     client_init,
     client_model,
@@ -33,15 +34,16 @@ from protofleet.strategies.common import (
     parse_settings,
     prefixed,
     prefixed_layout,
-    train,
     unpack,
 )
+from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
     ServerState,
+    ServerTools,
     Strategy,
     Travels,
     Update,
@@ -74,10 +76,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     training = parse_settings(DESCRIPTION.name, settings, FedAvgSettings)
     return Strategy(
-        name=DESCRIPTION.name,
-        paper=DESCRIPTION.paper,
-        programs=DESCRIPTION.programs,
-        travels=DESCRIPTION.travels,
+        description=DESCRIPTION,
         settings=training,
         server_init=_server_init,
         downlink=downlink,
@@ -89,7 +88,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     )
 
 
-def _server_init(model: Model) -> ServerState:
+def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:
     return ServerState(round_id=0, tensors=prefixed(PARAMS, model.params))
 
 
@@ -112,7 +111,9 @@ def _client_update(
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
-def _aggregate(model: Model, state: ServerState, updates: Updates) -> ServerState:
+def _aggregate(
+    model: Model, state: ServerState, updates: Updates, _tools: ServerTools
+) -> ServerState:
     mean = average(updates, prefixed_layout(PARAMS, model.params.layout))
     return ServerState(round_id=state.round_id + 1, tensors=state.tensors if mean is None else mean)
 

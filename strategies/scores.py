@@ -62,6 +62,15 @@ def macro_f1(counts: Counts) -> float:
     return float(np.mean(2 * np.diag(counts)[present] / sizes[present]))
 
 
+def mean_cross_entropy(scores: NDArray[np.float32], y_true: NDArray[np.int64]) -> float:
+    """Mean cross-entropy of the softmax of ``scores (n, C)``; NaN without examples."""
+    if not len(y_true):
+        return math.nan
+    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+    normaliser = np.log(np.exp(shifted).sum(axis=1))
+    return float(np.mean(normaliser - shifted[np.arange(len(y_true)), y_true]))
+
+
 def score(counts: Counts) -> dict[str, float]:
     """``macro_f1`` and ``accuracy`` of one model on one test set."""
     return {"macro_f1": macro_f1(counts), "accuracy": accuracy(counts)}

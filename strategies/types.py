@@ -6,6 +6,7 @@ Shared tensors travel in payloads and updates; a client's personal tensors stay 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,10 +38,16 @@ class ClientState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """Server → client content of round ``round_id`` (from 1)."""
+    """Server → client content of round ``round_id`` (from 1).
+
+    Attributes:
+        final: the fit after the last round, which is scored but not aggregated
+            (``Description.final_fit``).
+    """
 
     round_id: int
     tensors: Tensors
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +57,15 @@ class Evaluation:
     Attributes:
         own: of the client's model on its own test part; None where it has none.
         pooled: of the client's model on the union of all test parts; None if not rehearsed.
+        own_loss: mean cross-entropy on its own test part; NaN where it has none.
+        more: own counts of the client's other models or moments, by a name that the strategy
+            documents.
     """
 
     own: NDArray[np.int64] | None = None
     pooled: NDArray[np.int64] | None = None
+    own_loss: float = math.nan
+    more: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +77,9 @@ class Update:
         tensors: what travels.
         evaluation: scores of the client's model at the moment the strategy names.
         loss: mean training loss of the last local epoch; NaN if nothing was trained.
+        class_counts: ``(C,) int64`` training samples of each class, as the client registered
+            them: the coordinator adds them, no update carries them. None unless the strategy asks
+            for them (``Description.class_counts``).
     """
 
     client_id: str
@@ -72,7 +87,8 @@ class Update:
     num_examples: int
     tensors: Tensors
     evaluation: Evaluation = field(default_factory=Evaluation)
-    loss: float = float("nan")
+    loss: float = math.nan
+    class_counts: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,11 +118,50 @@ class GradFn(Protocol):
         ...
 
 
+class ForwardFn(Protocol):
+    """A program without gradients: logits ``(n, C)`` or features ``(n, d)`` of examples."""
+
+    def __call__(
+        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
+    ) -> NDArray[np.float32]:
+        """One row for each of ``x``, ``(n, …) float32``."""
+        ...
+
+
+class LayersFn(Protocol):
+    """Activations of the hidden layers after their ReLU."""
+
+    def __call__(
+        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
+    ) -> Mapping[str, NDArray[np.float32]]:
+        """``(n, units)`` for each layer by the name whose ``.weight`` and ``.bias`` it has."""
+        ...
+
+
+Score = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Scores of the classes ``(n, C)`` from features ``(n, d)``; the largest is the prediction."""
+
+View = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.float32]]
+"""Other examples ``(n, …)`` in the place of test examples and their boxes (or None)."""
+
+
 class EvaluateFn(Protocol):
     """Evaluates a model on the client's own test part and, in a rehearsal, on the pooled one."""
 
-    def __call__(self, params: TensorMap, state: TensorMap) -> Evaluation:
-        """Confusion counts of the model."""
+    def __call__(
+        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
+    ) -> Evaluation:
+        """Counts and loss of the model; ``score`` classifies its features in place of its head."""
+        ...
+
+
+class ConfusionFn(Protocol):
+    """Counts of another model or view of the data, for ``Evaluation.more``."""
+
+    def __call__(
+        self, params: TensorMap, state: TensorMap, *, view: View | None = None
+    ) -> NDArray[np.int64] | None:
+        """``(C, C) int64`` on the own test part; None where there is none."""
         ...
 
 
@@ -117,16 +172,42 @@ class ClientTools:
     Attributes:
         client_id: the durable identity.
         x, y: the local training part, ``(n, …) float32`` and ``(n,) int64``.
+        boxes: ``(n, k, 4) float32`` regions of ``x`` to hide; None if the data have none.
         grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        predict: logits, in the batches of the evaluation.
+        features: pooled features, in the batches of the evaluation.
+        layers: activations of hidden layers, in the batches of the evaluation.
         evaluate: scores a model on the client's test data.
+        confusion: counts of further models.
         rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
     """
 
     client_id: str
     x: NDArray[np.float32]
     y: NDArray[np.int64]
+    boxes: NDArray[np.float32] | None = None
     grad_fns: Mapping[str, GradFn]
+    predict: ForwardFn
+    features: ForwardFn
+    layers: LayersFn
     evaluate: EvaluateFn
+    confusion: ConfusionFn
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTools:
+    """What the coordinator injects into ``aggregate``.
+
+    Attributes:
+        grad_fns: training programs by objective; empty unless the strategy asks for them
+            (``Description.server_programs``).
+        predict: logits; raises InputError unless the strategy asks for programs.
+        rng: seeded by federation seed and round, so that a rerun gives the same bits.
+    """
+
+    grad_fns: Mapping[str, GradFn]
+    predict: ForwardFn
     rng: np.random.Generator
 
 
@@ -153,38 +234,65 @@ class Description:
     Attributes:
         name: key in ``protofleet.strategies.STRATEGIES``.
         paper: citation.
-        programs: objectives whose training programs it needs.
+        programs: objectives whose training programs devices need.
         travels: what goes down, up, and stays.
+        server_programs: objectives whose training programs the coordinator needs.
+        class_counts: devices register how many training samples of each class they have.
+        final_fit: after the last round every live device gets one more payload and is scored
+            after its fit; nothing is aggregated from it.
+        rows: tensors of an update whose first axis may have any length.
+        may_abstain: an update may hold no tensors at all.
     """
 
     name: str
     paper: str
     programs: tuple[str, ...]
     travels: Travels
+    server_programs: tuple[str, ...] = ()
+    class_counts: bool = False
+    final_fit: bool = False
+    rows: tuple[str, ...] = ()
+    may_abstain: bool = False
+
+
+def no_score(_state: ClientState) -> Score | None:
+    """The model's own head classifies."""
+    return None
+
+
+def no_check(_update: Update) -> None:
+    """Names, shapes, dtypes and finite numbers are all that is asked of an update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy(Description):
+class Strategy:
     """A personalised federated-learning algorithm, both halves.
 
     Attributes:
+        description: what can be said without a model.
         settings: the validated settings it was built from.
-        server_init: the coordinator's state before round 1.
+        server_init: the coordinator's state before round 1, from the bundle's values and a
+            generator seeded by the federation's seed.
         downlink: what one client gets in the next round, ``server_state.round_id + 1``.
         client_init: a device's state when it joins.
         client_update: one local round; the update and the state to keep if it is delivered.
         client_model: parameters and state with which the device infers now.
+        client_score: what classifies that model's features; None: its own head.
+        check: raises RefusedError for an update of the right form with impossible content.
         aggregate: the server's state after a round. Permuting updates changes no bit.
         server_model: the global model, or None where the strategy has none.
     """
 
+    description: Description
     settings: Any
-    server_init: Callable[[Model], ServerState]
+    server_init: Callable[[Model, np.random.Generator], ServerState]
     downlink: Callable[[ServerState, str], Payload]
     client_init: Callable[[Model], ClientState]
     client_update: Callable[[ClientState, Payload, ClientTools], tuple[ClientState, Update]]
     client_model: Callable[[ClientState], tuple[TensorMap, TensorMap]]
-    aggregate: Callable[[ServerState, Updates], ServerState]
+    client_score: Callable[[ClientState], Score | None] = no_score
+    check: Callable[[Update], None] = no_check
+    aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
     server_model: Callable[[ServerState], tuple[TensorMap, TensorMap] | None]
 
 

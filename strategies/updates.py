@@ -47,11 +47,16 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_bytes: int = 0
 
 
-class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Confusion counts, rows true and columns predicted class."""
+_Rows = tuple[tuple[int, ...], ...]
 
-    own: tuple[tuple[int, ...], ...] | None = None
-    pooled: tuple[tuple[int, ...], ...] | None = None
+
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Confusion counts, rows true and columns predicted class; fields as in ``Evaluation``."""
+
+    own: _Rows | None = None
+    pooled: _Rows | None = None
+    own_loss: float | None = None
+    more: dict[str, _Rows] = {}
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,9 +85,7 @@ def pack_update(update: Update, costs: Costs) -> bytes:
         round_id=update.round_id,
         num_examples=update.num_examples,
         loss=update.loss if math.isfinite(update.loss) else None,
-        evaluation=EvaluationRecord(
-            own=_to_rows(update.evaluation.own), pooled=_to_rows(update.evaluation.pooled)
-        ),
+        evaluation=_to_record(update.evaluation),
         costs=costs,
     )
     return blobs.encode(update.tensors, {_KEY: _fitting(record)})
@@ -90,8 +93,12 @@ def pack_update(update: Update, costs: Costs) -> bytes:
 
 def _fitting(record: UpdateRecord) -> str:
     """The record as JSON, without counts that a blob's header cannot hold (some 1000 classes)."""
-    for left_out in ((), ("pooled",), ("own", "pooled")):
-        counts = msgspec.structs.replace(record.evaluation, **dict.fromkeys(left_out))
+    full = record.evaluation
+    fewer: tuple[dict[str, Any], ...] = ({}, {"more": {}}, {"pooled": None}, {"own": None})
+    left_out: dict[str, Any] = {}
+    for one in fewer:
+        left_out |= one
+        counts = msgspec.structs.replace(full, **left_out)
         text = msgspec.json.encode(msgspec.structs.replace(record, evaluation=counts)).decode()
         if len(text) <= _MAX_CHARS:
             break
@@ -132,16 +139,29 @@ def to_evaluation(record: EvaluationRecord) -> Evaluation:
     Raises:
         RefusedError: not a square, or no counts.
     """
-    return Evaluation(own=_to_counts("own", record.own), pooled=_to_counts("pooled", record.pooled))
+    return Evaluation(
+        own=None if record.own is None else _to_counts("own", record.own),
+        pooled=None if record.pooled is None else _to_counts("pooled", record.pooled),
+        own_loss=math.nan if record.own_loss is None else record.own_loss,
+        more={name: _to_counts(name, rows) for name, rows in record.more.items()},
+    )
 
 
-def _to_rows(counts: NDArray[np.int64] | None) -> tuple[tuple[int, ...], ...] | None:
-    return None if counts is None else tuple(tuple(row) for row in counts.tolist())
+def _to_record(evaluation: Evaluation) -> EvaluationRecord:
+    loss = evaluation.own_loss
+    return EvaluationRecord(
+        own=None if evaluation.own is None else _to_rows(evaluation.own),
+        pooled=None if evaluation.pooled is None else _to_rows(evaluation.pooled),
+        own_loss=loss if math.isfinite(loss) else None,
+        more={name: _to_rows(counts) for name, counts in evaluation.more.items()},
+    )
 
 
-def _to_counts(name: str, rows: tuple[tuple[int, ...], ...] | None) -> NDArray[np.int64] | None:
-    if rows is None:
-        return None
+def _to_rows(counts: NDArray[np.int64]) -> _Rows:
+    return tuple(tuple(row) for row in counts.tolist())
+
+
+def _to_counts(name: str, rows: _Rows) -> NDArray[np.int64]:
     if any(len(row) != len(rows) for row in rows):
         raise RefusedError("update-schema", f"evaluation '{name}': expected a square of counts")
     for count in (value for row in rows for value in row):

@@ -13,6 +13,7 @@ from protofleet.strategies.common import downlink
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
+    Description,
     Payload,
     ServerState,
     Strategy,
@@ -41,16 +42,20 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         return model.params, model.state
 
     return Strategy(
-        name="counting",
-        paper="",
-        programs=(),
+        description=Description(
+            name="counting",
+            paper="",
+            programs=(),
+            travels=Travels(down=(), up=(), personal=()),
+        ),
         settings=None,
-        travels=Travels(down=(), up=(), personal=()),
-        server_init=lambda _: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
+        server_init=lambda _model, _rng: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
         downlink=downlink,
         client_init=lambda _: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),
         client_update=client_update,
         client_model=client_model,
-        aggregate=lambda s, _: ServerState(round_id=s.round_id + 1, tensors=s.tensors),
+        aggregate=lambda s, _updates, _tools: ServerState(
+            round_id=s.round_id + 1, tensors=s.tensors
+        ),
         server_model=lambda _: None,
     )

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from toy_model import new_rng, server_tools
+
 from protofleet.strategies.types import ServerState, Strategy, Update
 from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.wire import blobs
@@ -110,7 +112,7 @@ class ScriptedCoordinator:
 
     def _federate(self) -> None:
         self._serve(lambda: self._count("online") >= self._devices)
-        self.state = self._strategy.server_init(self._bundle.model())
+        self.state = self._strategy.server_init(self._bundle.model(), new_rng())
         for round_id in range(1, self._rounds + 1):
             if self._stop.is_set():
                 return
@@ -122,7 +124,7 @@ class ScriptedCoordinator:
                 self._send_task(device_id, round_id)
             self._serve(lambda r=round_id: len(self._settled[r]) >= self._devices)
             updates = [self.updates[round_id][d] for d in sorted(self.updates[round_id])]
-            self.state = self._strategy.aggregate(self.state, updates)
+            self.state = self._strategy.aggregate(self.state, updates, server_tools())
             self.round_s.append(time.perf_counter() - start)
         self._finished = True
         for device_id in self._members():
@@ -146,7 +148,7 @@ class ScriptedCoordinator:
             task="train",
             round_id=round_id,
             federation=FEDERATION,
-            strategy=self._strategy.name,
+            strategy=self._strategy.description.name,
             settings=self._settings,
             seed=7,
             deadline_s=60.0,
@@ -173,7 +175,7 @@ class ScriptedCoordinator:
                 phase="training",
                 round_id=1,
                 rounds=self._rounds,
-                strategy=self._strategy.name,
+                strategy=self._strategy.description.name,
                 bundle=self._announced_bundle,
                 layout_hash=self._bundle.manifest.layout_hash,
             )

@@ -7,7 +7,7 @@ prototypes are the old ones plus 0.1.
 
 import numpy as np
 
-from protofleet.strategies.types import Step
+from protofleet.strategies.types import ServerTools, Step
 from protofleet.wire.tensors import TensorMap
 
 LOCAL, GLOBAL = "block.local_prototypes", "block.global_prototypes"
@@ -34,3 +34,12 @@ def grad_fn(params, state, batch, _rng):
     grads = TensorMap.zeros(params.layout)
     grads["w"][...] = difference.mean(axis=0)
     return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, state=new_state)
+
+
+def new_rng():
+    return np.random.default_rng(0)
+
+
+def server_tools():
+    """Tools of a server that asks for no programs."""
+    return ServerTools(grad_fns={}, predict=None, rng=new_rng())

@@ -120,9 +120,11 @@ def _spec(
     built = strategies.build(*strategy, initial)
     return BundleSpec(
         name=name,
-        strategy=built.name,
+        strategy=built.description.name,
         settings=strategy[1],
-        objectives=built.programs,
+        objectives=tuple(
+            dict.fromkeys((*built.description.programs, *built.description.server_programs))
+        ),
         classes=classes,
         preprocessing=preprocessing,
     )

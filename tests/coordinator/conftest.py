@@ -37,6 +37,7 @@ def tiny(tmp_path):
         bundle=tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate()),
         run_dir=tmp_path / "run",
         rounds=2,
+        limits=_LIMITS,
     )
     plan = make_plan(config)
-    return Tiny(plan, expect_updates(plan.strategy, plan.model, (4,), _LIMITS))
+    return Tiny(plan, expect_updates(plan, (4,)))

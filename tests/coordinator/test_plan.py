@@ -6,7 +6,7 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.coordinator.config import StrategySettings
 from protofleet.coordinator.plan import make_plan
-from protofleet.strategies.common import Adam
+from protofleet.strategies.optimisers import Adam
 
 
 def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):

@@ -10,9 +10,10 @@ import pytest
 
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
-from protofleet.edge.training import Learner, LocalData, TrainingCancelledError, round_rng
+from protofleet.edge.training import Learner, LocalData, TrainingCancelledError
 from protofleet.errors import InputError
 from protofleet.runtime import open_programs
+from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.types import Payload
 from protofleet.wire.tensors import TensorMap
 
@@ -76,7 +77,9 @@ def test_evaluation_runs_in_batches_of_32_in_order(world):
 
 def _round(learner: Learner, seed: int = 7):
     strategy = learner.strategy("fedavg", SETTINGS)
-    payload = strategy.downlink(strategy.server_init(learner.model), "anna")
+    payload = strategy.downlink(
+        strategy.server_init(learner.model, np.random.default_rng(0)), "anna"
+    )
     return learner.train(strategy, None, payload, seed=seed, cancelled=threading.Event())
 
 
@@ -89,7 +92,7 @@ def test_a_rerun_of_a_round_gives_the_same_bits_and_another_seed_others(world):
 
 def test_randomness_depends_on_seed_round_and_device():
     draws = {
-        round_rng(*key).integers(1 << 62)
+        client_rng(*key).integers(1 << 62)
         for key in [(1, 1, "a"), (2, 1, "a"), (1, 2, "a"), (1, 1, "b"), (1, 1, "a")]
     }
     assert len(draws) == 4
@@ -100,7 +103,9 @@ def test_a_cancelled_round_ends_at_its_next_step(world):
     strategy = learner.strategy("fedavg", SETTINGS)
     cancelled = threading.Event()
     cancelled.set()
-    payload = strategy.downlink(strategy.server_init(learner.model), "anna")
+    payload = strategy.downlink(
+        strategy.server_init(learner.model, np.random.default_rng(0)), "anna"
+    )
     with pytest.raises(TrainingCancelledError):
         learner.train(strategy, None, payload, seed=1, cancelled=cancelled)
 

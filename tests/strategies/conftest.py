@@ -31,7 +31,7 @@ def make_tools():
             seen.sizes.append(len(batch["y"]))
             return grad_fn(params, state, batch, rng)
 
-        def evaluate(params, state):
+        def evaluate(params, state, *, score=None):  # noqa: ARG001 - the tool's signature
             seen.evaluated.append((params.copy(), state.copy()))
             return Evaluation(own=np.array([[len(examples), 0], [0, 1]]))
 
@@ -41,7 +41,11 @@ def make_tools():
             x=x,
             y=np.zeros(len(x), np.int64),
             grad_fns={"cross_entropy": recorded},
+            predict=None,
+            features=None,
+            layers=None,
             evaluate=evaluate,
+            confusion=lambda _params, _state, **_: None,
             rng=np.random.default_rng(1),
         )
         return tools, seen

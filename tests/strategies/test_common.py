@@ -8,7 +8,9 @@ from toy_model import SGD, frozen_map
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.common import Adam, Sgd, Training, train, weighted
+from protofleet.strategies.common import weighted
+from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import Step, Update
 from protofleet.wire.tensors import TensorMap
 
@@ -68,12 +70,14 @@ def test_nothing_given_is_written(model, make_tools):
     np.testing.assert_array_equal(model.params.buffer, 0)
 
 
-def test_a_loss_that_is_not_finite_names_client_and_epoch(model, make_tools):
+def test_a_loss_that_is_not_finite_names_client_and_objective(model, make_tools):
     tools, _ = make_tools("kitchen", [[2, 2]])
     tools.grad_fns["cross_entropy"] = lambda params, state, _batch, _rng: Step(
         loss=math.nan, grads=params, state=state
     )
-    with pytest.raises(InputError, match="client 'kitchen': expected a finite loss, got nan"):
+    with pytest.raises(
+        InputError, match="client 'kitchen': expected a finite loss of 'cross_entropy'"
+    ):
         train(model.params, model.state, tools, Training())
 
 

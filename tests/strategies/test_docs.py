@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_model import SGD, frozen_map
+from toy_model import SGD, frozen_map, new_rng, server_tools
 
 from protofleet.strategies import fedali, fedavg
-from protofleet.strategies.common import Adam, Sgd, parse_settings
+from protofleet.strategies.common import parse_settings
+from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.wire.tensors import Model
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
@@ -27,7 +28,7 @@ def fedper(model):
 def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_tools):
     build, model = fedper
     strategy = build(SGD, model)
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     updates = []
     for client, examples in (("a", [[2, 4]]), ("b", [[6, 0]])):
         tools, _ = make_tools(client, examples)
@@ -35,7 +36,7 @@ def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_
         state, update = strategy.client_update(strategy.client_init(model), payload, tools)
         np.testing.assert_array_equal(state.tensors["params/head.b"], [7])
         updates.append(update)
-    server = strategy.aggregate(server, updates)
+    server = strategy.aggregate(server, updates, server_tools())
     assert set(server.tensors) == {"params/w"}
     np.testing.assert_allclose(server.tensors["params/w"], [2, 1])
 

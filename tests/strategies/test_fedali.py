@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toy_model import GLOBAL, LOCAL, SGD, frozen_map
+from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -28,7 +28,7 @@ def update_of(client_id, local, num_examples=1):
 
 def test_parameters_and_one_prototype_set_travel_each_way(model, make_tools):
     strategy = fedali(model)
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     assert set(strategy.downlink(server, "a").tensors) == {"params/w", _GLOBAL}
     _, update = run_round(strategy, model, server, make_tools("a", [[2, 4]])[0])
     assert set(update.tensors) == {"params/w", _LOCAL}
@@ -37,9 +37,9 @@ def test_parameters_and_one_prototype_set_travel_each_way(model, make_tools):
 def test_beta_is_zero_in_round_1_with_its_evaluation_and_the_setting_after(model, make_tools):
     strategy = fedali(model)
     tools, seen = make_tools("a", [[2, 4]])
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     state, update = run_round(strategy, model, server, tools)
-    server = strategy.aggregate(server, [update])
+    server = strategy.aggregate(server, [update], server_tools())
     state, _ = run_round(strategy, model, server, tools, state)
     assert seen.betas == pytest.approx([0.0, 0.2])
     assert [float(buffers["beta"]) for _, buffers in seen.evaluated] == pytest.approx([0.0, 0.2])
@@ -50,7 +50,7 @@ def test_beta_is_zero_in_round_1_with_its_evaluation_and_the_setting_after(model
 def test_local_prototypes_start_from_the_bundle_s_and_then_from_the_global_ones(model, make_tools):
     strategy = fedali(model)
     tools, seen = make_tools("a", [[2, 4]])
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     state, _ = run_round(strategy, model, server, tools)
     np.testing.assert_allclose(seen.evaluated[0][1][LOCAL], [[0.1, 0.1], [10.1, 10.1]])
     np.testing.assert_allclose(seen.evaluated[0][1][GLOBAL], [[1, 1], [11, 11]])
@@ -66,7 +66,7 @@ def test_kept_local_prototypes_persist_and_a_newcomer_starts_from_the_global_one
 ):
     strategy = fedali(model, keep_local_prototypes=True)
     tools, seen = make_tools("a", [[2, 4]])
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     state, _ = run_round(strategy, model, server, tools)
     clustered = np.array([[3, 3], [7, 7]], np.float32)
     server = ServerState(round_id=1, tensors={**server.tensors, _GLOBAL: clustered})
@@ -84,10 +84,10 @@ def test_prototypes_are_clustered_from_their_mean_weighted_by_examples(model):
     From the unweighted means, 3 and 9.2, it would belong to the first one, and stay there.
     """
     strategy = fedali(model)
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     updates = [update_of("a", [[0, 0], [10, 10]], 5), update_of("b", [[6, 6], [8.4, 8.4]], 1)]
     expected = np.array([0, (10 + 6 + 8.4) / 3])[:, None] * np.ones(2)
-    after = strategy.aggregate(server, updates)
+    after = strategy.aggregate(server, updates, server_tools())
     np.testing.assert_allclose(after.tensors[_GLOBAL], expected, rtol=1e-6)
 
 
@@ -95,15 +95,15 @@ def test_a_cluster_without_points_keeps_the_mean_it_started_from(model):
     """Means [[1, 1], [1, 1]]: equal centres share the lowest label, so the second is empty."""
     strategy = fedali(model)
     updates = [update_of("a", [[0, 0], [2, 2]]), update_of("b", [[2, 2], [0, 0]])]
-    after = strategy.aggregate(strategy.server_init(model), updates)
+    after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, server_tools())
     np.testing.assert_allclose(after.tensors[_GLOBAL], [[1, 1], [1, 1]])
 
 
 def test_the_server_s_model_takes_the_clustered_prototypes_as_local_ones(model):
     strategy = fedali(model)
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     np.testing.assert_array_equal(strategy.server_model(server)[1][LOCAL], model.state[LOCAL])
-    after = strategy.aggregate(server, [update_of("a", [[1, 2], [3, 4]])])
+    after = strategy.aggregate(server, [update_of("a", [[1, 2], [3, 4]])], server_tools())
     _, buffers = strategy.server_model(after)
     np.testing.assert_array_equal(buffers[LOCAL], [[1, 2], [3, 4]])
     np.testing.assert_array_equal(buffers[GLOBAL], [[1, 2], [3, 4]])
@@ -116,7 +116,7 @@ def test_buffers_that_are_no_prototypes_stay_on_the_device(model, make_tools):
     own = type(start)(
         round_id=3, tensors={**start.tensors, "state/norm.mean": np.full(1, 9, np.float32)}
     )
-    server = strategy.server_init(model)
+    server = strategy.server_init(model, new_rng())
     state, _ = strategy.client_update(own, Payload(round_id=4, tensors=server.tensors), tools)
     np.testing.assert_array_equal(state.tensors["state/norm.mean"], [9])
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from toy_model import LOCAL, SGD
+from toy_model import LOCAL, SGD, new_rng, server_tools
 
 from protofleet.strategies import build
 
@@ -13,7 +13,7 @@ def strategy(model):
 
 
 def test_two_clients_meet_at_the_mean_weighted_by_examples(strategy, model, make_tools):
-    state = strategy.server_init(model)
+    state = strategy.server_init(model, new_rng())
     updates = []
     for name, examples in (("a", [[2, 4]]), ("b", [[6, 0], [6, 2], [6, 4]])):
         tools, _ = make_tools(name, examples)
@@ -23,7 +23,7 @@ def test_two_clients_meet_at_the_mean_weighted_by_examples(strategy, model, make
     np.testing.assert_allclose(updates[1].tensors["params/w"], [3, 1])
     assert [update.num_examples for update in updates] == [1, 3]
     assert updates[0].loss == pytest.approx(10)  # (2² + 4²) / 2
-    after = strategy.aggregate(state, updates)
+    after = strategy.aggregate(state, updates, server_tools())
     np.testing.assert_allclose(after.tensors["params/w"], [2.5, 1.25])
     assert after.round_id == 1
     assert strategy.downlink(after, "a").round_id == 2
@@ -31,7 +31,7 @@ def test_two_clients_meet_at_the_mean_weighted_by_examples(strategy, model, make
 
 def test_only_parameters_travel_and_buffers_stay(strategy, model, make_tools):
     tools, seen = make_tools("a", [[2, 4]])
-    payload = strategy.downlink(strategy.server_init(model), "a")
+    payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
     assert set(payload.tensors) == set(update.tensors) == {"params/w"}
     np.testing.assert_allclose(state.tensors["state/" + LOCAL], [[0.1, 0.1], [10.1, 10.1]])
@@ -42,7 +42,7 @@ def test_only_parameters_travel_and_buffers_stay(strategy, model, make_tools):
 
 def test_the_evaluated_model_is_the_one_that_was_trained(strategy, model, make_tools):
     tools, seen = make_tools("a", [[2, 4]])
-    payload = strategy.downlink(strategy.server_init(model), "a")
+    payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
     (params, buffers) = seen.evaluated[0]
     np.testing.assert_array_equal(params["w"], update.tensors["params/w"])
@@ -52,6 +52,6 @@ def test_the_evaluated_model_is_the_one_that_was_trained(strategy, model, make_t
 
 
 def test_the_server_s_model_has_the_mean_and_the_bundle_s_buffers(strategy, model):
-    params, buffers = strategy.server_model(strategy.server_init(model))
+    params, buffers = strategy.server_model(strategy.server_init(model, new_rng()))
     np.testing.assert_array_equal(params.buffer, model.params.buffer)
     np.testing.assert_array_equal(buffers.buffer, model.state.buffer)

@@ -1,0 +1,226 @@
+"""Optimisers on packed buffers: settings as they stand in a file, and moments that may be kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.kernels import EpsForm, adam_step, sgd_step
+from protofleet.wire.tensors import Layout, TensorMap, Tensors
+
+_KEPT = "optimiser/"
+
+
+def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
+    """Raise InputError unless ``low <= value <= high`` and the value is finite."""
+    if not (math.isfinite(value) and low <= value <= high):
+        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+        raise InputError(f"setting '{name}': expected a number {bounds}, got {value}")
+
+
+class _Record(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"
+):
+    pass
+
+
+class Sgd(_Record, frozen=True, tag="sgd"):
+    """Stochastic gradient descent as in ``torch.optim.SGD``; in TOML ``kind = "sgd"``.
+
+    Attributes:
+        lr: learning rate.
+        momentum: share of the velocity that stays, in [0, 1].
+        weight_decay: factor of the parameters added to their gradient.
+    """
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("optimiser.lr", self.lr, low=0)
+        check_range("optimiser.momentum", self.momentum, low=0, high=1)
+        check_range("optimiser.weight_decay", self.weight_decay, low=0)
+
+
+class Adam(_Record, frozen=True, tag="adam"):
+    """Adam with Keras' defaults; in TOML ``kind = "adam"``.
+
+    Attributes:
+        lr: learning rate.
+        beta1: share of the gradients' moving mean that stays, in [0, 1).
+        beta2: share of their squares' moving mean that stays, in [0, 1).
+        eps: added to the root.
+        eps_form: ``keras`` adds eps before the bias correction, ``torch`` after it.
+        weight_decay: factor of the parameters added to their gradient (L2).
+    """
+
+    lr: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-7
+    eps_form: EpsForm = "keras"
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("optimiser.lr", self.lr, low=0)
+        check_range("optimiser.beta1", self.beta1, low=0, high=math.nextafter(1, 0))
+        check_range("optimiser.beta2", self.beta2, low=0, high=math.nextafter(1, 0))
+        check_range("optimiser.eps", self.eps, low=1e-20)
+        check_range("optimiser.weight_decay", self.weight_decay, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Tensors that one optimiser moves.
+
+    Attributes:
+        names: of parameters; None: all.
+        optimiser: its settings.
+    """
+
+    optimiser: Adam | Sgd
+    names: Collection[str] | None = None
+
+
+class Optimiser:
+    """Moves the parameters of some groups; those of no group stay as they are.
+
+    Args:
+        layout: of the parameters.
+        groups: no tensor in two of them.
+        kept: what ``moments`` returned in an earlier round; None or without moments: fresh ones.
+
+    Raises:
+        InputError: a group names no tensor of the layout, or kept moments of other shapes.
+    """
+
+    def __init__(
+        self, layout: Layout, groups: Sequence[Group], kept: Tensors | None = None
+    ) -> None:
+        self._parts = [
+            _Part(f"{_KEPT}{index}.", _runs(layout, group.names), group.optimiser)
+            for index, group in enumerate(groups)
+        ]
+        if kept is not None and any(name.startswith(_KEPT) for name in kept):
+            for part in self._parts:
+                part.restore(kept)
+
+    def step(
+        self,
+        params: TensorMap,
+        grads: TensorMap,
+        *,
+        proximal: tuple[float, TensorMap] | None = None,
+        correction: TensorMap | None = None,
+    ) -> None:
+        """Move ``params`` in place.
+
+        Args:
+            params: of the layout; written.
+            grads: of the same layout.
+            proximal: mu and w: ``mu (params - w)`` is added to the gradient.
+            correction: added to the gradient (SCAFFOLD's ``c - c_i``).
+        """
+        for part in self._parts:
+            part.step(params, grads, proximal, correction)
+
+    def moments(self) -> dict[str, NDArray[Any]]:
+        """What a device must keep to go on in the next round."""
+        return {name: value for part in self._parts for name, value in part.moments().items()}
+
+
+class _Part:
+    """One group: its runs of the buffer and their moments."""
+
+    def __init__(self, prefix: str, runs: tuple[slice, ...], settings: Adam | Sgd) -> None:
+        self._prefix = prefix
+        self._runs = runs
+        self._settings = msgspec.structs.asdict(settings)
+        self._step = _step_sgd if isinstance(settings, Sgd) else _step_adam
+        size = sum(run.stop - run.start for run in runs)
+        count = 1 if isinstance(settings, Sgd) else 2
+        self._moments = [np.zeros(size, np.float32) for _ in range(count)]
+        self._steps = 0
+
+    def step(
+        self,
+        params: TensorMap,
+        grads: TensorMap,
+        proximal: tuple[float, TensorMap] | None,
+        correction: TensorMap | None,
+    ) -> None:
+        self._steps += 1
+        start = 0
+        for run in self._runs:
+            stop = start + run.stop - run.start
+            extras = {
+                "proximal": proximal and (proximal[0], proximal[1].buffer[run]),
+                "correction": None if correction is None else correction.buffer[run],
+            }
+            moments = [moment[start:stop] for moment in self._moments]
+            buffers = params.buffer[run], grads.buffer[run]
+            self._step(buffers, moments, self._steps, {**self._settings, **extras})
+            start = stop
+
+    def moments(self) -> dict[str, NDArray[Any]]:
+        named: dict[str, NDArray[Any]] = {
+            f"{self._prefix}{index}": moment for index, moment in enumerate(self._moments)
+        }
+        named[f"{self._prefix}steps"] = np.array(self._steps, np.int64)
+        return named
+
+    def restore(self, kept: Tensors) -> None:
+        for name, fresh in self.moments().items():
+            found = kept.get(name)
+            if found is None or found.shape != fresh.shape or found.dtype != fresh.dtype:
+                got = "nothing" if found is None else f"{found.shape} {found.dtype}"
+                raise InputError(
+                    f"kept moments '{name}': expected {fresh.shape} {fresh.dtype}, got {got}"
+                )
+        self._moments = [
+            np.array(kept[f"{self._prefix}{index}"]) for index in range(len(self._moments))
+        ]
+        self._steps = int(kept[f"{self._prefix}steps"])
+
+
+_Buffers = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+def _step_sgd(
+    buffers: _Buffers, moments: list[NDArray[np.float32]], _count: int, options: dict[str, Any]
+) -> None:
+    sgd_step(*buffers, *moments, **options)
+
+
+def _step_adam(
+    buffers: _Buffers, moments: list[NDArray[np.float32]], count: int, options: dict[str, Any]
+) -> None:
+    adam_step(*buffers, *moments, step=count, **options)
+
+
+def _runs(layout: Layout, names: Collection[str] | None) -> tuple[slice, ...]:
+    """Parts of the buffer that hold the named tensors, neighbours joined."""
+    known = layout.shapes.keys()
+    if names is None:
+        return (slice(0, layout.size),)
+    if unknown := set(names) - known:
+        raise InputError(
+            f"optimiser: expected names of parameters ({', '.join(known)}), got '{min(unknown)}'"
+        )
+    runs: list[slice] = []
+    for spec in layout.specs:
+        if spec.name not in names:
+            continue
+        start = spec.offset
+        if runs and runs[-1].stop == start:
+            start = runs.pop().start
+        runs.append(slice(start, spec.offset + spec.size))
+    return tuple(runs)

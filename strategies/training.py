@@ -1,0 +1,187 @@
+"""Local training: passes over a client's examples through one training program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.kernels import clip_by_norm
+from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
+from protofleet.strategies.types import Batch, ClientTools
+from protofleet.wire.tensors import TensorMap, Tensors
+
+Rows = NDArray[np.int64]
+"""Numbers of examples."""
+
+
+class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training of one round; the optimiser starts anew each round unless a strategy keeps it.
+
+    Attributes:
+        epochs: passes over the local training part.
+        batch_size: examples per step.
+        drop_last: leave out the last batch of an epoch if it is not full. A client with fewer
+            examples than ``batch_size`` then does not train.
+        clip_norm: largest Euclidean norm of a step's gradient; absent: no limit.
+        optimiser: ``{kind = "adam", …}`` or ``{kind = "sgd", …}``.
+    """
+
+    epochs: int = 5
+    batch_size: int = 64
+    drop_last: bool = False
+    clip_norm: float | None = None
+    optimiser: Adam | Sgd = Adam()
+
+    def __post_init__(self) -> None:
+        check_range("epochs", self.epochs, low=1)
+        check_range("batch_size", self.batch_size, low=1)
+        if self.clip_norm is not None:
+            check_range("clip_norm", self.clip_norm, low=1e-12)
+
+
+def _nothing(_rows: Rows) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """What a strategy changes about a training step.
+
+    Attributes:
+        objective: the training program.
+        inputs: the objective's further inputs for the examples of these numbers.
+        groups: what moves, and how; empty: every parameter by ``Training.optimiser``.
+        kept: moments of an earlier round (``Trained.moments``); None: fresh ones.
+        proximal: mu and w: ``mu (params - w)`` is added to the gradient.
+        correction: added to the gradient.
+    """
+
+    objective: str = "cross_entropy"
+    inputs: Callable[[Rows], Mapping[str, Any]] = _nothing
+    groups: Sequence[Group] = field(default_factory=tuple)
+    kept: Tensors | None = None
+    proximal: tuple[float, TensorMap] | None = None
+    correction: TensorMap | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A model after local training.
+
+    Attributes:
+        params, state: its tensors, in buffers of their own.
+        loss: mean over the examples of the last epoch; NaN if no step was made.
+        moments: of the optimiser, for a strategy that keeps it.
+    """
+
+    params: TensorMap
+    state: TensorMap
+    loss: float
+    moments: Mapping[str, NDArray[Any]]
+
+
+class Trainer:
+    """One network in training; the given tensors are copied.
+
+    Args:
+        params, state: where it starts.
+        tools: examples, programs and randomness.
+        training: clipping, and the optimiser unless ``fit`` names groups.
+        fit: what differs from plain cross-entropy on all parameters.
+    """
+
+    def __init__(
+        self,
+        params: TensorMap,
+        state: TensorMap,
+        tools: ClientTools,
+        training: Training,
+        fit: Fit | None = None,
+    ) -> None:
+        self._fit = fit or Fit()
+        self._tools = tools
+        self._clip_norm = training.clip_norm
+        groups = self._fit.groups or (Group(optimiser=training.optimiser),)
+        self._optimiser = Optimiser(params.layout, groups, self._fit.kept)
+        self._grad_fn = tools.grad_fns[self._fit.objective]
+        self._state = state
+        self.params = params.copy()
+
+    @property
+    def state(self) -> TensorMap:
+        """The model's state; a copy, because programs write into buffers of their own."""
+        return self._state.copy()
+
+    def step(self, rows: Rows) -> float:
+        """Train on the examples of these numbers; the mean loss before the step.
+
+        Raises:
+            InputError: the loss became NaN or infinite.
+        """
+        tools, fit = self._tools, self._fit
+        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
+        step = self._grad_fn(self.params, self._state, batch, tools.rng)
+        if not math.isfinite(step.loss):
+            raise InputError(
+                f"client '{tools.client_id}': expected a finite loss of '{fit.objective}', got "
+                f"{step.loss}; lower the learning rate or check the data"
+            )
+        if self._clip_norm is not None:
+            clip_by_norm(step.grads.buffer, self._clip_norm)
+        self._optimiser.step(
+            self.params, step.grads, proximal=fit.proximal, correction=fit.correction
+        )
+        self._state = step.state
+        return step.loss
+
+    def trained(self, loss: float) -> Trained:
+        """The network as it is now."""
+        moments = self._optimiser.moments()
+        return Trained(params=self.params, state=self.state, loss=loss, moments=moments)
+
+
+def train(
+    params: TensorMap,
+    state: TensorMap,
+    tools: ClientTools,
+    training: Training,
+    fit: Fit | None = None,
+) -> Trained:
+    """Train copies of ``params`` and ``state`` on the client's examples, shuffled every epoch.
+
+    Raises:
+        InputError: the loss became NaN or infinite.
+    """
+    trainer = Trainer(params, state, tools, training, fit)
+    return trainer.trained(passes(trainer.step, tools, training))
+
+
+def passes(step: Callable[[Rows], float], tools: ClientTools, training: Training) -> float:
+    """Call ``step`` for every batch of every epoch.
+
+    Returns:
+        The mean loss over the examples of the last epoch; NaN if there was no batch.
+    """
+    loss = math.nan
+    for _ in range(training.epochs):
+        total, seen = 0.0, 0
+        for rows in batches(len(tools.y), training, tools.rng):
+            total += step(rows) * len(rows)
+            seen += len(rows)
+        loss = total / seen if seen else math.nan
+    return loss
+
+
+def batches(count: int, training: Training, rng: np.random.Generator) -> Iterator[Rows]:
+    """One epoch in random order."""
+    order = rng.permutation(count)
+    size = training.batch_size
+    stop = count - count % size if training.drop_last else count
+    return (order[start : start + size] for start in range(0, stop, size))
