@@ -48,6 +48,23 @@ def prefixed_layout(prefix: str, layout: Layout) -> Layout:
     return Layout.of({prefix + name: shape for name, shape in layout.shapes.items()})
 
 
+def shared_layout(model: Model, head: str) -> Layout:
+    """Prefixed layout of the parameters whose names do not start with ``head``.
+
+    Raises:
+        InputError: all parameters start with ``head``, or none.
+    """
+    every = prefixed_layout(PARAMS, model.params.layout).shapes
+    shared = {name: shape for name, shape in every.items() if not name.startswith(PARAMS + head)}
+    if not shared or len(shared) == len(every):
+        names = ", ".join(model.params.layout.shapes)
+        raise InputError(
+            f"setting 'head': expected a prefix of some parameters, not of all, got '{head}' for "
+            f"{names}"
+        )
+    return Layout.of(shared)
+
+
 def unpack(tensors: Tensors, prefix: str, layout: Layout) -> TensorMap:
     """Copy the tensors of ``layout``, named there without the prefix, into a map of their own.
 
