@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.datasets._signals import scale_sensors
+from protofleet.datasets.pool import Pool
 from protofleet.datasets.windows import Windows
 from protofleet.errors import InputError, MissingDataError
 
@@ -33,10 +35,12 @@ class UciHar:
     Attributes:
         windows: ``x (n, 128, 6)``: total acceleration (g), then angular velocity (rad/s).
         subject: ``(n,) int64``, 1…30; each person is one block of rows.
+        is_test: ``(n,) bool``: published in the test part, which shares no person with the other.
     """
 
     windows: Windows
     subject: NDArray[np.int64]
+    is_test: NDArray[np.bool_]
 
     def of(self, subject: int) -> Windows:
         """One person's windows.
@@ -70,7 +74,34 @@ def load_ucihar(data_root: Path) -> UciHar:
     subject = np.concatenate([part[2] for part in parts])
     y = np.concatenate([part[1] for part in parts])
     windows = Windows(x=x, y=y, follows=_continuations(x, subject))
-    return UciHar(windows=windows, subject=subject)
+    is_test = np.repeat([False, True], [len(part[1]) for part in parts])
+    return UciHar(windows=windows, subject=subject, is_test=is_test)
+
+
+def ucihar_pool(root: Path, *, normalise: bool = True) -> Pool:
+    """Windows ``(10299, 128, 6)``: total acceleration, angular velocity; client ``1`` to ``30``.
+
+    A recording is a run of windows that overlap by half; the activity may change inside it.
+
+    Args:
+        root: folder with ``ucihar/UCI HAR Dataset.zip`` in it.
+        normalise: one scalar mean and deviation per sensor, over all people.
+
+    Raises:
+        MissingDataError: the zip is not there; the message says what to put where.
+        InputError: the zip lacks a file or a file has another form than published.
+    """
+    people = load_ucihar(root)
+    windows = people.windows
+    return Pool(
+        x=scale_sensors(windows.x) if normalise else windows.x,
+        y=windows.y,
+        classes=CLASSES,
+        client=people.subject.astype(np.str_),
+        recording=np.cumsum(~windows.follows) - 1,
+        follows=windows.follows,
+        is_test=people.is_test,
+    )
 
 
 def normalisation(windows: Windows) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -16,10 +16,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import MissingDataError
+from protofleet.datasets._signals import (
+    cut,
+    same_runs,
+    scale_sensors,
+    standardise,
+    window_starts,
+)
+from protofleet.datasets.pool import Pool
+from protofleet.errors import InputError, MissingDataError
 
 RATE_HZ = 20.0
 CLASSES = ("Downstairs", "Jogging", "Sitting", "Standing", "Upstairs", "Walking")
+WINDOWS = ("mean_1s", "raw")
 _FILE = Path("wisdm") / "WISDM_ar_v1.1_raw.txt"
 _LONGEST_GAP_S = 1.0  # 20 sampling intervals: phones pause the sensor for less than this
 
@@ -66,6 +75,59 @@ def load_wisdm(data_root: Path) -> Recordings:
         )
     with path.open(encoding="utf-8", errors="replace") as lines:
         return parse_wisdm(lines)
+
+
+def wisdm_pool(
+    root: Path,
+    *,
+    window: str = "mean_1s",
+    samples: int = 128,
+    step: int = 64,
+    normalise: bool = True,
+) -> Pool:
+    """Windows inside uninterrupted recordings; client: the user, ``1`` to ``36``.
+
+    Args:
+        root: folder with ``wisdm/WISDM_ar_v1.1_raw.txt`` in it.
+        window: ``mean_1s``: rows ``(n, 3)``, the means of x, y and z over 1 s (20 samples)
+            without overlap, as FedSub takes them; ``raw``: windows ``(n, samples, 3)``.
+        samples: length of raw windows.
+        step: distance of raw windows in samples.
+        normalise: means: each axis to mean 0 and deviation 1 over all users; raw windows: one
+            scalar mean and deviation over all axes and users.
+
+    Raises:
+        MissingDataError: the raw file is not there; the message says what to put where.
+        InputError: unknown window, lengths below 1, or no recording as long as a window.
+    """
+    if window not in WINDOWS or samples < 1 or step < 1:
+        raise InputError(
+            f"WISDM: expected window {' or '.join(WINDOWS)} and samples and step of at least 1, "
+            f"got '{window}', {samples} and {step}"
+        )
+    if window == "mean_1s":
+        samples = step = round(RATE_HZ)
+    read = load_wisdm(root)
+    starts = np.concatenate(
+        [np.empty(0, np.int64)]
+        + [a + window_starts(b - a, samples, step) for a, b in same_runs(read.recording)]
+    )
+    if not len(starts):
+        raise InputError(f"WISDM: expected a recording of {samples} samples, got none")
+    x, recording = cut(read.xyz, starts, samples), read.recording[starts]
+    follows = np.concatenate([[False], recording[1:] == recording[:-1]]) & (step < samples)
+    if window == "mean_1s":
+        x = standardise(x.mean(axis=1, dtype=np.float64), scale=normalise)
+    elif normalise:
+        x = scale_sensors(x, sensors=(slice(0, 3),))
+    return Pool(
+        x=x,
+        y=read.label[starts],
+        classes=CLASSES,
+        client=read.user[starts].astype(np.str_),
+        recording=recording,
+        follows=follows,
+    )
 
 
 def parse_wisdm(lines: Iterable[str]) -> Recordings:

@@ -63,6 +63,27 @@ def test_recordings_hold_the_windows(people):
     assert np.array_equal(np.stack(again), mine.x)
 
 
+def test_pool_is_everybody_with_the_published_parts(data_root, people):
+    """9 test people with 2 947 windows; runs of overlapping windows are recordings."""
+    pool = ucihar.ucihar_pool(data_root, normalise=False)
+    assert np.array_equal(pool.x, people.windows.x)
+    assert np.bincount(pool.y).tolist() == [1722, 1544, 1406, 1777, 1906, 1944]
+    assert pool.is_test.sum() == 2947
+    test_people = {"2", "4", "9", "10", "12", "13", "18", "20", "24"}
+    assert set(pool.client[pool.is_test].tolist()) == test_people
+    assert len(set(pool.client.tolist())) == 30
+    assert len(set(pool.recording.tolist())) == (~pool.follows).sum() == 10299 - 6752 - 2690
+    same = pool.recording[1:] == pool.recording[:-1]
+    assert np.array_equal(same, pool.follows[1:])
+    assert len({*zip(pool.recording, pool.client, strict=True)}) == pool.recording.max() + 1
+
+
+def test_pool_is_normalised_by_one_scalar_per_sensor(data_root, people):
+    pool = ucihar.ucihar_pool(data_root)
+    expected = normalise(people.windows, *ucihar.normalisation(people.windows)).x
+    assert np.abs(pool.x - expected).max() < 1e-4
+
+
 def test_absent_zip_says_what_to_put_where(tmp_path):
     with pytest.raises(MissingDataError, match=r"put the published 'UCI HAR Dataset\.zip' at"):
         ucihar.load_ucihar(tmp_path)
