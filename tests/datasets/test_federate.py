@@ -2,6 +2,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from protofleet.datasets import catalogue, ucihar
 from protofleet.datasets.federate import (
     Dirichlet,
     DirichletBalanced,
@@ -21,6 +22,7 @@ from protofleet.datasets.federate import (
     without_classes,
 )
 from protofleet.datasets.pool import Pool
+from protofleet.datasets.windows import split_in_time
 from protofleet.errors import InputError
 
 _PARTITIONS = [
@@ -140,6 +142,34 @@ def test_in_time_no_test_window_touches_a_training_window():
         taken = set(train)
         assert all(row - 1 not in taken for row in test if row % 50)
         assert all(row + 1 not in taken for row in test if (row + 1) % 50)
+
+
+@pytest.mark.data
+def test_in_time_agrees_with_the_split_of_one_persons_windows(data_root):
+    """UCI-HAR's 30 people through the pool, and one by one from the published zip."""
+    pool = catalogue.load("ucihar", data_root, {"normalise": False})
+    clients = federate(pool, Natural(), InTime(test_fraction=0.3), seed=0)
+    people = ucihar.load_ucihar(data_root)
+    assert len(clients) == 30
+    for name, data in clients.items():
+        alone = split_in_time(people.of(int(name)), ucihar.CLASSES, test_fraction=0.3)
+        assert np.array_equal(data.x_train, alone.x_train)
+        assert np.array_equal(data.y_test, alone.y_test)
+        assert np.array_equal(data.x_test, alone.x_test)
+
+
+@pytest.mark.data
+def test_fedala_and_fedhp_divide_mnist(data_root):
+    """20 clients with at least 40 images each; 100 clients with every class on both sides."""
+    pool = catalogue.load("mnist", data_root)
+    ala = federate(pool, DirichletBalanced(clients=20), Random(), seed=1)
+    sizes = [len(data.y_train) + len(data.y_test) for data in ala.values()]
+    assert sum(sizes) == 70000
+    assert min(sizes) >= 40
+    fedhp = DirichletShared(clients=100, alpha=0.3)
+    for data in federate(pool, fedhp, Stratified(test_fraction=0.2), seed=1).values():
+        assert min(np.bincount(data.y_train, minlength=10)) >= 2
+        assert min(np.bincount(data.y_test, minlength=10)) >= 2
 
 
 def test_people_without_every_class_or_without_train_rows_are_left_out():
