@@ -69,8 +69,8 @@ def read_table(
     places = tuple(header.index(column) for column in columns)
     first_line = 2
     while chunk := list(islice(lines, _CHUNK_LINES)):
-        text = [_with_nans(line) for line in chunk] if empty_is_nan else chunk
-        if any(not line.isspace() for line in text):
+        text = _with_nans(chunk) if empty_is_nan else chunk
+        if any(line.strip() for line in text):
             rows = _parse(text, fields, places)
             if rows is None:
                 bad = _first_bad(text, fields, places)
@@ -102,18 +102,19 @@ def _first_bad(lines: list[str], fields: np.dtype[Any], places: tuple[int, ...])
     while high - low > 1:
         middle = (low + high) // 2
         part = lines[low:middle]
-        if all(line.isspace() for line in part) or _parse(part, fields, places) is not None:
+        if not any(map(str.strip, part)) or _parse(part, fields, places) is not None:
             low = middle
         else:
             high = middle
     return low
 
 
-def _with_nans(line: str) -> str:
-    text = line.strip()
-    if not text or (",," not in text and text[0] != "," and text[-1] != ","):
-        return line
-    return ",".join(field if field.strip() else "nan" for field in text.split(","))
+def _with_nans(lines: list[str]) -> list[str]:
+    text = "\n" + "".join(lines) + "\n"
+    # Twice, because the comma between two empty fields belongs to both.
+    text = text.replace(",,", ",nan,").replace(",,", ",nan,")
+    text = text.replace(",\n", ",nan\n").replace("\n,", "\nnan,")
+    return text[1:].split("\n")[: len(lines)]
 
 
 def _kind(dtype: str) -> str:
