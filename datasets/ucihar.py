@@ -81,7 +81,7 @@ def load_ucihar(data_root: Path) -> UciHar:
 def ucihar_pool(root: Path, *, normalise: bool = True) -> Pool:
     """Windows ``(10299, 128, 6)``: total acceleration, angular velocity; client ``1`` to ``30``.
 
-    A recording is a run of windows that overlap by half; the activity may change inside it.
+    A recording is a run of windows that overlap by half; all of it shows one activity.
 
     Args:
         root: folder with ``ucihar/UCI HAR Dataset.zip`` in it.

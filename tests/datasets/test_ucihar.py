@@ -75,7 +75,8 @@ def test_pool_is_everybody_with_the_published_parts(data_root, people):
     assert len(set(pool.recording.tolist())) == (~pool.follows).sum() == 10299 - 6752 - 2690
     same = pool.recording[1:] == pool.recording[:-1]
     assert np.array_equal(same, pool.follows[1:])
-    assert len({*zip(pool.recording, pool.client, strict=True)}) == pool.recording.max() + 1
+    keys = {*zip(pool.recording, pool.client, pool.y, strict=True)}
+    assert len(keys) == pool.recording.max() + 1, "one person and activity in each recording"
 
 
 def test_pool_is_normalised_by_one_scalar_per_sensor(data_root, people):
