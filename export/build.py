@@ -155,10 +155,11 @@ def _objective(name: str) -> Objective:
 def _example(
     objective: Objective, input_shape: Sequence[int], sizes: Mapping[str, int | str]
 ) -> dict[str, Tensor]:
-    """A batch of zeros as the objective declares it, the examples first."""
+    """A batch of zeros as the objective declares it."""
 
     def zeros(decl: InputDecl) -> Tensor:
-        shape: tuple[int | str, ...] = decl.shape or ("batch", *input_shape)
+        one: tuple[int | str, ...] = ("batch", *input_shape)
+        shape = one if decl.shape is None else decl.shape
         known: dict[str, int | str] = {"batch": _EXAMPLE_BATCH, **sizes}
         dims = [int(known[d]) if isinstance(d, str) else d for d in shape]
         return torch.zeros(dims, dtype=getattr(torch, decl.dtype))

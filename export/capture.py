@@ -88,7 +88,7 @@ def evaluate(
     if objective is not None:
         return _loss_and_logits(model, objective, batch)
     if features:
-        return None, _features_and_logits(model, batch["x"])
+        return None, _features_and_logits(model, batch["x"]) | _layers(model, batch["x"])
     return None, {"logits": model(batch["x"])}
 
 
@@ -104,10 +104,12 @@ def capture(
     Args:
         model: any module; its training mode is set here and restored.
         objective: what a training program minimises.
-        example: a batch by key, batch axis first; only dtypes and the other axes matter.
+        example: a batch by key; inputs of which the objective says so have no batch axis, all
+            others begin with it. Only dtypes and the other axes matter.
         features: an inference program that also gives ``features``: the result of the model's
             method ``features``, whose logits are then ``head(features(x))``; for a model without
-            these two methods, the input of its last linear layer.
+            these two methods, the input of its last linear layer. A model with a method
+            ``layers`` gives each of its results too, as ``layers.<name>``.
 
     Raises:
         ExportError: an operator without explicit form, control flow that depends on data, or a
@@ -115,15 +117,25 @@ def capture(
     """
     was_training = model.training
     model.train(objective is not None)
+    whole, batch = _by_axis(objective, example)
+    pure = _Pure(model, objective, features=features, keys=(*whole, *batch))
     try:
-        return _capture(_Pure(model, objective, features=features, keys=tuple(example)), example)
+        return _capture(pure, whole, batch)
     finally:
         model.train(was_training)
 
 
-def _capture(pure: _Pure, example: Arrays) -> CapturedProgram:
+def _by_axis(objective: Objective | None, example: Arrays) -> tuple[Arrays, Arrays]:
+    """The inputs without and those with a batch axis."""
+    declared = {} if objective is None else objective.inputs
+    whole = {k: v for k, v in example.items() if k in declared and not declared[k].per_example}
+    return whole, {key: value for key, value in example.items() if key not in whole}
+
+
+def _capture(pure: _Pure, whole: Arrays, batch: Arrays) -> CapturedProgram:
     tensors = pure.tensors
-    result: Trace = trace(pure, pure.joint, list(tensors.all().values()), list(example.values()))
+    fixed = [*tensors.all().values(), *whole.values()]
+    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()))
     names = Names(
         params=tuple(tensors.params),
         state=tuple(tensors.state),
@@ -231,6 +243,17 @@ def _features_and_logits(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
         features = call.features(x)
         return {"features": features, "logits": call.head(features)}
     return _input_of_last_linear(model, x)
+
+
+def _layers(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Activations of the hidden layers that the model tells of.
+
+    What they share with the features is computed once: the ONNX writer merges equal nodes.
+    """
+    layers = getattr(model, "layers", None)
+    if not callable(layers) or isinstance(layers, nn.Module):
+        return {}
+    return {f"layers.{name}": values for name, values in layers(x).items()}
 
 
 def _input_of_last_linear(model: nn.Module, x: Tensor) -> dict[str, Tensor]:

@@ -68,9 +68,13 @@ def _infer(
 ) -> Mapping[str, NDArray[Any]]:
     x = _by_key(program, feed, "input")["x"]
     keys = {port.key: port.name for port in program.outputs}
-    call = programs.features if "features" in keys else programs.predict
-    key = "features" if "features" in keys else "logits"
-    return {keys[key]: call(params, state, x, batch_size=len(x))}
+    if "features" not in keys:
+        return {keys["logits"]: programs.predict(params, state, x, batch_size=len(x))}
+    results = {keys["features"]: programs.features(params, state, x, batch_size=len(x))}
+    if any(key.startswith("layers.") for key in keys):
+        layers = programs.layers(params, state, x, batch_size=len(x))
+        results |= {keys[f"layers.{name}"]: values for name, values in layers.items()}
+    return results
 
 
 def _train(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
@@ -11,24 +12,34 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._binding import Runner, Slots, address, bind_arrays, bind_map, check_map
 from protofleet.runtime._program import Intake, Settings, Source
+from protofleet.wire.manifest import Port
 from protofleet.wire.tensors import TensorMap
+
+LAYERS = "layers."
+"""What the keys of hidden layers' activations begin with."""
 
 
 class InferProgram:
-    """Maps examples to one output, batch by batch in array order."""
+    """Maps examples to some of its outputs, batch by batch in array order.
+
+    Attributes:
+        layers: keys of the outputs that are hidden layers' activations.
+    """
 
     def __init__(self, source: Source, settings: Settings, output: str) -> None:
         self._source = source
         self._settings = settings
-        self._output = source.only_output("output", output)
+        self._main = output
+        self.layers = tuple(p.key for p in source.outputs("output") if p.key.startswith(LAYERS))
+        self._outputs = {key: _checked_output(source, key) for key in (output, *self.layers)}
+        self._out = {
+            keys: Slots(tuple(self._outputs[key] for key in keys))
+            for keys in ((output,), self.layers)
+        }
         self._in_params, self._in_state = source.inputs("param"), source.inputs("state")
         self._intake = Intake(source.program.file, source.inputs("input"))
-        self._out = Slots((self._output,))
-        if source.inputs("noise") or self._output.shape[:1] != ("batch",):
-            raise ProvisionError(
-                f"program '{source.program.file}': expected no noise and an output "
-                f"'{output}' of (batch, …), got {self._output.shape}"
-            )
+        if source.inputs("noise"):
+            raise ProvisionError(f"program '{source.program.file}': expected no noise")
 
     @cached_property
     def _runner(self) -> Runner:
@@ -43,25 +54,49 @@ class InferProgram:
             InputError: parameters, state or ``x`` have other shapes or dtypes than the program's.
             ProvisionError: the program failed or does not fit its manifest.
         """
+        return self._evaluate((params, state), x, batch_size, (self._main,))[self._main]
+
+    def activations(
+        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32], batch_size: int
+    ) -> dict[str, NDArray[np.float32]]:
+        """The hidden layers' outputs by key, as ``__call__``."""
+        return self._evaluate((params, state), x, batch_size, self.layers)
+
+    def _evaluate(
+        self,
+        tensors: tuple[TensorMap, TensorMap],
+        x: NDArray[np.float32],
+        batch_size: int,
+        keys: tuple[str, ...],
+    ) -> dict[str, NDArray[np.float32]]:
         if batch_size < 1:
             raise InputError(f"batch_size: expected at least 1, got {batch_size}")
-        check_map("params", params, self._source.params)
-        check_map("state", state, self._source.state)
-        tail = self._output.shape[1:]
-        result = np.zeros((len(x), *(int(dim) for dim in tail)), np.float32)
+        check_map("params", tensors[0], self._source.params)
+        check_map("state", tensors[1], self._source.state)
+        results = {key: self._empty(key, len(x)) for key in keys}
         with self._source.lock:
             for start in range(0, len(x), batch_size):
                 rows = slice(start, start + batch_size)
-                result[rows] = self._batch(params, state, x[rows])
-        return result
+                out = self._batch(tensors, x[rows], keys)
+                for key, result in results.items():
+                    result[rows] = out[self._outputs[key].name]
+        return results
+
+    def _empty(self, key: str, rows: int) -> NDArray[np.float32]:
+        return np.zeros((rows, *(int(dim) for dim in self._outputs[key].shape[1:])), np.float32)
 
     def _batch(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+        self,
+        tensors: tuple[TensorMap, TensorMap],
+        x: NDArray[np.float32],
+        keys: tuple[str, ...],
+    ) -> Mapping[str, NDArray[np.float32]]:
+        params, state = tensors
         batch = {"x": x}
         size = self._intake.size(batch)
         staged = self._intake.stage(batch, size)
-        out = self._out.at(size)
+        slots = self._out[keys]
+        out = slots.at(size)
 
         def bind(binding: Any) -> None:
             bind_map(binding.bind_input, self._in_params, params)
@@ -74,7 +109,18 @@ class InferProgram:
             address(state.buffer),
             size,
             self._intake.generation,
-            self._out.generation,
+            slots.generation,
+            int(keys is self.layers),
         )
         self._runner.run(key, bind)
-        return out[self._output.name]
+        return out
+
+
+def _checked_output(source: Source, key: str) -> Port:
+    port = source.only_output("output", key)
+    if port.shape[:1] != ("batch",) or not all(isinstance(dim, int) for dim in port.shape[1:]):
+        raise ProvisionError(
+            f"program '{source.program.file}': expected an output '{key}' of (batch, …), "
+            f"got {port.shape}"
+        )
+    return port

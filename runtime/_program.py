@@ -103,7 +103,11 @@ class Source:
 
 
 class Intake:
-    """Checks a batch and stages it in contiguous memory."""
+    """Checks a batch and stages it in contiguous memory.
+
+    Every array is copied, also one without a batch axis: at most some hundred kilobytes, and a
+    strategy may hand in what this very program writes to, such as a part of ``Step.grads``.
+    """
 
     def __init__(self, file: str, ports: tuple[Port, ...]) -> None:
         self._file = file
@@ -118,7 +122,7 @@ class Intake:
         """Changes when staged memory has moved."""
         return self._slots.generation
 
-    def size(self, batch: Mapping[str, NDArray[Any]]) -> int:
+    def size(self, batch: Mapping[str, Any]) -> int:
         """The batch size of ``batch``; 1 where no input has a batch axis.
 
         Raises:
@@ -135,8 +139,11 @@ class Intake:
             )
         return int(array.shape[axis])
 
-    def stage(self, batch: Mapping[str, NDArray[Any]], size: int) -> Mapping[str, NDArray[Any]]:
+    def stage(self, batch: Mapping[str, Any], size: int) -> Mapping[str, NDArray[Any]]:
         """Copy the batch's arrays into contiguous memory; arrays by port name.
+
+        A float32 port of shape () takes any real number: Python's, numpy's, or an array of
+        shape ().
 
         Raises:
             InputError: an array is absent or has another shape or dtype.
@@ -152,11 +159,20 @@ class Intake:
             np.copyto(staged[port.name], array)
         return staged
 
-    def _array(self, batch: Mapping[str, NDArray[Any]], port: Port) -> NDArray[Any]:
-        array = batch.get(port.key)
-        if not isinstance(array, np.ndarray):
+    def _array(self, batch: Mapping[str, Any], port: Port) -> NDArray[Any]:
+        value = batch.get(port.key)
+        if port.shape == () and port.dtype == "float32" and _is_number(value):
+            return np.asarray(value, port.dtype)
+        if not isinstance(value, np.ndarray):
             raise InputError(
                 f"program '{self._file}', input '{port.key}': expected {port.shape} "
-                f"{port.dtype}, got {'nothing' if array is None else type(array).__name__}"
+                f"{port.dtype}, got {'nothing' if value is None else type(value).__name__}"
             )
-        return array
+        return value
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is one real number, whatever holds it."""
+    if isinstance(value, np.ndarray):
+        return value.shape == () and value.dtype.kind in "fiu"
+    return isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)

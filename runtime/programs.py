@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import _alp
-from protofleet.runtime._infer import InferProgram
+from protofleet.runtime._infer import LAYERS, InferProgram
 from protofleet.runtime._program import Settings, Source
 from protofleet.runtime._train import TrainProgram
 from protofleet.strategies.types import GradFn
@@ -51,6 +51,7 @@ class Programs:
     grad_fns: Mapping[str, GradFn]
     eval_batch: int
     uses_kernels: bool
+    _name: str
     _infer: InferProgram | None
     _features: InferProgram | None
 
@@ -85,6 +86,32 @@ class Programs:
         """Features ``(n, …) float32`` of ``x``; batches and errors as in ``predict``."""
         program = _required(self._features, "features")
         return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
+
+    def layers(
+        self,
+        params: TensorMap,
+        state: TensorMap,
+        x: NDArray[np.float32],
+        *,
+        batch_size: int | None = None,
+    ) -> dict[str, NDArray[np.float32]]:
+        """Activations ``(n, units) float32`` of the hidden layers after their ReLU.
+
+        Keys are the layers' names: ``<name>.weight`` and ``<name>.bias`` are their parameters.
+        Batches and errors as in ``predict``.
+
+        Raises:
+            ProvisionError: also where the bundle's model does not tell its layers.
+        """
+        program = _required(self._features, "features")
+        if not program.layers:
+            raise ProvisionError(
+                f"{self._name}: its program 'features' has no outputs '{LAYERS}<name>'; export a "
+                "model with a method layers(x), such as mlp or cnn"
+            )
+        size = self.eval_batch if batch_size is None else batch_size
+        found = program.activations(params, state, x, size)
+        return {key.removeprefix(LAYERS): values for key, values in found.items()}
 
 
 def open_programs(
@@ -136,6 +163,7 @@ def open_programs(
         },
         eval_batch=eval_batch,
         uses_kernels=settings.use_kernels,
+        _name=f"bundle '{manifest.name}'",
         _infer=inference.get("infer"),
         _features=inference.get("features"),
     )

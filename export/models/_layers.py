@@ -1,10 +1,12 @@
-"""Building blocks of the transformers; randomness only through ordinary PyTorch functions."""
+"""Building blocks of the models; randomness only through ordinary PyTorch functions."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from protofleet.export.geometry import distances
 
 LAYER_NORM_EPS = 1e-6
 
@@ -70,3 +72,18 @@ class Attention(nn.Module):
 def mlp(width: int, hidden: int, dropout: float) -> nn.Sequential:
     """Dense (swish) → dropout → dense, back to ``width``."""
     return nn.Sequential(dense(width, hidden), nn.SiLU(), nn.Dropout(dropout), dense(hidden, width))
+
+
+class PrototypeHead(nn.Module):
+    """One learned prototype per class: features (B, d) → minus Euclidean distances (B, C).
+
+    Source: FedHP (Fonio et al., ESANN 2024). Prototypes start as directions drawn at random.
+    """
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.prototypes = nn.Parameter(functional.normalize(torch.randn(classes, features)))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B, C): the nearest prototype has the largest."""
+        return -distances(features, self.prototypes)

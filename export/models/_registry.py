@@ -12,18 +12,25 @@ from typing import Any
 from torch import nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.cnn import Cnn
+from protofleet.export.models.cnn import Cnn, PrototypeCnn
+from protofleet.export.models.fasttext import FastText
 from protofleet.export.models.hart import HartConfig, hart, hart_alp
-from protofleet.export.models.mlp import Mlp
+from protofleet.export.models.mlp import Mlp, mlp_prototypes
+from protofleet.export.models.resnet import resnet18, resnet50
 from protofleet.export.models.vit import VitConfig, vit, vit_digits
 
 ModelFactory = Callable[..., nn.Module]
 
 MODELS: dict[str, ModelFactory] = {
     "cnn": Cnn,
+    "cnn_prototypes": PrototypeCnn,
+    "fasttext": FastText,
     "hart": hart,
     "hart_alp": hart_alp,
     "mlp": Mlp,
+    "mlp_prototypes": mlp_prototypes,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
     "vit": vit,
     "vit_digits": vit_digits,
 }
@@ -45,7 +52,7 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
         spec: a name in ``MODELS``, or ``package.module:function`` (importable, or in the working
             folder) of a function that returns a ``torch.nn.Module`` with ``forward(x) -> logits``
             (and, for strategies that compare features, a method ``features(x)`` and an attribute
-            ``head``).
+            ``head``; for those that compare hidden layers, a method ``layers(x)``).
         settings: keyword arguments of the factory.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Two-layer perceptron d_in-128-512-C, the network of FedSub."""
+"""Two-layer perceptron d_in-128-512-C, the network of FedSub, and one that ends in prototypes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
+from protofleet.export.models._layers import PrototypeHead
 
 
 class Mlp(nn.Module):
@@ -32,14 +33,32 @@ class Mlp(nn.Module):
         for before, after in pairwise((inputs, *hidden)):
             layers += [nn.Linear(before, after), nn.ReLU()]
         self.body = nn.Sequential(*layers)
-        self.head = nn.Linear(hidden[-1], classes)
+        self.head: nn.Module = nn.Linear(hidden[-1], classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Activations of the last hidden layer, (B, hidden[-1])."""
         features: Tensor = self.body(x)
         return features
 
+    def layers(self, x: Tensor) -> dict[str, Tensor]:
+        """Activations (B, units) of every hidden layer by the dense layer's name."""
+        activations: dict[str, Tensor] = {}
+        for index, module in enumerate(self.body):
+            x = module(x)
+            if isinstance(module, nn.ReLU):
+                activations[f"body.{index - 1}"] = x
+        return activations
+
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, classes)."""
         logits: Tensor = self.head(self.features(x))
         return logits
+
+
+def mlp_prototypes(
+    *, inputs: int = 64, classes: int = 10, hidden: Sequence[int] = (128, 512)
+) -> Mlp:
+    """``Mlp`` whose head is a prototype per class; logits are minus distances."""
+    model = Mlp(inputs=inputs, classes=classes, hidden=hidden)
+    model.head = PrototypeHead(hidden[-1], classes)
+    return model

@@ -24,13 +24,20 @@ _PATH = click.Path(path_type=Path)
 
 _INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
     "cnn": (1, 28, 28),
+    "cnn_prototypes": (1, 28, 28),
+    "fasttext": (200,),
     "hart": (128, 6),
     "hart_alp": (128, 6),
     "mlp": (64,),
+    "mlp_prototypes": (64,),
+    "resnet18": (3, 64, 64),
+    "resnet50": (3, 224, 224),
     "vit": (3, 32, 32),
     "vit_digits": (1, 8, 8),
 }
 """Of the registered models with their default settings."""
+
+_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
 
 
 @click.command()
@@ -43,6 +50,13 @@ _INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
     multiple=True,
     metavar="KEY=VALUE",
     help="A default setting of the strategy, as --set.",
+)
+@click.option(
+    "--objective",
+    "objectives",
+    multiple=True,
+    type=click.Choice(_OBJECTIVES),
+    help="A training program beside those that the strategy needs; may be repeated.",
 )
 @click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
 @click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
@@ -57,6 +71,7 @@ def export(
     pairs: tuple[str, ...],
     strategy: str,
     strategy_pairs: tuple[str, ...],
+    objectives: tuple[str, ...],
     out: Path,
     checkpoint: Path | None,
     classes: str | None,
@@ -67,8 +82,10 @@ def export(
 ) -> None:
     """Compile MODEL and write a signed bundle.
 
-    MODEL is cnn, hart, hart_alp, mlp, vit or vit_digits, or package.module:function. Every
-    program is compared with PyTorch in ONNX Runtime first: loss, outputs, every gradient.
+    MODEL is cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes, resnet18,
+    resnet50, vit or vit_digits, or package.module:function. The training programs are those that
+    the strategy needs. Every program is compared with PyTorch in ONNX Runtime first: loss,
+    outputs, every gradient.
     """
     from protofleet.export.build import export_bundle
     from protofleet.wire import keys
@@ -82,7 +99,11 @@ def export(
     started = time.perf_counter()
     report = export_bundle(
         built,
-        dataclasses.replace(spec, provenance=provenance),
+        dataclasses.replace(
+            spec,
+            provenance=provenance,
+            objectives=tuple(dict.fromkeys((*spec.objectives, *objectives))),
+        ),
         out=out,
         key=keys.load_signing_key(key) if key else keys.load_or_create_signing_key(),
     )

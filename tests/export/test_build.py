@@ -117,13 +117,15 @@ def test_full_size_hart_with_alp(tmp_path: Path) -> None:
 
 
 def test_the_command_reports_parity_as_json(tmp_path: Path) -> None:
-    """One record per program, and a bundle with the strategy's settings."""
+    """One record per program, the strategy's and those asked for, and the strategy's settings."""
     key = tmp_path / "key.pem"
     arguments = ["mlp", "--set", "hidden=[8]", "--strategy", "fedavg", "--strategy-set", "epochs=2"]
+    arguments += ["--objective", "moon", "--objective", "cross_entropy"]
     arguments += ["--out", str(tmp_path / "mlp.pfb"), "--key", str(_key_file(key)), "--json"]
     result = CliRunner().invoke(export_command, arguments, catch_exceptions=False)
     report = json.loads(result.output)
-    assert {record["program"] for record in report["parity"]} == {"infer", "features", "train"}
+    names = [record["program"] for record in report["parity"]]
+    assert names == ["infer", "features", "train", "train_moon"]
     manifest = Bundle.open(tmp_path / "mlp.pfb").manifest
     assert manifest.strategy.settings == {"epochs": 2}
     assert manifest.classes == tuple(str(i) for i in range(10))

@@ -10,12 +10,20 @@ from protofleet.cli.export import export
 from protofleet.cli.pretrain import pretrain
 from protofleet.errors import InputError
 from protofleet.export.models import MODELS
+from protofleet.export.objectives import OBJECTIVES
 
 
 @pytest.mark.parametrize("command", [export, pretrain], ids=["export", "pretrain"])
 def test_the_help_names_every_model(command) -> None:
     words = CliRunner().invoke(command, ["--help"]).stdout.replace(",", " ").split()
     assert set(MODELS) <= set(words)
+
+
+def test_the_help_of_export_names_every_objective() -> None:
+    words = CliRunner().invoke(export, ["--help"]).stdout
+    for mark in ",[]|\n":
+        words = words.replace(mark, " ")
+    assert set(OBJECTIVES) <= set(words.split())
 
 
 def test_values_are_json_or_text() -> None:

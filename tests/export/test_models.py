@@ -26,6 +26,21 @@ def _params(model):
         ("hart", {"classes": 6}, 1_445_918),  # FedAli: 5.8 MB
         ("cnn", {}, 582_026),  # FedALA, MNIST
         ("cnn", {"channels": 3, "size": 32}, 878_538),  # FedALA, CIFAR-10
+        (  # FedHP, CIFAR-10 and SVHN
+            "cnn",
+            {"channels": 3, "size": 32, "filters": (64, 64), "hidden": 384, "head_bias": False},
+            725_952,
+        ),
+        # FedHP: the encoder alone, and 10 240 or 16 000 prototype values
+        ("cnn_prototypes", {}, 32 * 26 + 64 * (32 * 25 + 1) + 10_240),
+        (
+            "cnn_prototypes",
+            {"channels": 3, "size": 32, "filters": (64, 64)},
+            64 * (3 * 25 + 1) + 64 * (64 * 25 + 1) + 16_000,
+        ),
+        ("fasttext", {}, 98_635 * 32 + 32 * 4 + 4),  # FedALA, AG News
+        ("resnet18", {}, 11_181_642),  # FedALA
+        ("resnet50", {"classes": 1000}, 25_557_032),  # torchvision's
         ("mlp", {"inputs": 3, "classes": 6}, 3 * 128 + 128 + 128 * 512 + 512 + 512 * 6 + 6),
     ],
 )
@@ -43,9 +58,14 @@ def test_hart_with_alp_is_2_38_times_as_large():
 
 EXAMPLES = {
     "cnn": (1, 28, 28),
+    "cnn_prototypes": (1, 28, 28),
+    "fasttext": (12,),
     "hart": (128, 6),
     "hart_alp": (128, 6),
     "mlp": (64,),
+    "mlp_prototypes": (64,),
+    "resnet18": (3, 32, 32),
+    "resnet50": (3, 32, 32),
     "vit": (3, 32, 32),
     "vit_digits": (1, 8, 8),
 }
@@ -57,6 +77,7 @@ def test_logits_are_the_head_of_the_features(spec):
     settings = {**SMALL_HART, "prototypes": (8, 4)} if spec == "hart_alp" else {}
     model = build_model(spec, classes=5, **settings).eval()
     x = torch.randn(3, *EXAMPLES[spec])
+    x = x.abs().round() if spec == "fasttext" else x
     logits = model(x)
     assert logits.shape == (3, 5)
     torch.testing.assert_close(model.head(model.features(x)), logits)
@@ -142,7 +163,7 @@ def test_vit_cuts_images_row_by_row():
 @pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
-        ("nope", {}, "expected one of cnn, hart"),
+        ("nope", {}, "expected one of cnn, cnn_prototypes"),
         ("no_such_package:f", {}, "no module named 'no_such_package'"),
         ("json:nope", {}, "has no function 'nope'"),
         ("json:loads", {"s": "{}"}, "expected a torch.nn.Module, got dict"),
@@ -151,6 +172,7 @@ def test_vit_cuts_images_row_by_row():
         ("hart", {"fidelity": "paper"}, "fidelity default or code"),
         ("vit", {"size": 30}, "no multiple of patch"),
         ("cnn", {"size": 12}, "at least 16 x 16"),
+        ("cnn_prototypes", {"size": 15}, "at least 16 x 16"),
     ],
 )
 def test_wrong_specifications_are_refused_by_name(spec, settings, message):
