@@ -1,0 +1,1 @@
+"""Papers' tables, run again: committed configurations, two engines, results side by side."""

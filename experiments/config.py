@@ -1,0 +1,213 @@
+"""An experiment's file: TOML → frozen records; ``docs/experiments.md`` explains every field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from protofleet.coordinator.config import Amount
+from protofleet.datasets.federate import Partition, Split, Stratified
+from protofleet.errors import InputError
+
+Section = Literal["personalisation", "generalisation", "global"]
+Count = Annotated[int, Meta(ge=1)]
+
+FOLDER = Path(__file__).resolve().parent
+"""Where the committed experiments lie: ``<paper>/<name>.toml``."""
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all tables: immutable, and a misspelt key is an error that names it."""
+
+
+class DataSource(_Settings, frozen=True, kw_only=True):
+    """``[[data]]``: a data set; several are put one behind the other.
+
+    Attributes:
+        name: key in ``protofleet.datasets.catalogue``.
+        options: of its loader.
+    """
+
+    name: str
+    options: dict[str, Any] = {}
+
+
+class Dynamic(_Settings, frozen=True, kw_only=True):
+    """``[dynamic]``: some clients lack classes at first and get them back one by one (FedSub).
+
+    Attributes:
+        share: of the clients that lose classes.
+        every: rounds until each of them gets one class back.
+    """
+
+    share: Annotated[float, Meta(gt=0, le=1)] = 0.6
+    every: Count = 50
+
+
+class ModelSettings(_Settings, frozen=True, kw_only=True):
+    """``model``: a factory of ``protofleet.export.models`` and its keywords.
+
+    Attributes:
+        name: ``cnn``, ``mlp``, … or ``package.module:function``.
+        settings: keywords; ``classes`` is filled in where the factory takes it.
+    """
+
+    name: str
+    settings: dict[str, Any] = {}
+
+
+class ScoreSettings(_Settings, frozen=True, kw_only=True):
+    """``[score]``: what the table shows.
+
+    Attributes:
+        metric: ``macro_f1``, ``accuracy`` (mean over clients) or ``sample_accuracy`` (all test
+            samples count alike).
+        sections: columns, each from the round that ``select`` names.
+        select: ``best`` quotes the round of the best mean own accuracy, ``last`` the last one.
+        pooled_limit: test examples of all clients that the generalisation and global columns use,
+            drawn once by the seed; 0: none, which saves most of an evaluation's time; absent: all.
+        target: score of the first section; the table then tells the first round that reached it.
+    """
+
+    metric: Literal["macro_f1", "accuracy", "sample_accuracy"] = "macro_f1"
+    sections: tuple[Section, ...] = ("personalisation", "generalisation", "global")
+    select: Literal["best", "last"] = "best"
+    pooled_limit: Annotated[int, Meta(ge=0)] | None = None
+    target: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+class Printed(_Settings, frozen=True, kw_only=True):
+    """What the paper prints, in per cent.
+
+    Attributes:
+        mean: its figure.
+        std: its spread, over clients or runs as the paper says; None: not printed.
+    """
+
+    mean: float
+    std: float | None = None
+
+
+class Method(_Settings, frozen=True, kw_only=True):
+    """``[[methods]]``: one row of the table.
+
+    Attributes:
+        label: the row's name; unique.
+        strategy: key in ``protofleet.strategies.STRATEGIES``.
+        settings: over ``[training]``.
+        model: in place of the experiment's.
+        rounds: in place of the experiment's.
+        merged: one client holds everybody's training part: central training.
+        paper: section → what the paper prints for this row.
+    """
+
+    label: str
+    strategy: str
+    settings: dict[str, Any] = {}
+    model: ModelSettings | None = None
+    rounds: Count | None = None
+    merged: bool = False
+    paper: dict[Section, Printed] = {}
+
+
+class Experiment(_Settings, frozen=True, kw_only=True):
+    """A whole file.
+
+    Attributes:
+        title: one line for people.
+        paper, table: what it reproduces, e.g. ``fedala`` and ``Table 2, CIFAR-10``.
+        note: how it differs from the paper's.
+        data: one or several data sets.
+        partition, split: who has which examples, and which of them test.
+        partition_seed: of the division; absent: the run's seed.
+        dynamic: classes that go and come back.
+        model: of every method that names none.
+        rounds: of every method that names no number.
+        cohort: who takes part in a round: ``"all"``, a fraction (float) or a count (integer).
+        seeds: one run each.
+        training: settings of every method, where its strategy knows the key.
+        score: what the table shows.
+        methods: its rows.
+
+    Raises:
+        InputError: two methods of one label, or no seeds.
+    """
+
+    title: str
+    paper: str
+    table: str
+    data: Annotated[tuple[DataSource, ...], Meta(min_length=1)]
+    partition: Partition
+    model: ModelSettings
+    rounds: Count
+    methods: Annotated[tuple[Method, ...], Meta(min_length=1)]
+    note: str = ""
+    split: Split = Stratified()
+    partition_seed: int | None = None
+    dynamic: Dynamic | None = None
+    cohort: Literal["all"] | Amount = "all"
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = (1, 2, 3)
+    training: dict[str, Any] = {}
+    score: ScoreSettings = ScoreSettings()
+
+    def __post_init__(self) -> None:
+        labels = [method.label for method in self.methods]
+        if twice := {label for label in labels if labels.count(label) > 1}:
+            raise ValueError(f"`methods`: expected labels that differ, got '{min(twice)}' twice")
+
+    def model_of(self, method: Method) -> ModelSettings:
+        """What a method trains."""
+        return method.model or self.model
+
+    def rounds_of(self, method: Method) -> int:
+        """How long it trains."""
+        return method.rounds or self.rounds
+
+    def settings_of(self, method: Method, known: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a method's strategy: its own over those of ``[training]`` it knows."""
+        shared = {key: value for key, value in self.training.items() if key in known}
+        return {**shared, **method.settings}
+
+
+def load_experiment(path: Path) -> Experiment:
+    """Read an experiment's file.
+
+    Raises:
+        InputError: not readable, not TOML, an unknown key, or a value of the wrong kind.
+    """
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Experiment)
+    except OSError as error:
+        raise InputError(
+            f"experiment '{path}': {error.strerror}; see `protofleet experiment list`"
+        ) from error
+    except (msgspec.DecodeError, InputError) as error:
+        raise InputError(f"experiment '{path}': {error}; see docs/experiments.md") from error
+
+
+def committed() -> dict[str, Path]:
+    """Experiments that come with Protofleet, by ``<paper>/<name>``, sorted."""
+    files = sorted(FOLDER.glob("*/*.toml"))
+    return {f"{file.parent.name}/{file.stem}": file for file in files}
+
+
+def find(name: str) -> Path:
+    """The file of a committed experiment's name, or the path itself.
+
+    Raises:
+        InputError: neither a file nor a known name.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    known = committed()
+    if name in known:
+        return known[name]
+    raise InputError(
+        f"experiment '{name}': no such file, and none of the committed ones "
+        f"({', '.join(known) or 'none'}); see `protofleet experiment list`"
+    )
