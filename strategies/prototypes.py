@@ -1,0 +1,138 @@
+"""Prototypes of classes: means of features, and their weighted means over clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.strategies.types import Score, Update
+from protofleet.wire.tensors import Model
+
+Rows = NDArray[np.float32]
+"""``(C, d)``, one prototype per class."""
+
+
+def class_means(
+    features: NDArray[np.float32], y: NDArray[np.int64], num_classes: int
+) -> tuple[Rows, NDArray[np.int64]]:
+    """Mean of each class's rows, summed in float64.
+
+    Args:
+        features: ``(n, d) float32``.
+        y: ``(n,) int64`` in [0, C).
+        num_classes: C.
+
+    Returns:
+        Means ``(C, d) float32``, zeros for a class without rows, and how many rows each class has,
+        ``(C,) int64``.
+
+    Raises:
+        InputError: the lengths differ, or a class is outside its range.
+    """
+    if features.ndim != 2 or y.shape != features.shape[:1]:
+        raise InputError(
+            f"class means: expected features (n, d) and n classes, got {features.shape} "
+            f"and {y.shape}"
+        )
+    if y.size and not 0 <= y.min() <= y.max() < num_classes:
+        raise InputError(
+            f"class means: expected classes below {num_classes}, got {y.min()} to {y.max()}"
+        )
+    means = np.zeros((num_classes, features.shape[1]), np.float32)
+    counts = np.bincount(y, minlength=num_classes)
+    for label in np.flatnonzero(counts):
+        means[label] = features[y == label].mean(axis=0, dtype=np.float64)
+    return means, counts
+
+
+def merge_prototypes(terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows) -> Rows:
+    """Weighted mean of each class's prototype over clients, summed in float64 in their order.
+
+    Args:
+        terms: for each client its prototypes ``(C, d) float32`` and a weight per class ``(C,)``,
+            at least 0; a row of weight 0 has no effect.
+        old: ``(C, d) float32``, what a class keeps that has no weight at all.
+
+    Returns:
+        ``(C, d) float32``, a new array.
+
+    Raises:
+        InputError: another shape, or a negative weight.
+    """
+    total, weight = np.zeros(old.shape, np.float64), np.zeros(len(old), np.float64)
+    for prototypes, weights in terms:
+        if prototypes.shape != old.shape or weights.shape != old.shape[:1] or (weights < 0).any():
+            raise InputError(
+                f"prototypes: expected {old.shape} and a weight of at least 0 for each class, got "
+                f"{prototypes.shape} and {weights}"
+            )
+        held = weights > 0
+        total[held] += weights[held, None] * prototypes[held].astype(np.float64)
+        weight += weights
+    merged = old.copy()
+    held = weight > 0
+    merged[held] = total[held] / weight[held, None]
+    return merged
+
+
+def class_counts_of(update: Update, num_classes: int) -> NDArray[np.int64]:
+    """How many training examples of each class the client registered, ``(C,) int64``.
+
+    Raises:
+        InputError: none, or not one for each class.
+    """
+    counts = update.class_counts
+    if counts is None or counts.shape != (num_classes,):
+        got = "none" if counts is None else str(counts.shape)
+        raise InputError(
+            f"update of '{update.client_id}': expected registered counts of {num_classes} "
+            f"classes, got {got}"
+        )
+    return counts
+
+
+def feature_width(model: Model, head: str) -> int:
+    """Width d of the features, from the first matrix of the head: its columns.
+
+    Args:
+        model: any whose head starts with a dense layer or holds a prototype per class.
+        head: how the names of the head's parameters start.
+
+    Raises:
+        InputError: no such matrix.
+    """
+    for name, shape in model.params.layout.shapes.items():
+        if name.startswith(head) and len(shape) == 2:
+            return shape[1]
+    names = ", ".join(model.params.layout.shapes)
+    raise InputError(
+        f"setting 'head': expected how the name of the head's first matrix starts, got '{head}' "
+        f"for {names}"
+    )
+
+
+def nearest(prototypes: Rows, present: NDArray[Any]) -> Score:
+    """Scores of features: minus the squared distance to each prototype, summed in float64.
+
+    Args:
+        prototypes: ``(C, d) float32``.
+        present: ``(C,)``, 0 for classes without a prototype, which are never chosen; at least one
+            other.
+
+    Returns:
+        A function from features ``(n, d) float32`` to scores ``(n, C) float32``.
+    """
+    known = np.flatnonzero(present)
+    centres = prototypes[known].astype(np.float64)
+
+    def score(features: NDArray[np.float32]) -> NDArray[np.float32]:
+        scores = np.full((len(features), len(prototypes)), -np.inf, np.float32)
+        for column, centre in zip(known, centres, strict=True):
+            scores[:, column] = -np.square(features - centre).sum(axis=1)
+        return scores
+
+    return score
