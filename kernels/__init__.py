@@ -31,6 +31,7 @@ from protofleet.kernels._kmeans import (
     kmeans_restarts,
 )
 from protofleet.kernels._mean import WeightedMean
+from protofleet.kernels._pixelise import pixelise
 from protofleet.kernels._pool import set_threads
 from protofleet.kernels._sinkhorn import SinkhornResult, sinkhorn
 from protofleet.kernels._sphere import (
@@ -73,6 +74,7 @@ __all__ = [
     "kmeans_plusplus",
     "kmeans_restarts",
     "numba_enabled",
+    "pixelise",
     "predict_missing_prototypes",
     "segments",
     "set_threads",
