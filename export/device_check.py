@@ -9,7 +9,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.export.parity import Arrays, Runner
+from protofleet.export.parity import Runner
+from protofleet.export.parity_inputs import Arrays
 from protofleet.runtime import Programs, open_programs
 from protofleet.runtime.programs import Kernels
 from protofleet.wire.manifest import Manifest, Port, Program

@@ -14,14 +14,17 @@ differently. Inputs are therefore drawn, from the reference alone, until no deci
 ``MIN_MARGIN``; whatever differs then is a failure.
 
 ReLU and max pooling make the gradient a step too, and in a deep network some unit always lies
-within rounding of its step. So a difference counts if the reference stands still: if changing its
-parameters by a few roundings moves a tensor of the reference itself by more than the tolerance, the
-inputs say nothing and others are drawn. No program passes without agreeing in every tensor.
+within rounding of its step. So a difference counts if the reference stands still: if moving its
+parameters by a few roundings moves the reference itself by more than the tolerance, the inputs say
+nothing and others are drawn. Where none of a few draws stands still, as in ResNet-50, the proof
+takes two halves. In double precision, where steps are not met by chance, the captured graph has to
+agree with the module in every tensor; in single precision the written program has to agree in the
+loss, the state and the outputs, and its gradients may be ``LEEWAY`` times as far from the double
+ones as PyTorch's own. The record says so.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,26 +33,29 @@ import numpy as np
 import onnxruntime
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from protofleet.errors import ExportError
-from protofleet.export.alp_margin import alp_margins
-from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
-from protofleet.export.noise import NoiseReplay, explicit_noise
-from protofleet.export.parity_inputs import draw_inputs
+from protofleet.export.capture import CapturedProgram
+from protofleet.export.parity_inputs import Arrays
+from protofleet.export.parity_reference import Reference, run_in_double
 
 TOLERANCE = 1e-4
 MIN_MARGIN = 2e-5
+LEEWAY = 10
 _SMALL_GRADIENT = 1e-2
 _TINY = 1e-12
-_MAX_DRAWS = 50
+_MARGIN_DRAWS = 50
+_STEADY_DRAWS = 4
 # What rounding adds up to in a deep network; a unit near its step crosses it in half of the trials.
 _NUDGE = 2e-6
 _NUDGES = 8
 
-Arrays = dict[str, NDArray[Any]]
 Runner = Callable[[Arrays], Mapping[str, NDArray[Any]]]
 """Runs a program: inputs by port name → outputs by port name."""
+
+Worst = tuple[float, str]
+"""The largest error of several tensors, and whose it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,9 @@ class ParityRecord:
         worst_error: largest relative difference over tensors, batch sizes and runners.
         worst_tensor: port where it occurred.
         program_bytes: size of the file.
+        gradient_noise: 0 where everything was compared in single precision. Else gradients in
+            ``worst_error`` are the captured graph's in double precision, and this is the largest
+            difference of the written program's, within ``LEEWAY`` times PyTorch's own.
     """
 
     program: str
@@ -69,6 +78,20 @@ class ParityRecord:
     worst_error: float
     worst_tensor: str
     program_bytes: int
+    gradient_noise: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What is compared, the same for all batch sizes."""
+
+    name: str
+    model: nn.Module
+    program: CapturedProgram
+    runners: Mapping[str, Runner]
+    reference: Reference
+    tolerance: float
+    rng: np.random.Generator
 
 
 def check_parity(  # noqa: PLR0913 - options by keyword
@@ -98,18 +121,24 @@ def check_parity(  # noqa: PLR0913 - options by keyword
         ExportError: a tensor differs by more than ``tolerance``, is not finite, or has another
             shape; the message names it.
     """
-    rng = np.random.default_rng(seed)
-    reference = _Reference(model, program)
-    every = {"ONNX Runtime": stock_runner(data), **(runners or {})}
-    worst = (0.0, program.outputs[0].name)
-    for size in batch_sizes:
-        worst = max(worst, _compare(reference, every, name, size, tolerance, rng))
+    case = _Case(
+        name=name,
+        model=model,
+        program=program,
+        runners={"ONNX Runtime": stock_runner(data), **(runners or {})},
+        reference=Reference(model, program),
+        tolerance=tolerance,
+        rng=np.random.default_rng(seed),
+    )
+    found = [_compare(case, size) for size in batch_sizes]
+    worst, noise = max(worst for worst, _ in found), max(noise for _, noise in found)
     return ParityRecord(
         program=name,
         tensors=len(program.outputs),
         worst_error=worst[0],
         worst_tensor=worst[1],
         program_bytes=len(data),
+        gradient_noise=noise,
     )
 
 
@@ -127,126 +156,93 @@ def stock_runner(data: bytes) -> Runner:
     return run
 
 
-class _Reference:
-    """The user's module, on a copy of its own, as a function of the program's inputs."""
-
-    def __init__(self, model: nn.Module, program: CapturedProgram) -> None:
-        self._model = copy.deepcopy(model).train(program.objective is not None)
-        self._program = program
-        tensors = model_tensors(self._model)
-        # Views into the copy: writing to them sets the module's tensors.
-        self._tensors = tensors.params | tensors.state
-        self.params = [port.name for port in program.inputs if port.role == "param"]
-        self._initial = {key: value.numpy().copy() for key, value in self._tensors.items()}
-
-    def draw(self, size: int, rng: np.random.Generator) -> Arrays:
-        """Inputs by port name."""
-        words = getattr(self._model, "vocabulary", None)
-        return draw_inputs(self._program, self._initial, size, rng, vocabulary=words)
-
-    def __call__(self, feed: Arrays) -> tuple[Arrays, float]:
-        """Expected outputs by port name, and the closest decision of an ALP layer."""
-        program, batch, noise = self._program, {}, []
-        for port in program.inputs:
-            if port.role in ("param", "state"):
-                self._tensors[port.key].copy_(torch.from_numpy(feed[port.name]))
-            elif port.role == "input":
-                batch[port.key] = torch.from_numpy(feed[port.name])
-            else:
-                noise.append(torch.from_numpy(feed[port.name]))
-        self._model.zero_grad(set_to_none=True)
-        with torch.set_grad_enabled(program.objective is not None):
-            with explicit_noise(NoiseReplay(noise)), alp_margins() as margins:
-                loss, outputs = evaluate(
-                    self._model, program.objective, batch, features=program.features
-                )
-            if loss is not None:
-                loss.backward()  # type: ignore[no-untyped-call]
-        return self._results(loss, outputs), min(margins, default=1.0)
-
-    def _results(self, loss: Tensor | None, outputs: Mapping[str, Tensor]) -> Arrays:
-        params = dict(self._model.named_parameters())
-        results: Arrays = {}
-        for port in self._program.outputs:
-            if port.role == "loss" and loss is not None:
-                value: Tensor | None = loss
-            elif port.role == "grad":
-                value = params[port.key].grad
-                value = torch.zeros_like(params[port.key]) if value is None else value
-            else:
-                value = self._tensors[port.key] if port.role == "state" else outputs[port.key]
-            if value is not None:
-                results[port.name] = value.detach().numpy().copy()
-        return results
-
-
-def _compare(  # noqa: PLR0913, PLR0917 - parts of one comparison
-    reference: _Reference,
-    runners: Mapping[str, Runner],
-    name: str,
-    size: int,
-    tolerance: float,
-    rng: np.random.Generator,
-) -> tuple[float, str]:
-    """The largest error and its tensor, at inputs on which every runner agrees.
+def _compare(case: _Case, size: int) -> tuple[Worst, float]:
+    """The largest error at one batch size, and the noise as in ``ParityRecord``.
 
     Raises:
-        ExportError: a runner differs although the reference stands still.
+        ExportError: a runner differs although the reference stands still, or one half of the
+            proof for a reference that does not fails.
     """
-    for _ in range(_MAX_DRAWS):
-        feed, expected = _generic_case(reference, size, rng)
-        worst, where = (0.0, next(iter(expected))), ""
-        for runner, run in runners.items():
-            errors = _errors(expected, run(feed), f"program '{name}' in {runner}, batch {size}")
-            largest = max((error, tensor) for tensor, error in errors.items())
-            worst, where = max((worst, where), (largest, runner))
-        if worst[0] <= tolerance:
-            return worst
-        if _stands_still(reference, feed, expected, tolerance, rng):
-            raise ExportError(
-                f"program '{name}', tensor '{worst[1]}': {where} differs from PyTorch by "
-                f"{worst[0]:.2e} of the tensor's largest entry at batch size {size}, expected at "
-                f"most {tolerance:.0e}"
-            )
-    raise ExportError(
-        f"program '{name}': at none of {_MAX_DRAWS} inputs of batch size {size} does it agree with "
-        f"PyTorch, and PyTorch's own result moves by more than {tolerance:.0e} when parameters "
-        f"do by {_NUDGE:.0e}: nothing can be concluded"
+    for _ in range(_STEADY_DRAWS):
+        feed, expected = _generic_case(case, size)
+        worst, runner = max((_worst(case, size, r, expected, feed), r) for r in case.runners)
+        if worst[0] <= case.tolerance:
+            return worst, 0.0
+        movement = _movement(case, feed, expected)
+        if movement <= case.tolerance:
+            raise _differs(case, size, f"{runner} differs from PyTorch", worst, case.tolerance)
+    return _compare_halves(case, size, feed, expected, movement)
+
+
+def _compare_halves(
+    case: _Case, size: int, feed: Arrays, expected: Arrays, movement: float
+) -> tuple[Worst, float]:
+    """The captured graph in double precision, then the written program in single precision."""
+    exact, _ = Reference(case.model, case.program, dtype=torch.float64)(feed)
+    own = max(movement, *_errors(exact, expected, "PyTorch").values())
+    doubled = run_in_double(case.program, feed)
+    worst = _largest(_errors(exact, doubled, f"program '{case.name}' in double precision"))
+    if worst[0] > case.tolerance:
+        what = "the captured graph differs from PyTorch in double precision"
+        raise _differs(case, size, what, worst, case.tolerance)
+    noise = 0.0
+    for runner, run in case.runners.items():
+        errors = _errors(exact, run(feed), f"program '{case.name}' in {runner}, batch {size}")
+        gradients = _largest({t: e for t, e in errors.items() if t.startswith("grad.")})
+        others = _largest({t: e for t, e in errors.items() if not t.startswith("grad.")})
+        for found, allowed in ((others, case.tolerance), (gradients, LEEWAY * own)):
+            if found[0] > allowed:
+                raise _differs(case, size, f"{runner} differs from PyTorch", found, allowed)
+        worst, noise = max(worst, others), max(noise, gradients[0])
+    return worst, noise
+
+
+def _worst(case: _Case, size: int, runner: str, expected: Arrays, feed: Arrays) -> Worst:
+    got = case.runners[runner](feed)
+    return _largest(_errors(expected, got, f"program '{case.name}' in {runner}, batch {size}"))
+
+
+def _largest(errors: Mapping[str, float]) -> Worst:
+    return max(((error, tensor) for tensor, error in errors.items()), default=(0.0, ""))
+
+
+def _differs(case: _Case, size: int, what: str, worst: Worst, allowed: float) -> ExportError:
+    return ExportError(
+        f"program '{case.name}', tensor '{worst[1]}': {what} by {worst[0]:.2e} of the tensor's "
+        f"largest entry at batch size {size}, expected at most {allowed:.0e}"
     )
 
 
-def _stands_still(
-    reference: _Reference,
-    feed: Arrays,
-    expected: Arrays,
-    tolerance: float,
-    rng: np.random.Generator,
-) -> bool:
-    """Whether the reference stays where it is when its parameters move by a few roundings."""
+def _movement(case: _Case, feed: Arrays, expected: Arrays) -> float:
+    """How far the reference moves when its parameters do by a few roundings.
+
+    The first movement beyond the tolerance is enough; without one, the largest of all trials.
+    """
 
     def nudged(value: NDArray[Any]) -> NDArray[Any]:
-        return np.asarray(value * (1 + _NUDGE * rng.standard_normal(value.shape)), np.float32)
+        shift = 1 + _NUDGE * case.rng.standard_normal(value.shape)
+        return np.asarray(value * shift, np.float32)
 
+    largest = 0.0
     for _ in range(_NUDGES):
-        params = {name: nudged(feed[name]) for name in reference.params}
-        moved, _ = reference({**feed, **params})
-        if max(_errors(expected, moved, "reference").values()) > tolerance:
-            return False
-    return True
+        params = {name: nudged(feed[name]) for name in case.reference.params}
+        moved, _ = case.reference({**feed, **params})
+        largest = max(largest, *_errors(expected, moved, "PyTorch").values())
+        if largest > case.tolerance:
+            break
+    return largest
 
 
-def _generic_case(
-    reference: _Reference, size: int, rng: np.random.Generator
-) -> tuple[Arrays, Arrays]:
+def _generic_case(case: _Case, size: int) -> tuple[Arrays, Arrays]:
     """Inputs whose every ALP decision is clear, and the reference's results."""
-    for _ in range(_MAX_DRAWS):
-        feed = reference.draw(size, rng)
-        expected, margin = reference(feed)
+    for _ in range(_MARGIN_DRAWS):
+        feed = case.reference.draw(size, case.rng)
+        expected, margin = case.reference(feed)
         if margin >= MIN_MARGIN:
             return feed, expected
     raise ExportError(
-        f"parity: no input among {_MAX_DRAWS} has clear prototype assignments (plan values apart "
-        f"by {MIN_MARGIN:.0e}): are prototypes equal?"
+        f"parity: no input among {_MARGIN_DRAWS} has clear prototype assignments (plan values "
+        f"apart by {MIN_MARGIN:.0e}): are prototypes equal?"
     )
 
 

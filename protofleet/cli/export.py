@@ -223,6 +223,13 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
             record.worst_tensor,
         )
     Console().print(table)
+    for record in report.parity:
+        if record.gradient_noise:
+            click.echo(
+                f"{record.program}: gradients were proved in double precision; in single precision "
+                f"they are uncertain to {record.gradient_noise:.0e}, as PyTorch's own "
+                "(docs/export.md, Parity)"
+            )
     click.echo(
         f"{report.path}: {report.params:,} parameters, {report.state:,} other values, "
         f"{seconds:.1f} s, digest {report.digest[:16]}"

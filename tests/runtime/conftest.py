@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 from onnx import TensorProto, checker, helper
 
@@ -148,6 +149,24 @@ def infer_program(key: str = "logits") -> tuple[Program, list[Any]]:
     ]
 
 
+def layered_program() -> tuple[Program, list[Any]]:
+    """Features with two hidden layers: the rows times w and its square; a third output is extra."""
+    program, nodes = infer_program("features")
+    outputs = (
+        *program.outputs,
+        port("h0", "output", ("batch", 3), key="layers.body.0"),
+        port("extra", "output", ("batch", 3)),
+        port("h1", "output", ("batch", 3), key="layers.body.2"),
+    )
+    node = helper.make_node
+    nodes += [
+        node("Mul", ["x", "w"], ["h0"]),
+        node("Mul", ["h0", "w"], ["h1"]),
+        node("Neg", ["h1"], ["extra"]),
+    ]
+    return msgspec.structs.replace(program, outputs=outputs), nodes
+
+
 @pytest.fixture
 def bundle() -> HandMade:
     made = HandMade(params={"w": (3,), "v": (2,)}, state={"t": (2,), "s": (4,)})
@@ -160,6 +179,11 @@ def bundle() -> HandMade:
 @pytest.fixture
 def make_port() -> Any:
     return port
+
+
+@pytest.fixture
+def make_layered() -> Any:
+    return layered_program
 
 
 @pytest.fixture

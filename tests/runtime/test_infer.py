@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -49,6 +50,50 @@ def test_the_default_batch_is_set_when_programs_are_opened(bundle, values, x):
 def test_features_are_the_other_program(bundle, values, x):
     features = open_programs(bundle).features(*values, x, batch_size=5)
     np.testing.assert_allclose(features, expected(x, 5), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 7, 75])
+def test_hidden_layers_come_by_their_names(bundle, make_layered, values, x, batch_size):
+    """All rows in order, in batches; features and other outputs are not among them."""
+    bundle.add("features", *make_layered())
+    programs = open_programs(bundle)
+    for sign in (1, -1):
+        layers = programs.layers(*values, sign * x, batch_size=batch_size)
+        assert list(layers) == ["body.0", "body.2"]
+        np.testing.assert_allclose(layers["body.0"], sign * x * [1, 2, 3], rtol=1e-6)
+        np.testing.assert_allclose(layers["body.2"], sign * x * [1, 4, 9], rtol=1e-6)
+        np.testing.assert_allclose(
+            programs.features(*values, x, batch_size=5), expected(x, 5), rtol=1e-4, atol=1e-5
+        )
+
+
+def test_no_examples_give_empty_layers(bundle, make_layered, values, x):
+    bundle.add("features", *make_layered())
+    assert open_programs(bundle).layers(*values, x[:0])["body.2"].shape == (0, 3)
+
+
+def test_features_and_layers_share_a_session(bundle, make_layered, values, x):
+    """One more would hold the program in memory twice."""
+    bundle.add("features", *make_layered())
+    programs = open_programs(bundle)
+    programs.features(*values, x)
+    runner = programs._features._runner
+    programs.layers(*values, x)
+    assert programs._features._runner is runner
+
+
+def test_a_bundle_without_layers_is_named(bundle, values, x):
+    with pytest.raises(ProvisionError, match=r"bundle 'hand-made': .* no outputs 'layers\.<name>'"):
+        open_programs(bundle).layers(*values, x)
+
+
+def test_a_layer_that_is_not_one_row_per_example_is_refused(bundle, make_layered, make_port):
+    program, nodes = make_layered()
+    wrong = make_port("h0", "output", (3,), key="layers.body.0")
+    outputs = (program.outputs[0], wrong, *program.outputs[2:])
+    bundle.add("features", msgspec.structs.replace(program, outputs=outputs), nodes)
+    with pytest.raises(ProvisionError, match=r"'layers\.body\.0' of \(batch, …\), got \(3,\)"):
+        open_programs(bundle)
 
 
 def test_no_examples_give_no_rows(bundle, values, x):

@@ -1,0 +1,117 @@
+"""What counts as a difference where a gradient is a step, and what never passes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from protofleet.errors import ExportError
+from protofleet.export import parity
+from protofleet.export.capture import CapturedProgram, capture
+from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.onnx_write import to_onnx
+from protofleet.export.parity import check_parity
+from protofleet.export.parity_inputs import draw_inputs
+from tests.export.test_onnx import scaled_gradient
+from tests.export.toys import Perceptron, batch
+
+
+class Brink(nn.Module):
+    """Every unit of its ReLU lies on the step: the difference of one sum in two orders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(40, 16))
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = x[:, 20:] @ self.weight[20:] + x[:, :20] @ self.weight[:20]
+        return self.head(torch.relu(x @ self.weight - other.detach()))
+
+
+@pytest.fixture(scope="module")
+def brink() -> tuple[Brink, CapturedProgram, bytes]:
+    torch.manual_seed(0)
+    model = Brink()
+    program = capture(model, OBJECTIVES["cross_entropy"], batch((40,)))
+    return model, program, to_onnx(program, name="train")
+
+
+def test_gradients_on_a_step_are_proved_in_double_precision(brink) -> None:
+    """Single precision turns units on and off at random; the record says that it did."""
+    model, program, data = brink
+    record = check_parity(model, program, data, name="train")
+    assert record.worst_error < 1e-5
+    assert record.gradient_noise > 1e-2
+
+
+def test_a_steady_program_has_no_gradient_noise() -> None:
+    model = Perceptron()
+    program = capture(model, OBJECTIVES["cross_entropy"], batch((5,)))
+    record = check_parity(model, program, to_onnx(program, name="train"), name="train")
+    assert record.gradient_noise == 0
+
+
+@pytest.mark.parametrize(
+    ("tensor", "factor"), [("loss", 1.001), ("logits", 1.001), ("grad.weight", 50.0)]
+)
+def test_a_wrong_program_does_not_hide_behind_a_step(brink, tensor: str, factor: float) -> None:
+    """Results without steps must agree as ever; gradients may be off by their noise only."""
+    model, program, data = brink
+    with pytest.raises(ExportError, match=f"tensor '{tensor}'"):
+        check_parity(model, program, scaled_gradient(data, tensor, factor), name="train")
+
+
+def test_a_wrong_capture_does_not_hide_behind_a_step(brink) -> None:
+    """A gradient of the graph off by a thousandth shows in double precision."""
+    model, program, data = brink
+    graph = program.graph.graph
+    (output,) = graph.find_nodes(op="output")
+    place = next(i for i, port in enumerate(program.outputs) if port.name == "grad.weight")
+    results = list(output.args[0])
+    with graph.inserting_before(output):
+        wrong = graph.call_function(torch.ops.aten.mul.Tensor, (results[place], 1.001))
+    kept, results[place] = output.args, wrong
+    output.args = (tuple(results),)
+    program.graph.recompile()
+    try:
+        with pytest.raises(
+            ExportError, match=r"'grad\.weight': the captured graph differs.*double"
+        ):
+            check_parity(model, program, data, name="train")
+    finally:
+        output.args = kept
+        graph.eliminate_dead_code()
+        program.graph.recompile()
+
+
+def test_inputs_exercise_every_term() -> None:
+    """Numbers away from zero, flags of both kinds, two classes, words of the vocabulary."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(5, 4))
+    model.features, model.head = model[0].forward, model[1].forward
+    objective = OBJECTIVES["prototype_mse"]
+    example = {
+        **batch((5,)),
+        "prototypes": torch.zeros(4, 5),
+        "present": torch.zeros(4),
+        "weight": torch.zeros(()),
+    }
+    program = capture(model, objective, example)
+    initial = {name: value.detach().numpy() for name, value in model.named_parameters()}
+    for seed in range(20):
+        feed = draw_inputs(program, initial, 3, np.random.default_rng(seed), vocabulary=50)
+        assert 0.1 <= feed["weight"] <= 1
+        assert set(feed["present"].tolist()) == set(feed["y"].tolist()) == {0, 1}
+        assert set(feed["x"].ravel().tolist()) <= set(range(50))
+        assert feed["prototypes"].std() > 0.3
+
+
+def test_a_draw_that_never_has_clear_assignments_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parity, "MIN_MARGIN", 2.0)
+    model = Perceptron()
+    program = capture(model, None, {"x": batch((5,))["x"]})
+    with pytest.raises(ExportError, match="no input among 50 has clear prototype assignments"):
+        check_parity(model, program, to_onnx(program, name="infer"), name="infer")
