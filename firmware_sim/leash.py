@@ -12,12 +12,19 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def die_with_parent(parent: int) -> bool:
+    """On Linux, let the kernel terminate this process when its parent dies, however that happens.
+
+    Survives exec. Returns whether the parent lives.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    return os.getppid() == parent
+
+
 def _main() -> None:
     parent, program = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        # Survives exec; the kernel sends the signal however the parent dies.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == parent:
+    if die_with_parent(parent):
         os.execv(program[0], program)  # noqa: S606 - an argument list, no shell
 
 

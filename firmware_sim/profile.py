@@ -43,6 +43,7 @@ class VirtualDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         id: its identity in the federation.
         profile: key in ``FleetFile.profiles``.
         data: ``.npz`` of ``DeviceData``.
+        later: from which round on which ``.npz`` takes its place.
         motion: ``.npz`` of ``Motion``, played back through the profile's sensor.
         pooled: ``.npz`` with ``x_test`` and ``y_test`` of all devices, to score generalisation.
         synthesise_s: seconds of each synthesised activity.
@@ -51,6 +52,7 @@ class VirtualDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     id: str
     profile: str = "default"
     data: Path | None = None
+    later: tuple[tuple[int, Path], ...] = ()
     motion: Path | None = None
     pooled: Path | None = None
     synthesise_s: float = 60.0
@@ -58,6 +60,8 @@ class VirtualDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         if self.data and self.motion:
             raise InputError(f"device '{self.id}': give data or motion, not both")
+        if self.later and not self.data:
+            raise InputError(f"device '{self.id}': later data take the place of data; give both")
 
 
 class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

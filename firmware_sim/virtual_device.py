@@ -66,7 +66,9 @@ def main(path: Path) -> int:
 def _local_data(spec: DeviceSpec, manifest: Manifest) -> LocalData:
     pooled = spec.device.pooled
     return LocalData(
-        own=_own_data(spec, manifest), pooled=None if pooled is None else load_pooled(pooled)
+        own=_own_data(spec, manifest),
+        pooled=None if pooled is None else load_pooled(pooled),
+        later=tuple((start, load_device_data(path)) for start, path in spec.device.later),
     )
 
 

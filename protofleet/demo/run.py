@@ -29,6 +29,7 @@ from protofleet.errors import ProtofleetError, UnavailableError
 from protofleet.firmware_sim.fleet import Fleet
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import FleetFile
+from protofleet.firmware_sim.tail import Tail
 from protofleet.wire.broker import find_mosquitto, local_broker
 from protofleet.wire.bundle import Bundle
 
@@ -134,28 +135,11 @@ def _federation_name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"demo-{folder.resolve().name}")[:64]
 
 
-class _Tail:
-    """Whole lines of a growing file of JSON events."""
-
-    def __init__(self, path: Path, position: int) -> None:
-        self._path = path
-        self._position = position
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Events written since the last call."""
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            written = file.read()
-        whole = written[: written.rfind(b"\n") + 1]
-        self._position += len(whole)
-        yield from map(msgspec.json.decode, whole.splitlines())
-
-
 def _watch(
     coordinator: subprocess.Popen[bytes], fleet: Fleet, view: LiveView, place: tuple[Path, int]
 ) -> None:
     """Show events until the coordinator ends; then give the devices time to leave by themselves."""
-    tail = _Tail(*place)
+    tail = Tail(*place)
     finished = False
     while True:
         over = coordinator.poll() is not None

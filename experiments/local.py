@@ -1,0 +1,235 @@
+"""The engine without a broker: the same two halves, one process per core, blobs in between.
+
+Payloads, updates and states are encoded and checked as on the wire, so a run gives the scores of
+the same run over MQTT.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from protofleet.coordinator import rounds
+from protofleet.coordinator.admission import Expected, admit, expect_updates
+from protofleet.coordinator.config import count_of
+from protofleet.coordinator.evaluation import Scorer, make_scorer
+from protofleet.coordinator.plan import Plan, policy_of
+from protofleet.coordinator.results import round_scores
+from protofleet.coordinator.server_tools import make_server_tools
+from protofleet.durable import write_whole
+from protofleet.errors import InputError, ProtofleetError
+from protofleet.experiments import _worker
+from protofleet.experiments._worker import Kept, Outcome, Task, WorkerSpec
+from protofleet.experiments.run import Job, Watch
+from protofleet.experiments.store import Round, RunResult, load_run, save_result
+from protofleet.strategies.types import ServerState, ServerTools, Update
+from protofleet.strategies.updates import UpdateRecord, to_evaluation, unpack_update
+from protofleet.threads import thread_variables
+from protofleet.wire import blobs
+
+_CHECKPOINT = "checkpoint.safetensors"
+_CHECKPOINT_S = 60.0
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run's moving parts: the server's state, the clients' states, the rounds so far."""
+
+    server: ServerState
+    clients: dict[str, Kept]
+    rounds: list[Round]
+
+
+def run_local(job: Job, *, workers: int, watch: Watch) -> RunResult:
+    """Run, or go on with, one method with one seed.
+
+    Args:
+        job: what to run.
+        workers: processes that train clients.
+        watch: told of every round.
+
+    Raises:
+        InputError: the strategy, its settings, the model and the data do not fit.
+    """
+    plan = job.plan("mqtt://127.0.0.1")
+    run = _restored(job, plan)
+    for one in run.rounds:
+        watch(one)
+    extra = 1 if plan.strategy.description.final_fit else 0
+    federation = _Federation.of(job, plan)
+    saved_s = time.monotonic()
+    with _pool(job, plan, min(workers, len(job.clients))) as pool:
+        for round_id in range(len(run.rounds) + 1, job.rounds + extra + 1):
+            done = federation.round(run, round_id, pool, final=round_id > job.rounds)
+            run.rounds.append(done)
+            watch(done)
+            if time.monotonic() - saved_s > _CHECKPOINT_S:
+                _save(job, plan, run)
+                saved_s = time.monotonic()
+    result = job.result(plan, "local", tuple(run.rounds), finished=True)
+    save_result(job.folder, result)
+    (job.folder / _CHECKPOINT).unlink(missing_ok=True)
+    return result
+
+
+@contextmanager
+def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
+    spec = WorkerSpec(
+        bundle=job.bundle,
+        strategy=plan.strategy.description.name,
+        settings=plan.settings,
+        seed=job.seed,
+        clients=job.clients,
+        pooled=job.data.pooled,
+    )
+    before = dict(os.environ)
+    os.environ.update(thread_variables(1))  # read by the children's libraries when they load
+    pool = ProcessPoolExecutor(
+        workers,
+        multiprocessing.get_context("spawn"),
+        initializer=_worker.start,
+        initargs=(spec, os.getpid()),
+    )
+    try:
+        yield pool
+    except BrokenProcessPool as error:
+        raise ProtofleetError(
+            f"a worker of '{job.method.label}' died, perhaps of lack of memory: use fewer --workers"
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+        for name in thread_variables(1):
+            os.environ.pop(name)
+        os.environ.update({k: v for k, v in before.items() if k in thread_variables(1)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Federation:
+    """Everything of a run that stays the same."""
+
+    plan: Plan
+    expected: Expected
+    scorer: Scorer | None
+    tools: Callable[[int], ServerTools]
+    clients: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job, plan: Plan) -> _Federation:
+        return cls(
+            plan=plan,
+            expected=expect_updates(plan, job.data.input_shape),
+            scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
+            tools=make_server_tools(plan.bundle, plan.strategy, seed=plan.config.seed),
+            clients=tuple(sorted(job.clients)),
+        )
+
+    def round(self, run: _Run, round_id: int, pool: ProcessPoolExecutor, *, final: bool) -> Round:
+        """Train the cohort, aggregate, score."""
+        started = time.perf_counter()
+        tasks = self._tasks(run, round_id, final=final)
+        outcomes = {one.client_id: one for one in pool.map(_worker.train, tasks)}
+        records = [self._admit(one, round_id) for one in outcomes.values()]
+        run.clients.update({name: one.state for name, one in outcomes.items()})
+        run.server = self._next(run.server, round_id, outcomes, final=final)
+        seconds = time.perf_counter() - started
+        scored = self.scorer is not None and not final
+        return Round(
+            round_id=round_id,
+            seconds=round(seconds, 4),
+            participants=len(outcomes),
+            bytes_up=sum(len(one.update) for one in outcomes.values()),
+            bytes_down=sum(len(task.payload) for task in tasks),
+            scores=round_scores(
+                [to_evaluation(record.evaluation) for record in records],
+                self.scorer(run.server) if self.scorer and scored else None,
+            ),
+            final=final,
+        )
+
+    def _tasks(self, run: _Run, round_id: int, *, final: bool) -> list[Task]:
+        cohort = self.clients if final else self._cohort(round_id)
+        encoded: dict[int, bytes] = {}
+        tasks = []
+        for client_id in cohort:
+            payload = self.plan.strategy.downlink(run.server, client_id)
+            key = id(payload.tensors)  # a broadcast hands out one mapping, which the state keeps
+            if key not in encoded or payload.tensors is not run.server.tensors:
+                encoded[key] = blobs.encode(payload.tensors)
+            task = Task(
+                client_id=client_id,
+                round_id=round_id,
+                final=final,
+                payload=encoded[key],
+                state=run.clients.get(client_id),
+            )
+            tasks.append(task)
+        return tasks
+
+    def _cohort(self, round_id: int) -> tuple[str, ...]:
+        policy, total = policy_of(self.plan.config), len(self.clients)
+        size = total if policy.size == "all" else count_of(policy.size, total)
+        return rounds.draw(policy, round_id, 0, self.clients, size)
+
+    def _admit(self, outcome: Outcome, round_id: int) -> UpdateRecord:
+        return admit(outcome.update, self.expected, client_id=outcome.client_id, round_id=round_id)
+
+    def _next(
+        self, server: ServerState, round_id: int, outcomes: Mapping[str, Outcome], *, final: bool
+    ) -> ServerState:
+        if final:
+            return replace(server, round_id=round_id)
+        updates = [self._update(outcomes[name]) for name in sorted(outcomes)]
+        return self.plan.strategy.aggregate(server, updates, self.tools(round_id))
+
+    def _update(self, outcome: Outcome) -> Update:
+        update, _ = unpack_update(outcome.update, max_bytes=len(outcome.update))
+        if not self.plan.strategy.description.class_counts:
+            return update
+        return replace(update, class_counts=np.array(outcome.class_counts, np.int64))
+
+
+def _save(job: Job, plan: Plan, run: _Run) -> None:
+    """Results first: a checkpoint is of no use without the rounds that led to it."""
+    save_result(job.folder, job.result(plan, "local", tuple(run.rounds), finished=False))
+    tensors = {
+        f"client/{name}": np.frombuffer(kept.blob, np.uint8) for name, kept in run.clients.items()
+    }
+    tensors["server"] = np.frombuffer(blobs.encode(run.server.tensors), np.uint8)
+    about = {
+        "round_id": run.server.round_id,
+        "clients": {name: kept.round_id for name, kept in run.clients.items()},
+        "identity": job.identity(plan, "local"),
+    }
+    data = blobs.encode(tensors, {"checkpoint": msgspec.json.encode(about).decode()})
+    write_whole(job.folder / _CHECKPOINT, data)
+
+
+def _restored(job: Job, plan: Plan) -> _Run:
+    fresh = _Run(plan.server_init(), {}, [])
+    file, result = job.folder / _CHECKPOINT, load_run(job.folder)
+    if result is None or not file.is_file():
+        return fresh
+    data = file.read_bytes()
+    tensors, metadata = blobs.decode(data, max_bytes=len(data))
+    try:
+        about = msgspec.json.decode(metadata["checkpoint"])
+        if about["identity"] != job.identity(plan, "local"):
+            return fresh
+        server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
+        clients = {
+            name: Kept(round_id=round_id, blob=tensors[f"client/{name}"].tobytes())
+            for name, round_id in about["clients"].items()
+        }
+    except (KeyError, msgspec.DecodeError) as error:
+        raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
+    state = ServerState(round_id=about["round_id"], tensors=server)
+    return _Run(state, clients, list(result.rounds[: state.round_id]))

@@ -1,0 +1,249 @@
+"""What a run needs on disk: each client's data and a signed bundle with the seed's initial values.
+
+Both engines read the same files, so they train on the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.datasets import DeviceData
+from protofleet.datasets.catalogue import load
+from protofleet.datasets.federate import federate, pooled, without_classes
+from protofleet.datasets.partition import label_removal
+from protofleet.datasets.pool import Pool
+from protofleet.durable import replace_whole
+from protofleet.errors import InputError
+from protofleet.experiments.config import Experiment, Method, ModelSettings
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.wire.keys import load_or_create_signing_key
+
+MERGED = "everybody"
+"""The one client of a central training."""
+
+
+class ClientFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """One client's files.
+
+    Attributes:
+        own: ``.npz`` of ``DeviceData``.
+        later: from which round on which file replaces it.
+    """
+
+    own: Path
+    later: tuple[tuple[int, Path], ...] = ()
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """The data of one seed.
+
+    Attributes:
+        clients: by id.
+        merged: everybody's data in one file, for central training.
+        pooled: ``x_test`` and ``y_test`` of all clients, or None if the experiment wants none.
+        classes: class names.
+        input_shape: of one example.
+    """
+
+    clients: dict[str, ClientFiles]
+    merged: Path
+    pooled: Path | None
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """Makes data and bundles of one experiment, each once.
+
+    Attributes:
+        experiment: its file.
+        folder: where they are kept.
+        data_root: folder of the published data sets.
+    """
+
+    experiment: Experiment
+    folder: Path
+    data_root: Path
+
+    def data(self, seed: int) -> Prepared:
+        """Each client's data for a seed, made at the first call.
+
+        Raises:
+            MissingDataError: a data set is absent; the message says what to put where.
+            InputError: partition, split and data set do not fit together.
+        """
+        experiment = self.experiment
+        drawn = seed if experiment.partition_seed is None else experiment.partition_seed
+        about = [experiment.data, experiment.partition, experiment.split, experiment.dynamic]
+        key = _digest([*about, drawn, experiment.score.pooled_limit])
+        folder = self.folder / "data" / key[:16]
+        index = folder / "index.json"
+        if index.is_file():
+            return msgspec.json.decode(index.read_bytes(), type=Prepared, dec_hook=_to_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        pool = _pool(msgspec.json.encode(experiment.data), self.data_root)
+        clients = federate(pool, experiment.partition, experiment.split, seed=drawn)
+        prepared = _write(experiment, clients, folder, drawn)
+        replace_whole(index, msgspec.json.format(msgspec.json.encode(prepared, enc_hook=str)))
+        return prepared
+
+    def bundle(self, method: Method, seed: int, data: Prepared) -> Path:
+        """A method's bundle with the initial values of a seed, made at the first call.
+
+        Programs are compiled once for a model; only the values differ between seeds.
+
+        Raises:
+            InputError: no such model or setting, or it does not fit the data.
+            ExportError: a program differs from PyTorch.
+        """
+        model = self.experiment.model_of(method)
+        objectives = self._objectives(model)
+        key = _digest([model, objectives, data.classes, data.input_shape])[:16]
+        folder = self.folder / "bundles"
+        seeded = folder / f"{key}-seed-{seed}.pfb"
+        if not seeded.exists():
+            from protofleet.experiments.bundles import compile_model, reseed  # noqa: PLC0415 - torch
+
+            folder.mkdir(parents=True, exist_ok=True)
+            signing = load_or_create_signing_key(folder / "signing-key.pem")
+            compiled = folder / f"{key}.pfb"
+            form = data.classes, data.input_shape
+            if not compiled.exists():
+                compile_model(model, objectives, form, compiled, signing)
+            reseed(compiled, model, seed, seeded, signing)
+        return seeded
+
+    def _objectives(self, model: ModelSettings) -> tuple[str, ...]:
+        """What the methods that train this model need."""
+        needed: dict[str, None] = {}
+        for method in self.experiment.methods:
+            description = _described(method)
+            if self.experiment.model_of(method) == model:
+                needed |= dict.fromkeys((*description.programs, *description.server_programs))
+        return tuple(needed) or ("cross_entropy",)
+
+
+def _described(method: Method) -> Any:
+    if method.strategy not in DESCRIPTIONS:
+        known = ", ".join(sorted(DESCRIPTIONS))
+        raise InputError(
+            f"method '{method.label}': unknown strategy '{method.strategy}'; known are {known}"
+        )
+    return DESCRIPTIONS[method.strategy]
+
+
+def _digest(parts: list[Any]) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
+
+
+def _to_path(kind: type, value: Any) -> Any:
+    return kind(value)
+
+
+@cache
+def _pool(sources: bytes, data_root: Path) -> Pool:
+    """All data sets of an experiment; kept, because every seed divides the same ones."""
+    pools = [
+        (source["name"], load(source["name"], data_root, source.get("options")))
+        for source in msgspec.json.decode(sources)
+    ]
+    return pools[0][1] if len(pools) == 1 else _joined(pools)
+
+
+def _joined(pools: list[tuple[str, Pool]]) -> Pool:
+    classes, shape = pools[0][1].classes, pools[0][1].x.shape[1:]
+    for name, pool in pools:
+        if pool.classes != classes or pool.x.shape[1:] != shape or pool.client is None:
+            raise InputError(
+                f"data set '{name}': expected owners, classes {list(classes)} and examples "
+                f"{shape} as in '{pools[0][0]}', got {list(pool.classes)} and {pool.x.shape[1:]}"
+            )
+    every = [pool for _, pool in pools]
+    return Pool(
+        x=np.concatenate([pool.x for pool in every]),
+        y=np.concatenate([pool.y for pool in every]),
+        classes=classes,
+        client=np.concatenate([np.char.add(f"{name}-", pool.client) for name, pool in pools]),
+        recording=_numbered([pool.recording for pool in every]),
+        follows=_stacked([pool.follows for pool in every]),
+    )
+
+
+def _numbered(parts: list[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """Recordings of several data sets under different numbers."""
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    shifts = np.cumsum([0, *(int(part.max(initial=-1)) + 1 for part in known)])
+    return np.concatenate([part + shift for part, shift in zip(known, shifts, strict=False)])
+
+
+def _stacked(parts: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None
+
+
+def _write(
+    experiment: Experiment, clients: Mapping[str, DeviceData], folder: Path, seed: int
+) -> Prepared:
+    files = {}
+    removal = _removal(experiment, clients, seed)
+    for name, data in clients.items():
+        own = folder / f"{name}.npz"
+        stages = removal(name, data)
+        stages[0][1].save(own)
+        later = []
+        for from_round, stage in stages[1:]:
+            path = folder / f"{name}-from-{from_round}.npz"
+            stage.save(path)
+            later.append((from_round, path))
+        files[name] = ClientFiles(own=own, later=tuple(later))
+    everybody = pooled(clients)
+    merged = folder / "merged.npz"
+    everybody.save(merged)
+    return Prepared(
+        clients=files,
+        merged=merged,
+        pooled=_write_pooled(everybody, experiment.score.pooled_limit, folder, seed),
+        classes=everybody.classes,
+        input_shape=tuple(everybody.x_train.shape[1:]),
+    )
+
+
+def _removal(experiment: Experiment, clients: Mapping[str, DeviceData], seed: int) -> Any:
+    """A function from a client to its data by the round from which they hold."""
+    dynamic = experiment.dynamic
+    if dynamic is None:
+        return lambda _, data: [(1, data)]
+    owned = {name: np.unique(data.y_train).tolist() for name, data in clients.items()}
+    rng = np.random.default_rng((seed, dynamic.every))
+    removal = label_removal(owned, every=dynamic.every, rng=rng, share=dynamic.share)
+
+    def stages(name: str, data: DeviceData) -> list[tuple[int, DeviceData]]:
+        lost = len(removal.order.get(name, ()))
+        starts = [1 + number * dynamic.every for number in range(lost + 1)]
+        return [(start, without_classes(data, removal.removed(name, start))) for start in starts]
+
+    return stages
+
+
+def _write_pooled(everybody: DeviceData, limit: int | None, folder: Path, seed: int) -> Path | None:
+    if limit == 0:
+        return None
+    rows = np.arange(len(everybody.y_test))
+    if limit is not None and limit < len(rows):
+        rows = np.sort(np.random.default_rng((seed, limit)).permutation(len(rows))[:limit])
+    path = folder / "pooled.npz"
+    with path.open("wb") as file:
+        np.savez(file, x_test=everybody.x_test[rows], y_test=everybody.y_test[rows])
+    return path

@@ -1,0 +1,139 @@
+"""What a run is, whichever engine runs it: one method with one seed."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from protofleet.coordinator.config import (
+    Amount,
+    CohortSettings,
+    EvaluationSettings,
+    FederationConfig,
+    LimitSettings,
+    LivenessSettings,
+    RoundSettings,
+    StrategySettings,
+)
+from protofleet.coordinator.plan import Plan, make_plan
+from protofleet.coordinator.results import run_scores
+from protofleet.experiments.config import Experiment, Method
+from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
+from protofleet.experiments.store import Engine, Round, RunResult
+from protofleet.strategies import build
+from protofleet.wire.bundle import Bundle
+
+_HOUR_S = 3600.0
+_UPDATE_BYTES = 2**31
+"""Updates of our own processes; images of CDFL are large."""
+
+Watch = Callable[[Round], None]
+"""Told of every finished round."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One method with one seed.
+
+    Attributes:
+        experiment: its file's content.
+        method: the row.
+        seed: of values, data (unless fixed), cohorts and local training.
+        rounds: how many.
+        bundle: with the seed's initial values.
+        data: the seed's files.
+        folder: the run's own.
+        name: of the experiment.
+    """
+
+    experiment: Experiment
+    method: Method
+    seed: int
+    rounds: int
+    bundle: Path
+    data: Prepared
+    folder: Path
+    name: str
+
+    @property
+    def clients(self) -> dict[str, ClientFiles]:
+        """Files by client; central training has a single client."""
+        if self.method.merged:
+            return {MERGED: ClientFiles(own=self.data.merged)}
+        return self.data.clients
+
+    def settings(self, bundle: Bundle) -> dict[str, Any]:
+        """The settings of the method's strategy.
+
+        Raises:
+            InputError: a setting that the strategy does not know.
+        """
+        strategy, model = self.method.strategy, bundle.model()
+        known = build(strategy, {}, model).settings.__struct_fields__
+        return self.experiment.settings_of(self.method, dict.fromkeys(known))
+
+    def plan(self, broker: str) -> Plan:
+        """The federation that the run is."""
+        bundle = Bundle.open(self.bundle)
+        size: Literal["all"] | Amount = "all" if self.method.merged else self.experiment.cohort
+        config = FederationConfig(
+            federation="experiment",
+            broker=broker,
+            bundle=self.bundle,
+            run_dir=self.folder / "coordinator",
+            rounds=self.rounds,
+            seed=self.seed,
+            strategy=StrategySettings(name=self.method.strategy, settings=self.settings(bundle)),
+            cohort=CohortSettings(size=size, minimum=len(self.clients)),
+            round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
+            limits=LimitSettings(update_bytes=_UPDATE_BYTES),
+            evaluation=EvaluationSettings(pooled=self.data.pooled),
+            liveness=LivenessSettings(grace_s=_HOUR_S),
+        )
+        return make_plan(config)
+
+    def identity(self, plan: Plan, engine: Engine) -> str:
+        """Hash of everything that decides the numbers."""
+        params = plan.model.params
+        about = [
+            engine,
+            plan.strategy.description.name,
+            plan.settings,
+            self.seed,
+            self.rounds,
+            self.experiment.cohort,
+            params.layout.hash,
+            hashlib.sha256(params.buffer.tobytes()).hexdigest(),
+            str(self.data.merged.parent.name),
+        ]
+        return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
+
+    def result(
+        self, plan: Plan, engine: Engine, rounds: tuple[Round, ...], *, finished: bool
+    ) -> RunResult:
+        """The result of the rounds so far."""
+        return RunResult(
+            experiment=self.name,
+            label=self.method.label,
+            strategy=plan.strategy.description.name,
+            seed=self.seed,
+            identity=self.identity(plan, engine),
+            engine=engine,
+            finished=finished,
+            rounds=rounds,
+            scores=run_scores(one.scores for one in rounds),
+            clients=len(self.clients),
+            parameters=plan.model.params.layout.size,
+            environment={
+                "python": platform.python_version(),
+                "machine": f"{platform.system()} {platform.machine()}",
+                **{package: version(package) for package in ("numpy", "onnxruntime", "protofleet")},
+            },
+        )

@@ -1,0 +1,165 @@
+"""Runs an experiment's methods and seeds one by one; interrupted, the same call goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from protofleet.errors import InputError
+from protofleet.experiments.config import Experiment, Method
+from protofleet.experiments.local import run_local
+from protofleet.experiments.mqtt import run_mqtt
+from protofleet.experiments.prepare import Preparation
+from protofleet.experiments.run import Job
+from protofleet.experiments.store import Engine, Round, RunResult, load_run, run_folder
+
+_MARKER = "identity"
+_LINES = 10
+"""Of progress per run where no terminal shows a bar."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """How to run an experiment.
+
+    Attributes:
+        data_root: folder of the published data sets.
+        engine: ``local`` trains in processes of this machine, ``mqtt`` over a broker.
+        seeds: in place of the file's.
+        labels: methods to run; None: all.
+        workers: processes of the local engine; None: one per core.
+        rounds: in place of the file's and the methods', for a quick look.
+        broker: URL for the engine ``mqtt``; None starts one.
+    """
+
+    data_root: Path
+    engine: Engine = "local"
+    seeds: Sequence[int] | None = None
+    labels: Sequence[str] | None = None
+    workers: int | None = None
+    rounds: int | None = None
+    broker: str | None = None
+
+
+def run_experiment(
+    name: str, experiment: Experiment, folder: Path, options: RunOptions, console: Console
+) -> list[RunResult]:
+    """Run what has no finished result yet.
+
+    Args:
+        name: of the experiment, for the results.
+        experiment: its file's content.
+        folder: where data, bundles and results are kept.
+        options: how.
+        console: progress goes here.
+
+    Returns:
+        The results of the chosen methods and seeds, in the file's order.
+
+    Raises:
+        InputError: unknown method, strategy, setting, model or data set.
+        MissingDataError: a data set is absent; the message says what to put where.
+    """
+    preparation = Preparation(
+        experiment=experiment, folder=folder.resolve(), data_root=options.data_root
+    )
+    results = []
+    for seed in options.seeds or experiment.seeds:
+        console.print(f"seed {seed}: dividing the data", style="dim")
+        data = preparation.data(seed)
+        for method in _chosen(experiment, options.labels):
+            console.print(f"seed {seed}, {method.label}: compiling the model", style="dim")
+            job = Job(
+                experiment=experiment,
+                method=method,
+                seed=seed,
+                rounds=options.rounds or experiment.rounds_of(method),
+                bundle=preparation.bundle(method, seed, data),
+                data=data,
+                folder=run_folder(folder.resolve(), method, seed),
+                name=name,
+            )
+            results.append(_run(job, options, console))
+    return results
+
+
+def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method]:
+    known = {method.label: method for method in experiment.methods}
+    if unknown := set(labels or ()) - known.keys():
+        raise InputError(
+            f"method '{min(unknown)}': not in the experiment; it has {', '.join(known)}"
+        )
+    return [method for label, method in known.items() if labels is None or label in labels]
+
+
+def _run(job: Job, options: RunOptions, console: Console) -> RunResult:
+    done = load_run(job.folder)
+    plan = job.plan(options.broker or "mqtt://127.0.0.1")
+    identity = job.identity(plan, options.engine)
+    if done and done.finished and done.identity == identity:
+        console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")
+        return done
+    _claim(job.folder, identity)
+    extra = 1 if plan.strategy.description.final_fit else 0
+    with _Shown(console, f"seed {job.seed}, {job.method.label}", job.rounds + extra) as shown:
+        if options.engine == "mqtt":
+            return run_mqtt(job, broker=options.broker, watch=shown.round)
+        workers = options.workers or os.cpu_count() or 1
+        return run_local(job, workers=workers, watch=shown.round)
+
+
+def _claim(folder: Path, identity: str) -> None:
+    """Make the folder this run's; what a run of other settings left there goes."""
+    marker = folder / _MARKER
+    if not marker.is_file() or marker.read_text() != identity:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        marker.write_text(identity)
+
+
+class _Shown:
+    """A bar on a terminal, some lines elsewhere."""
+
+    def __init__(self, console: Console, title: str, rounds: int) -> None:
+        self._console, self._title, self._rounds = console, title, rounds
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        self._task = self._progress.add_task(self._title, total=self._rounds)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def round(self, done: Round) -> None:
+        """One more round is finished."""
+        text = f"{self._title}: {_scores(done)}"
+        self._progress.update(self._task, completed=done.round_id, description=text)
+        step = max(1, self._rounds // _LINES)
+        if not self._console.is_terminal and (done.round_id % step == 0 or done.final):
+            self._console.print(f"{text}, round {done.round_id}/{self._rounds}", soft_wrap=True)
+
+
+def _scores(done: Round) -> str:
+    shown = [
+        f"{name} {100 * metrics['macro_f1']['mean']:.1f}"
+        for name, metrics in done.scores.items()
+        if isinstance(metrics, dict) and "macro_f1" in metrics
+    ]
+    return "macro-F1 " + ", ".join(shown) if shown else "no scores"
