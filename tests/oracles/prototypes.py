@@ -24,7 +24,7 @@ def class_means(features, y, num_classes):
 def weighted_rows(prototypes, weights, old, divisor=None):
     """Σ_i w_ij π_ij over Σ_i w_ij, or over ``divisor``; ``old`` where no client has the class.
 
-    ``prototypes``: ``[client][class][column]``; ``weights``: ``[client][class]``, fractions or integers.
+    ``prototypes``: ``[client][class][column]``; ``weights``: ``[client][class]``.
     """
     merged = []
     for j, kept in enumerate(old):

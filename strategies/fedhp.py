@@ -1,0 +1,303 @@
+"""FedHP: only one learned prototype per class travels; anchors keep the prototypes apart.
+
+Source: Fonio, Polato and Esposito, "FedHP: Federated Learning with Hyperspherical Prototypical
+Regularization" (ESANN 2024), and the authors' code, the module ``fedhp`` of fluke. A model's logits
+are minus the Euclidean distances (not squared) of its features to the prototypes, its parameter
+``head.prototypes``. All devices start from the bundle's backbone, which never travels.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| π, π_i | ``params/head.prototypes`` | (C, d) | float32 |
+| Π̄ | ``anchors`` | (C, d) | float32 |
+| θ_i | ``params/<other name>`` | the model's | float32 |
+| N_i^j | ``class_counts`` | (C,) | int64 |
+| λ | ``anchor_weight`` | () | float |
+
+A round: π goes down and replaces the client's; the client trains θ_i and π_i on cross-entropy plus
+λ times the mean over all classes of 1 - cos(π_i, Π̄), each with an optimiser that it keeps for good;
+π_i comes up; the next π is the mean of them, class by class, weighted by N_i^j / N_i. After the
+last round all clients get π, fit once more, and are scored.
+
+Anchors are the prototypes of round 1, so in that round nothing else need travel. Later a client's
+payload holds them beside the prototypes until the server has used an update of that client: who
+sent prototypes has stored the anchors. That costs C d floats once, for a client that joins after
+round 1, and again where an update never arrived; the server's ``anchored`` remembers it with 8
+bytes per client. A client that has lost its store and gets prototypes alone abstains, and with its
+next payload gets the anchors too.
+
+Deviations:
+    - A class that no participant has keeps its prototype; the code divides zero by zero.
+    - ``regulariser = "sum"`` is the paper's sum over the classes, C times stronger than the code.
+    - ``aggregation = "printed"`` is eq. 5 as printed, divided by the number of participants
+      instead of the sum of the weights: prototypes shrink by about 1/C each round.
+    - N_i is the sum of the registered counts.
+    - In the code the anchors travel in every round, both ways; in the paper once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.kernels import hyperspherical_prototypes
+from protofleet.strategies.common import (
+    PARAMS,
+    STATE,
+    client_init,
+    client_model,
+    parse_settings,
+    prefixed,
+)
+from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
+from protofleet.strategies.prototypes import class_counts_of, merge_prototypes, ordered
+from protofleet.strategies.training import Fit, Training, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    ServerState,
+    ServerTools,
+    Strategy,
+    Travels,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Model
+
+_HEAD = "head.prototypes"
+_PROTOTYPES = PARAMS + _HEAD
+_ANCHORS = "anchors"
+_ANCHORED = "anchored"
+_OBJECTIVE = "prototype_distance"
+
+DESCRIPTION = Description(
+    name="fedhp",
+    paper="Fonio et al., FedHP: Federated Learning with Hyperspherical Prototypical "
+    "Regularization, ESANN 2024",
+    programs=(_OBJECTIVE,),
+    travels=Travels(
+        down=("global prototypes", "to a newcomer after round 1: anchors"),
+        up=("local prototypes", "registered once: number of examples of each class"),
+        personal=("all other parameters", "buffers of the model", "moments of the optimisers"),
+    ),
+    class_counts=True,
+    final_fit=True,
+    may_abstain=True,
+)
+
+
+class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training, the regulariser, and how the server starts and merges.
+
+    Attributes:
+        optimiser: of everything but the prototypes; kept across rounds.
+        prototype_optimiser: of the prototypes; kept across rounds.
+        anchor_weight: lambda, the regulariser's weight.
+        regulariser: mean (the code) or sum (the paper) over the classes.
+        aggregation: normalised (the code) or as printed in eq. 5.
+        sphere_steps, sphere_lr, sphere_momentum, sphere_weight_decay: how the server drives the
+            first prototypes apart (``kernels.hyperspherical_prototypes``).
+    """
+
+    optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9, weight_decay=1e-4)
+    prototype_optimiser: Adam | Sgd = Adam(lr=0.005, eps=1e-8, eps_form="torch")
+    anchor_weight: float = 0.1
+    regulariser: Literal["mean", "sum"] = "mean"
+    aggregation: Literal["normalised", "printed"] = "normalised"
+    sphere_steps: int = 1000
+    sphere_lr: float = 0.1
+    sphere_momentum: float = 0.9
+    sphere_weight_decay: float = 1e-4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("anchor_weight", self.anchor_weight, low=0)
+        check_range("sphere_steps", self.sphere_steps, low=0)
+        check_range("sphere_lr", self.sphere_lr, low=0)
+        check_range("sphere_momentum", self.sphere_momentum, low=0, high=1)
+        check_range("sphere_weight_decay", self.sphere_weight_decay, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What all functions know; ``groups``: backbone and prototypes with their optimisers."""
+
+    settings: FedHPSettings
+    model: Model
+    groups: tuple[Group, Group]
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedHP for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a model without a
+            learned prototype per class.
+    """
+    context = _context(parse_settings(DESCRIPTION.name, settings, FedHPSettings), model)
+    return Strategy(
+        description=DESCRIPTION,
+        settings=context.settings,
+        server_init=partial(_server_init, context.settings),
+        downlink=_downlink,
+        client_init=client_init,
+        client_update=partial(_client_update, context),
+        client_model=partial(client_model, model),
+        aggregate=partial(_aggregate, context),
+        server_model=lambda _state: None,
+    )
+
+
+def _context(settings: FedHPSettings, model: Model) -> _Context:
+    shapes = model.params.layout.shapes
+    shape = shapes.get(_HEAD, ())
+    if len(shape) != 2 or shape[0] != model.num_classes:
+        raise InputError(
+            f"strategy 'fedhp': expected a model with a parameter '{_HEAD}' of "
+            f"{model.num_classes} rows, got parameters {shapes}; export one with prototypes, such "
+            "as cnn_prototypes or mlp_prototypes, or use another strategy"
+        )
+    backbone = Group(optimiser=settings.optimiser, names=shapes.keys() - {_HEAD})
+    prototypes = Group(optimiser=settings.prototype_optimiser, names=(_HEAD,))
+    return _Context(settings=settings, model=model, groups=(backbone, prototypes))
+
+
+def _server_init(settings: FedHPSettings, model: Model, rng: np.random.Generator) -> ServerState:
+    anchors = hyperspherical_prototypes(
+        *model.params[_HEAD].shape,
+        rng=rng,
+        steps=settings.sphere_steps,
+        lr=settings.sphere_lr,
+        momentum=settings.sphere_momentum,
+        weight_decay=settings.sphere_weight_decay,
+    )
+    tensors: dict[str, NDArray[Any]] = {
+        _PROTOTYPES: anchors,
+        _ANCHORS: anchors,
+        _ANCHORED: np.zeros(0, np.int64),
+    }
+    return ServerState(round_id=0, tensors=tensors)
+
+
+def _downlink(state: ServerState, client_id: str) -> Payload:
+    names = [_PROTOTYPES]
+    if state.round_id and _key(client_id) not in state.tensors[_ANCHORED]:
+        names.append(_ANCHORS)
+    return Payload(
+        round_id=state.round_id + 1, tensors={name: state.tensors[name] for name in names}
+    )
+
+
+def _key(client_id: str) -> int:
+    """Eight bytes that stand for a client; two with equal ones would heal as a lost store does."""
+    digest = hashlib.sha256(client_id.encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _client_update(
+    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    anchors = _anchors(state, payload)
+    if anchors is None:
+        return _abstain(context, state, payload, tools)
+    params, buffers = client_model(context.model, state)
+    params[_HEAD][...] = payload.tensors[_PROTOTYPES]
+    trained = train(params, buffers, tools, context.settings, _fit(context, state, anchors))
+    update = Update(
+        client_id=tools.client_id,
+        round_id=payload.round_id,
+        num_examples=len(tools.y),
+        tensors={_PROTOTYPES: trained.params[_HEAD]},
+        evaluation=tools.evaluate(trained.params, trained.state),
+        loss=trained.loss,
+    )
+    kept = {
+        **prefixed(PARAMS, trained.params),
+        **prefixed(STATE, trained.state),
+        **trained.moments,
+        _ANCHORS: anchors,
+    }
+    return ClientState(round_id=payload.round_id, tensors=kept), update
+
+
+def _anchors(state: ClientState, payload: Payload) -> NDArray[Any] | None:
+    if payload.round_id == 1:
+        return payload.tensors[_PROTOTYPES]
+    return payload.tensors.get(_ANCHORS, state.tensors.get(_ANCHORS))
+
+
+def _fit(context: _Context, state: ClientState, anchors: NDArray[Any]) -> Fit:
+    settings = context.settings
+    classes = len(anchors) if settings.regulariser == "mean" else 1
+    inputs = {"anchors": anchors, "weight": np.float32(settings.anchor_weight / classes)}
+    return Fit(
+        objective=_OBJECTIVE,
+        inputs=lambda _rows: inputs,
+        groups=context.groups,
+        kept=state.tensors,
+    )
+
+
+def _abstain(
+    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    """Ask for the anchors, by an update without tensors."""
+    update = Update(
+        client_id=tools.client_id,
+        round_id=payload.round_id,
+        num_examples=len(tools.y),
+        tensors={},
+        evaluation=tools.evaluate(*client_model(context.model, state)),
+    )
+    return replace(state, round_id=payload.round_id), update
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """What a round's updates say beside their prototypes.
+
+    Attributes:
+        shares: sum of ``w_ij`` over the clients, ``(C,) float64``.
+        anchored: keys of clients that have the anchors.
+        lacking: keys of those that have not.
+    """
+
+    shares: NDArray[np.float64]
+    anchored: list[int] = field(default_factory=list)
+    lacking: list[int] = field(default_factory=list)
+
+    def terms(self, updates: Updates) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
+        """Prototypes and weights ``w_ij = N_i^j / N_i`` of the clients with examples."""
+        for update in ordered(updates):
+            if not update.tensors:
+                self.lacking.append(_key(update.client_id))
+            elif update.num_examples:
+                counts = class_counts_of(update, len(self.shares))
+                weights = counts / max(int(counts.sum()), 1)
+                self.shares += weights
+                self.anchored.append(_key(update.client_id))
+                yield update.tensors[_PROTOTYPES], weights
+
+
+def _aggregate(
+    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+) -> ServerState:
+    old = state.tensors[_PROTOTYPES]
+    tally = _Tally(shares=np.zeros(len(old)))
+    merged = merge_prototypes(tally.terms(updates), old)
+    held = tally.shares > 0
+    if context.settings.aggregation == "printed":
+        # Eq. 5: the sum of w_ij pi_ij is the weighted mean times the sum of the weights.
+        merged[held] *= (tally.shares[held] / len(tally.anchored))[:, None]
+    known = np.union1d(state.tensors[_ANCHORED], np.array(tally.anchored, np.int64))
+    remembered = np.setdiff1d(known, np.array(tally.lacking, np.int64))
+    tensors = {**state.tensors, _PROTOTYPES: merged, _ANCHORED: remembered}
+    return ServerState(round_id=state.round_id + 1, tensors=tensors)

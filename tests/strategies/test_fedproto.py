@@ -1,0 +1,184 @@
+"""FedProto by arithmetic: features are x + w, and every step of rate 1/2 goes half the way."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from toy_model import SGD, array, frozen_map, new_rng, server_tools
+from toy_prototypes import prototype_model, registered, with_programs
+
+from protofleet.errors import InputError
+from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.types import ServerState, Update
+from protofleet.wire import blobs
+from protofleet.wire.tensors import Model
+
+_EXAMPLES = ((2, 4), (4, 0), (6, 2))
+_CLASSES = (0, 1, 0)
+
+
+def fedproto(model=None, **settings):
+    return build("fedproto", {**SGD, **settings}, prototype_model() if model is None else model)
+
+
+def server_of(prototypes, present, round_id=1):
+    tensors = {"prototypes": array(prototypes), "present": np.array(present, np.uint8)}
+    return ServerState(round_id=round_id, tensors=tensors)
+
+
+def update_of(client_id, prototypes, counts):
+    return Update(
+        client_id=client_id,
+        round_id=1,
+        num_examples=sum(counts),
+        tensors={"prototypes": array(prototypes)},
+        class_counts=np.array(counts),
+    )
+
+
+@pytest.fixture
+def run(make_tools):
+    """One client's round; returns its new state, its update and what its program saw."""
+
+    def run_round(strategy, server, *, state=None, y=_CLASSES):
+        tools, seen = make_tools("a", _EXAMPLES)
+        tools = with_programs(tools, seen, y)
+        scores = []
+
+        def evaluate(params, state, *, score=None):
+            scores.append(score)
+            return tools.evaluate(params, state, score=score)
+
+        seen.scores = scores
+        state = strategy.client_init(prototype_model()) if state is None else state
+        scored = dataclasses.replace(tools, evaluate=evaluate)
+        state, update = strategy.client_update(state, strategy.downlink(server, "a"), scored)
+        return state, registered(update, tools), seen
+
+    return run_round
+
+
+def test_no_parameter_travels(run):
+    strategy = fedproto()
+    server = strategy.server_init(prototype_model(), new_rng())
+    payload = strategy.downlink(server, "a").tensors
+    assert {name: value.shape for name, value in payload.items()} == {
+        "prototypes": (2, 2),
+        "present": (2,),
+    }
+    _, update, _ = run(strategy, server)
+    assert {name: value.shape for name, value in update.tensors.items()} == {"prototypes": (2, 2)}
+
+
+def test_512_features_of_10_classes_cost_their_20_480_bytes_and_2_percent_at_most():
+    """What a frame adds: the header of the blob, and one byte per class that says it is present."""
+    params = frozen_map({"head.weight": np.zeros((10, 512))})
+    model = Model(params=params, state=frozen_map({}), num_classes=10)
+    strategy = fedproto(model)
+    payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
+    assert 20_480 < len(blobs.encode(payload.tensors)) < 20_480 * 1.02
+
+
+def test_prototypes_are_means_of_the_final_model_s_features(run):
+    """w goes half the way from 0 to the mean (4, 2): features are x + (2, 1)."""
+    strategy = fedproto()
+    _, update, seen = run(strategy, strategy.server_init(prototype_model(), new_rng()))
+    np.testing.assert_array_equal(seen.batches[0]["present"], [0, 0])
+    np.testing.assert_array_equal(update.tensors["prototypes"], [[6, 4], [6, 1]])
+
+
+def test_a_class_that_the_client_lacks_is_a_row_of_zeros_without_weight(run):
+    strategy = fedproto()
+    server = server_of([[1, 1], [8, 9]], [1, 1])
+    _, update, _ = run(strategy, server, y=(0, 0, 0))
+    np.testing.assert_array_equal(update.tensors["prototypes"][1], [0, 0])
+    after = strategy.aggregate(server, [update], server_tools())
+    np.testing.assert_array_equal(after.tensors["prototypes"][1], [8, 9])
+
+
+def test_training_is_pulled_to_the_present_prototypes_only(run):
+    """Gaps of class 0 to (0, 0) from w = 0: (2, 4), (6, 2), class 1 none: mean (8, 6)/3, times 1/2.
+
+    Half the gradient (-4, -2) + (8, 6)/6 makes w = (4/3, 1/2).
+    """
+    strategy = fedproto(prototype_weight=0.5)
+    state, _, seen = run(strategy, server_of([[0, 0], [50, 50]], [1, 0]))
+    (batch,) = seen.batches
+    assert batch["present"].dtype == np.float32
+    assert batch["weight"] == np.float32(0.5)
+    np.testing.assert_allclose(state.tensors["params/w"], [4 / 3, 1 / 2], rtol=1e-6)
+
+
+def test_weight_1_is_the_default():
+    assert fedproto().settings.prototype_weight == 1.0
+
+
+def test_the_model_stays_on_the_device(run):
+    """Half the way to the mean (4, 2), and from there half the rest, without any pull."""
+    strategy = fedproto(prototype_weight=0)
+    server = server_of([[0, 0], [0, 0]], [1, 1])
+    state, _, _ = run(strategy, server)
+    state, _, _ = run(strategy, server, state=state)
+    np.testing.assert_array_equal(state.tensors["params/w"], [3, 1.5])
+
+
+def test_the_head_predicts_until_there_are_prototypes_and_then_the_nearest(run):
+    strategy = fedproto()
+    state, _, seen = run(strategy, strategy.server_init(prototype_model(), new_rng()))
+    assert seen.scores == [None]
+    assert strategy.client_score(state) is None
+    assert strategy.client_score(strategy.client_init(prototype_model())) is None
+    state, _, seen = run(strategy, server_of([[0, 0], [3, 4]], [1, 1]), state=state)
+    for score in (*seen.scores, strategy.client_score(state)):
+        np.testing.assert_array_equal(score(array([[0, 1], [3, 3]])), [[-1, -18], [-18, -1]])
+
+
+def test_a_class_without_a_prototype_is_never_predicted(run):
+    strategy = fedproto()
+    state, _, _ = run(strategy, server_of([[0, 0], [3, 4]], [1, 0]))
+    scores = strategy.client_score(state)(array([[3, 4]]))
+    np.testing.assert_array_equal(scores, [[-25, -np.inf]])
+
+
+def test_prototypes_are_averaged_by_the_class_s_examples():
+    """Class 0: (3·1 + 1·5)/4 = 2; class 1: only the second has it."""
+    strategy = fedproto()
+    updates = [
+        update_of("a", [[1, 1], [0, 0]], [3, 0]),
+        update_of("b", [[5, 5], [6, 6]], [1, 30]),
+    ]
+    server = strategy.server_init(prototype_model(), new_rng())
+    after = strategy.aggregate(server, updates, server_tools())
+    np.testing.assert_array_equal(after.tensors["prototypes"], [[2, 2], [6, 6]])
+    np.testing.assert_array_equal(after.tensors["present"], [1, 1])
+    assert after.tensors["present"].dtype == np.uint8
+
+
+def test_a_class_that_nobody_has_stays_absent_and_one_that_was_there_stays_present():
+    strategy = fedproto()
+    only = [update_of("a", [[1, 2], [0, 0]], [3, 0])]
+    server = strategy.server_init(prototype_model(), new_rng())
+    after = strategy.aggregate(server, only, server_tools())
+    np.testing.assert_array_equal(after.tensors["present"], [1, 0])
+    before = server_of([[0, 0], [8, 9]], [0, 1])
+    after = strategy.aggregate(before, only, server_tools())
+    np.testing.assert_array_equal(after.tensors["prototypes"], [[1, 2], [8, 9]])
+    np.testing.assert_array_equal(after.tensors["present"], [1, 1])
+
+
+def test_one_client_gets_its_own_prototypes_back(run):
+    strategy = fedproto()
+    server = strategy.server_init(prototype_model(), new_rng())
+    _, update, _ = run(strategy, server)
+    after = strategy.aggregate(server, [update], server_tools())
+    np.testing.assert_array_equal(after.tensors["prototypes"], update.tensors["prototypes"])
+
+
+def test_the_last_prototypes_reach_every_client():
+    assert DESCRIPTIONS["fedproto"].final_fit
+    assert DESCRIPTIONS["fedproto"].class_counts
+
+
+def test_a_head_without_a_matrix_is_refused():
+    with pytest.raises(InputError, match="setting 'head': expected how the name"):
+        fedproto(head="classifier.")
