@@ -47,6 +47,10 @@ class Kept:
     round_id: int
     blob: bytes
 
+    def opened(self) -> ClientState:
+        """The state itself."""
+        return ClientState(round_id=self.round_id, tensors=_decoded(self.blob))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
@@ -84,8 +88,7 @@ class _Worker:
         learner = self._learner(task.client_id)
         strategy = learner.strategy(self._spec.strategy, self._spec.settings)
         payload = Payload(round_id=task.round_id, tensors=_decoded(task.payload), final=task.final)
-        kept = task.state
-        state = kept and ClientState(round_id=kept.round_id, tensors=_decoded(kept.blob))
+        state = None if task.state is None else task.state.opened()
         new_state, update = learner.train(
             strategy, state, payload, seed=self._spec.seed, cancelled=threading.Event()
         )

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from protofleet.coordinator.config import FederationConfig
-from protofleet.errors import ProtofleetError, UnavailableError
+from protofleet.demo.commands import federation_toml
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, save_result
-from protofleet.firmware_sim.fleet import Fleet
-from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
-from protofleet.firmware_sim.tail import Tail
+from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
 from protofleet.wire.broker import local_broker
 
-_POLL_S = 0.1
-_LAST_WORDS_S = 20.0
 _COMPILED = {"PROTOFLEET_NUMBA": "1"}
 """The coordinator computes with the kernels of the local engine."""
 
@@ -44,12 +36,11 @@ def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> RunResult:
     with _broker(broker) as url:
         plan = job.plan(url)
         run_dir = plan.config.run_dir
-        run_dir.mkdir(parents=True, exist_ok=True)
         config = msgspec.structs.replace(plan.config, federation=_federation_name(job))
         file = job.folder / "federation.toml"
-        file.write_bytes(msgspec.toml.encode(_values(config)))
+        file.write_text(federation_toml(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
-        _federate(file, fleet, run_dir, watch)
+        rehearse(file, fleet, run_dir, _told(watch), env=_COMPILED)
     document = msgspec.json.decode((run_dir / "result.json").read_bytes())
     rounds = tuple(msgspec.convert(row, Round) for row in document["rounds"])
     result = job.result(plan, "mqtt", rounds, finished=True)
@@ -109,41 +100,9 @@ def _fleet(job: Job, config: FederationConfig, signer: str) -> FleetFile:
     )
 
 
-def _federate(file: Path, fleet_file: FleetFile, run_dir: Path, watch: Watch) -> None:
-    events = run_dir / "events.jsonl"
-    seen = events.stat().st_size if events.exists() else 0
-    coordinator = spawn(
-        [sys.executable, "-m", "protofleet", "coordinator", "run", str(file), "--json"],
-        out=events,
-        log=run_dir / "log.txt",
-        env=_COMPILED,
-    )
-    try:
-        with Fleet(fleet_file) as fleet:
-            _watch(coordinator, fleet, Tail(events, seen), watch)
-    finally:
-        stop([coordinator])
+def _told(watch: Watch) -> OnEvent:
+    def on_event(event: dict[str, Any]) -> None:
+        if event["event"] == "round_closed":
+            watch(msgspec.convert(event, Round))
 
-
-def _watch(coordinator: subprocess.Popen[bytes], fleet: Fleet, tail: Tail, watch: Watch) -> None:
-    """Tell of rounds until the coordinator ends, then give the devices time to leave."""
-    finished = False
-    while True:
-        over = coordinator.poll() is not None
-        for event in tail.read():
-            finished = finished or event["event"] == "finished"
-            if event["event"] == "round_closed":
-                watch(msgspec.convert(event, Round))
-        if over:
-            break
-        if not fleet.running():
-            failed = [one for one in fleet.ended() if one.status]
-            why = f"{failed[0].device_id}: {failed[0].last_words}" if failed else "all have left"
-            raise UnavailableError(f"no device is left: {why}")
-        time.sleep(_POLL_S)
-    if not finished:
-        log = tail.path.with_name("log.txt").read_text(errors="replace").splitlines()
-        raise ProtofleetError(f"the coordinator ended early: {log[-1] if log else 'no message'}")
-    deadline = time.monotonic() + _LAST_WORDS_S
-    while fleet.running() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    return on_event

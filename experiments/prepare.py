@@ -173,10 +173,14 @@ def _joined(pools: list[tuple[str, Pool]]) -> Pool:
         x=np.concatenate([pool.x for pool in every]),
         y=np.concatenate([pool.y for pool in every]),
         classes=classes,
-        client=np.concatenate([np.char.add(f"{name}-", pool.client) for name, pool in pools]),
+        client=np.concatenate([_prefixed(name, pool) for name, pool in pools]),
         recording=_numbered([pool.recording for pool in every]),
         follows=_stacked([pool.follows for pool in every]),
     )
+
+
+def _prefixed(name: str, pool: Pool) -> NDArray[np.str_]:
+    return np.array([f"{name}-{owner}" for owner in ([] if pool.client is None else pool.client)])
 
 
 def _numbered(parts: list[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:

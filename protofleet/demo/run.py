@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,6 @@ from rich.console import Console
 from protofleet.demo.commands import (
     export_arguments,
     federation_toml,
-    invocation,
     pretrain_arguments,
     run_step,
     shown,
@@ -25,16 +23,11 @@ from protofleet.demo.live import LiveView
 from protofleet.demo.outcome import finish
 from protofleet.demo.recipes import FLEET_SEED, PROFILES, RECIPES, Prepared
 from protofleet.demo.settings import DemoSettings
-from protofleet.errors import ProtofleetError, UnavailableError
-from protofleet.firmware_sim.fleet import Fleet
-from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import FleetFile
-from protofleet.firmware_sim.tail import Tail
+from protofleet.firmware_sim.rehearsal import rehearse
 from protofleet.wire.broker import find_mosquitto, local_broker
 from protofleet.wire.bundle import Bundle
 
-_POLL_S = 0.1
-_LAST_WORDS_S = 20.0
 _DEADLINE_S = 3600.0  # a rehearsal waits for every device, so that a seed gives one result
 
 
@@ -114,54 +107,13 @@ def _federate(
         trust=(bundle.signer,),
         profiles=PROFILES,
     )
-    run_dir = folder / "coordinator"
-    run_dir.mkdir(exist_ok=True)
-    events = run_dir / "events.jsonl"
-    seen = events.stat().st_size if events.exists() else 0
-    coordinator = spawn(
-        invocation("coordinator", "run", str(federation), "--json"),
-        out=events,
-        log=run_dir / "log.txt",
-    )
-    try:
-        with Fleet(fleet_file) as fleet, LiveView(console, settings.rounds) as view:
-            _watch(coordinator, fleet, view, (events, seen))
-    finally:
-        stop([coordinator])
+    with LiveView(console, settings.rounds) as view:
+        rehearse(federation, fleet_file, folder / "coordinator", view.show)
 
 
 def _federation_name(folder: Path) -> str:
     """A name that topics allow, whatever the folder is called."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"demo-{folder.resolve().name}")[:64]
-
-
-def _watch(
-    coordinator: subprocess.Popen[bytes], fleet: Fleet, view: LiveView, place: tuple[Path, int]
-) -> None:
-    """Show events until the coordinator ends; then give the devices time to leave by themselves."""
-    tail = Tail(*place)
-    finished = False
-    while True:
-        over = coordinator.poll() is not None
-        for event in tail.read():
-            finished = finished or event["event"] == "finished"
-            view.show(event)
-        if over:
-            break
-        if not fleet.running():
-            raise UnavailableError(f"no device is left: {_epitaph(fleet)}")
-        time.sleep(_POLL_S)
-    if not finished:
-        log = place[0].with_name("log.txt").read_text(errors="replace").splitlines()
-        raise ProtofleetError(f"the coordinator ended early: {log[-1] if log else 'no message'}")
-    deadline = time.monotonic() + _LAST_WORDS_S
-    while fleet.running() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-
-
-def _epitaph(fleet: Fleet) -> str:
-    failed = [ended for ended in fleet.ended() if ended.status]
-    return f"{failed[0].device_id}: {failed[0].last_words}" if failed else "all have left"
 
 
 def _federation(settings: DemoSettings, prepared: Prepared, place: tuple[str, str, Bundle]) -> str:
