@@ -44,6 +44,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean, cluster_means, kmeans
+from protofleet.strategies.averaging import SharedTraining, Start, begin, finish
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
@@ -57,7 +58,7 @@ from protofleet.strategies.common import (
     weighted,
 )
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import Training, train
+from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -89,7 +90,7 @@ DESCRIPTION = Description(
 )
 
 
-class FedAliSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FedAliSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What FedAli decides at run time, besides local training.
 
     How prototypes move (``alp_update``, gamma, epsilon) is compiled into the bundle's programs and
@@ -178,22 +179,18 @@ def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> 
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    buffers = _arrive(context, state, payload)
-    # Not named here: the received parameters are freed as soon as training has its copy.
-    trained = train(_params(context, payload.tensors), buffers, tools, context.settings)
-    kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.y),
-        tensors={name: kept[name] for name in context.uplink.shapes},
-        evaluation=tools.evaluate(trained.params, trained.state),
-        loss=trained.loss,
+    received = Start(
+        state=state,
+        payload=payload,
+        params=_params(context, payload.tensors),
+        buffers=_buffers(context, state, payload),
     )
-    return ClientState(round_id=payload.round_id, tensors=kept), update
+    start = begin(context.settings, received, tools)
+    trained = train(start.params, start.buffers, tools, context.settings)
+    return finish(start, trained, tools, context.uplink)
 
 
-def _arrive(context: _Context, state: ClientState, payload: Payload) -> TensorMap:
+def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorMap:
     """The model's state with which local training starts."""
     first = payload.round_id == 1
     settings = context.settings

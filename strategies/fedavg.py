@@ -19,37 +19,29 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-import numpy as np
-
-from protofleet.strategies.common import (
-    PARAMS,
-    STATE,
-    average,
-    client_init,
-    client_model,
-    downlink,
-    parse_settings,
-    prefixed,
-    prefixed_layout,
-    unpack,
+from protofleet.strategies.averaging import (
+    SharedTraining,
+    Sharing,
+    arrive,
+    averaging,
+    begin,
+    finish,
+    whole,
 )
-from protofleet.strategies.training import Training, train
+from protofleet.strategies.common import parse_settings
+from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
     Description,
     Payload,
-    ServerState,
-    ServerTools,
     Strategy,
     Travels,
     Update,
-    Updates,
 )
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.wire.tensors import Model
 
 DESCRIPTION = Description(
     name="fedavg",
@@ -64,7 +56,7 @@ DESCRIPTION = Description(
 )
 
 
-class FedAvgSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FedAvgSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Local training is all that FedAvg can be told."""
 
 
@@ -74,49 +66,29 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    training = parse_settings(DESCRIPTION.name, settings, FedAvgSettings)
-    return Strategy(
-        description=DESCRIPTION,
-        settings=training,
-        server_init=_server_init,
-        downlink=downlink,
-        client_init=client_init,
-        client_update=partial(_client_update, model, training),
-        client_model=partial(client_model, model),
-        aggregate=partial(_aggregate, model),
-        server_model=partial(_server_model, model),
+    return build_as(DESCRIPTION, settings, model)
+
+
+def build_as(description: Description, settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedAvg under another description.
+
+    Raises:
+        InputError: as in ``build``.
+    """
+    sharing = Sharing(
+        description=description,
+        settings=parse_settings(description.name, settings, FedAvgSettings),
+        model=model,
+        shared=whole(model),
     )
+    return averaging(sharing, client_update)
 
 
-def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:
-    return ServerState(round_id=0, tensors=prefixed(PARAMS, model.params))
-
-
-def _client_update(
-    model: Model, training: Training, state: ClientState, payload: Payload, tools: ClientTools
+def client_update(
+    sharing: Sharing[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    buffers = unpack(state.tensors, STATE, model.state.layout)
-    # Not named here: the received parameters are freed as soon as training has its copy.
-    trained = train(unpack(payload.tensors, PARAMS, model.params.layout), buffers, tools, training)
-    shared = prefixed(PARAMS, trained.params)
-    update = Update(
-        client_id=tools.client_id,
-        round_id=payload.round_id,
-        num_examples=len(tools.y),
-        tensors=shared,
-        evaluation=tools.evaluate(trained.params, trained.state),
-        loss=trained.loss,
-    )
-    kept = {**shared, **prefixed(STATE, trained.state)}
-    return ClientState(round_id=payload.round_id, tensors=kept), update
-
-
-def _aggregate(
-    model: Model, state: ServerState, updates: Updates, _tools: ServerTools
-) -> ServerState:
-    mean = average(updates, prefixed_layout(PARAMS, model.params.layout))
-    return ServerState(round_id=state.round_id + 1, tensors=state.tensors if mean is None else mean)
-
-
-def _server_model(model: Model, state: ServerState) -> tuple[TensorMap, TensorMap]:
-    return unpack(state.tensors, PARAMS, model.params.layout), model.state
+    """Train what was received, with cross-entropy alone."""
+    start = arrive(sharing.model, sharing.shared, state, payload)
+    start = begin(sharing.settings, start, tools)
+    trained = train(start.params, start.buffers, tools, sharing.settings)
+    return finish(start, trained, tools, sharing.shared)

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from toy_model import LOCAL, SGD, new_rng, server_tools
 
-from protofleet.strategies import build
+from protofleet.errors import InputError
+from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.types import Payload
 
 
 @pytest.fixture
@@ -55,3 +57,41 @@ def test_the_server_s_model_has_the_mean_and_the_bundle_s_buffers(strategy, mode
     params, buffers = strategy.server_model(strategy.server_init(model, new_rng()))
     np.testing.assert_array_equal(params.buffer, model.params.buffer)
     np.testing.assert_array_equal(buffers.buffer, model.state.buffer)
+
+
+def test_the_client_s_model_may_be_scored_as_it_was_received(model, make_tools):
+    strategy = build("fedavg", {**SGD, "score_at": "start"}, model)
+    tools, seen = make_tools("a", [[2, 4]])
+    payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
+    _, update = strategy.client_update(strategy.client_init(model), payload, tools)
+    ((params, buffers),) = seen.evaluated
+    np.testing.assert_array_equal(params["w"], [0, 0])
+    np.testing.assert_array_equal(buffers.buffer, model.state.buffer)
+    np.testing.assert_array_equal(update.tensors["params/w"], [1, 2])
+
+
+def test_a_payload_without_a_tensor_is_refused(strategy, model, make_tools):
+    tools, _ = make_tools("a", [[2, 4]])
+    with pytest.raises(InputError, match="tensor 'params/w': expected"):
+        strategy.client_update(strategy.client_init(model), Payload(round_id=1, tensors={}), tools)
+
+
+@pytest.mark.parametrize("score_at", ["start", "end"])
+def test_fedavg_c_is_fedavg_and_fine_tunes_the_final_model(model, make_tools, score_at):
+    """From the received (3, 1) half the way to (2, 4): (2.5, 2.5), which is what is scored."""
+    assert DESCRIPTIONS["fedavg_c"].final_fit
+    assert not DESCRIPTIONS["fedavg"].final_fit
+    settings = {**SGD, "score_at": score_at}
+    strategies = [build(name, settings, model) for name in ("fedavg", "fedavg_c")]
+    results = []
+    for strategy in strategies:
+        tools, seen = make_tools("a", [[2, 4]])
+        payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
+        state, update = strategy.client_update(strategy.client_init(model), payload, tools)
+        results.append((update.tensors["params/w"], seen.evaluated[0][0]["w"]))
+    np.testing.assert_array_equal(*results)
+    tools, seen = make_tools("a", [[2, 4]])
+    final = Payload(round_id=9, tensors={"params/w": np.array([3, 1], np.float32)}, final=True)
+    _, update = strategies[1].client_update(state, final, tools)
+    ((scored, _),) = seen.evaluated
+    np.testing.assert_array_equal(scored["w"], [2.5, 2.5])

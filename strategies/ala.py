@@ -1,0 +1,210 @@
+"""Adaptive local aggregation: a client learns how much of each received entry it takes over.
+
+Source: Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for Personalized
+Federated Learning", AAAI 2023 (arXiv:2212.01197v5), section 3 and algorithm 1, and the authors'
+published code. ``fedala.py`` is FedAvg with it; every strategy that shares a model takes it as
+``local_init``.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| Θ_i^{t-1} | ``own`` | the shared tensors' | float32 |
+| Θ^{t-1} | the shared tensors of ``params`` | the same | float32 |
+| W_i^p | ``weights``, kept as ``ala/<name>`` | the upper tensors' | float32 |
+| Θ̂_i^t | ``Merged.params`` | the model's | float32 |
+| p | ``layer_idx``, in tensors | () | int |
+| s | ``sample_percent`` | () | float |
+| η | ``eta`` | () | float |
+
+The last ``layer_idx`` shared tensors are the upper ones; all others are taken over as received. One
+call draws a contiguous part of the client's examples and goes through it in order. W starts as ones
+at a client's first call, which passes over the part until the losses settle; W is kept for ever
+after, and a later call makes exactly one pass.
+
+Deviations:
+    - ``layer_idx`` counts tensors, as the authors' code; the paper counts layers.
+    - The start phase ends after ``max_passes`` at the latest; the authors' may go on for ever. Its
+      threshold is that of the authors' runs (their README); their code's default is 0.1.
+    - The part has at least one example.
+    - A strategy that trains with another objective than cross-entropy learns W with that objective;
+      a proximal term has no part in it.
+    - What programs do to the model's buffers meanwhile is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from protofleet.errors import InputError
+from protofleet.kernels import ala_step
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import Fit, Rows
+from protofleet.strategies.types import Batch, ClientTools, Step
+from protofleet.wire.tensors import Layout, TensorMap, Tensors
+
+
+class Ala(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="ala",
+):
+    """How a client mixes its own model with the received one; in TOML ``kind = "ala"``.
+
+    Attributes:
+        layer_idx: the last so many shared tensors are mixed (weight and bias are two); 0: all.
+        sample_percent: part of the client's examples that a call looks at.
+        eta: learning rate of the weights.
+        threshold: the first call ends when the last losses' standard deviation is below it.
+        window: how many losses that are; one more pass is made at least.
+        max_passes: most passes of the first call.
+    """
+
+    layer_idx: int = 2
+    sample_percent: float = 80.0
+    eta: float = 1.0
+    threshold: float = 0.01
+    window: int = 10
+    max_passes: int = 200
+
+    def __post_init__(self) -> None:
+        check_range("local_init.layer_idx", self.layer_idx, low=0)
+        check_range("local_init.sample_percent", self.sample_percent, low=0, high=100)
+        check_range("local_init.eta", self.eta, low=0)
+        check_range("local_init.threshold", self.threshold, low=0)
+        check_range("local_init.window", self.window, low=1)
+        check_range("local_init.max_passes", self.max_passes, low=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """With what a client measures its loss.
+
+    Attributes:
+        tools: examples, programs and randomness.
+        buffers: the model's state; not changed.
+        batch_size: examples per step.
+        fit: objective and its inputs.
+    """
+
+    tools: ClientTools
+    buffers: TensorMap
+    batch_size: int
+    fit: Fit
+
+    def __call__(self, params: TensorMap, rows: Rows) -> Step:
+        """Loss and gradients of the examples of these numbers.
+
+        Raises:
+            InputError: the loss is NaN or infinite.
+        """
+        tools, fit = self.tools, self.fit
+        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
+        step = tools.grad_fns[fit.objective](params, self.buffers, batch, tools.rng)
+        if not math.isfinite(step.loss):
+            raise InputError(
+                f"client '{tools.client_id}': expected a finite loss of '{fit.objective}' of the "
+                f"mixed model, got {step.loss}; lower the learning rate or check the data"
+            )
+        return step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merged:
+    """A model made of a client's own and the received one.
+
+    Attributes:
+        params: all parameters, in a buffer of their own.
+        weights: of the upper tensors, by their names.
+    """
+
+    params: TensorMap
+    weights: TensorMap
+
+
+def local_aggregation(
+    ala: Ala, own: Tensors, params: TensorMap, weights: Tensors, probe: Probe
+) -> Merged:
+    """One call of adaptive local aggregation.
+
+    Args:
+        ala: settings.
+        own: the client's own shared tensors, by names of ``params``.
+        params: the model with the received tensors in their place; not changed.
+        weights: those of an earlier call; empty at the first.
+        probe: the client's loss; there must be examples.
+
+    Raises:
+        InputError: kept weights of other tensors, or a loss that is not finite.
+    """
+    upper = _upper(params.layout, own, ala.layer_idx)
+    mixture = _Mixture(upper, own, params, weights, ala.eta)
+    part = tuple(_part(ala, probe))
+    losses: list[float] = []
+    # Eqs. 5 and 6, until the losses settle at the first call and once later.
+    while True:
+        for rows in part:
+            loss = mixture.step(probe(mixture.params, rows))
+        losses.append(loss)
+        if weights or _settled(ala, losses):
+            return Merged(params=mixture.params, weights=mixture.weights)
+
+
+def _upper(layout: Layout, own: Tensors, count: int) -> Layout:
+    shared = [name for name in layout.shapes if name in own]
+    return Layout.of({name: layout.shapes[name] for name in shared[-count:]})
+
+
+class _Mixture:
+    """The model in between, and its weights."""
+
+    def __init__(
+        self, upper: Layout, own: Tensors, params: TensorMap, weights: Tensors, eta: float
+    ) -> None:
+        self._own = TensorMap.pack({name: own[name] for name in upper.shapes}, upper)
+        self._received = params
+        self._eta = eta
+        self.params = params.copy()
+        if weights:
+            self.weights = TensorMap.pack(weights, upper)
+        else:
+            self.weights = TensorMap.zeros(upper)
+            self.weights.buffer[...] = 1
+        for name, w in self.weights.items():
+            local = self._own[name]
+            self.params[name][...] = local + (params[name] - local) * w
+
+    def step(self, step: Step) -> float:
+        """Move the weights by the gradient at the mixed model, and mix anew."""
+        for name, weights in self.weights.items():
+            ala_step(
+                weights.reshape(-1),
+                self._own[name].reshape(-1),
+                self._received[name].reshape(-1),
+                step.grads[name].reshape(-1),
+                self.params[name].reshape(-1),
+                eta=self._eta,
+            )
+        return step.loss
+
+
+def _part(ala: Ala, probe: Probe) -> Iterator[Rows]:
+    """Batches of the examples that this call looks at, in order."""
+    count = len(probe.tools.y)
+    length = max(1, int(ala.sample_percent / 100 * count))
+    start = int(probe.tools.rng.integers(0, count - length, endpoint=True))
+    rows = np.arange(start, start + length)
+    return (rows[i : i + probe.batch_size] for i in range(0, length, probe.batch_size))
+
+
+def _settled(ala: Ala, losses: Sequence[float]) -> bool:
+    """Whether the start phase is over; ``losses`` has the last batch's of every pass."""
+    last = losses[-ala.window :]
+    enough = len(losses) > ala.window
+    return (enough and float(np.std(last)) < ala.threshold) or len(losses) >= ala.max_passes

@@ -1,0 +1,247 @@
+"""What the strategies share whose clients train a shared model and whose server averages it.
+
+A client's round is ``arrive`` (the received tensors in the place of its own), ``begin`` (adaptive
+local aggregation if ``local_init`` asks for it, and an early score if ``score_at`` does), training,
+``finish`` (the update and the state to keep). ``averaging`` is the strategy around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.strategies.ala import Ala, Probe, local_aggregation
+from protofleet.strategies.common import (
+    PARAMS,
+    STATE,
+    average,
+    client_init,
+    client_model,
+    downlink,
+    prefixed,
+    prefixed_layout,
+    unpack,
+)
+from protofleet.strategies.training import Fit, Trained, Training
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Evaluation,
+    Payload,
+    ServerState,
+    ServerTools,
+    Strategy,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Layout, Model, TensorMap, check_names
+
+WEIGHTS = "ala/"
+"""Prefix of the mixing weights in a client's state."""
+
+
+class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training of a shared model.
+
+    Attributes:
+        local_init: ``{kind = "ala", …}``: training starts from a mixture of the client's own shared
+            tensors and the received ones; absent: from the received ones.
+        score_at: the client's model is scored at the ``end`` of its local training, or at the
+            ``start``, with what it received (and mixed). The fit after the last round is scored at
+            its end in any case.
+    """
+
+    local_init: Ala | None = None
+    score_at: Literal["start", "end"] = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A client's model before it trains.
+
+    Attributes:
+        state: what the device kept.
+        payload: what it received.
+        params, buffers: the model.
+        kept: weights of adaptive local aggregation, to keep beside the model.
+        evaluation: the early score, if one is asked for.
+    """
+
+    state: ClientState
+    payload: Payload
+    params: TensorMap
+    buffers: TensorMap
+    kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    evaluation: Evaluation | None = None
+
+
+def arrive(model: Model, shared: Layout, state: ClientState, payload: Payload) -> Start:
+    """The client's model with the received tensors in the place of its own.
+
+    Args:
+        model: the bundle's initial values.
+        shared: prefixed layout of what the payload must hold.
+        state: what the device kept.
+        payload: what it received.
+
+    Raises:
+        InputError: a tensor is absent, surplus, or of another shape.
+    """
+    check_names(payload.tensors, shared)
+    both = ClientState(round_id=payload.round_id, tensors={**state.tensors, **payload.tensors})
+    params, buffers = client_model(model, both)
+    return Start(state=state, payload=payload, params=params, buffers=buffers)
+
+
+def local_init(
+    settings: SharedTraining, start: Start, tools: ClientTools, fit: Fit | None = None
+) -> Start:
+    """Mix the received parameters with the client's own, if the settings ask for it.
+
+    In round 1, without examples, or where both are the same in every tensor, there is nothing to
+    mix; weights of earlier rounds are kept.
+
+    Args:
+        settings: with ``local_init``.
+        start: from ``arrive``.
+        tools: the client's.
+        fit: objective and inputs with which the weights are learnt; None: cross-entropy.
+
+    Raises:
+        InputError: kept weights of other tensors, or a loss that is not finite.
+    """
+    ala = settings.local_init
+    if ala is None:
+        return start
+    kept = {name: v for name, v in start.state.tensors.items() if name.startswith(WEIGHTS)}
+    own = {
+        name.removeprefix(PARAMS): start.state.tensors[name]
+        for name in start.payload.tensors
+        if name.startswith(PARAMS)
+    }
+    same = all(np.array_equal(value, start.params[name]) for name, value in own.items())
+    if same or start.payload.round_id == 1 or not len(tools.y):
+        return replace(start, kept=kept)
+    merged = local_aggregation(
+        ala,
+        own,
+        start.params,
+        {name.removeprefix(WEIGHTS): value for name, value in kept.items()},
+        Probe(tools=tools, buffers=start.buffers, batch_size=settings.batch_size, fit=fit or Fit()),
+    )
+    return replace(start, params=merged.params, kept=prefixed(WEIGHTS, merged.weights))
+
+
+def begin(
+    settings: SharedTraining, start: Start, tools: ClientTools, fit: Fit | None = None
+) -> Start:
+    """``local_init``, and the early score of the outcome if the settings ask for one."""
+    start = local_init(settings, start, tools, fit)
+    if not scored_early(settings, start.payload):
+        return start
+    return replace(start, evaluation=tools.evaluate(start.params, start.buffers))
+
+
+def scored_early(settings: SharedTraining, payload: Payload) -> bool:
+    """Whether the client's model is scored before it trains."""
+    return settings.score_at == "start" and not payload.final
+
+
+def finish(
+    start: Start, trained: Trained, tools: ClientTools, shared: Layout
+) -> tuple[ClientState, Update]:
+    """What the device keeps, and the update with the tensors of ``shared``.
+
+    Args:
+        start: how training began.
+        trained: how it ended; scored here if it was not scored early.
+        tools: the client's.
+        shared: prefixed layout of what travels, of parameters and buffers.
+    """
+    kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
+    round_id = start.payload.round_id
+    update = Update(
+        client_id=tools.client_id,
+        round_id=round_id,
+        num_examples=len(tools.y),
+        tensors={name: kept[name] for name in shared.shapes},
+        evaluation=start.evaluation or tools.evaluate(trained.params, trained.state),
+        loss=trained.loss,
+    )
+    return ClientState(round_id=round_id, tensors={**kept, **start.kept}), update
+
+
+_Settings = TypeVar("_Settings", bound=SharedTraining)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing(Generic[_Settings]):
+    """What both halves of such a strategy know.
+
+    Attributes:
+        description: of the strategy.
+        settings: its validated settings.
+        model: the bundle's initial values.
+        shared: prefixed layout of the parameters that travel.
+    """
+
+    description: Description
+    settings: _Settings
+    model: Model
+    shared: Layout
+
+
+SharedUpdate = Callable[
+    [Sharing[_Settings], ClientState, Payload, ClientTools], tuple[ClientState, Update]
+]
+"""A client's half of such a strategy."""
+
+
+def whole(model: Model) -> Layout:
+    """Prefixed layout of all parameters."""
+    return prefixed_layout(PARAMS, model.params.layout)
+
+
+def averaging(sharing: Sharing[_Settings], update: SharedUpdate[_Settings]) -> Strategy:
+    """The strategy whose server sends the average of the clients' shared tensors.
+
+    The server has a model if all parameters are shared.
+    """
+    model, shared = sharing.model, sharing.shared
+    return Strategy(
+        description=sharing.description,
+        settings=sharing.settings,
+        server_init=partial(_server_init, shared),
+        downlink=downlink,
+        client_init=client_init,
+        client_update=partial(update, sharing),
+        client_model=partial(client_model, model),
+        aggregate=partial(_aggregate, shared),
+        server_model=partial(_server_model, model) if shared == whole(model) else _no_model,
+    )
+
+
+def _server_init(shared: Layout, model: Model, _rng: np.random.Generator) -> ServerState:
+    every = prefixed(PARAMS, model.params)
+    return ServerState(round_id=0, tensors={name: every[name] for name in shared.shapes})
+
+
+def _aggregate(
+    shared: Layout, state: ServerState, updates: Updates, _tools: ServerTools
+) -> ServerState:
+    mean = average(updates, shared)
+    return ServerState(round_id=state.round_id + 1, tensors=state.tensors if mean is None else mean)
+
+
+def _server_model(model: Model, state: ServerState) -> tuple[TensorMap, TensorMap]:
+    return unpack(state.tensors, PARAMS, model.params.layout), model.state
+
+
+def _no_model(_state: ServerState) -> None:
+    return None
