@@ -6,13 +6,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofleet.errors import InputError
-from protofleet.strategies import cdfl, fedali, fedavg, fedhp, fedproto
+from protofleet.strategies import (
+    cdfl,
+    ditto,
+    fedala,
+    fedali,
+    fedavg,
+    fedavg_c,
+    fedhp,
+    fedper,
+    fedproto,
+    fedprox,
+    fedrep,
+    local,
+    moon,
+)
 from protofleet.strategies.types import Description, Factory, Strategy
 from protofleet.wire.tensors import Model
 
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build"]
 
-_MODULES = (cdfl, fedali, fedavg, fedhp, fedproto)
+_MODULES = (
+    cdfl,
+    ditto,
+    fedala,
+    fedali,
+    fedavg,
+    fedavg_c,
+    fedhp,
+    fedper,
+    fedproto,
+    fedprox,
+    fedrep,
+    local,
+    moon,
+)
 
 DESCRIPTIONS: dict[str, Description] = {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}
 """What can be said of each strategy without a model."""

@@ -7,16 +7,18 @@ import sys
 from click.testing import CliRunner
 
 from protofleet.cli.strategies import strategies
+from protofleet.strategies import STRATEGIES
 
 
 def test_json_says_name_paper_programs_and_what_travels():
     result = CliRunner().invoke(strategies, ["--json"])
     assert result.exit_code == 0
     listed = json.loads(result.stdout)
-    assert [item["name"] for item in listed] == ["fedali", "fedavg"]
-    assert listed[0]["travels"]["down"] == ["parameters", "global prototypes"]
-    assert listed[1]["programs"] == ["cross_entropy"]
-    assert "arXiv:1602.05629" in listed[1]["paper"]
+    by_name = {item["name"]: item for item in listed}
+    assert by_name.keys() == STRATEGIES.keys()
+    assert by_name["fedali"]["travels"]["down"] == ["parameters", "global prototypes"]
+    assert by_name["fedavg"]["programs"] == ["cross_entropy"]
+    assert "arXiv:1602.05629" in by_name["fedavg"]["paper"]
 
 
 def test_people_read_the_same():

@@ -4,11 +4,13 @@ import re
 import tomllib
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import fedali, fedavg
+from protofleet.strategies import _MODULES, fedali, fedavg
+from protofleet.strategies.ala import Ala
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.wire.tensors import Model
@@ -43,9 +45,12 @@ def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_
 
 def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     text = _DOCS.read_text()
-    for kind in (fedali.FedAliSettings, fedavg.FedAvgSettings, Adam, Sgd):
+    named = [kind for module in _MODULES for kind in vars(module).values()]
+    kinds = {kind for kind in named if isinstance(kind, type) and issubclass(kind, msgspec.Struct)}
+    assert kinds >= {fedali.FedAliSettings, fedavg.FedAvgSettings}
+    for kind in kinds | {Adam, Ala, Sgd}:
         for name in kind.__struct_fields__:
-            assert re.search(rf"`(optimiser)?\.?{name}`", text), name
+            assert re.search(rf"`(optimiser)?\.?{name}`", text), f"{kind.__name__}.{name}"
     (printed,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     chosen = tomllib.loads(printed)["strategy"]["settings"]
     training = parse_settings("fedavg", chosen, fedavg.FedAvgSettings)

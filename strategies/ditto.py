@@ -1,0 +1,143 @@
+"""Ditto: beside the shared model a client has its own, held near the received one.
+
+Source: Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization"
+(arXiv:2012.04221), algorithm 1.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w^t, w_k^t | ``params/<name>`` of payload and update | the model's | float32 |
+| v_k | ``params/<name>`` of the client's state | the model's | float32 |
+| w_k^t as kept | ``shared/params/<name>``, for ``local_init`` | the model's | float32 |
+| λ | ``lam`` | () | float |
+
+A round: w goes down; the client trains a copy of it on its examples, as FedAvg, and sends that up;
+then it trains v_k with λ(v_k - w) added to the gradient. v_k never leaves the device and is what is
+scored. Both models have buffers of their own.
+
+Deviations:
+    - The shared models are averaged by number of examples; the paper leaves the rule open.
+    - With ``local_init`` the client's own shared model of its last round is mixed with w, and the
+      mixture takes the place of w in both trainings, as in PFLlib.
+    - v_k starts as the bundle's model.
+    - Default optimiser as in ``fedavg.py``; both trainings use the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from protofleet.strategies.averaging import (
+    SharedTraining,
+    Sharing,
+    arrive,
+    averaging,
+    finish,
+    local_init,
+    scored_early,
+    whole,
+)
+from protofleet.strategies.common import PARAMS, STATE, client_model, parse_settings, prefixed
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import Fit, Trained, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    Strategy,
+    Travels,
+    Update,
+)
+from protofleet.wire.tensors import Model
+
+_SHARED = "shared/"
+
+DESCRIPTION = Description(
+    name="ditto",
+    paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, "
+    "arXiv:2012.04221",
+    programs=("cross_entropy",),
+    travels=Travels(
+        down=("parameters",),
+        up=("parameters", "number of examples"),
+        personal=("personal model", "buffers of both models"),
+    ),
+)
+
+
+class DittoSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training of both models.
+
+    Attributes:
+        lam: weight of half the squared distance between the personal and the received model.
+        personal_epochs: passes over the examples that train the personal model.
+    """
+
+    lam: float = 1.0
+    personal_epochs: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("lam", self.lam, low=0)
+        check_range("personal_epochs", self.personal_epochs, low=1)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """Ditto for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type or a value outside its range.
+    """
+    sharing = Sharing(
+        description=DESCRIPTION,
+        settings=parse_settings(DESCRIPTION.name, settings, DittoSettings),
+        model=model,
+        shared=whole(model),
+    )
+    return averaging(sharing, _client_update)
+
+
+def _client_update(
+    sharing: Sharing[DittoSettings], state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    settings = sharing.settings
+    received = arrive(sharing.model, sharing.shared, _shared_state(state), payload)
+    start = local_init(settings, received, tools)
+    personal = client_model(sharing.model, state)
+    early = tools.evaluate(*personal) if scored_early(settings, payload) else None
+    trained = train(start.params, start.buffers, tools, settings)
+    training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
+    fit = Fit(proximal=(settings.lam, start.params))  # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
+    own = train(*personal, tools, training, fit)
+    start = replace(start, evaluation=early or tools.evaluate(own.params, own.state))
+    kept, update = finish(start, trained, tools, sharing.shared)
+    return _both(settings, own, kept), update
+
+
+def _shared_state(state: ClientState) -> ClientState:
+    """The shared model's half of a client's state; before the first round there is one model."""
+    shared = {
+        name.removeprefix(_SHARED): value
+        for name, value in state.tensors.items()
+        if name.startswith(_SHARED)
+    }
+    return ClientState(round_id=state.round_id, tensors={**state.tensors, **shared})
+
+
+def _both(settings: DittoSettings, own: Trained, shared: ClientState) -> ClientState:
+    """The personal model, and what the next round needs of the shared one."""
+    needed = {
+        name: value
+        for name, value in shared.tensors.items()
+        if settings.local_init is not None or not name.startswith(PARAMS)
+    }
+    tensors = {
+        **prefixed(PARAMS, own.params),
+        **prefixed(STATE, own.state),
+        **prefixed(_SHARED, needed),
+    }
+    return ClientState(round_id=shared.round_id, tensors=tensors)

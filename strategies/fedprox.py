@@ -1,0 +1,98 @@
+"""FedProx: FedAvg with a term that holds local training near the received model.
+
+Source: Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous
+Networks" (arXiv:1812.06127), algorithm 2.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w^t, w_k^{t+1} | ``params/<name>`` | the model's | float32 |
+| μ | ``mu`` | () | float |
+| n_k | ``num_examples`` | () | int |
+
+Deviations:
+    - Clients are averaged by their number of examples; the paper draws them with that probability
+      and averages plainly.
+    - The subproblem is solved by a fixed number of epochs instead of to a given inexactness.
+    - With ``local_init`` training starts from the mixture, and the term still pulls to what was
+      received.
+    - Default optimiser and buffers as in ``fedavg.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from protofleet.strategies.averaging import (
+    SharedTraining,
+    Sharing,
+    arrive,
+    averaging,
+    begin,
+    finish,
+    whole,
+)
+from protofleet.strategies.common import parse_settings
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import Fit, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    Strategy,
+    Travels,
+    Update,
+)
+from protofleet.wire.tensors import Model
+
+DESCRIPTION = Description(
+    name="fedprox",
+    paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv:1812.06127",
+    programs=("cross_entropy",),
+    travels=Travels(
+        down=("parameters",),
+        up=("parameters", "number of examples"),
+        personal=("buffers of the model",),
+    ),
+)
+
+
+class FedProxSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training and the strength of the pull.
+
+    Attributes:
+        mu: weight of half the squared distance to the received parameters.
+    """
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("mu", self.mu, low=0)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedProx for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type or a value outside its range.
+    """
+    sharing = Sharing(
+        description=DESCRIPTION,
+        settings=parse_settings(DESCRIPTION.name, settings, FedProxSettings),
+        model=model,
+        shared=whole(model),
+    )
+    return averaging(sharing, _client_update)
+
+
+def _client_update(
+    sharing: Sharing[FedProxSettings], state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    settings = sharing.settings
+    received = arrive(sharing.model, sharing.shared, state, payload)
+    start = begin(settings, received, tools)
+    fit = Fit(proximal=(settings.mu, received.params))  # Eq. 2
+    trained = train(start.params, start.buffers, tools, settings, fit)
+    return finish(start, trained, tools, sharing.shared)

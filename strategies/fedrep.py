@@ -1,0 +1,119 @@
+"""FedRep: a client fits its head to the received body, then the body to its head; bodies average.
+
+Source: Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for Personalized
+Federated Learning" (arXiv:2102.07078), algorithm 1.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| φ | ``params/<name>`` without the head | the model's | float32 |
+| h_i | ``params/<head…>``, on the device only | the model's | float32 |
+| τ | ``head_epochs``, in epochs | () | int |
+
+Deviations:
+    - Bodies are averaged by number of examples; the paper's clients have equally many.
+    - The head makes epochs as in the authors' experiments, not single gradient steps.
+    - A client's head starts as the bundle's.
+    - Default optimiser and buffers as in ``fedavg.py``; both phases use the same, each from fresh
+      moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from protofleet.strategies.averaging import (
+    SharedTraining,
+    Sharing,
+    arrive,
+    averaging,
+    begin,
+    finish,
+)
+from protofleet.strategies.common import PARAMS, parse_settings, shared_layout
+from protofleet.strategies.optimisers import Group, check_range
+from protofleet.strategies.training import Fit, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    Strategy,
+    Travels,
+    Update,
+)
+from protofleet.wire.tensors import Model
+
+DESCRIPTION = Description(
+    name="fedrep",
+    paper="Collins et al., Exploiting Shared Representations for Personalized Federated Learning, "
+    "arXiv:2102.07078",
+    programs=("cross_entropy",),
+    travels=Travels(
+        down=("body",),
+        up=("body", "number of examples"),
+        personal=("head", "buffers of the model"),
+    ),
+)
+
+
+class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training in two phases.
+
+    Attributes:
+        head: parameters whose names start so stay on the device.
+        head_epochs: passes over the examples that move the head alone, before ``epochs`` passes
+            that move the body alone.
+    """
+
+    epochs: int = 1
+    head: str = "head."
+    head_epochs: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("head_epochs", self.head_epochs, low=1)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedRep for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
+            the model or nothing of it.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, FedRepSettings)
+    sharing = Sharing(
+        description=DESCRIPTION,
+        settings=chosen,
+        model=model,
+        shared=shared_layout(model, chosen.head),
+    )
+    return averaging(sharing, _client_update)
+
+
+def _client_update(
+    sharing: Sharing[FedRepSettings], state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    settings = sharing.settings
+    start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
+    body = {name.removeprefix(PARAMS) for name in sharing.shared.shapes}
+    head = start.params.keys() - body
+    head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
+    fitted = train(
+        start.params,
+        start.buffers,
+        tools,
+        head_training,
+        Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
+    )
+    trained = train(
+        fitted.params,
+        fitted.state,
+        tools,
+        settings,
+        Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
+    )
+    return finish(start, trained, tools, sharing.shared)

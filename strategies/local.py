@@ -1,0 +1,143 @@
+"""Local (SOLO): every client trains alone; the federation only starts it and collects its scores.
+
+No tensors travel in either direction. A round goes on where the last one ended, with the
+optimiser's moments, so that R rounds of E epochs are R·E epochs.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w_i | ``params/<name>``, on the device only | the model's | float32 |
+| | ``optimiser/<…>``, its moments, on the device only | | float32, int64 |
+
+With ``keep_best`` a round ends with the epoch that had the highest accuracy on the client's own
+*test* part (the first of equals): what FedAli's comparison (arXiv:2411.10595) calls Local does so
+over one round of 200 epochs. Chosen on the test part, its scores flatter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from protofleet.strategies.common import (
+    PARAMS,
+    STATE,
+    client_init,
+    client_model,
+    downlink,
+    parse_settings,
+    prefixed,
+)
+from protofleet.strategies.scores import accuracy
+from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    ServerState,
+    ServerTools,
+    Strategy,
+    Travels,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Model
+
+DESCRIPTION = Description(
+    name="local",
+    paper="none: the baseline without federation, also called SOLO",
+    programs=("cross_entropy",),
+    travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
+    may_abstain=True,
+)
+
+
+class LocalSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training.
+
+    Attributes:
+        keep_best: a round ends with its best epoch on the client's own test part, not its last.
+    """
+
+    keep_best: bool = False
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """Local training of one model.
+
+    Raises:
+        InputError: unknown setting, wrong type or a value outside its range.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, LocalSettings)
+    return Strategy(
+        description=DESCRIPTION,
+        settings=chosen,
+        server_init=_server_init,
+        downlink=downlink,
+        client_init=client_init,
+        client_update=partial(_client_update, model, chosen),
+        client_model=partial(client_model, model),
+        aggregate=_aggregate,
+        server_model=_no_model,
+    )
+
+
+def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
+    return ServerState(round_id=0, tensors={})
+
+
+def _client_update(
+    model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    start = client_model(model, state)
+    trainer = Trainer(*start, tools, settings, Fit(kept=state.tensors))
+    if settings.keep_best:
+        trained = _best_epoch(trainer, settings, tools)
+    else:
+        trained = trainer.trained(passes(trainer.step, tools, settings))
+    update = Update(
+        client_id=tools.client_id,
+        round_id=payload.round_id,
+        num_examples=len(tools.y),
+        tensors={},
+        evaluation=tools.evaluate(trained.params, trained.state),
+        loss=trained.loss,
+    )
+    kept = {
+        **prefixed(PARAMS, trained.params),
+        **prefixed(STATE, trained.state),
+        **trained.moments,
+    }
+    return ClientState(round_id=payload.round_id, tensors=kept), update
+
+
+def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -> Trained:
+    """Copies of the best epoch; of the last one where there is no test part."""
+    one_epoch = msgspec.structs.replace(settings, epochs=1)
+    best, highest = trainer.trained(math.nan), -1.0
+    for _ in range(settings.epochs):
+        now = trainer.trained(passes(trainer.step, tools, one_epoch))
+        counts = tools.confusion(now.params, now.state)
+        score = highest if counts is None else accuracy(counts)
+        if counts is None or score > highest:
+            best, highest = _copied(now), score
+    return best
+
+
+def _copied(trained: Trained) -> Trained:
+    moments = {name: value.copy() for name, value in trained.moments.items()}
+    return replace(trained, params=trained.params.copy(), moments=moments)
+
+
+def _aggregate(state: ServerState, _updates: Updates, _tools: ServerTools) -> ServerState:
+    return ServerState(round_id=state.round_id + 1, tensors={})
+
+
+def _no_model(_state: ServerState) -> None:
+    return None

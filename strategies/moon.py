@@ -1,0 +1,125 @@
+"""MOON: features are pulled to those of the received model, away from the client's previous ones.
+
+Source: Li, He, Song, "Model-Contrastive Federated Learning" (arXiv:2103.16257), algorithm 1.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w^t, w_i^t | ``params/<name>`` | the model's | float32 |
+| z_glob | ``positive`` | (n, d) | float32 |
+| z_prev | ``negative`` | (n, d) | float32 |
+| τ, μ | ``tau``, ``mu`` | () | float |
+
+The training program minimises cross-entropy + μ·l_con; l_con compares the features of the model in
+training with those that the received model and the client's own of its last round give for the same
+examples. Both are computed once a round. A client that has not trained yet has the received model
+as its previous one.
+
+Deviations:
+    - Contrast is on the model's pooled features, without a projection head, as in the comparison of
+      FedAli (arXiv:2411.10595).
+    - The two fixed models see the examples in evaluation batches and with the device's own buffers.
+    - Default optimiser and buffers as in ``fedavg.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from protofleet.strategies.averaging import (
+    SharedTraining,
+    Sharing,
+    Start,
+    arrive,
+    averaging,
+    begin,
+    finish,
+    whole,
+)
+from protofleet.strategies.common import client_model, parse_settings
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import Fit, Rows, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    Strategy,
+    Travels,
+    Update,
+)
+from protofleet.wire.tensors import Model
+
+DESCRIPTION = Description(
+    name="moon",
+    paper="Li et al., Model-Contrastive Federated Learning, arXiv:2103.16257",
+    programs=("moon",),
+    travels=Travels(
+        down=("parameters",),
+        up=("parameters", "number of examples"),
+        personal=("previous model", "buffers of the model"),
+    ),
+)
+
+
+class MoonSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training and the contrastive term.
+
+    Attributes:
+        tau: temperature of the contrast.
+        mu: its weight.
+    """
+
+    tau: float = 0.5
+    mu: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("tau", self.tau, low=1e-6)
+        check_range("mu", self.mu, low=0)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """MOON for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type or a value outside its range.
+    """
+    sharing = Sharing(
+        description=DESCRIPTION,
+        settings=parse_settings(DESCRIPTION.name, settings, MoonSettings),
+        model=model,
+        shared=whole(model),
+    )
+    return averaging(sharing, _client_update)
+
+
+def _client_update(
+    sharing: Sharing[MoonSettings], state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    settings = sharing.settings
+    received = arrive(sharing.model, sharing.shared, state, payload)
+    fit = _contrast(sharing, received, tools)
+    start = begin(settings, received, tools, fit)
+    trained = train(start.params, start.buffers, tools, settings, fit)
+    return finish(start, trained, tools, sharing.shared)
+
+
+def _contrast(sharing: Sharing[MoonSettings], received: Start, tools: ClientTools) -> Fit:
+    """Eq. 3's constants for every example."""
+    if not len(tools.y):
+        return Fit(objective="moon")
+    positive = negative = tools.features(received.params, received.buffers, tools.x)
+    if received.state.round_id:
+        negative = tools.features(*client_model(sharing.model, received.state), tools.x)
+    scalars = {
+        "tau": np.float32(sharing.settings.tau),
+        "mu": np.float32(sharing.settings.mu),
+    }
+
+    def inputs(rows: Rows) -> Mapping[str, Any]:
+        return {"positive": positive[rows], "negative": negative[rows], **scalars}
+
+    return Fit(objective="moon", inputs=inputs)

@@ -1,0 +1,20 @@
+"""A model with a head: parameters w and head.b, loss mean |w + b - x|²/2, so both gradients are
+w + b - mean(x). Its single buffer counts the program's calls.
+"""
+
+from protofleet.strategies.types import Step
+from protofleet.wire.tensors import Model, TensorMap
+
+
+def headed(frozen_map, w=(0, 0), b=(0, 0)):
+    params = frozen_map({"w": list(w), "head.b": list(b)})
+    return Model(params=params, state=frozen_map({"calls": [0], "beta": 0}), num_classes=2)
+
+
+def headed_grad_fn(params, state, batch, _rng):
+    difference = params["w"] + params["head.b"] - batch["x"]
+    grads = TensorMap.zeros(params.layout)
+    grads["w"][...] = grads["head.b"][...] = difference.mean(axis=0)
+    new_state = state.copy()
+    new_state["calls"][...] += 1
+    return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, state=new_state)

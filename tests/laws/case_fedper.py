@@ -1,0 +1,13 @@
+"""FedPer's model has a head."""
+
+from dataclasses import replace
+
+from toy_model import frozen_map
+
+from protofleet.wire.tensors import Model
+
+
+def case(make_tools, toy):
+    params = frozen_map({"w": [0, 0], "head.b": [7]})
+    model = Model(params=params, state=toy.model.state, num_classes=2)
+    return replace(toy, model=model, make_tools=make_tools)
