@@ -18,8 +18,10 @@ from protofleet.strategies import (
     fedproto,
     fedprox,
     fedrep,
+    fedsub,
     local,
     moon,
+    protohar,
 )
 from protofleet.strategies.types import Description, Factory, Strategy
 from protofleet.wire.tensors import Model
@@ -38,8 +40,10 @@ _MODULES = (
     fedproto,
     fedprox,
     fedrep,
+    fedsub,
     local,
     moon,
+    protohar,
 )
 
 DESCRIPTIONS: dict[str, Description] = {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}

@@ -1,0 +1,291 @@
+"""ProtoHAR: a client fits its head, then the body, whose features global prototypes attract.
+
+Source: Cheng et al., "ProtoHAR: Prototype Guided Personalized Federated Learning for Human Activity
+Recognition" (IEEE JBHI 27(8), 2023, doi:10.1109/JBHI.2023.3275438), and the authors' published code
+(github.com/cheng-haha/ProtoHAR).
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| body | ``params/<name>`` without the head | the model's | float32 |
+| head | ``params/<head…>``, on the device only | the model's | float32 |
+| C̄ | ``prototypes`` | (C, d) | float32 |
+| classes with C̄ | ``present`` | (C,) | uint8 |
+| abs(D_k,y) | ``class_counts`` | (C,) | int64 |
+| λ | ``prototype_weight`` | () | float |
+
+A round: body and global prototypes go down. The client trains its head alone on cross-entropy, then
+its body alone on cross-entropy plus λ times the mean squared difference of the features to their
+class's global prototype; body and the class means of the features come up. The server averages
+bodies by number of examples and prototypes by number of examples of the class.
+
+Scores are of the received body with the client's own head, before local training, as in the
+authors' simulator; those after it are ``after_fit``. The last body is scored in one more fit.
+
+Deviations:
+    - Prototypes are class means of the trained model's features, and their mean over clients is
+      weighted by examples (``prototype_mean = "plain"``: unweighted, as in the code). The code sums
+      features over the batches of all epochs while the body moves, so that its prototypes are as
+      many times too long as there are epochs.
+    - A class that no participant has keeps its prototype; the code forgets it for a round.
+    - Where a class has no prototype its examples add nothing to λ's term but count in its mean: in
+      the code their difference to themselves is 0.
+    - The gradient of the phase alone is clipped; in the code stale gradients of the other part
+      count in the norm.
+    - Buffers of the model stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.kernels import WeightedMean
+from protofleet.strategies.common import (
+    PARAMS,
+    STATE,
+    client_init,
+    client_model,
+    downlink,
+    parse_settings,
+    prefixed,
+    shared_layout,
+)
+from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
+from protofleet.strategies.prototypes import (
+    class_counts_of,
+    class_means,
+    feature_width,
+    merge_prototypes,
+    ordered,
+)
+from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    ServerState,
+    ServerTools,
+    Strategy,
+    Travels,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Layout, Model, TensorMap
+
+_PROTOTYPES = "prototypes"
+_PRESENT = "present"
+_OBJECTIVE = "prototype_mse"
+_HEAD = "head/"
+_BODY = "body/"
+
+DESCRIPTION = Description(
+    name="protohar",
+    paper="Cheng et al., ProtoHAR: Prototype Guided Personalized Federated Learning for Human "
+    "Activity Recognition, IEEE JBHI 27(8), 2023",
+    programs=("cross_entropy", _OBJECTIVE),
+    travels=Travels(
+        down=("body", "global prototypes", "which classes have one"),
+        up=("body", "class means of features", "number of examples", "class counts"),
+        personal=("head", "buffers of the model", "moments of the optimisers"),
+    ),
+    class_counts=True,
+    final_fit=True,
+)
+
+
+class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training in two phases.
+
+    Attributes:
+        head: parameters whose names start so stay on the device; the first matrix among them takes
+            the features.
+        head_epochs: passes that move the head alone, before ``epochs`` passes that move the body.
+        head_optimiser: of the head; ``optimiser`` is the body's. Both keep their moments.
+        prototype_weight: λ.
+        prototype_mean: clients count by their examples of the class (``examples``) or alike
+            (``plain``).
+    """
+
+    epochs: int = 5
+    batch_size: int = 32
+    clip_norm: float | None = 50.0
+    optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
+    head: str = "head."
+    head_epochs: int = 1
+    head_optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
+    prototype_weight: float = 1.0
+    prototype_mean: Literal["examples", "plain"] = "examples"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("head_epochs", self.head_epochs, low=1)
+        check_range("prototype_weight", self.prototype_weight, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What all functions know.
+
+    Attributes:
+        shared: prefixed layout of the body.
+        width: d.
+    """
+
+    settings: ProtoHarSettings
+    model: Model
+    shared: Layout
+    width: int
+
+    @property
+    def body(self) -> set[str]:
+        """Names of the body's parameters."""
+        return {name.removeprefix(PARAMS) for name in self.shared.shapes}
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """ProtoHAR for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
+            the model, nothing of it or without a matrix.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, ProtoHarSettings)
+    context = _Context(
+        settings=chosen,
+        model=model,
+        shared=shared_layout(model, chosen.head),
+        width=feature_width(model, chosen.head),
+    )
+    return Strategy(
+        description=DESCRIPTION,
+        settings=chosen,
+        server_init=partial(_server_init, context),
+        downlink=downlink,
+        client_init=client_init,
+        client_update=partial(_client_update, context),
+        client_model=partial(client_model, model),
+        aggregate=partial(_aggregate, context),
+        server_model=lambda _state: None,
+    )
+
+
+def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
+    every, classes = prefixed(PARAMS, model.params), model.num_classes
+    tensors: dict[str, NDArray[Any]] = {
+        **{name: every[name] for name in context.shared.shapes},
+        _PROTOTYPES: np.zeros((classes, context.width), np.float32),
+        _PRESENT: np.zeros(classes, np.uint8),
+    }
+    return ServerState(round_id=0, tensors=tensors)
+
+
+def _client_update(
+    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    received = replace(state, tensors={**state.tensors, **payload.tensors})
+    params, buffers = client_model(context.model, received)
+    before = tools.evaluate(params, buffers)
+    head, body = _two_phases(context, (params, buffers), state, payload, tools)
+    after = tools.confusion(body.params, body.state)
+    model = {**prefixed(PARAMS, body.params), **prefixed(STATE, body.state)}
+    own = _local_prototypes(context, body, tools)
+    update = Update(
+        client_id=tools.client_id,
+        round_id=payload.round_id,
+        num_examples=len(tools.y),
+        tensors={**{name: model[name] for name in context.shared.shapes}, _PROTOTYPES: own},
+        evaluation=replace(before, more={} if after is None else {"after_fit": after}),
+        loss=body.loss,
+    )
+    moments = {**prefixed(_HEAD, head.moments), **prefixed(_BODY, body.moments)}
+    return ClientState(round_id=payload.round_id, tensors={**model, **moments}), update
+
+
+def _two_phases(
+    context: _Context,
+    start: tuple[TensorMap, TensorMap],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
+) -> tuple[Trained, Trained]:
+    """The model with the head fitted, and then with the body fitted too."""
+    settings = context.settings
+    heads = start[0].keys() - context.body
+    head = train(
+        *start,
+        tools,
+        msgspec.structs.replace(settings, epochs=settings.head_epochs),
+        Fit(
+            groups=[Group(names=heads, optimiser=settings.head_optimiser)], kept=_kept(state, _HEAD)
+        ),
+    )
+    inputs = {
+        "prototypes": payload.tensors[_PROTOTYPES],
+        "present": payload.tensors[_PRESENT].astype(np.float32),
+        "weight": np.float32(settings.prototype_weight),
+    }
+    fit = Fit(
+        objective=_OBJECTIVE,
+        inputs=lambda _rows: inputs,
+        groups=[Group(names=context.body, optimiser=settings.optimiser)],
+        kept=_kept(state, _BODY),
+    )
+    return head, train(head.params, head.state, tools, settings, fit)
+
+
+def _kept(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
+    """Moments of a phase."""
+    return {
+        name.removeprefix(prefix): value
+        for name, value in state.tensors.items()
+        if name.startswith(prefix)
+    }
+
+
+def _local_prototypes(
+    context: _Context, trained: Trained, tools: ClientTools
+) -> NDArray[np.float32]:
+    """Class means of the trained model's features; zeros for absent classes."""
+    classes = context.model.num_classes
+    if not len(tools.y):
+        return np.zeros((classes, context.width), np.float32)
+    features = tools.features(trained.params, trained.state, tools.x)
+    return class_means(features, tools.y, classes)[0]
+
+
+def _aggregate(
+    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+) -> ServerState:
+    terms: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
+    mean = WeightedMean(context.shared.size)
+
+    def bodies() -> Iterator[tuple[NDArray[np.float32], int]]:
+        for update in ordered(updates):
+            if update.num_examples:
+                terms.append((update.tensors[_PROTOTYPES], _weights(context, update)))
+                body = {name: update.tensors[name] for name in context.shared.shapes}
+                yield TensorMap.pack(body, context.shared).buffer, update.num_examples
+
+    mean.add_all(bodies())
+    if not terms:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    present = np.any([weights > 0 for _, weights in terms], axis=0)
+    tensors: dict[str, NDArray[Any]] = {
+        **TensorMap(context.shared, mean.result()),
+        _PROTOTYPES: merge_prototypes(terms, state.tensors[_PROTOTYPES]),
+        _PRESENT: (present | (state.tensors[_PRESENT] > 0)).astype(np.uint8),
+    }
+    return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _weights(context: _Context, update: Update) -> NDArray[np.int64]:
+    """``(C,)``, how much a client's prototypes count; 0 for classes that it lacks."""
+    counts = np.maximum(class_counts_of(update, context.model.num_classes), 0)
+    return counts if context.settings.prototype_mean == "examples" else np.sign(counts)

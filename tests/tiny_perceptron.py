@@ -1,0 +1,104 @@
+"""A perceptron of two hidden layers with its programs written out in NumPy, for strategies' tests.
+
+Parameters are named as those of the exported model ``mlp``; gradients are those of the chain rule,
+in float64.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from protofleet.strategies.types import Step
+from protofleet.wire.tensors import Model, TensorMap
+
+HIDDEN = ("body.0", "body.2")
+
+
+def perceptron(inputs=2, hidden=(3, 4), classes=3, seed=1):
+    """A model with weights drawn from N(0, 1) and biases of 0.5, read-only."""
+    rng = np.random.default_rng(seed)
+    sizes = (inputs, *hidden, classes)
+    tensors = {}
+    for index, name in enumerate((*HIDDEN, "head")):
+        shape = sizes[index + 1], sizes[index]
+        tensors[f"{name}.weight"] = rng.normal(size=shape).astype(np.float32)
+        tensors[f"{name}.bias"] = np.full(shape[0], 0.5, np.float32)
+    params = TensorMap.pack(tensors)
+    params.buffer.flags.writeable = False
+    return Model(
+        params=TensorMap(params.layout, params.buffer),
+        state=TensorMap.pack({}),
+        num_classes=classes,
+    )
+
+
+def layers(params, _state, x):
+    found, values = {}, x.reshape(len(x), -1)
+    for name in HIDDEN:
+        values = np.maximum(values @ params[f"{name}.weight"].T + params[f"{name}.bias"], 0)
+        found[name] = values
+    return found
+
+
+def features(params, state, x):
+    return layers(params, state, x)[HIDDEN[-1]]
+
+
+def predict(params, state, x):
+    return features(params, state, x) @ params["head.weight"].T + params["head.bias"]
+
+
+def cross_entropy(params, state, batch, _rng):
+    """Mean cross-entropy of the batch."""
+    return _backward(params, state, batch, lambda _features: (0.0, 0.0))
+
+
+def prototype_mse(params, state, batch, _rng):
+    """The same + weight · mean squared difference to the prototypes of classes that are present."""
+
+    def pull(found):
+        gaps = found - batch["prototypes"][batch["y"]].astype(np.float64)
+        gaps[batch["present"][batch["y"]] == 0] = 0
+        weight = float(batch["weight"])
+        return weight * (gaps**2).mean(), 2 * weight * gaps / gaps.size
+
+    return _backward(params, state, batch, pull)
+
+
+def with_programs(tools, **changes):
+    """``tools`` that run this model's programs."""
+    return dataclasses.replace(
+        tools,
+        grad_fns={"cross_entropy": cross_entropy, "prototype_mse": prototype_mse},
+        predict=predict,
+        features=features,
+        layers=layers,
+        **changes,
+    )
+
+
+def _backward(params, state, batch, pull):
+    wide = {name: value.astype(np.float64) for name, value in params.items()}
+    x, y = batch["x"].reshape(len(batch["y"]), -1).astype(np.float64), batch["y"]
+    hidden = layers(wide, state, x)
+    found = hidden[HIDDEN[-1]]
+    logits = predict(wide, state, x)
+    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = shifted / shifted.sum(axis=1, keepdims=True)
+    rows = np.arange(len(y))
+    extra, pulled = pull(found)
+    loss = -np.log(probabilities[rows, y]).mean() + extra
+    error = probabilities
+    error[rows, y] -= 1
+    error /= len(y)
+    grads = {}
+    inputs = {"head": found, "body.2": hidden["body.0"], "body.0": x}
+    for name, values in inputs.items():
+        grads[f"{name}.weight"] = error.T @ values
+        grads[f"{name}.bias"] = error.sum(axis=0)
+        error = error @ wide[f"{name}.weight"]
+        if name == "head":
+            error += pulled
+        error *= values > 0
+    packed = TensorMap.pack({name: grads[name] for name in params})
+    return Step(loss=float(loss), grads=packed, state=state)
