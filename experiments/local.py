@@ -180,7 +180,14 @@ class _Federation:
         return rounds.draw(policy, round_id, 0, self.clients, size)
 
     def _admit(self, outcome: Outcome, round_id: int) -> UpdateRecord:
-        return admit(outcome.update, self.expected, client_id=outcome.client_id, round_id=round_id)
+        asked = self.plan.strategy.description.class_counts
+        return admit(
+            outcome.update,
+            self.expected,
+            client_id=outcome.client_id,
+            round_id=round_id,
+            class_counts=outcome.class_counts if asked else None,
+        )
 
     def _next(
         self, server: ServerState, round_id: int, outcomes: Mapping[str, Outcome], *, final: bool

@@ -1,0 +1,165 @@
+"""Whole runs on scikit-learn's digits: two engines, interruptions, data that change."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from protofleet.datasets import load_device_data, load_pooled
+from protofleet.errors import InputError
+from protofleet.experiments import local
+from protofleet.experiments.config import Experiment
+from protofleet.experiments.prepare import Preparation
+from protofleet.experiments.runner import RunOptions, run_experiment
+from protofleet.experiments.store import load_results, run_folder
+
+_MLP = {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}}
+_BASE = {
+    "title": "digits",
+    "paper": "none",
+    "table": "none",
+    "data": [{"name": "digits"}],
+    "partition": {"kind": "dirichlet", "clients": 3, "alpha": 1.0},
+    "model": _MLP,
+    "rounds": 2,
+    "seeds": [1],
+    "training": {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.05}, "no_such_setting": 1},
+    "methods": [{"label": "FedAvg", "strategy": "fedavg"}],
+}
+
+
+def experiment(**changes) -> Experiment:
+    return msgspec.convert({**_BASE, **changes}, Experiment)
+
+
+@pytest.fixture
+def run(tmp_path):
+    def go(chosen, **options):
+        console = Console(quiet=True)
+        given = RunOptions(data_root=tmp_path, **{"workers": 2, **options})
+        return run_experiment("digits", chosen, tmp_path / "runs", given, console)
+
+    return go
+
+
+def scores(results):
+    return [[one.scores for one in result.rounds] for result in results]
+
+
+@pytest.mark.slow
+@pytest.mark.mosquitto
+@pytest.mark.timeout(240)
+def test_both_engines_give_the_same_scores(run):
+    """A cohort of two of three, a final fit, a strategy that abstains and one with class counts."""
+    chosen = experiment(
+        cohort=2,
+        methods=[
+            {"label": "FedAvg-C", "strategy": "fedavg_c"},
+            {"label": "Local", "strategy": "local"},
+            {"label": "FedProto", "strategy": "fedproto"},
+        ],
+    )
+    alone = run(chosen)
+    wired = run(chosen, engine="mqtt")
+    assert [one.engine for one in wired] == ["mqtt"] * 3
+    assert [len(one.rounds) for one in wired] == [3, 2, 3]
+    assert wired[0].rounds[-1].final
+    assert wired[0].rounds[-1].participants == 3
+    assert scores(alone) == scores(wired)
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_to_the_same_scores(run, tmp_path, monkeypatch):
+    """Round 3 of 4 is interrupted after a checkpoint; the state of every client goes on."""
+    chosen = experiment(
+        rounds=4,
+        methods=[{"label": "Ditto", "strategy": "ditto"}],
+        score={"pooled_limit": 0},
+    )
+    whole = run(chosen)
+    monkeypatch.setattr(local, "_CHECKPOINT_S", 0.0)
+    train = local._Federation.round
+
+    def interrupted(self, run, round_id, pool, *, final):
+        if round_id == 3:
+            raise KeyboardInterrupt
+        return train(self, run, round_id, pool, final=final)
+
+    monkeypatch.setattr(local._Federation, "round", interrupted)
+    folder = run_folder(tmp_path / "runs", chosen.methods[0], 1)
+    (folder / "result.json").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run(chosen)
+    (left,) = load_results(tmp_path / "runs", chosen)
+    assert (left.finished, len(left.rounds)) == (False, 2)
+    started = []
+
+    def counted(self, run, round_id, pool, *, final):
+        started.append(round_id)
+        return train(self, run, round_id, pool, final=final)
+
+    monkeypatch.setattr(local._Federation, "round", counted)
+    resumed = run(chosen)
+    assert started == [3, 4]
+    assert scores(resumed) == scores(whole)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_not_run_again_but_a_changed_one_is(run, monkeypatch):
+    first = run(experiment())
+    monkeypatch.setattr(local, "_pool", lambda *_: pytest.fail("it ran again"))
+    assert scores(run(experiment())) == scores(first)
+    with pytest.raises(pytest.fail.Exception, match="it ran again"):
+        run(experiment(rounds=3))
+
+
+@pytest.mark.slow
+def test_central_training_is_one_client_with_all_data(run):
+    merged = experiment(
+        methods=[{"label": "central", "strategy": "local", "merged": True}], cohort=2
+    )
+    (result,) = run(merged)
+    assert result.clients == result.rounds[0].participants == 1
+    own, everybody = (result.scores[name] for name in ("personalisation", "generalisation"))
+    assert own["accuracy"]["mean"] == everybody["accuracy"]["mean"]
+
+
+def test_seeds_divide_the_data_differently_unless_the_file_fixes_the_division(tmp_path):
+    def data(seed, **changes):
+        preparation = Preparation(
+            experiment=experiment(**changes), folder=tmp_path, data_root=tmp_path
+        )
+        return preparation.data(seed)
+
+    assert data(1) != data(2)
+    assert data(1) == data(1)
+    assert data(1, partition_seed=7) == data(2, partition_seed=7)
+    limited = data(1, score={"pooled_limit": 50})
+    assert len(load_pooled(limited.pooled)[1]) == 50
+    assert data(1, score={"pooled_limit": 0}).pooled is None
+
+
+def test_classes_that_go_come_back_one_by_one(tmp_path):
+    preparation = Preparation(
+        experiment=experiment(dynamic={"share": 1.0, "every": 4}),
+        folder=tmp_path,
+        data_root=tmp_path,
+    )
+    for files in preparation.data(1).clients.values():
+        stages = [(1, files.own), *files.later]
+        assert [start for start, _ in stages] == [1 + 4 * i for i in range(len(stages))]
+        owned = [set(np.unique(load_device_data(path).y_train)) for _, path in stages]
+        grown = [len(after - before) for before, after in zip(owned, owned[1:], strict=False)]
+        assert len(stages) > 1
+        assert set(grown) == {1}
+
+
+def test_an_unknown_method_strategy_or_model_is_named(run):
+    with pytest.raises(InputError, match="method 'FedSGD': not in the experiment; it has FedAvg"):
+        run(experiment(), labels=["FedSGD"])
+    with pytest.raises(InputError, match="unknown strategy 'fedsgd'"):
+        run(experiment(methods=[{"label": "x", "strategy": "fedsgd"}]))
+    with pytest.raises(InputError, match="setting 'lrr'|lrr"):
+        run(experiment(methods=[{"label": "x", "strategy": "fedavg", "settings": {"lrr": 1}}]))
