@@ -32,6 +32,22 @@ CREATE TABLE IF NOT EXISTS members (
     PRIMARY KEY (round_id, client_id)
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS finals (
+    round_id INTEGER PRIMARY KEY REFERENCES rounds
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS registrations (
+    client_id TEXT PRIMARY KEY,
+    class_counts TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS counted (
+    round_id INTEGER NOT NULL REFERENCES rounds,
+    client_id TEXT NOT NULL,
+    class_counts TEXT NOT NULL,
+    PRIMARY KEY (round_id, client_id)
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS traffic (
     client_id TEXT NOT NULL,
     round_id INTEGER NOT NULL,

@@ -1,14 +1,15 @@
 """Which updates are let in: every rule that bytes from a device must keep, in order of cost.
 
 Size and hash were checked by the transfer before; here come blob, record, identity, names, shapes,
-dtypes, finite numbers and their norm.
+dtypes, finite numbers and their norm, the class counts behind it, and the strategy's own rules.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from protofleet.wire.tensors import Tensors
 
 _MOST_SCORES = 8
 _MOST_CHARS = 64
+_NAME = re.compile(rf"[A-Za-z0-9 ._-]{{1,{_MOST_CHARS}}}")
+_MOST_LOSS = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,7 @@ class Expected:
         tensors: name → shape and dtype.
         rows: tensors whose first axis may have any length.
         may_abstain: whether an update without tensors is one.
+        class_counts: whether clients must have registered theirs.
         check: the strategy's own rules.
         num_classes: C of the confusion counts.
         max_bytes: largest update.
@@ -41,6 +45,7 @@ class Expected:
     tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
     rows: frozenset[str]
     may_abstain: bool
+    class_counts: bool
     check: Callable[[Update], None]
     num_classes: int
     max_bytes: int
@@ -68,6 +73,7 @@ def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> Expected:
         tensors={name: (value.shape, value.dtype) for name, value in update.tensors.items()},
         rows=frozenset(strategy.description.rows),
         may_abstain=strategy.description.may_abstain,
+        class_counts=strategy.description.class_counts,
         check=strategy.check,
         num_classes=model.num_classes,
         max_bytes=limits.update_bytes,
@@ -75,7 +81,14 @@ def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> Expected:
     )
 
 
-def admit(data: bytes, expected: Expected, *, client_id: str, round_id: int) -> UpdateRecord:
+def admit(
+    data: bytes,
+    expected: Expected,
+    *,
+    client_id: str,
+    round_id: int,
+    class_counts: tuple[int, ...] | None = None,
+) -> UpdateRecord:
     """Check a complete update.
 
     Args:
@@ -83,6 +96,7 @@ def admit(data: bytes, expected: Expected, *, client_id: str, round_id: int) -> 
         expected: from ``expect_updates``.
         client_id: whose topic it came on.
         round_id: the round its manifest names.
+        class_counts: what the client has registered; None: nothing.
 
     Raises:
         RefusedError: a rule is broken; the update must not be used.
@@ -98,8 +112,21 @@ def admit(data: bytes, expected: Expected, *, client_id: str, round_id: int) -> 
     _check_evaluation(update.evaluation, expected.num_classes)
     check_finite(update.tensors)
     _check_norms(update.tensors, expected.max_norm)
+    if expected.class_counts:
+        update = _with_counts(update, class_counts)
     expected.check(update)
     return record
+
+
+def _with_counts(update: Update, class_counts: tuple[int, ...] | None) -> Update:
+    registered = None if class_counts is None else sum(class_counts)
+    if class_counts is None or update.num_examples != registered:
+        raise RefusedError(
+            "class-counts",
+            f"update of '{update.client_id}': expected num_examples to be the sum of its "
+            f"registered class counts, {registered}, got {update.num_examples}",
+        )
+    return replace(update, class_counts=np.array(class_counts, np.int64))
 
 
 def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
@@ -109,13 +136,24 @@ def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
             f"evaluation: expected at most {_MOST_SCORES} further scores, "
             f"got {len(evaluation.more)}",
         )
+    for name in evaluation.more:
+        if not _NAME.fullmatch(name):
+            raise RefusedError(
+                "evaluation",
+                f"evaluation: expected a score's name of 1 to {_MOST_CHARS} characters of "
+                f"A-Z a-z 0-9 space . _ -, got {name[:_MOST_CHARS]!r}",
+            )
+    if not (math.isnan(evaluation.own_loss) or 0 <= evaluation.own_loss <= _MOST_LOSS):
+        raise RefusedError(
+            "evaluation",
+            f"evaluation: expected own_loss of 0 to {_MOST_LOSS:g}, got {evaluation.own_loss:g}",
+        )
     every = {"own": evaluation.own, "pooled": evaluation.pooled, **evaluation.more}
     for name, counts in every.items():
         if counts is not None and len(counts) != num_classes:
             raise RefusedError(
                 "evaluation",
-                f"evaluation '{name[:_MOST_CHARS]}': expected {num_classes} classes, "
-                f"got {len(counts)}",
+                f"evaluation '{name}': expected {num_classes} classes, got {len(counts)}",
             )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from protofleet.coordinator.evaluation import Scorer
 from protofleet.coordinator.events import Finished, RoundClosed
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.plan import Plan
 from protofleet.coordinator.results import Results, round_scores
+from protofleet.coordinator.rounds import Close
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.strategies.types import ServerState, ServerTools
@@ -36,24 +37,24 @@ class Closer:
     scorer: Scorer | None
     tools: Callable[[int], ServerTools]
 
-    def close(self, server: ServerState, round_id: int) -> tuple[ServerState, RoundClosed]:
+    def close(self, server: ServerState, closing: Close) -> tuple[ServerState, RoundClosed]:
         """Aggregate and commit a closing round; done again after a crash, it gives the same bits.
+
+        A final fit is scored and committed, and the tensors stay as they are.
 
         Raises:
             ProtofleetError: the strategy returned the state of another round.
         """
-        strategy = self.plan.strategy
-        updates = self.ledger.updates(round_id)
-        state = strategy.aggregate(server, updates, self.tools(round_id))
-        if state.round_id != round_id:
-            raise ProtofleetError(
-                f"strategy '{strategy.description.name}': expected the state of round {round_id} "
-                f"from aggregate, got round {state.round_id}"
-            )
+        round_id = closing.round_id
+        scorer = self.scorer if self._is_scored(round_id) else None
+        if closing.final:
+            state, scorer = replace(server, round_id=round_id), None
+        else:
+            state = self._aggregate(server, round_id)
         accepted = self.ledger.accepted(round_id)
         scores = round_scores(
             [to_evaluation(one.record.evaluation) for one in accepted],
-            self.scorer(state) if self.scorer and self._is_scored(round_id) else None,
+            scorer(state) if scorer else None,
         )
         self.ledger.commit_round(
             state, scores, time.time(), keep_states=self.plan.config.limits.keep_states
@@ -64,19 +65,29 @@ class Closer:
 
     def finish(self, server: ServerState) -> Finished:
         """Write the final global state and the final results."""
+        aggregated = sum(not done.final for done in self.ledger.committed())
         model = self.plan.strategy.server_model(server)
         tensors = server.tensors if model is None else {**model[0], **model[1]}
         metadata = {
             "strategy": self.plan.strategy.description.name,
-            "round_id": str(server.round_id),
+            "round_id": str(aggregated),
             "content": "server state" if model is None else "model",
         }
         write_whole(self.ledger.folder / "global.safetensors", blobs.encode(tensors, metadata))
         sync_folder(self.ledger.folder)
         document = self.results.write()
-        return Finished(
-            rounds=server.round_id, scores=document["scores"], result=str(self.results.path)
-        )
+        return Finished(rounds=aggregated, scores=document["scores"], result=str(self.results.path))
+
+    def _aggregate(self, server: ServerState, round_id: int) -> ServerState:
+        strategy = self.plan.strategy
+        updates = self.ledger.updates(round_id)
+        state = strategy.aggregate(server, updates, self.tools(round_id))
+        if state.round_id != round_id:
+            raise ProtofleetError(
+                f"strategy '{strategy.description.name}': expected the state of round {round_id} "
+                f"from aggregate, got round {state.round_id}"
+            )
+        return state
 
     def _is_scored(self, round_id: int) -> bool:
         config = self.plan.config

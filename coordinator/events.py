@@ -49,7 +49,7 @@ class DeviceOnline(Report, frozen=True, kw_only=True, tag="device_online"):
 
 
 class DeviceOffline(Report, frozen=True, kw_only=True, tag="device_offline"):
-    """A device is absent: ``offline`` (lost its connection), ``left``, or ``silent``."""
+    """A device is absent: ``offline`` (link lost), ``left``, ``silent`` or ``unregistered``."""
 
     device: str
     reason: str
@@ -73,9 +73,10 @@ class Waiting(Report, frozen=True, kw_only=True, tag="waiting"):
 
 
 class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
-    """A round has begun, or goes on after a restart."""
+    """A round has begun, or goes on after a restart; ``final``: it is the final fit."""
 
     round_id: int
+    final: bool
     cohort: tuple[str, ...]
     delivered: int
     resumed: bool
@@ -125,6 +126,7 @@ class RoundClosed(Report, frozen=True, kw_only=True, tag="round_closed"):
     """A round is committed. Bytes are those that heartbeats have reported so far."""
 
     round_id: int
+    final: bool
     seconds: float
     participants: int
     bytes_up: int

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
+import numpy as np
 
 from protofleet.coordinator._schema import FORMAT, SCHEMA
 from protofleet.coordinator.rounds import Phase, State
@@ -43,11 +44,13 @@ class CommittedRound:
     Attributes:
         seconds: wall time from its opening to its commit.
         scores: what ``results.py`` stored with it, JSON.
+        final: whether it was the final fit.
     """
 
     round_id: int
     seconds: float
     scores: Any
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +64,24 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class SpooledUpdates:
-    """Updates sorted by client_id; each is read from disk when the iteration reaches it."""
+    """Updates sorted by client_id; each is read from disk when the iteration reaches it.
+
+    Attributes:
+        files: one for each update.
+        class_counts: what its client had registered when it was accepted; None: nothing.
+    """
 
     files: tuple[Path, ...]
+    class_counts: tuple[tuple[int, ...] | None, ...]
 
     def __len__(self) -> int:
         return len(self.files)
 
     def __iter__(self) -> Iterator[Update]:
-        for file in self.files:
+        for file, counts in zip(self.files, self.class_counts, strict=True):
             update, _ = unpack_update(file.read_bytes(), max_bytes=_NO_LIMIT)
-            yield update
+            known = None if counts is None else np.array(counts, np.int64)
+            yield replace(update, class_counts=known)
 
 
 class Ledger:
@@ -113,15 +123,16 @@ class Ledger:
         self._lock.close()
 
     def state(self) -> State:
-        """Where the run stands, for ``rounds.resume``; after the last round: one beyond it."""
+        """Where the run stands, for ``rounds.resume``; between rounds: one beyond the last."""
         row = self._db.execute(
-            "SELECT round_id, phase, size, attempt FROM rounds ORDER BY round_id DESC LIMIT 1"
+            "SELECT round_id, phase, size, attempt, round_id IN (SELECT round_id FROM finals)"
+            " FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
         if row is None:
             return State()
-        round_id, phase, size, attempt = row
+        round_id, phase, size, attempt, final = row
         if phase == "committed":
-            return State(round_id=round_id + 1)
+            return State(round_id=round_id + 1, final=bool(final))
         members = self._db.execute(
             "SELECT client_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
@@ -132,9 +143,12 @@ class Ledger:
             delivered=frozenset(client_id for client_id, file in members if file),
             attempt=attempt,
             size=size,
+            final=bool(final),
         )
 
-    def open_round(self, round_id: int, cohort: Iterable[str], opened_s: float) -> None:
+    def open_round(
+        self, round_id: int, cohort: Iterable[str], opened_s: float, *, final: bool = False
+    ) -> None:
         """A round begins; ``opened_s`` is the wall clock in seconds."""
         members = [(round_id, client_id) for client_id in cohort]
         with self._db:
@@ -142,6 +156,8 @@ class Ledger:
                 "INSERT INTO rounds (round_id, phase, size, opened_s) VALUES (?, 'open', ?, ?)",
                 (round_id, len(members), opened_s),
             )
+            if final:
+                self._db.execute("INSERT INTO finals VALUES (?)", (round_id,))
             self._invite(members)
 
     def extend_round(self, round_id: int, attempt: int, added: Iterable[str]) -> None:
@@ -153,7 +169,10 @@ class Ledger:
             self._invite([(round_id, client_id) for client_id in added])
 
     def accept(self, source: Path, accepted: Accepted) -> None:
-        """Move a complete, valid update into the spool; durable when this returns."""
+        """Move a complete, valid update into the spool; durable when this returns.
+
+        With it go the class counts that its client has registered by now.
+        """
         record = accepted.record
         target = self._spool_file(record.round_id, accepted.client_id)
         if not target.parent.exists():
@@ -174,6 +193,25 @@ class Ledger:
                     accepted.client_id,
                 ),
             )
+            self._db.execute(
+                "INSERT OR REPLACE INTO counted SELECT ?, client_id, class_counts"
+                " FROM registrations WHERE client_id = ?",
+                (record.round_id, accepted.client_id),
+            )
+
+    def register(self, client_id: str, class_counts: tuple[int, ...]) -> None:
+        """A client's training samples of each class, until it registers others."""
+        with self._db:
+            self._db.execute(
+                "INSERT INTO registrations VALUES (?, ?)"
+                " ON CONFLICT DO UPDATE SET class_counts = excluded.class_counts",
+                (client_id, msgspec.json.encode(class_counts).decode()),
+            )
+
+    def registered(self) -> dict[str, tuple[int, ...]]:
+        """Class counts by client, as registered last."""
+        rows = self._db.execute("SELECT client_id, class_counts FROM registrations")
+        return {client_id: _to_counts(counts) for client_id, counts in rows}
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
@@ -183,10 +221,14 @@ class Ledger:
     def updates(self, round_id: int) -> SpooledUpdates:
         """The round's accepted updates, sorted by client_id."""
         rows = self._db.execute(
-            "SELECT file FROM members WHERE round_id = ? AND file IS NOT NULL ORDER BY client_id",
+            "SELECT file, class_counts FROM members LEFT JOIN counted USING (round_id, client_id)"
+            " WHERE round_id = ? AND file IS NOT NULL ORDER BY client_id",
             (round_id,),
+        ).fetchall()
+        return SpooledUpdates(
+            tuple(self.folder / file for file, _ in rows),
+            tuple(None if counts is None else _to_counts(counts) for _, counts in rows),
         )
-        return SpooledUpdates(tuple(self.folder / file for (file,) in rows))
 
     def accepted(self, round_id: int) -> list[Accepted]:
         """Records of the round's accepted updates, sorted by client_id."""
@@ -265,12 +307,17 @@ class Ledger:
     def committed(self) -> list[CommittedRound]:
         """All committed rounds, in order."""
         rows = self._db.execute(
-            "SELECT round_id, seconds, scores FROM rounds WHERE phase = 'committed'"
-            " ORDER BY round_id"
+            "SELECT round_id, seconds, scores, round_id IN (SELECT round_id FROM finals)"
+            " FROM rounds WHERE phase = 'committed' ORDER BY round_id"
         )
         return [
-            CommittedRound(round_id=r, seconds=seconds, scores=msgspec.json.decode(scores))
-            for r, seconds, scores in rows
+            CommittedRound(
+                round_id=round_id,
+                seconds=seconds,
+                scores=msgspec.json.decode(scores),
+                final=bool(final),
+            )
+            for round_id, seconds, scores, final in rows
         ]
 
     def pay(self, client_id: str, round_id: int, totals: Totals) -> None:
@@ -338,6 +385,10 @@ class Ledger:
                 for file in folder.iterdir():
                     file.unlink()
                 folder.rmdir()
+
+
+def _to_counts(text: str) -> tuple[int, ...]:
+    return msgspec.json.decode(text, type=tuple[int, ...])
 
 
 def _connect(path: Path) -> sqlite3.Connection:

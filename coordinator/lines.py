@@ -9,6 +9,8 @@ from rich.markup import escape
 
 from protofleet.coordinator import events
 
+_SCORES = ("personalisation", "generalisation", "global")
+
 
 def to_text(report: events.Report) -> str:
     """One line about ``report``."""
@@ -27,7 +29,7 @@ def _started(e: events.Started) -> str:
 
 def _opened(e: events.RoundOpened) -> str:
     again = f" again, {e.delivered} updates are in" if e.resumed else ""
-    return f"[cyan]round {e.round_id}[/cyan] open{again}: {len(e.cohort)} devices"
+    return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices"
 
 
 def _extended(e: events.RoundExtended) -> str:
@@ -41,15 +43,21 @@ def _extended(e: events.RoundExtended) -> str:
 
 def _closed(e: events.RoundClosed) -> str:
     return (
-        f"[green]round {e.round_id}[/green] committed in {e.seconds:.2f} s: "
+        f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
         f"{e.participants} updates, {_mb(e.bytes_up)} up, {_mb(e.bytes_down)} down"
         f"{_scores(e.scores)}"
     )
 
 
 def _scores(scores: Mapping[str, Any]) -> str:
-    parts = [f"{name} {section['macro_f1']['mean']:.4f}" for name, section in scores.items()]
+    sections = [(name, scores[name]) for name in _SCORES if name in scores]
+    sections += scores.get("more", {}).items()
+    parts = [f"{escape(name)} {section['macro_f1']['mean']:.4f}" for name, section in sections]
     return f"; macro-F1: {', '.join(parts)}" if parts else ""
+
+
+def _round(e: events.RoundOpened | events.RoundClosed) -> str:
+    return "final fit" if e.final else f"round {e.round_id}"
 
 
 def _mb(size: int) -> str:

@@ -72,8 +72,8 @@ def make_plan(config: FederationConfig) -> Plan:
     )
 
 
-def policy_of(config: FederationConfig) -> Policy:
-    """The round's rules in a federation file."""
+def policy_of(config: FederationConfig, *, final_fit: bool = False) -> Policy:
+    """The round's rules in a federation file, and whether the strategy wants a final fit."""
     return Policy(
         rounds=config.rounds,
         seed=config.seed,
@@ -83,6 +83,7 @@ def policy_of(config: FederationConfig) -> Policy:
         deadline_s=config.round.deadline_s,
         quorum=config.round.quorum,
         grace_s=config.liveness.grace_s,
+        final_fit=final_fit,
     )
 
 

@@ -1,7 +1,8 @@
 """Who is there: live devices from presence, heartbeats and the time they were last heard of.
 
 A device's id is that of the topic, which a broker can check against the user; a body that claims
-another one is refused. Devices with another bundle or layout are known but never live.
+another one is refused. Devices with another bundle or layout are known but never live, and so are
+devices that have not registered the class counts that the strategy needs.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Device:
 
     Attributes:
         device_id: from the topic.
-        online: whether its last presence says so and it fits the federation.
+        online: whether its last presence says so, it fits the federation and it has registered.
         live: online, and heard of lately.
         last_seen: when it was last heard of (monotonic seconds).
     """
@@ -36,10 +37,19 @@ class Registry:
         bundle: digest that a device must have.
         layout_hash: layout that a device must have.
         silent_after_s: a device that is not heard of for so long is not live.
+        num_classes: C of the class counts that devices must register; None: they need not.
     """
 
-    def __init__(self, *, bundle: str, layout_hash: str, silent_after_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        bundle: str,
+        layout_hash: str,
+        silent_after_s: float,
+        num_classes: int | None = None,
+    ) -> None:
         self.devices: dict[str, Device] = {}
+        self._num_classes = num_classes
         self._bundle = bundle
         self._layout_hash = layout_hash
         self._silent_after_s = silent_after_s
@@ -54,7 +64,8 @@ class Registry:
 
         Raises:
             RefusedError: the body names another device, or (rule ``bundle`` or ``layout``) the
-                device runs something else than this federation; it is not live then.
+                device runs something else than this federation, or (rule ``class-counts``) its
+                counts cannot be; it is not live then.
         """
         if presence.device_id != device_id:
             raise RefusedError(
@@ -67,6 +78,10 @@ class Registry:
             return device
         _check_same("bundle", device_id, self._bundle, presence.bundle)
         _check_same("layout", device_id, self._layout_hash, presence.layout_hash)
+        if self._num_classes is not None:
+            if not presence.class_counts:
+                return device
+            _check_counts(presence, self._num_classes)
         self.devices[device_id] = replace(device, online=True, live=True)
         return self.devices[device_id]
 
@@ -111,6 +126,25 @@ class Registry:
         for device_id in silent:
             self.devices[device_id] = replace(self.devices[device_id], live=False)
         return silent
+
+
+def _check_counts(presence: Presence, num_classes: int) -> None:
+    counts = presence.class_counts
+    rules = (
+        (len(counts) == num_classes, f"{num_classes} classes", f"{len(counts)}"),
+        (all(0 <= count < 2**53 for count in counts), "counts", f"{min(counts)} to {max(counts)}"),
+        (
+            sum(counts) == presence.num_examples,
+            f"a sum of {presence.num_examples}, its num_examples",
+            f"{sum(counts)}",
+        ),
+    )
+    for holds, expected, got in rules:
+        if not holds:
+            raise RefusedError(
+                "class-counts",
+                f"class counts of '{presence.device_id}': expected {expected}, got {got}",
+            )
 
 
 def _check_same(what: str, device_id: str, expected: str, got: str) -> None:

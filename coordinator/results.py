@@ -22,7 +22,9 @@ _SAMPLES = 2000
 """Latencies kept per device: percentiles are those of its last so many."""
 
 Scores = dict[str, Any]
-"""``{personalisation|generalisation|global: {macro_f1: {mean, std}, accuracy: {mean, std}}}``."""
+"""``scores.Summary``, and ``global`` in the form of ``personalisation``."""
+
+_OF_CLIENTS = ("personalisation", "generalisation", "own_loss", "more")
 
 
 def round_scores(evaluations: Iterable[Evaluation], server: NDArray[np.int64] | None) -> Scores:
@@ -41,18 +43,15 @@ def round_scores(evaluations: Iterable[Evaluation], server: NDArray[np.int64] | 
     return found
 
 
-def run_scores(rounds: Iterable[Scores]) -> Scores:
+def run_scores(rounds: Iterable[Scores], final: Scores | None = None) -> Scores:
     """Scores of a run: those of its best round, by mean accuracy, ties to the earlier one.
 
-    Personalisation and generalisation come from the round that is best on the clients' own test
-    parts; the server's model has its own best round.
+    The clients' scores all come from the round that is best on their own test parts, or from the
+    final fit where there was one; the server's model has its own best round.
     """
     rounds = list(rounds)
-    found: Scores = {}
-    best = _best(rounds, "personalisation")
-    for name in ("personalisation", "generalisation"):
-        if name in best:
-            found[name] = best[name]
+    best = _best(rounds, "personalisation") if final is None else final
+    found: Scores = {name: best[name] for name in _OF_CLIENTS if name in best}
     if "global" in (own := _best(rounds, "global")):
         found["global"] = own["global"]
     return found
@@ -113,6 +112,7 @@ class Results:
         rounds = [
             {
                 "round_id": done.round_id,
+                "final": done.final,
                 "seconds": round(done.seconds, 4),
                 "participants": self._participants[done.round_id],
                 **_sum(traffic.get(done.round_id, {}).values()),
@@ -124,7 +124,10 @@ class Results:
         return {
             **self._head,
             "rounds": rounds,
-            "scores": run_scores(done.scores for done in committed),
+            "scores": run_scores(
+                (done.scores for done in committed if not done.final),
+                next((done.scores for done in committed if done.final), None),
+            ),
             "devices": devices,
         }
 

@@ -8,6 +8,9 @@
        └───────────────────────── Committed ◄─────────────────────────────────────────┘
                                      └── last round ──► FINISHED
 
+A strategy with a final fit has one more round after the last: every live device is invited, and
+its closing aggregates nothing.
+
 The caller writes an action into the ledger before it performs it, so a process that is killed
 anywhere builds the same state again with ``resume``.
 """
@@ -38,7 +41,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What decides a round; the fields are those of the federation file."""
+    """What decides a round; the fields are those of the federation file.
+
+    Attributes:
+        final_fit: whether the strategy wants one more round after the last.
+    """
 
     rounds: int
     seed: int
@@ -48,6 +55,7 @@ class Policy:
     deadline_s: float = 600.0
     quorum: Amount = 0.5
     grace_s: float = 20.0
+    final_fit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,7 @@ class State:
         deadline: when the open round ends.
         attempt: how often the open round was extended.
         size: number of devices the open round was drawn with; substitutes do not change it.
+        final: whether the open or closing round is the final fit.
     """
 
     phase: Phase = Phase.WAITING
@@ -81,6 +90,7 @@ class State:
     deadline: float = 0.0
     attempt: int = 0
     size: int = 0
+    final: bool = False
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -135,6 +145,7 @@ class Open:
 
     round_id: int
     cohort: tuple[str, ...]
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +167,11 @@ class Extend:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Accept no more updates; aggregate those of ``participants``."""
+    """Accept no more updates; aggregate those of ``participants``, unless it was the final fit."""
 
     round_id: int
     participants: tuple[str, ...]
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +199,7 @@ def step(policy: Policy, state: State, event: Event, now: float) -> Result:
             state = _marked(state, client_id, "delivered")
         case Failed(client_id):
             state = _marked(state, client_id, "failed")
-        case Committed() if state.phase is Phase.CLOSING and state.round_id >= policy.rounds:
+        case Committed() if state.phase is Phase.CLOSING and _is_last(policy, state):
             return replace(state, phase=Phase.FINISHED), (Finish(),)
         case Committed() if state.phase is Phase.CLOSING:
             state = State(round_id=state.round_id + 1, live=state.live, warmed_up=state.warmed_up)
@@ -201,7 +213,9 @@ def step(policy: Policy, state: State, event: Event, now: float) -> Result:
 
 
 def resume(policy: Policy, state: State, now: float) -> Result:
-    """Go on from what the ledger holds: phase, round, cohort, delivered and attempt.
+    """Go on from what the ledger holds: phase, round, cohort, delivered, attempt and final.
+
+    A waiting state with ``final`` says that the round before it was the final fit.
 
     Clocks do not survive a process: the open round gets its whole deadline again, and members
     whose update is missing count as gone from now on until they show themselves.
@@ -216,9 +230,10 @@ def resume(policy: Policy, state: State, now: float) -> Result:
         deadline=now + policy.deadline_s,
     )
     if state.phase is Phase.CLOSING:
-        return state, (Close(state.round_id, _participants(state)),)
-    if state.round_id > policy.rounds:
-        return replace(state, phase=Phase.FINISHED, round_id=policy.rounds), (Finish(),)
+        return state, (_close(state),)
+    all_done = state.round_id > policy.rounds and not policy.final_fit
+    if state.phase is Phase.WAITING and (state.final or all_done):
+        return replace(state, phase=Phase.FINISHED, round_id=state.round_id - 1), (Finish(),)
     return state, ()
 
 
@@ -247,10 +262,19 @@ def draw(
     return tuple(ordered[index] for index in sorted(chosen))
 
 
-def needed_devices(policy: Policy) -> int:
+def needed_devices(policy: Policy, round_id: int) -> int:
     """How many devices must be live before a round opens."""
     wanted = policy.size if isinstance(policy.size, int) else 1
-    return max(policy.minimum, wanted)
+    return max(policy.minimum, 1 if _is_final(policy, round_id) else wanted)
+
+
+def _is_final(policy: Policy, round_id: int) -> bool:
+    """Whether a round that opens now is the final fit."""
+    return policy.final_fit and round_id > policy.rounds
+
+
+def _is_last(policy: Policy, state: State) -> bool:
+    return state.final or (state.round_id >= policy.rounds and not policy.final_fit)
 
 
 def _appeared(state: State, client_id: str) -> State:
@@ -287,13 +311,13 @@ def _advance(policy: Policy, state: State, now: float) -> Result:
 
 
 def _advance_waiting(policy: Policy, state: State, now: float) -> Result:
-    if len(state.live) < needed_devices(policy):
+    if len(state.live) < needed_devices(policy, state.round_id):
         return replace(state, enough_since=None), ()
     since = now if state.enough_since is None else state.enough_since
     if not state.warmed_up and now < since + policy.wait_s:
         return replace(state, enough_since=since), ()
-    total = len(state.live)
-    size = total if policy.size == "all" else count_of(policy.size, total)
+    total, final = len(state.live), _is_final(policy, state.round_id)
+    size = total if final or policy.size == "all" else count_of(policy.size, total)
     cohort = draw(policy, state.round_id, 0, state.live, size)
     state = replace(
         state,
@@ -303,8 +327,9 @@ def _advance_waiting(policy: Policy, state: State, now: float) -> Result:
         cohort=cohort,
         deadline=now + policy.deadline_s,
         size=size,
+        final=final,
     )
-    return state, (Open(state.round_id, cohort),)
+    return state, (Open(state.round_id, cohort, final),)
 
 
 def _advance_open(policy: Policy, state: State, now: float) -> Result:
@@ -312,7 +337,7 @@ def _advance_open(policy: Policy, state: State, now: float) -> Result:
     remaining = set(state.outstanding) - lost(policy, state, now)
     if reached and (not remaining or now >= state.deadline):
         closing = replace(state, phase=Phase.CLOSING)
-        return closing, (Close(state.round_id, _participants(state)),)
+        return closing, (_close(closing),)
     if now < state.deadline:
         return state, ()
     return _extend(policy, state, now)
@@ -340,5 +365,5 @@ def lost(policy: Policy, state: State, now: float) -> set[str]:
     return (gone | state.failed) - state.delivered
 
 
-def _participants(state: State) -> tuple[str, ...]:
-    return tuple(sorted(state.delivered))
+def _close(state: State) -> Close:
+    return Close(state.round_id, tuple(sorted(state.delivered)), state.final)

@@ -15,10 +15,10 @@ from protofleet.coordinator.events import Sink
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.plan import make_plan
 from protofleet.coordinator.results import Results
-from protofleet.coordinator.rounds import Phase
+from protofleet.coordinator.rounds import Phase, State
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.coordinator.service import Service
-from protofleet.errors import UnavailableError
+from protofleet.errors import InputError, UnavailableError
 from protofleet.wire.endpoint import Endpoint
 from protofleet.wire.link import Link, LinkOptions
 from protofleet.wire.topics import Topics
@@ -30,7 +30,8 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
     Raises:
-        InputError: bundle, strategy, settings, pooled data or run folder do not fit.
+        InputError: bundle, strategy, settings, pooled data or run folder do not fit, or a run
+            whose final fit has begun was given more rounds.
         UnavailableError: another coordinator runs in the folder, or the disk fails, also within
             the block.
     """
@@ -53,6 +54,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     expected = expect_updates(plan, tuple(manifest.preprocessing.input_shape))
     scorer = make_scorer(plan.bundle, plan.strategy, config.evaluation)
     with Ledger(config.run_dir, plan.identity) as ledger:
+        _check_rounds(config, ledger.state())
         results = Results(
             ledger,
             strategy=plan.strategy.description.name,
@@ -68,6 +70,16 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             expected=expected,
             closer=closer,
             sink=sink,
+        )
+
+
+def _check_rounds(config: FederationConfig, found: State) -> None:
+    """A final fit has changed what the devices keep, so no round can follow it."""
+    fitted = found.round_id - 1 if found.phase is Phase.WAITING else found.round_id
+    if found.final and config.rounds >= fitted:
+        raise InputError(
+            f"rounds: expected {fitted - 1}, after which this run's final fit began, got "
+            f"{config.rounds}; for more rounds choose another run_dir and new device stores"
         )
 
 

@@ -11,7 +11,7 @@ import time
 from typing import Literal, assert_never
 
 from protofleet.coordinator import events, rounds
-from protofleet.coordinator._sparing import Sparing
+from protofleet.coordinator._telling import Teller
 from protofleet.coordinator.admission import Expected, admit
 from protofleet.coordinator.closing import Closer
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
@@ -53,7 +53,8 @@ class Service:
         closer: Closer,
         sink: events.Sink,
     ) -> None:
-        self._plan, self._config, self._policy = plan, plan.config, policy_of(plan.config)
+        self._plan, self._config = plan, plan.config
+        self._policy = policy_of(plan.config, final_fit=plan.strategy.description.final_fit)
         self._ledger, self._endpoint, self._closer = ledger, endpoint, closer
         self._expected, self._sink = expected, sink
         self._boot_id = secrets.token_hex(8)
@@ -62,12 +63,13 @@ class Service:
         self._outbox = Outbox(ledger.folder / "payloads")
         self._accepted_ids = set(ledger.transfer_ids())
         self._transfers: set[str] = set()
-        self._told = Sparing()
-        self._told_waiting = (-1, -1)
+        self._teller = Teller(plan.config, self._policy, sink)
+        self._class_counts = ledger.registered()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
             silent_after_s=plan.config.liveness.silent_after_s,
+            num_classes=plan.model.num_classes if expected.class_counts else None,
         )
 
     def run(self) -> events.Finished:
@@ -103,7 +105,7 @@ class Service:
             )
         )
         if self._state.phase is Phase.OPEN:
-            self._tell_opened(resumed=True)
+            self._teller.opened(self._state, resumed=True)
         for action in actions:
             self._do(action)
 
@@ -113,7 +115,7 @@ class Service:
         for device_id in self._registry.fall_silent(now):
             self._depart(device_id, "silent")
         self._apply(rounds.Tick())
-        self._tell_waiting()
+        self._teller.waiting(self._state)
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -133,7 +135,7 @@ class Service:
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._refuse(event.peer, RefusedError(event.rule, event.detail))
+                self._teller.refused(event.peer, RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
 
@@ -147,21 +149,28 @@ class Service:
             elif isinstance(message, Manifest):
                 self._on_offer(peer, message)
         except RefusedError as error:
-            self._refuse(peer, error)
+            self._teller.refused(peer, error)
 
     def _on_presence(self, peer: str, presence: Presence) -> None:
         try:
             device = self._registry.presence(peer, presence, time.monotonic())
         except RefusedError as error:
             self._apply(rounds.Departed(peer))
-            if self._told.passes((peer, error.rule, "announced")):
+            if self._teller.may_answer(peer, error):
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
         if device.live:
+            self._register(peer, presence.class_counts)
             self._appear(peer)
         else:
-            self._depart(peer, presence.status)
+            unregistered = presence.status == "online"
+            self._depart(peer, "unregistered" if unregistered else presence.status)
+
+    def _register(self, peer: str, class_counts: tuple[int, ...]) -> None:
+        if self._expected.class_counts and self._class_counts.get(peer) != class_counts:
+            self._ledger.register(peer, class_counts)
+            self._class_counts[peer] = class_counts
 
     def _on_heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
         if self._registry.heartbeat(peer, heartbeat, time.monotonic()):
@@ -203,6 +212,7 @@ class Service:
                 self._expected,
                 client_id=peer,
                 round_id=manifest.round_id,
+                class_counts=self._class_counts.get(peer),
             )
         except RefusedError as error:
             self._reject(peer, manifest, str(error))
@@ -234,9 +244,7 @@ class Service:
     def _reject(self, peer: str, manifest: Manifest, reason: str) -> None:
         self._transfers.discard(manifest.transfer_id)
         self._endpoint.reject(peer, manifest.transfer_id, reason)
-        if self._told.passes((peer, manifest.round_id)):
-            rejected = events.UpdateRejected
-            self._sink(rejected(round_id=manifest.round_id, device=peer, reason=reason))
+        self._teller.rejected(peer, manifest.round_id, reason)
 
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.manifest.round_id
@@ -244,10 +252,6 @@ class Service:
         self._sink(events.TaskRefused(round_id=round_id, device=event.peer, reason=event.reason))
         if round_id == self._state.round_id:
             self._apply(rounds.Failed(event.peer))
-
-    def _refuse(self, peer: str, error: RefusedError) -> None:
-        if self._told.passes((peer, error.rule)):
-            self._sink(events.DeviceRefused(device=peer, rule=error.rule, reason=str(error)))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
@@ -270,17 +274,17 @@ class Service:
 
     def _do(self, action: rounds.Action) -> None:
         match action:
-            case rounds.Open(round_id, cohort):
-                self._ledger.open_round(round_id, cohort, time.time())
+            case rounds.Open(round_id, cohort, final):
+                self._ledger.open_round(round_id, cohort, time.time(), final=final)
                 self._announce()
-                self._tell_opened(resumed=False)
+                self._teller.opened(self._state, resumed=False)
                 self._invite(cohort)
             case rounds.Invite(client_id):
                 self._invite((client_id,))
             case rounds.Extend():
                 self._extend(action)
-            case rounds.Close(round_id):
-                self._close(round_id)
+            case rounds.Close():
+                self._close(action)
             case rounds.Finish():
                 pass
             case _:
@@ -295,6 +299,7 @@ class Service:
             settings=self._plan.settings,
             seed=self._config.seed,
             deadline_s=max(self._state.deadline - time.monotonic(), 0.0),
+            final=self._state.final,
         )
         for client_id in clients:
             source = self._outbox.put(self._plan.strategy.downlink(self._server, client_id))
@@ -303,25 +308,16 @@ class Service:
 
     def _extend(self, action: rounds.Extend) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
-        self._sink(
-            events.RoundExtended(
-                round_id=action.round_id,
-                attempt=action.attempt,
-                delivered=len(self._state.delivered),
-                needed=action.needed,
-                missing=tuple(c for c in self._state.outstanding if c not in action.added),
-                added=action.added,
-            )
-        )
+        self._teller.extended(self._state, action)
         self._invite(tuple(c for c in self._state.outstanding if c in self._state.live))
 
-    def _close(self, round_id: int) -> None:
-        self._ledger.close_round(round_id)
+    def _close(self, action: rounds.Close) -> None:
+        self._ledger.close_round(action.round_id)
         for transfer_id in self._transfers:
             self._endpoint.cancel(transfer_id)
         self._transfers.clear()
         self._outbox.clear()
-        self._server, closed = self._closer.close(self._server, round_id)
+        self._server, closed = self._closer.close(self._server, action)
         self._sink(closed)
         self._apply(rounds.Committed())
 
@@ -374,21 +370,3 @@ class Service:
                 layout_hash=self._plan.bundle.manifest.layout_hash,
             )
         )
-
-    def _tell_opened(self, *, resumed: bool) -> None:
-        self._sink(
-            events.RoundOpened(
-                round_id=self._state.round_id,
-                cohort=self._state.cohort,
-                delivered=len(self._state.delivered),
-                resumed=resumed,
-                deadline_s=self._config.round.deadline_s,
-            )
-        )
-
-    def _tell_waiting(self) -> None:
-        told = (self._state.round_id, len(self._state.live))
-        if self._state.phase is Phase.WAITING and told != self._told_waiting:
-            self._told_waiting = told
-            needed = rounds.needed_devices(self._policy)
-            self._sink(events.Waiting(round_id=told[0], live=told[1], needed=needed))

@@ -8,6 +8,7 @@ import msgspec
 
 from protofleet.coordinator.config import FederationConfig
 from protofleet.errors import InputError
+from protofleet.strategies import DESCRIPTIONS
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
@@ -18,6 +19,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             ``finished``.
         committed: aggregated rounds.
         round_id: the latest round that was opened; 0 before the first.
+        final: whether that is the final fit.
         cohort, delivered: its members, and those whose update is in.
     """
 
@@ -26,6 +28,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     committed: int
     round_id: int
+    final: bool
     cohort: tuple[str, ...]
     delivered: tuple[str, ...]
 
@@ -45,21 +48,32 @@ def read_status(config: FederationConfig) -> Status:
             "SELECT round_id, phase FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
         round_id, phase = row or (0, "waiting")
+        final = _is_final(db, round_id)
+        (strategy,) = db.execute("SELECT value FROM meta WHERE key = 'strategy'").fetchone()
         members = db.execute(
             "SELECT client_id, file FROM members WHERE round_id = ? ORDER BY client_id",
             (round_id,),
         ).fetchall()
     finally:
         db.close()
-    committed = round_id if phase == "committed" else max(round_id - 1, 0)
+    committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
     if phase == "committed":
-        phase = "finished" if committed >= config.rounds else "waiting"
+        enough = committed >= config.rounds and not DESCRIPTIONS[strategy].final_fit
+        phase = "finished" if final or enough else "waiting"
     return Status(
         federation=config.federation,
         phase=phase,
         rounds=config.rounds,
         committed=committed,
         round_id=round_id,
+        final=final,
         cohort=tuple(client_id for client_id, _ in members),
         delivered=tuple(client_id for client_id, file in members if file),
     )
+
+
+def _is_final(db: sqlite3.Connection, round_id: int) -> bool:
+    # Read only, so the table is not made here; a run of an older version lacks it.
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'finals'").fetchone():
+        return False
+    return bool(db.execute("SELECT 1 FROM finals WHERE round_id = ?", (round_id,)).fetchone())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from protofleet.edge._journal import Binding
+from protofleet.edge._registration import Told
 from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import ProvisionError
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task
@@ -21,7 +22,7 @@ class Identity:
         device_id: the durable identity.
         boot_id: drawn anew by every process.
         binding: the federation and the bundle that it has.
-        num_examples: all that is told about its data.
+        num_examples: training samples at the start.
     """
 
     device_id: str
@@ -29,15 +30,19 @@ class Identity:
     binding: Binding
     num_examples: int
 
-    def presence(self, status: Literal["online", "offline", "left"]) -> Presence:
-        """The retained record, and the last will."""
+    def presence(
+        self, status: Literal["online", "offline", "left"], told: Told | None = None
+    ) -> Presence:
+        """The retained record with what is ``told`` of the data; without it, the last will."""
+        told = told or Told(num_examples=self.num_examples)
         return Presence(
             device_id=self.device_id,
             boot_id=self.boot_id,
             status=status,
             bundle=self.binding.bundle,
             layout_hash=self.binding.layout_hash,
-            num_examples=self.num_examples,
+            num_examples=told.num_examples,
+            class_counts=told.class_counts,
         )
 
     def heartbeat(self, phase: DevicePhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:

@@ -106,19 +106,22 @@ class LocalTraining:
         new_state, update = self._learner.train(
             current.strategy, state, payload, seed=current.task.seed, cancelled=self._cancelled
         )
-        self._learner.measure_inference(*current.strategy.client_model(new_state))
+        self._learner.measure_inference(
+            *current.strategy.client_model(new_state),
+            score=current.strategy.client_score(new_state),
+        )
         costs = meter.take()
         with meter.phase("encode"):
             blob = pack_update(update, costs)
         return Trained(state=new_state, update=update, costs=costs, blob=blob)
 
 
-def open_payload(blob: bytes, round_id: int) -> Payload:
-    """The payload in a received blob; its tensors are read-only views into it.
+def open_payload(blob: bytes, task: Task) -> Payload:
+    """The payload of ``task`` in a received blob; its tensors are read-only views into it.
 
     Raises:
         RefusedError: not a blob, or not finite.
     """
     tensors, _ = blobs.decode(blob, max_bytes=len(blob))
     blobs.check_finite(tensors)
-    return Payload(round_id=round_id, tensors=tensors)
+    return Payload(round_id=task.round_id, tensors=tensors, final=task.final)

@@ -22,6 +22,7 @@ from typing import Any, assert_never
 from protofleet.edge._decide import Decision, Phase, Standing, decide
 from protofleet.edge._identity import DevicePhase, Identity
 from protofleet.edge._local_round import LocalTraining, Round, Trained, open_payload
+from protofleet.edge._registration import Registration
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
@@ -67,6 +68,7 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who = who
+        self._registration = Registration(learner.class_counts)
         self._phase = Phase.IDLE
         self._round: Round | None = None
         self._next: Task | None = None
@@ -147,7 +149,7 @@ class Agent:
                 _log.warning("ignored a message: %s is not for devices", type(message).__name__)
 
     def _on_connected(self) -> None:
-        self._endpoint.publish(self._who.presence("online"))
+        self._endpoint.publish(self._who.presence("online", self._registration.told))
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -155,7 +157,10 @@ class Agent:
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         if announcement.phase != "finished":
-            self._check(announcement, retained=retained)
+            if self._fits(announcement, retained=retained):
+                # An update in the outbox belongs to the data of its own round.
+                round_id = self._standing().round_id or announcement.round_id
+                self._register(announcement.strategy, round_id)
         elif self._store.journal.state or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
@@ -164,7 +169,7 @@ class Agent:
             )
             self._on_task(finish)
 
-    def _check(self, announcement: Announcement, *, retained: bool) -> None:
+    def _fits(self, announcement: Announcement, *, retained: bool) -> bool:
         try:
             self._who.check(announcement)
         except ProvisionError as error:
@@ -172,6 +177,13 @@ class Agent:
                 raise
             # Perhaps an older run's; the coordinator that runs now announces itself live to us.
             _log.warning("waiting for another coordinator: %s", error)
+            return False
+        return True
+
+    def _register(self, strategy: str, round_id: int) -> None:
+        """Tell what the strategy asks of the round's data; without a link, when it is back."""
+        if self._registration.update(strategy, round_id):
+            self._endpoint.publish(self._who.presence("online", self._registration.told))
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)
@@ -195,12 +207,13 @@ class Agent:
         self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
         self._phase = Phase.RECEIVE
         self._meter.enter("receive")
+        self._register(task.strategy, task.round_id)
         self._strategy = self._build(task)
         self._round = Round(task=task, payload=task.payload, strategy=self._strategy)
         self._endpoint.expect("", task.payload)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
-            payload = open_payload(self._store.load_received(), task.round_id)
+            payload = open_payload(self._store.load_received(), task)
             self._train(self._round, payload)
 
     def _build(self, task: Task) -> Strategy:
@@ -250,7 +263,7 @@ class Agent:
             return
         blob = event.path.read_bytes()
         try:
-            payload = open_payload(blob, current.task.round_id)
+            payload = open_payload(blob, current.task)
         except RefusedError as error:
             _log.warning("round %d: payload refused: %s", current.task.round_id, error)
             self._endpoint.reject("", transfer_id, str(error))

@@ -93,7 +93,7 @@ def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
             device_id=store.device_id,
             boot_id=secrets.token_hex(8),
             binding=binding,
-            num_examples=learner.num_examples,
+            num_examples=sum(learner.class_counts(1)),
         )
         agent = Agent(_endpoint(options, store, who), store, learner, report, who)
         with _stopped_by_signals(agent) as caught:

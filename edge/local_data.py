@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
@@ -18,6 +19,7 @@ def load_local_data(
     *,
     pooled: Path | None = None,
     data_root: Path | None = None,
+    later: Sequence[tuple[int, str]] = (),
 ) -> LocalData:
     """The examples named by ``source``, and the pooled test part of a rehearsal.
 
@@ -27,17 +29,24 @@ def load_local_data(
         preprocessing: the bundle's.
         pooled: an ``.npz`` file with ``x_test`` and ``y_test`` of all devices.
         data_root: folder of the published data sets.
+        later: from which round on which other source takes its place.
 
     Raises:
         MissingDataError: a file is absent.
-        InputError: a file has a wrong form, or the name is unknown.
+        InputError: a file has a wrong form, the name is unknown, or rounds do not ascend.
     """
+    return LocalData(
+        own=_own(source, preprocessing, data_root),
+        pooled=None if pooled is None else load_pooled(pooled),
+        later=tuple((first, _own(other, preprocessing, data_root)) for first, other in later),
+    )
+
+
+def _own(source: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:
     name, _, which = source.partition(":")
     if name == _UCI_HAR:
-        own = _uci_har(which, preprocessing, data_root)
-    else:
-        own = load_device_data(Path(source))
-    return LocalData(own=own, pooled=None if pooled is None else load_pooled(pooled))
+        return _uci_har(which, preprocessing, data_root)
+    return load_device_data(Path(source))
 
 
 def _uci_har(which: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:

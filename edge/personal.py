@@ -53,11 +53,13 @@ def score_personal(
     if journal.binding is None or journal.binding.bundle != bundle.digest:
         raise ProvisionError(f"device store '{store}': belongs to another bundle than this one")
     learner = open_learner(bundle, data, threads=threads, device_id="")
-    model = learner.strategy(journal.strategy, journal.settings).client_model(state)
-    counts = learner.evaluate(*model).own
+    learner.enter(state.round_id)
+    strategy = learner.strategy(journal.strategy, journal.settings)
+    model, rule = strategy.client_model(state), strategy.client_score(state)
+    counts = learner.evaluate(*model, score=rule).own
     if counts is None:
         raise InputError("device data: expected test examples to infer on, got none")
-    learner.measure_inference(*model)
+    learner.measure_inference(*model, score=rule)
     return PersonalScores(
         round_id=state.round_id,
         examples=int(counts.sum()),

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,26 @@ class LocalData:
     Attributes:
         own: its own train and test part.
         pooled: the union of all devices' test parts, in a rehearsal; None in the field.
+        later: data that take the place of ``own``, each from the round beside it on; rounds
+            ascend from 2.
+
+    Raises:
+        InputError: the rounds do not ascend.
     """
 
     own: DeviceData
     pooled: Examples | None = None
+    later: tuple[tuple[int, DeviceData], ...] = ()
+
+    def __post_init__(self) -> None:
+        rounds = [1, *(round_id for round_id, _ in self.later)]
+        if any(after <= before for before, after in pairwise(rounds)):
+            raise InputError(f"later data: expected rounds that ascend from 2, got {rounds[1:]}")
+
+    def at(self, round_id: int) -> DeviceData:
+        """The own data of a round."""
+        since = [own for first, own in self.later if first <= round_id]
+        return since[-1] if since else self.own
 
 
 class Learner:
@@ -75,10 +92,10 @@ class Learner:
     ) -> None:
         check_data(data, bundle.manifest)
         self.model = bundle.model()
-        self.num_examples = len(data.own.y_train)
         self._manifest = bundle.manifest
         self._programs = programs
         self._data = data
+        self._own = data.own
         self.meter = meter
         self._device_id = device_id
 
@@ -97,13 +114,22 @@ class Learner:
             )
         return strategy
 
+    def class_counts(self, round_id: int) -> tuple[int, ...]:
+        """Training samples of each class in a round's data."""
+        y = self._data.at(round_id).y_train
+        return tuple(np.bincount(y, minlength=self.model.num_classes).tolist())
+
+    def enter(self, round_id: int) -> None:
+        """Train, evaluate and infer on the data of this round from now on."""
+        self._own = self._data.at(round_id)
+
     def warm_up(self) -> None:
         """Rehearse a round of the bundle's own strategy on two examples.
 
         This opens the sessions and compiles the kernels before the first round needs them. The
         federation may run another strategy, so a rehearsal that fails is no error.
         """
-        own, declared = self._data.own, self._manifest.strategy
+        own, declared = self._own, self._manifest.strategy
         x, y = own.x_train[:2], own.y_train[:2]
 
         def evaluate(
@@ -136,11 +162,12 @@ class Learner:
         seed: int,
         cancelled: threading.Event,
     ) -> tuple[ClientState, Update]:
-        """One local round: the same arguments give the same bits.
+        """One local round on that round's data: the same arguments give the same bits.
 
         Raises:
             TrainingCancelledError: ``cancelled`` was set.
         """
+        self.enter(payload.round_id)
         tools = replace(
             self._tools(client_rng(seed, payload.round_id, self._device_id)),
             grad_fns={
@@ -156,7 +183,7 @@ class Learner:
         self, params: TensorMap, state: TensorMap, *, score: Score | None = None
     ) -> Evaluation:
         """Confusion counts on the own and, in a rehearsal, on the pooled test part."""
-        own, pooled = self._data.own, self._data.pooled
+        own, pooled = self._own, self._data.pooled
         with self.meter.phase("evaluate"):
             scores = self._scores(params, state, own.x_test, score)
             return Evaluation(
@@ -170,14 +197,19 @@ class Learner:
         self, params: TensorMap, state: TensorMap, *, view: View | None = None
     ) -> NDArray[np.int64] | None:
         """Confusion counts of a model on the own test part as ``view`` shows it."""
-        own = self._data.own
+        own = self._own
         with self.meter.phase("evaluate"):
             x = own.x_test if view is None else view(own.x_test, own.boxes_test)
             return self._count(self._scores(params, state, x, None), own.y_test)
 
-    def measure_inference(self, params: TensorMap, state: TensorMap) -> None:
-        """Time the inference of single windows, as a device in use would run it."""
-        own = self._data.own
+    def measure_inference(
+        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
+    ) -> None:
+        """Time the inference of single windows, as a device in use would run it.
+
+        ``score`` classifies the features in place of the model's head; its time counts too.
+        """
+        own = self._own
         x = own.x_test if len(own.y_test) else own.x_train
         if not len(x):
             return
@@ -185,13 +217,13 @@ class Learner:
             for call in range(_WARM_UP_CALLS + _MEASURED_CALLS):
                 window = x[call % len(x) : call % len(x) + 1]
                 if call < _WARM_UP_CALLS:
-                    self._programs.predict(params, state, window, batch_size=1)
+                    self._scores(params, state, window, score, batch_size=1)
                     continue
                 with self.meter.inference():
-                    self._programs.predict(params, state, window, batch_size=1)
+                    self._scores(params, state, window, score, batch_size=1)
 
     def _tools(self, rng: np.random.Generator) -> ClientTools:
-        own, programs = self._data.own, self._programs
+        own, programs = self._own, self._programs
         return ClientTools(
             client_id=self._device_id,
             x=own.x_train,
@@ -212,11 +244,17 @@ class Learner:
         return self._programs.layers(params, state, x, batch_size=EVALUATION_BATCH)
 
     def _scores(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32], score: Score | None
+        self,
+        params: TensorMap,
+        state: TensorMap,
+        x: NDArray[np.float32],
+        score: Score | None,
+        *,
+        batch_size: int = EVALUATION_BATCH,
     ) -> NDArray[np.float32]:
         if score is None:
-            return self._programs.predict(params, state, x, batch_size=EVALUATION_BATCH)
-        return score(self._programs.features(params, state, x, batch_size=EVALUATION_BATCH))
+            return self._programs.predict(params, state, x, batch_size=batch_size)
+        return score(self._programs.features(params, state, x, batch_size=batch_size))
 
     def _count(self, scores: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if not len(y):
@@ -226,13 +264,15 @@ class Learner:
 
 def check_data(data: LocalData, manifest: Manifest) -> None:
     """Raise InputError unless the examples are what the bundle's programs take."""
-    if data.own.classes != manifest.classes:
-        raise InputError(
-            f"device data: expected the bundle's classes {list(manifest.classes)}, "
-            f"got {list(data.own.classes)}"
-        )
+    parts: dict[str, NDArray[np.float32]] = {}
+    for suffix, own in (("", data.own), *((f" from round {r}", own) for r, own in data.later)):
+        if own.classes != manifest.classes:
+            raise InputError(
+                f"device data{suffix}: expected the bundle's classes {list(manifest.classes)}, "
+                f"got {list(own.classes)}"
+            )
+        parts |= {f"x_train{suffix}": own.x_train, f"x_test{suffix}": own.x_test}
     expected = manifest.preprocessing.input_shape
-    parts = {"x_train": data.own.x_train, "x_test": data.own.x_test}
     if data.pooled is not None:
         parts["pooled x_test"] = data.pooled[0]
     for name, x in parts.items():

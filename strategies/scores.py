@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,8 +16,12 @@ from protofleet.strategies.types import Evaluation
 Counts = NDArray[np.int64]
 """``(C, C) int64``, rows true and columns predicted class."""
 
-Summary = dict[str, dict[str, dict[str, float]]]
-"""``personalisation`` and ``generalisation`` → ``macro_f1`` and ``accuracy`` → mean and std."""
+Summary = dict[str, Any]
+"""``personalisation`` and ``generalisation`` → ``macro_f1`` and ``accuracy`` → mean and std;
+``own_loss`` → mean and std; ``more`` → each further score's name → as ``personalisation``."""
+
+_MOST_NAMES = 8
+"""Further scores in a summary; clients choose the names, and one may invent any number of them."""
 
 
 def confusion(y_true: NDArray[Any], y_pred: NDArray[Any], num_classes: int) -> Counts:
@@ -80,20 +85,31 @@ def summarise(evaluations: Iterable[Evaluation]) -> Summary:
     """Mean and population standard deviation of the clients' scores.
 
     ``personalisation`` is each client's model on its own test part, ``generalisation`` the same
-    model on the union of all test parts. Clients without examples are left out; a section that no
-    client has is absent.
+    model on the union of all test parts, ``own_loss`` the mean of the clients' mean losses, and
+    ``more`` the eight further scores that most clients have. Clients without examples are left
+    out; a section that no client has is absent.
     """
     evaluations = tuple(evaluations)
+    losses = [one.own_loss for one in evaluations if math.isfinite(one.own_loss)]
     sections = {
-        "personalisation": [evaluation.own for evaluation in evaluations],
-        "generalisation": [evaluation.pooled for evaluation in evaluations],
+        "personalisation": _section(one.own for one in evaluations),
+        "generalisation": _section(one.pooled for one in evaluations),
+        "own_loss": _spread(losses) if losses else {},
+        "more": _more(evaluations),
     }
-    summary = {}
-    for name, tables in sections.items():
-        scores = [score(counts) for counts in tables if counts is not None and counts.any()]
-        if scores:
-            summary[name] = {key: _spread([s[key] for s in scores]) for key in scores[0]}
-    return summary
+    return {name: section for name, section in sections.items() if section}
+
+
+def _section(tables: Iterable[Counts | None]) -> dict[str, dict[str, float]]:
+    scores = [score(counts) for counts in tables if counts is not None and counts.any()]
+    return {key: _spread([one[key] for one in scores]) for key in scores[0]} if scores else {}
+
+
+def _more(evaluations: tuple[Evaluation, ...]) -> dict[str, dict[str, dict[str, float]]]:
+    having = Counter(name for one in evaluations for name in one.more)
+    names = sorted(having, key=lambda name: (-having[name], name))[:_MOST_NAMES]
+    sections = {name: _section(one.more.get(name) for one in evaluations) for name in sorted(names)}
+    return {name: section for name, section in sections.items() if section}
 
 
 def _spread(values: list[float]) -> dict[str, float]:

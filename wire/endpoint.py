@@ -151,6 +151,7 @@ class Endpoint:
         self._me = None if device_id is None else check_id(device_id, "device")
         self._sends = _COORDINATOR_SENDS if device_id is None else _DEVICE_SENDS
         self._ready: deque[Event] = deque()
+        self._fresh = False
 
     @property
     def side(self) -> Literal["device", "coordinator"]:
@@ -176,7 +177,7 @@ class Endpoint:
         """The next event, waiting at most ``timeout_s`` (None: for ever); None if none came.
 
         All transfer work is done inside, so call it again soon. Announce yourself (Presence,
-        Announcement) on every ``Connected``.
+        Announcement) on every ``Connected``: the next call offers and asks again.
 
         Raises:
             UnavailableError: a blob cannot be written or read; ``expect``, ``accept``, ``reject``
@@ -184,8 +185,8 @@ class Endpoint:
         """
         stop = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
-            self._pump()
-            self._act(self._courier.tick(time.monotonic()))
+            if not self._ready:
+                self._work()
             if self._ready:
                 return self._ready.popleft()
             now = time.monotonic()
@@ -295,9 +296,9 @@ class Endpoint:
 
     def _take(self, event: Connected | Disconnected | Delivery | Drained | Woken | None) -> None:
         if isinstance(event, Connected):
-            now = time.monotonic()
+            # The caller announces itself first, and only then are transfers taken up again.
             self._ready.append(event)
-            self._act(self._courier.reconnected(now, max_chunk_bytes=self._link.chunk_bytes))
+            self._fresh = True
         elif isinstance(event, Disconnected):
             self._ready.append(event)
         elif isinstance(event, Delivery):
@@ -329,6 +330,14 @@ class Endpoint:
         if isinstance(message, Presence) and message.status == "online" and not delivery.retained:
             now = time.monotonic()
             self._act(self._courier.peer_returned(address.device_id, now))
+
+    def _work(self) -> None:
+        now = time.monotonic()
+        if self._fresh:
+            self._fresh = False
+            self._act(self._courier.reconnected(now, max_chunk_bytes=self._link.chunk_bytes))
+        self._pump()
+        self._act(self._courier.tick(now))
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""

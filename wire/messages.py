@@ -21,7 +21,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Presence(Message, frozen=True, kw_only=True, tag="presence"):
-    """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``."""
+    """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
+
+    ``class_counts``: training samples of each class, only where the announced strategy asks for
+    them; their sum is ``num_examples``.
+    """
 
     device_id: str
     boot_id: str
@@ -63,7 +67,8 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
 class Task(Message, frozen=True, kw_only=True, tag="task"):
     """Coordinator → device (``dn/<dev>/t``): take part in a round, or finish.
 
-    ``deadline_s`` counts from reception, because clocks of devices differ.
+    ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
+    fit after the last round.
     """
 
     task: Literal["train", "finish"]
@@ -74,6 +79,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     seed: int = 0
     deadline_s: float = 0.0
     payload: Manifest | None = None
+    final: bool = False
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):

@@ -80,7 +80,8 @@ def status(file: Path, *, as_json: bool) -> None:
         f"federation {found.federation}: {found.phase}, {found.committed} of {found.rounds} rounds"
     )
     if found.phase in ("open", "closing"):
-        click.echo(f"round {found.round_id}: {len(found.delivered)} of {len(found.cohort)} updates")
+        name = "final fit" if found.final else f"round {found.round_id}"
+        click.echo(f"{name}: {len(found.delivered)} of {len(found.cohort)} updates")
 
 
 def _stop(number: int, _frame: FrameType | None) -> NoReturn:

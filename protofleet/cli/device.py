@@ -22,6 +22,19 @@ _PATH = click.Path(path_type=Path)
 _log = logging.getLogger(__name__)
 
 
+def _to_later(
+    _context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
+) -> tuple[tuple[int, str], ...]:
+    """``ROUND:DATA`` as pairs."""
+    pairs = [text.partition(":") for text in texts]
+    for first, _, source in pairs:
+        if not first.isdecimal() or not source:
+            raise click.BadParameter(
+                f"expected ROUND:DATA as in 51:b.npz, got '{first}:{source}'", param=parameter
+            )
+    return tuple((int(first), source) for first, _, source in pairs)
+
+
 @click.group()
 def device() -> None:
     """Take part in a federation, and use what was learned (docs/device.md)."""
@@ -56,6 +69,14 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--broker", required=True, help="mqtt://[user:password@]host[:port] or mqtts://…")
 @click.option("--federation", required=True, help="Its name, as the coordinator has it.")
 @click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
+@click.option(
+    "--data-from",
+    "later",
+    multiple=True,
+    callback=_to_later,
+    metavar="ROUND:DATA",
+    help="Other data from a round on; may be repeated, rounds ascending.",
+)
 @click.option("--store", type=_PATH, help="This device's folder; default: in the user's data.")
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
 @click.option("--ca-file", type=_PATH, help="Who signs the broker's certificate (mqtts).")
@@ -65,6 +86,7 @@ def join(
     broker: str,
     federation: str,
     pooled: Path | None,
+    later: tuple[tuple[int, str], ...],
     store: Path | None,
     device_id: str | None,
     ca_file: Path | None,
@@ -91,7 +113,7 @@ def join(
         trusted=trusted,
         ca_file=ca_file,
     )
-    data = _load(source, trusted, pooled)
+    data = _load(source, trusted, pooled, later)
     sys.exit(run_device(options, data, _report_json if as_json else _report_line))
 
 
@@ -111,7 +133,7 @@ def infer(
     from protofleet.edge import score_personal
 
     trusted = _trusted(source["trust_files"])
-    data = _load(source, trusted, None)
+    data = _load(source, trusted)
     scores = score_personal(store, source["bundle"], data, trusted=trusted, threads=threads)
     if as_json:
         click.echo(msgspec.json.encode(scores).decode())
@@ -144,13 +166,22 @@ def _trusted(files: tuple[Path, ...]) -> frozenset[bytes]:
     return trusted
 
 
-def _load(source: dict[str, Any], trusted: frozenset[bytes], pooled: Path | None) -> LocalData:
+def _load(
+    source: dict[str, Any],
+    trusted: frozenset[bytes],
+    pooled: Path | None = None,
+    later: tuple[tuple[int, str], ...] = (),
+) -> LocalData:
     from protofleet.edge import load_local_data
     from protofleet.wire.bundle import Bundle
 
     preprocessing = Bundle.open(source["bundle"], trusted=trusted).manifest.preprocessing
     return load_local_data(
-        source["data"], preprocessing, pooled=pooled, data_root=source["data_root"]
+        source["data"],
+        preprocessing,
+        pooled=pooled,
+        data_root=source["data_root"],
+        later=later,
     )
 
 

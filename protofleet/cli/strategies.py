@@ -33,6 +33,12 @@ def _describe(item: Description) -> str:
         "comes up": ", ".join(item.travels.up),
         "stays on the device": ", ".join(item.travels.personal),
     }
+    if item.server_programs:
+        rows["server programs"] = ", ".join(item.server_programs)
+    if item.class_counts:
+        rows["devices register"] = "training samples of each class"
+    if item.final_fit:
+        rows["final fit"] = "after the last round, on every device; scored, not aggregated"
     width = max(map(len, rows)) + 2
     lines = (f"  {key:{width}}{value}" for key, value in rows.items())
     return "\n".join((click.style(item.name, bold=True), *lines))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,46 @@ def test_costs_that_cannot_be_are_refused(tiny, costs):
     record = {"client_id": "a", "round_id": 3, "num_examples": 5, "costs": costs}
     blob = blobs.encode(tiny.tensors(), {"update": json.dumps(record)})
     assert _rule(blob, tiny.expected) == "update-schema"
+
+
+@pytest.mark.parametrize("counts", [None, (1, 2, 1), (5, 5, 5)])
+def test_where_class_counts_are_needed_they_are_registered_and_sum_to_the_examples(tiny, counts):
+    """Else what the aggregation weighs by would not be what was trained on."""
+    expected = replace(tiny.expected, class_counts=True)
+    with pytest.raises(RefusedError, match="registered class counts") as caught:
+        admit(_blob(tiny.tensors()), expected, client_id="a", round_id=3, class_counts=counts)
+    assert caught.value.rule == "class-counts"
+
+
+def test_the_strategy_s_own_check_sees_the_registered_counts(tiny):
+    seen = []
+    expected = replace(tiny.expected, class_counts=True, check=seen.append)
+    admit(_blob(tiny.tensors()), expected, client_id="a", round_id=3, class_counts=(1, 0, 4))
+    assert seen[0].class_counts.tolist() == [1, 0, 4]
+
+
+def test_an_update_without_tensors_is_let_in_where_the_strategy_may_abstain(tiny):
+    assert _rule(_blob({}), tiny.expected) == "layout"
+    expected = replace(tiny.expected, may_abstain=True)
+    assert admit(_blob({}), expected, client_id="a", round_id=3).num_examples == 5
+
+
+@pytest.mark.parametrize(
+    "evaluation",
+    [
+        {"own_loss": -0.5},
+        {"own_loss": 1e300},
+        {"more": {"x" * 65: [[1]]}},
+        {"more": {"<b>": [[1]]}},
+        {"more": {"": [[1]]}},
+        {"more": {str(i): [[0] * 3] * 3 for i in range(9)}},
+        {"more": {"before fit": [[1]]}},
+    ],
+)
+def test_scores_that_cannot_be_are_refused(tiny, evaluation):
+    record = {"client_id": "a", "round_id": 3, "num_examples": 5, "evaluation": evaluation}
+    blob = blobs.encode(tiny.tensors(), {"update": json.dumps(record)})
+    assert _rule(blob, tiny.expected) == "evaluation"
 
 
 def test_confusion_counts_of_another_number_of_classes_are_refused(tiny):

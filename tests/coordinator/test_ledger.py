@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from protofleet.coordinator import ledger as ledger_module
 from protofleet.coordinator import rounds
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
-from protofleet.coordinator.rounds import Phase
+from protofleet.coordinator.rounds import Phase, State
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.strategies.types import ServerState, Update
 from protofleet.strategies.updates import Costs, pack_update, unpack_update
@@ -21,6 +22,8 @@ from protofleet.strategies.updates import Costs, pack_update, unpack_update
 _IDENTITY = {"federation": "home", "seed": "1"}
 _CLIENTS = ("a", "b")
 _ROUNDS = 2
+_POLICY = rounds.Policy(rounds=_ROUNDS, seed=0, minimum=len(_CLIENTS))
+_FINAL = replace(_POLICY, final_fit=True)
 
 
 def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted]:
@@ -42,13 +45,15 @@ def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted
 def _aggregate(state: ServerState, updates) -> ServerState:
     total = np.array(state.tensors["w"], np.float64)
     for update in updates:
-        total = 0.5 * total + update.tensors["w"]
+        total = 0.5 * total + update.tensors["w"] * update.class_counts[1]
     return ServerState(round_id=state.round_id + 1, tensors={"w": total})
 
 
-def _run(folder: Path) -> None:
-    """A coordinator without a wire: every client delivers as soon as it is asked to."""
-    policy = rounds.Policy(rounds=_ROUNDS, seed=0, minimum=len(_CLIENTS))
+def _run(folder: Path, policy: rounds.Policy = _FINAL) -> None:
+    """A coordinator without a wire: every client delivers as soon as it is asked to.
+
+    Before it delivers, a client registers that it has as many samples of class 1 as rounds.
+    """
     with Ledger(folder, _IDENTITY) as ledger:
         state, actions = rounds.resume(policy, ledger.state(), 0.0)
         server = ledger.server_state() or ServerState(round_id=0, tensors={"w": np.zeros(5)})
@@ -65,20 +70,24 @@ def _run(folder: Path) -> None:
 
 def _perform(ledger: Ledger, server: ServerState, state: rounds.State, action: rounds.Action):
     match action:
-        case rounds.Open(round_id, cohort):
-            ledger.open_round(round_id, cohort, 0.0)
+        case rounds.Open(round_id, cohort, final):
+            ledger.open_round(round_id, cohort, 0.0, final=final)
             delivering = cohort
         case rounds.Invite(client_id):
             delivering = (client_id,)
-        case rounds.Close(round_id):
+        case rounds.Close(round_id, _, final):
             ledger.close_round(round_id)
-            server = _aggregate(server, ledger.updates(round_id))
+            if final:
+                server = replace(server, round_id=round_id)
+            else:
+                server = _aggregate(server, ledger.updates(round_id))
             ledger.commit_round(server, {"round": round_id}, 1.0, keep_states=2)
             return server, [rounds.Committed()]
         case _:
             return server, []
     for client_id in delivering:
         if rounds.refusal(state, client_id, state.round_id) is None:
+            ledger.register(client_id, (0, state.round_id))
             ledger.accept(*_update(ledger.folder, state.round_id, client_id))
     return server, [rounds.Delivered(client_id) for client_id in delivering]
 
@@ -90,7 +99,9 @@ def _outcome(folder: Path):
             state.round_id,
             state.tensors["w"].tobytes(),
             ledger.committed(),
-            {r: [a.client_id for a in ledger.accepted(r)] for r in range(1, _ROUNDS + 1)},
+            {r: [a.client_id for a in ledger.accepted(r)] for r in range(1, state.round_id + 1)},
+            ledger.state(),
+            ledger.registered(),
             sorted(file.name for file in ledger.states.iterdir()),
             list(ledger.spool.iterdir()),
         )
@@ -118,7 +129,7 @@ def _count_down() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _killed_at(folder: Path, point: int) -> bool:
+def _killed_at(folder: Path, point: int, policy: rounds.Policy = _FINAL) -> bool:
     """Run in a child that SIGKILLs itself at its ``point``-th step; whether it got there."""
     child = os.fork()
     if child == 0:
@@ -129,7 +140,7 @@ def _killed_at(folder: Path, point: int) -> bool:
             ledger_module.sqlite3.connect = lambda path: connect(path, factory=_DyingConnection)
             os.fsync = lambda fd: (_count_down(), fsync(fd))
             Path.replace = lambda a, b: (_count_down(), replace(a, b), _count_down())
-            _run(folder)
+            _run(folder, policy)
             code = 0
         finally:
             os._exit(code)
@@ -138,25 +149,52 @@ def _killed_at(folder: Path, point: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
-def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path):
-    """A real SIGKILL before and after every write, rename and transaction of two rounds."""
-    _run(ram_path / "whole")
+@pytest.mark.parametrize("policy", [_POLICY, _FINAL], ids=["rounds", "and-a-final-fit"])
+def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path, policy):
+    """A real SIGKILL before and after every write, rename and transaction of the whole run."""
+    _run(ram_path / "whole", policy)
     expected = _outcome(ram_path / "whole")
-    assert expected[0] == _ROUNDS
+    assert expected[0] == _ROUNDS + policy.final_fit
     point, killed = 0, True
     while killed:
         point += 1
         folder = ram_path / f"k{point}"
-        killed = _killed_at(folder, point)
-        _run(folder)
+        killed = _killed_at(folder, point, policy)
+        _run(folder, policy)
         assert _outcome(folder) == expected, f"killed at step {point}"
     assert point > 60
+
+
+def test_a_final_fit_leaves_the_tensors_and_is_told_apart(ram_path):
+    _run(ram_path / "without", _POLICY)
+    _run(ram_path / "with", _FINAL)
+    without, found = _outcome(ram_path / "without"), _outcome(ram_path / "with")
+    assert found[1] == without[1]
+    assert [(done.round_id, done.final) for done in found[2]] == [(1, False), (2, False), (3, True)]
+    assert found[4] == State(round_id=4, final=True)
+    assert without[4] == State(round_id=3)
+
+
+def test_updates_have_the_class_counts_of_their_acceptance(tmp_path):
+    """Also after a restart, and although their client has registered others since."""
+    with Ledger(tmp_path / "r", _IDENTITY) as ledger:
+        ledger.open_round(1, ("a", "b"), 0.0)
+        ledger.register("a", (3, 94))
+        ledger.accept(*_update(tmp_path, 1, "a"))
+        ledger.register("a", (0, 7))
+        ledger.accept(*_update(tmp_path, 1, "b"))
+    with Ledger(tmp_path / "r", _IDENTITY) as ledger:
+        one, two = ledger.updates(1)
+        assert ledger.registered() == {"a": (0, 7)}
+    assert one.class_counts.tolist() == [3, 94]
+    assert one.class_counts.dtype == np.int64
+    assert two.class_counts is None
 
 
 def test_killed_again_and_again_the_run_ends_with_the_same_bits(ram_path):
     _run(ram_path / "whole")
     kills = 0
-    while _killed_at(ram_path / "run", 20 + 5 * kills):
+    while _killed_at(ram_path / "run", 30 + 5 * kills):
         kills += 1
     assert kills >= 3
     assert _outcome(ram_path / "run") == _outcome(ram_path / "whole")
@@ -187,7 +225,7 @@ def test_a_second_coordinator_in_the_same_folder_is_refused(tmp_path):
 
 def test_a_damaged_state_is_noticed(tmp_path):
     _run(tmp_path)
-    file = tmp_path / "states" / f"{_ROUNDS:06d}.safetensors"
+    file = tmp_path / "states" / f"{_ROUNDS + 1:06d}.safetensors"
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)

@@ -63,6 +63,46 @@ def test_silence_takes_a_device_away_and_any_sign_brings_it_back(registry):
     assert not registry.heard("a", 41.0)
 
 
+@pytest.fixture
+def counting():
+    """A registry of a strategy that needs the counts of three classes."""
+    return Registry(bundle="b" * 64, layout_hash="l" * 64, silent_after_s=30.0, num_classes=3)
+
+
+def test_where_class_counts_are_needed_a_device_is_live_only_with_them(counting):
+    assert not counting.presence("a", _presence(num_examples=5), 0.0).live
+    assert not counting.heartbeat("a", _heartbeat(), 1.0)
+    assert counting.live == ()
+    counting.presence("a", _presence(num_examples=5, class_counts=(2, 0, 3)), 2.0)
+    assert counting.live == ("a",)
+    counting.presence("a", _presence(num_examples=5), 3.0)
+    assert counting.live == ()
+
+
+def test_a_device_without_examples_registers_zeros(counting):
+    assert counting.presence("a", _presence(class_counts=(0, 0, 0)), 0.0).live
+
+
+@pytest.mark.parametrize(
+    ("counts", "told", "reason"),
+    [
+        ((2, 3), 5, "expected 3 classes, got 2"),
+        ((2, 3, 0, 0), 5, "expected 3 classes, got 4"),
+        ((6, -1, 0), 5, "expected counts, got -1 to 6"),
+        ((2**53, 0, 0), 2**53, "expected counts"),
+        ((10**9, 0, 0), 5, "expected a sum of 5, its num_examples, got 1000000000"),
+    ],
+)
+def test_class_counts_that_cannot_be_are_refused_and_the_device_is_not_live(
+    counting, counts, told, reason
+):
+    counting.presence("a", _presence(num_examples=5, class_counts=(2, 0, 3)), 0.0)
+    with pytest.raises(RefusedError, match=reason) as caught:
+        counting.presence("a", _presence(num_examples=told, class_counts=counts), 1.0)
+    assert caught.value.rule == "class-counts"
+    assert counting.live == ()
+
+
 @pytest.mark.parametrize("changes", [{"bytes_up": -1}, {"round_id": 2**70}])
 def test_counters_that_cannot_be_are_refused(registry, changes):
     with pytest.raises(RefusedError, match="no count"):

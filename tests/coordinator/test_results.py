@@ -48,14 +48,33 @@ def test_a_run_scores_as_its_best_round_and_the_server_has_its_own():
     assert run_scores([{}]) == {}
 
 
+def test_loss_and_further_scores_come_from_the_same_round():
+    rounds = [_scored(0.7, 0.9, 0.6), _scored(0.8, 0.4, 0.5)]
+    for scores, loss in zip(rounds, (0.1, 0.2), strict=True):
+        scores |= {"own_loss": {"mean": loss, "std": 0.0}, "more": {"later": {"mean": loss}}}
+    scores = run_scores(rounds)
+    assert scores["own_loss"]["mean"] == 0.2
+    assert scores["more"] == {"later": {"mean": 0.2}}
+
+
+def test_after_a_final_fit_the_run_scores_as_that_fit():
+    """Although a round before it was better; the server's model has its own best round."""
+    rounds, final = [_scored(0.9, 0.9, 0.6)], _scored(0.8, 0.7, 0.1)
+    del final["global"]
+    scores = run_scores(rounds, final)
+    assert scores["personalisation"] == final["personalisation"]
+    assert scores["generalisation"] == final["generalisation"]
+    assert scores["global"] == rounds[0]["global"]
+
+
 @pytest.fixture
 def ledger(tmp_path):
     with Ledger(tmp_path / "run", {}) as made:
         yield made
 
 
-def _play_round(ledger, folder, round_id):
-    ledger.open_round(round_id, ("a", "b"), 10.0)
+def _play_round(ledger, folder, round_id, *, final=False):
+    ledger.open_round(round_id, ("a", "b"), 10.0, final=final)
     for client_id in ("a", "b"):
         record = UpdateRecord(
             client_id=client_id,
@@ -71,7 +90,7 @@ def _play_round(ledger, folder, round_id):
         ledger.pay(client_id, round_id, totals)
     ledger.close_round(round_id)
     state = ServerState(round_id=round_id, tensors={"w": np.zeros(1)})
-    ledger.commit_round(state, {}, 12.5, keep_states=1)
+    ledger.commit_round(state, _scored(1 / round_id, 0.5, 0.5), 12.5, keep_states=1)
 
 
 def _results(ledger):
@@ -100,6 +119,15 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
     details = json.loads((ledger.folder / "devices.json").read_text())["devices"][0]
     assert details["confusion"]["own"] == [[2, 0], [0, 1]]
     assert [r["round_id"] for r in details["bytes_by_round"]] == [0, 1, 2]
+
+
+def test_a_final_fit_is_a_row_of_its_own_kind_and_what_the_summary_quotes(ledger, tmp_path):
+    for round_id in (3, 4):
+        _play_round(ledger, tmp_path, round_id)
+    _play_round(ledger, tmp_path, 5, final=True)
+    document = _results(ledger).document()
+    assert [row["final"] for row in document["rounds"]] == [False, False, True]
+    assert document["scores"]["personalisation"]["accuracy"]["mean"] == 1 / 5
 
 
 def test_a_restarted_coordinator_writes_the_same_results(ledger, tmp_path):

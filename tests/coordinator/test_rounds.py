@@ -158,6 +158,62 @@ def test_a_member_that_failed_is_not_awaited():
     assert actions == [Close(1, ("b", "c"))]
 
 
+_FINAL = replace(_POLICY, rounds=1, size=2, minimum=2, final_fit=True)
+
+
+def _last_round_done(policy=_FINAL):
+    """Four live devices, two of which took part in the only round; it is committed."""
+    state, (opened,) = _play(policy, *[(0.0, Appeared(d)) for d in "ab"])
+    state, _ = _play(policy, *[(0.0, Appeared(d)) for d in "cd"], state=state)
+    state, _ = _play(policy, *[(1.0, Delivered(d)) for d in opened.cohort], state=state)
+    return _play(policy, (2.0, Committed()), state=state)
+
+
+def test_after_the_last_round_every_live_device_makes_one_more_fit():
+    """The sampled size does not bound it; its close and its end say what it was."""
+    state, actions = _last_round_done()
+    assert actions == [Open(2, ("a", "b", "c", "d"), final=True)]
+    assert (state.final, state.size) == (True, 4)
+    state, actions = _play(_FINAL, *[(3.0, Delivered(d)) for d in "abcd"], state=state)
+    assert actions == [Close(2, ("a", "b", "c", "d"), final=True)]
+    state, actions = _play(_FINAL, (4.0, Committed()), (5.0, Tick()), state=state)
+    assert (state.phase, state.round_id, actions) == (Phase.FINISHED, 2, [Finish()])
+
+
+def test_a_final_fit_has_deadline_quorum_and_grace_as_any_round():
+    state, _ = _last_round_done()
+    state, actions = _play(_FINAL, (3.0, Delivered("a")), (101.9, Tick()), state=state)
+    assert actions == []
+    state, (extend,) = _play(_FINAL, (102.0, Tick()), state=state)
+    assert (extend.needed, state.final) == (2, True)
+    _, actions = _play(_FINAL, (103.0, Delivered("d")), (202.0, Tick()), state=state)
+    assert actions == [Close(2, ("a", "d"), final=True)]
+
+
+def test_a_final_fit_waits_for_the_minimum_only_and_not_for_a_counted_size():
+    policy = replace(_FINAL, size=3, minimum=1)
+    assert rounds.needed_devices(policy, 1) == 3
+    assert rounds.needed_devices(policy, 2) == 1
+
+
+def test_a_final_fit_is_resumed_as_what_it_was():
+    """Open, closing, not yet opened and committed: also where the file has other rounds by now."""
+    held = State(phase=Phase.OPEN, round_id=2, cohort=("a", "b"), size=2, final=True)
+    for policy in (_FINAL, replace(_FINAL, rounds=9)):
+        state, actions = rounds.resume(policy, held, 0.0)
+        assert (state.phase, state.final, actions) == (Phase.OPEN, True, ())
+        closing = replace(held, phase=Phase.CLOSING, delivered=frozenset("ab"))
+        state, actions = rounds.resume(policy, closing, 0.0)
+        assert actions == (Close(2, ("a", "b"), final=True),)
+        assert _play(policy, (1.0, Committed()), state=state)[1] == [Finish()]
+        state, actions = rounds.resume(policy, State(round_id=3, final=True), 0.0)
+        assert (state.phase, state.round_id, actions) == (Phase.FINISHED, 2, (Finish(),))
+    state, actions = rounds.resume(_FINAL, State(round_id=2), 0.0)
+    assert (state.phase, actions) == (Phase.WAITING, ())
+    _, actions = _play(_FINAL, *[(1.0, Appeared(d)) for d in "ab"], state=state)
+    assert actions == [Open(2, ("a", "b"), final=True)]
+
+
 def test_updates_are_welcome_from_cohort_members_of_the_open_round_once():
     state, _ = _opened()
     state, _ = _play(_POLICY, (1.0, Delivered("a")), state=state)
@@ -214,11 +270,13 @@ _events = st.one_of(
 
 
 @given(
-    st.lists(st.tuples(st.floats(0, 60), _events), max_size=120), st.sampled_from(["all", 2, 0.5])
+    st.lists(st.tuples(st.floats(0, 60), _events), max_size=120),
+    st.sampled_from(["all", 2, 0.5]),
+    st.booleans(),
 )
-def test_whatever_happens_rounds_follow_each_other(timed, size):
+def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit):
     """Rounds open and close in order, only with a quorum, and count each member once."""
-    policy = replace(_POLICY, size=size, rounds=4)
+    policy = replace(_POLICY, size=size, rounds=2, final_fit=final_fit)
     state, now, opened, closed = State(), 0.0, [], []
     for pause, event in timed:
         now += pause
@@ -227,6 +285,7 @@ def test_whatever_happens_rounds_follow_each_other(timed, size):
         for action in actions:
             if isinstance(action, Open):
                 opened.append(action.round_id)
+                assert action.final == (final_fit and action.round_id == 3)
                 assert before.live | state.live >= set(action.cohort)
             elif isinstance(action, Close):
                 closed.append(action.round_id)
@@ -234,5 +293,6 @@ def test_whatever_happens_rounds_follow_each_other(timed, size):
                 assert 2 * len(action.participants) >= state.size
         assert state.delivered <= set(state.cohort)
     assert opened == list(range(1, len(opened) + 1))
+    assert len(opened) <= 2 + final_fit
     assert closed == opened[: len(closed)]
     assert len(opened) - len(closed) <= 1

@@ -69,11 +69,14 @@ def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federati
     coordinator = _undisturbed(federation)
     result = json.loads((federation.run_dir / "result.json").read_text())
     assert (result["strategy"], result["seed"]) == ("fedavg", 3)
-    assert result["scores"].keys() == {"personalisation", "generalisation", "global"}
-    for section in result["scores"].values():
+    sections = ("personalisation", "generalisation", "global")
+    assert result["scores"].keys() == {*sections, "own_loss"}
+    assert 0 < result["scores"]["own_loss"]["mean"] < 2
+    for section in (result["scores"][name] for name in sections):
         assert 0.3 < section["macro_f1"]["mean"] <= 1
         assert section["accuracy"]["std"] >= 0
     assert [r["round_id"] for r in result["rounds"]] == [1, 2, 3]
+    assert not any(r["final"] for r in result["rounds"])
     for one in result["rounds"]:
         assert one["participants"] == 3
         assert one["bytes_up"] > 3 * 60

@@ -59,6 +59,34 @@ def test_spread_is_the_population_s():
     assert summary["generalisation"]["accuracy"] == pytest.approx({"mean": 0.25, "std": 0.0})
 
 
+def test_losses_are_averaged_over_the_clients_that_have_one():
+    summary = summarise([Evaluation(own_loss=1.0), Evaluation(own_loss=2.0), Evaluation()])
+    assert summary == {"own_loss": {"mean": 1.5, "std": 0.5}}
+
+
+def test_further_scores_are_sections_of_their_own():
+    summary = summarise(
+        [
+            Evaluation(more={"before fit": right_and_wrong(4, 0)}),
+            Evaluation(more={"before fit": right_and_wrong(2, 2), "empty": right_and_wrong(0, 0)}),
+        ]
+    )
+    assert summary.keys() == {"more"}
+    assert summary["more"].keys() == {"before fit"}
+    accuracy_of_both = summary["more"]["before fit"]["accuracy"]
+    assert accuracy_of_both == pytest.approx({"mean": 0.75, "std": 0.25})
+
+
+def test_one_client_cannot_fill_a_summary_with_names_of_its_own():
+    honest = [Evaluation(more={"z": right_and_wrong(1, 0)}) for _ in range(2)]
+    inventors = [
+        Evaluation(more={f"{who}{i}": right_and_wrong(1, 0) for i in range(8)}) for who in "ab"
+    ]
+    names = summarise([*inventors, *honest])["more"].keys()
+    assert len(names) == 8
+    assert "z" in names
+
+
 def test_a_section_nobody_has_is_absent():
     assert summarise([Evaluation()]) == {}
     assert set(summarise([Evaluation(own=right_and_wrong(1, 0))])) == {"personalisation"}
