@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels import EpsForm, adam_step, sgd_step
+from protofleet.kernels import EpsForm, adam_step, clip_by_norm, sgd_step
 from protofleet.wire.tensors import Layout, TensorMap, Tensors
 
 _KEPT = "optimiser/"
@@ -109,6 +109,8 @@ class Optimiser:
             _Part(f"{_KEPT}{index}.", _runs(layout, group.names), group.optimiser)
             for index, group in enumerate(groups)
         ]
+        moved = {name for g in groups for name in (layout.shapes if g.names is None else g.names)}
+        self._frozen = _runs(layout, layout.shapes.keys() - moved)
         if kept is not None and any(name.startswith(_KEPT) for name in kept):
             for part in self._parts:
                 part.restore(kept)
@@ -131,6 +133,12 @@ class Optimiser:
         """
         for part in self._parts:
             part.step(params, grads, proximal, correction)
+
+    def clip(self, grads: TensorMap, max_norm: float) -> None:
+        """Scale the gradients of all groups together, in place, to a norm of at most that."""
+        for run in self._frozen:
+            grads.buffer[run] = 0.0
+        clip_by_norm(grads.buffer, max_norm)
 
     def moments(self) -> dict[str, NDArray[Any]]:
         """What a device must keep to go on in the next round."""

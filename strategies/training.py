@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels import clip_by_norm
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
 from protofleet.strategies.types import Batch, ClientTools
 from protofleet.wire.tensors import TensorMap, Tensors
@@ -29,7 +28,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         batch_size: examples per step.
         drop_last: leave out the last batch of an epoch if it is not full. A client with fewer
             examples than ``batch_size`` then does not train.
-        clip_norm: largest Euclidean norm of a step's gradient; absent: no limit.
+        clip_norm: largest Euclidean norm of a step's gradient, over all tensors that move; absent:
+            no limit.
         optimiser: ``{kind = "adam", …}`` or ``{kind = "sgd", …}``.
     """
 
@@ -134,7 +134,7 @@ class Trainer:
                 f"{step.loss}; lower the learning rate or check the data"
             )
         if self._clip_norm is not None:
-            clip_by_norm(step.grads.buffer, self._clip_norm)
+            self._optimiser.clip(step.grads, self._clip_norm)
         self._optimiser.step(
             self.params, step.grads, proximal=fit.proximal, correction=fit.correction
         )
@@ -160,6 +160,7 @@ def train(
         InputError: the loss became NaN or infinite.
     """
     trainer = Trainer(params, state, tools, training, fit)
+    del params, state  # a caller that passes temporaries has their memory back during training
     return trainer.trained(passes(trainer.step, tools, training))
 
 

@@ -9,7 +9,7 @@ from toy_model import SGD, frozen_map
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.common import weighted
-from protofleet.strategies.optimisers import Adam, Sgd
+from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import Step, Update
 from protofleet.wire.tensors import TensorMap
@@ -124,3 +124,14 @@ def test_a_client_s_second_update_is_refused():
     update = Update(client_id="a", round_id=1, num_examples=1, tensors=tensors)
     with pytest.raises(InputError, match="expected ascending client ids, got 'a' after 'a'"):
         list(weighted([update, update], tensors.layout))
+
+
+def test_clipping_leaves_out_what_does_not_move():
+    """Gradients 3, 4 move (norm 5, clipped to 1); the frozen 100 neither counts nor moves."""
+    params = frozen_map({"a": [0, 0], "b": [0]}).copy()
+    grads = frozen_map({"a": [3, 4], "b": [100]}).copy()
+    optimiser = Optimiser(params.layout, [Group(optimiser=Sgd(lr=1.0), names=["a"])])
+    optimiser.clip(grads, 1.0)
+    optimiser.step(params, grads)
+    np.testing.assert_allclose(params["a"], [-0.6, -0.8], rtol=1e-6)
+    np.testing.assert_array_equal(params["b"], 0)
