@@ -1,0 +1,156 @@
+"""A table for people: in the terminal, or as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table as Grid
+
+from protofleet.experiments.config import Section
+from protofleet.experiments.table import METRICS, Cell, Row, Table
+
+_UNLIMITED = 10_000
+_NOTHING = "-"
+_CLIENTS = "†"
+_SELECTS = {"best": "best round", "last": "last round"}
+_ENGINES = {"local": "the tensors' own bytes", "mqtt": "counted at the devices' sockets"}
+_HEADS = ("ours", "paper", "diff.")
+_Columns = list[tuple[str, list[str]]]
+_Block = Callable[[Table, Section], tuple[str, list[str]]]
+
+
+def show(table: Table, console: Console) -> None:
+    """Print a table in the first of three forms that fits the console's width.
+
+    All in one line per method; costs in a table of their own; and the paper's figures below ours.
+    """
+    console.print(f"[bold]{escape(table.title)}[/bold] ({escape(table.source)})", soft_wrap=True)
+    console.print(_caption(table), soft_wrap=True)
+    width, unlimited = console.width, console.options.update(width=_UNLIMITED)
+    for grids in (
+        [_grid(table, [*_scores(table, _inline), *_costs(table)])],
+        [_grid(table, _scores(table, _inline)), _grid(table, _costs(table))],
+        [_grid(table, _scores(table, _stacked)), _grid(table, _costs(table))],
+    ):
+        if max(Measurement.get(console, unlimited, grid).maximum for grid in grids) <= width:
+            break
+    for grid in grids:
+        console.print(grid)
+    for line in _footnotes(table):
+        console.print(line, markup=False, highlight=False)
+
+
+def markdown(table: Table) -> str:
+    """A table as GitHub's Markdown, one line per method, without the newline at the end."""
+    sections = table.score.sections
+    compared = {section: _compared(table, section) for section in sections}
+    head = ["method"]
+    for section in sections:
+        head += [f"{section}, {name}" for name in (_HEADS if compared[section] else _HEADS[:1])]
+    columns = _costs(table)
+    head += [" ".join(title.split("\n")) for title, _ in columns]
+    lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    for number, row in enumerate(table.rows):
+        line = [row.label.replace("|", "\\|")]
+        for section in sections:
+            line += _parts(row.cells[section])[: 3 if compared[section] else 1]
+        lines.append(line + [cells[number] for _, cells in columns])
+    body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    notes = "\n".join(f"- {line}" for line in [_caption(table), *_footnotes(table)])
+    return f"**{table.title}** ({table.source})\n\n{body}\n\n{notes}"
+
+
+def _caption(table: Table) -> str:
+    return f"{METRICS[table.score.metric]} in per cent, {_SELECTS[table.score.select]}, mean ± std"
+
+
+def _footnotes(table: Table) -> list[str]:
+    found = [f"{row.label}, {note}" for row in table.rows for note in row.notes]
+    if any(cell.over == "clients" for row in table.rows for cell in row.cells.values()):
+        found.append(f"{_CLIENTS} std over the clients of one seed; elsewhere over the seeds")
+    counted = " or ".join(_ENGINES[engine] for engine in table.engines)
+    if counted:
+        found.append(f"MB: per client and round, {counted}; s: median")
+    return [*found, *filter(None, [table.note])]
+
+
+def _grid(table: Table, columns: Sequence[tuple[str, list[str]]]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    grid.add_column("method", vertical="top", overflow="fold")
+    for title, _ in columns:
+        grid.add_column(title, justify="right", no_wrap=True)
+    for number, row in enumerate(table.rows):
+        grid.add_row(escape(row.label), *(cells[number] for _, cells in columns))
+    return grid
+
+
+def _scores(table: Table, block: _Block) -> _Columns:
+    return [block(table, section) for section in table.score.sections]
+
+
+def _compared(table: Table, section: Section) -> bool:
+    return any(row.cells[section].paper is not None for row in table.rows)
+
+
+def _inline(table: Table, section: Section) -> tuple[str, list[str]]:
+    """Ours, the paper's and the difference side by side in one column, aligned."""
+    if not _compared(table, section):
+        return section, [_parts(row.cells[section])[0] for row in table.rows]
+    lines = [list(_HEADS), *(_parts(row.cells[section]) for row in table.rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(3)]
+    joined = [
+        "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
+        for line in lines
+    ]
+    return f"{section}\n{joined[0]}", joined[1:]
+
+
+def _stacked(table: Table, section: Section) -> tuple[str, list[str]]:
+    """Ours above the paper's and the difference."""
+    if not _compared(table, section):
+        return _inline(table, section)
+    cells = [_parts(row.cells[section]) for row in table.rows]
+    width = max(len(text[2]) for text in cells)
+    return f"{section}\nours / paper, diff.", [
+        f"{ours}{' ' * (2 + width)}\n[dim]{paper}  {difference.rjust(width)}[/dim]"
+        for ours, paper, difference in cells
+    ]
+
+
+def _parts(cell: Cell) -> list[str]:
+    mark = _CLIENTS if cell.over == "clients" else ""
+    paper = cell.paper
+    return [
+        f"{_figure(cell.mean, cell.std)}{mark}",
+        _NOTHING if paper is None else _figure(paper.mean, paper.std),
+        _NOTHING if cell.difference is None else f"{cell.difference:+.2f}",
+    ]
+
+
+def _figure(mean: float | None, std: float | None) -> str:
+    if mean is None:
+        return _NOTHING
+    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+
+
+def _costs(table: Table) -> _Columns:
+    columns: dict[str, Callable[[Row], str]] = {
+        "seeds": lambda row: f"{row.seeds_done}/{row.seeds_asked}",
+    }
+    if table.score.target is not None:
+        title = f"rounds to\n{100 * table.score.target:g} %"
+        columns[title] = lambda row: _number(row.rounds_to_target, "g")
+    columns["s per\nround"] = lambda row: _number(row.seconds_per_round, ".2f")
+    if any(row.seconds_ratio is not None for row in table.rows):
+        columns["times\nFedAvg"] = lambda row: _number(row.seconds_ratio, ".2f")
+    columns["MB\nup"] = lambda row: _number(row.mb_up, ".3f")
+    columns["MB\ndown"] = lambda row: _number(row.mb_down, ".3f")
+    return [(title, [text(row) for row in table.rows]) for title, text in columns.items()]
+
+
+def _number(value: float | None, form: str) -> str:
+    return _NOTHING if value is None else format(value, form)

@@ -1,0 +1,241 @@
+"""Pictures of an experiment: curves over the rounds, and bars beside the paper's figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, MaxNLocator
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.experiments.config import Experiment, ScoreSettings, Section
+from protofleet.experiments.store import Round, RunResult
+from protofleet.experiments.table import METRICS, Table, group, quoted, score_of, trained
+from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
+
+_COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, "#5b4b8a", "#7b8794")
+_LINES = ("-", (0, (5, 1.6)))
+_MARKERS = "osD^v<>"
+_PAPER = "#b3bcc5"
+_PANEL_IN = (4.9, 4.3)
+_ROW_IN, _LEGEND_ROW_IN = 0.42, 0.19
+_MARKS = 9
+_Points = list[tuple[float, float, float]]
+
+
+def curves(experiment: Experiment, results: Sequence[RunResult], path: Path) -> None:
+    """Draw the metric over the rounds, a panel per section and a line per method.
+
+    Lines are means over the seeds, bands one standard deviation over them; a star after the last
+    round is the final fit. Dotted lines are what the paper prints.
+
+    Args:
+        experiment: its file.
+        results: of its methods and seeds.
+        path: file to write, .png or .svg.
+
+    Raises:
+        InputError: no round was scored, or a result lacks the metric.
+    """
+    by_label = {label: quoted(runs) for label, runs in group(experiment, results).items()}
+    shown = [section for section in experiment.score.sections if _scored(by_label, section)]
+    if not shown:
+        raise InputError(
+            f"plot '{path}': expected scored rounds of '{experiment.title}', got none; "
+            "run it first: protofleet experiment run"
+        )
+    labels = [label for label, runs in by_label.items() if runs]
+    looks = {label: _look(number) for number, label in enumerate(by_label)}
+    with mpl.rc_context(STYLE):
+        keys = _curve_keys(experiment, by_label, {label: looks[label] for label in labels})
+        figure, panels = _figure(experiment.title, len(shown), _PANEL_IN[1], keys)
+        for axes, section in zip(panels, shown, strict=True):
+            for method in experiment.methods:
+                runs, look = by_label[method.label], looks[method.label]
+                _line(axes, _points(runs, section, experiment.score.metric), look)
+                _star(axes, runs, section, experiment.score.metric, look)
+                if runs and (printed := method.paper.get(section)):
+                    _paper_line(axes, printed.mean, look)
+            axes.set_title(section, loc="left", fontsize=10, fontweight="bold")
+            axes.set(xlabel="Round")
+            axes.margins(x=0.02)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        panels[0].set_ylabel(_metric(experiment.score))
+        _save(figure, path)
+
+
+def bars(table: Table, path: Path) -> None:
+    """Draw each method's score beside the paper's, a panel per section.
+
+    Args:
+        table: of the experiment.
+        path: file to write, .png or .svg.
+    """
+    sections = table.score.sections
+    height = 0.9 + _ROW_IN * len(table.rows)
+    keys: list[Any] = [Patch(color=BLUE, label="ours")]
+    keys += [Patch(color=_PAPER, label="paper")] if _compared(table) else []
+    keys += [Line2D([], [], color=INK, lw=1.2, label="± one standard deviation")]
+    with mpl.rc_context(STYLE):
+        figure, panels = _figure(table.title, len(sections), height, keys)
+        for axes, section in zip(panels, sections, strict=True):
+            _section_bars(axes, table, section)
+        for axes in panels[1:]:
+            axes.tick_params(axis="y", labelleft=False)
+        _same_scale(panels)
+        _save(figure, path)
+
+
+def _figure(title: str, panels: int, height: float, keys: list[Any]) -> tuple[Any, list[Any]]:
+    """A figure with a row of panels and its legend below them."""
+    width = max(6.4, _PANEL_IN[0] * panels)
+    columns = max(1, min(len(keys), int(width / 2.1)))
+    legend = 0.2 + _LEGEND_ROW_IN * math.ceil(len(keys) / columns)
+    figure: Any = Figure(figsize=(width, height + legend), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    figure.legend(handles=keys, loc="outside lower left", ncols=columns, fontsize=8.5,
+                  handlelength=3.4, columnspacing=1.6)  # fmt: skip
+    return figure, list(figure.subplots(1, panels, squeeze=False)[0])
+
+
+def _save(figure: Any, path: Path) -> None:
+    figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _look(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes; 8 colours and 7 markers repeat together after 56 methods."""
+    return {
+        "color": _COLOURS[number % len(_COLOURS)],
+        "ls": _LINES[number // len(_COLOURS) % len(_LINES)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+    }
+
+
+def _curve_keys(
+    experiment: Experiment, by_label: dict[str, list[RunResult]], looks: dict[str, dict[str, Any]]
+) -> list[Any]:
+    keys: list[Any] = [
+        Line2D([], [], ms=4.5, lw=1.7, label=label, **look) for label, look in looks.items()
+    ]
+    runs = [run for one in by_label.values() for run in one]
+    if any(len(one) > 1 for one in by_label.values()):
+        keys.append(Patch(color=INK, alpha=0.15, lw=0, label="± std over seeds"))
+    if any(method.paper for method in experiment.methods if method.label in looks):
+        look: dict[str, Any] = {"marker": "o", "markevery": [1], "mfc": "white", "ms": 5.5}
+        keys.append(Line2D([0, 1], [0, 0], color=INK, ls=":", lw=1.1, label="paper", **look))
+    if any(one.final for run in runs for one in run.rounds):
+        keys.append(Line2D([], [], color=INK, ls="", marker="*", ms=9, label="final fit"))
+    return keys
+
+
+def _scored(by_label: dict[str, list[RunResult]], section: Section) -> bool:
+    return any(
+        section in one.scores for runs in by_label.values() for run in runs for one in run.rounds
+    )
+
+
+def _points(runs: Sequence[RunResult], section: Section, metric: str) -> _Points:
+    """Round, mean and standard deviation over the seeds, of every scored round."""
+    return _over_seeds([(run, one) for run in runs for one in trained(run)], section, metric)
+
+
+def _over_seeds(
+    rounds: Sequence[tuple[RunResult, Round]], section: Section, metric: str
+) -> _Points:
+    found: dict[int, list[float]] = {}
+    for run, one in rounds:
+        score = score_of(run, one.scores, section, metric)
+        if score is not None:
+            found.setdefault(one.round_id, []).append(score[0])
+    return [(x, float(np.mean(y)), float(np.std(y))) for x, y in sorted(found.items())]
+
+
+def _line(axes: Any, points: _Points, look: dict[str, Any]) -> None:
+    if not points:
+        return
+    if len(points) == 1:  # trained without rounds: as good at any of them
+        axes.axhline(points[0][1], lw=1.7, ms=4.5, mec="white", mew=0.4, **look)
+        return
+    x, mean, std = (np.array(column) for column in zip(*points, strict=True))
+    every = max(1, len(x) // _MARKS)
+    axes.plot(x, mean, lw=1.7, ms=4.5, mec="white", mew=0.4, markevery=every, **look)
+    low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+    axes.fill_between(x, low, high, color=look["color"], alpha=0.12, lw=0)
+
+
+def _star(
+    axes: Any, runs: Sequence[RunResult], section: Section, metric: str, look: dict[str, Any]
+) -> None:
+    finals = [(run, one) for run in runs for one in run.rounds if one.final]
+    for x, mean, std in _over_seeds(finals, section, metric):
+        axes.errorbar(x, mean, std, color=look["color"], marker="*", ms=10, mec="white", lw=1)
+
+
+def _paper_line(axes: Any, value: float, look: dict[str, Any]) -> None:
+    """A dotted line that ends in the method's hollow marker, because colours come back."""
+    axes.axhline(value, color=look["color"], ls=":", lw=1.1, alpha=0.5, zorder=1)
+    axes.plot(
+        1, value, color=look["color"], marker=look["marker"], ms=5.5, mfc="white", mew=1.2,
+        transform=axes.get_yaxis_transform(), clip_on=False, zorder=4,
+    )  # fmt: skip
+
+
+def _section_bars(axes: Any, table: Table, section: Section) -> None:
+    cells = [row.cells[section] for row in table.rows]
+    places = np.arange(len(cells), dtype=np.float64)
+    ours = [(cell.mean, cell.std) for cell in cells]
+    theirs = [(cell.paper.mean, cell.paper.std) if cell.paper else (None, None) for cell in cells]
+    aside = 0.19 if _compared(table) else 0.0
+    _bar_row(axes, places - aside, ours, BLUE)
+    _bar_row(axes, places + aside, theirs, _PAPER)
+    axes.set_yticks(places, [_short(row.label) for row in table.rows])
+    axes.set(ylim=(len(cells) - 0.45, -0.55), xlabel=_metric(table.score))
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_title(section, loc="left", fontsize=10, fontweight="bold")
+
+
+def _compared(table: Table) -> bool:
+    return any(cell.paper is not None for row in table.rows for cell in row.cells.values())
+
+
+def _same_scale(panels: Sequence[Any]) -> None:
+    """Percentages from 0, with room for the figures behind the bars."""
+    end = 1.15 * max(1.0, *(axes.dataLim.x1 for axes in panels))
+    for axes in panels:
+        axes.set_xlim(0, end)
+        axes.xaxis.set_major_locator(FixedLocator([20 * n for n in range(6) if 20 * n <= end]))
+
+
+def _bar_row(
+    axes: Any,
+    places: NDArray[np.float64],
+    values: Sequence[tuple[float | None, float | None]],
+    colour: str,
+) -> None:
+    """Bars with their figures behind them."""
+    for place, (mean, std) in zip(places, values, strict=True):
+        if mean is None:
+            continue
+        axes.barh(place, mean, 0.36, color=colour, xerr=std, error_kw={"ecolor": INK, "lw": 1.2})
+        axes.annotate(
+            f"{mean:.2f}", (mean + (std or 0), place), (4, 0), textcoords="offset points",
+            va="center", fontsize=7.5,
+        )  # fmt: skip
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= 26 else f"{label[:25]}…"
+
+
+def _metric(settings: ScoreSettings) -> str:
+    name = METRICS[settings.metric]
+    return f"{name[0].upper()}{name[1:]} (%)"

@@ -1,0 +1,254 @@
+"""The table of an experiment, from stored results: our figures beside what the paper prints."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from protofleet.coordinator.results import Scores, run_scores
+from protofleet.errors import InputError
+from protofleet.experiments.config import Experiment, Method, Printed, ScoreSettings, Section
+from protofleet.experiments.store import Round, RunResult
+
+METRICS = {
+    "macro_f1": "macro-F1",
+    "accuracy": "accuracy",
+    "sample_accuracy": "accuracy over all samples",
+}
+"""What people call the metrics."""
+
+_BASELINE = "fedavg"
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One method's score in one section, in per cent.
+
+    Attributes:
+        mean: over the seeds; None: not measured.
+        std: population standard deviation; None: there is nothing to take it over.
+        over: what ``std`` is taken over: the seeds, or the clients where one seed is done.
+        paper: what the paper prints.
+        difference: ``mean`` minus the paper's, in percentage points.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    over: Literal["seeds", "clients"] | None = None
+    paper: Printed | None = None
+    difference: float | None = None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One method.
+
+    Attributes:
+        cells: section → score.
+        rounds_to_target: median over the seeds; None: not asked for, or never reached.
+        seconds_per_round: median over all rounds.
+        seconds_ratio: times those of FedAvg's row.
+        mb_up, mb_down: per client and round, 10^6 bytes.
+        seeds_done, seeds_asked: finished runs, and how many there should be.
+        notes: what is unusual about its runs.
+    """
+
+    label: str
+    strategy: str
+    cells: dict[Section, Cell]
+    rounds_to_target: float | None = None
+    seconds_per_round: float | None = None
+    seconds_ratio: float | None = None
+    mb_up: float | None = None
+    mb_down: float | None = None
+    seeds_done: int
+    seeds_asked: int
+    notes: tuple[str, ...] = ()
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole table; ``engines`` says where its bytes were counted (``store.Round``)."""
+
+    title: str
+    source: str
+    note: str
+    score: ScoreSettings
+    engines: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+def tabulate(experiment: Experiment, results: Sequence[RunResult]) -> Table:
+    """Compute a table; a method's figures are those of its finished runs, else of what there is.
+
+    Raises:
+        InputError: a result lacks the experiment's metric.
+    """
+    by_label = group(experiment, results)
+    rows = [_row(experiment, method, by_label[method.label]) for method in experiment.methods]
+    baseline = next(
+        (
+            row.seconds_per_round
+            for row, method in zip(rows, experiment.methods, strict=True)
+            if method.strategy == _BASELINE and not method.merged
+        ),
+        None,
+    )
+    return Table(
+        title=experiment.title,
+        source=f"{experiment.paper}, {experiment.table}",
+        note=" ".join(experiment.note.split()),
+        score=experiment.score,
+        engines=tuple(sorted({result.engine for result in results})),
+        rows=tuple(_compared(row, baseline) for row in rows),
+    )
+
+
+def group(experiment: Experiment, results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+    """Each method's runs by its label, in the file's order; without runs an empty list."""
+    found: dict[str, list[RunResult]] = {method.label: [] for method in experiment.methods}
+    for result in results:
+        if result.label in found:
+            found[result.label].append(result)
+    return found
+
+
+def quoted(runs: Sequence[RunResult]) -> list[RunResult]:
+    """The runs that a method's figures come from: the finished ones, or all if none is."""
+    return [run for run in runs if run.finished] or list(runs)
+
+
+def trained(run: RunResult) -> list[Round]:
+    """A run's rounds without the final fit."""
+    return [one for one in run.rounds if not one.final]
+
+
+def score_of(
+    run: RunResult, scores: Mapping[str, Any], section: Section, metric: str
+) -> tuple[float, float] | None:
+    """Mean and standard deviation over clients, in per cent; None if the section was not scored.
+
+    Raises:
+        InputError: the section lacks the metric.
+    """
+    if section not in scores:
+        return None
+    known = scores[section]
+    if metric == "sample_accuracy" and section == "global":
+        metric = "accuracy"  # one model on one test set: all samples count alike
+    if metric not in known:
+        raise InputError(
+            f"result of '{run.label}', seed {run.seed}: expected the metric '{metric}' in its "
+            f"{section} scores, got {', '.join(known)}; remove its folder to run it again"
+        )
+    return 100 * known[metric]["mean"], 100 * known[metric]["std"]
+
+
+def quoted_scores(run: RunResult, select: Literal["best", "last"]) -> Scores:
+    """The scores that stand for a run: of its final fit where there is one, else as selected.
+
+    ``best`` is ``coordinator.results.run_scores``; ``last`` the last round that was scored.
+    """
+    rounds = [one.scores for one in trained(run)]
+    found = run_scores(rounds) if select == "best" else _last(rounds)
+    return {**found, **_last(one.scores for one in run.rounds if one.final)}
+
+
+def _last(rounds: Iterable[Scores]) -> Scores:
+    found: Scores = {}
+    for scores in rounds:
+        found |= scores
+    return found
+
+
+def _row(experiment: Experiment, method: Method, runs: Sequence[RunResult]) -> Row:
+    used = quoted(runs)
+    rounds = [one for run in used for one in trained(run)]
+    return Row(
+        label=method.label,
+        strategy=method.strategy,
+        cells={
+            section: _cell(used, section, experiment.score, method.paper.get(section))
+            for section in experiment.score.sections
+        },
+        rounds_to_target=_rounds_to_target(used, experiment.score),
+        seconds_per_round=statistics.median(one.seconds for one in rounds) if rounds else None,
+        mb_up=_mb_per_client(rounds, [one.bytes_up for one in rounds]),
+        mb_down=_mb_per_client(rounds, [one.bytes_down for one in rounds]),
+        seeds_done=sum(run.finished for run in runs),
+        seeds_asked=len(experiment.seeds),
+        notes=tuple(_notes(runs, experiment.rounds_of(method))),
+    )
+
+
+def _cell(
+    runs: Sequence[RunResult], section: Section, settings: ScoreSettings, paper: Printed | None
+) -> Cell:
+    scored = (
+        score_of(run, quoted_scores(run, settings.select), section, settings.metric) for run in runs
+    )
+    values = [value for value in scored if value is not None]
+    if not values:
+        return Cell(paper=paper)
+    mean = float(np.mean([value[0] for value in values]))
+    return Cell(
+        mean=mean,
+        **_spread(values, section),
+        paper=paper,
+        difference=None if paper is None else mean - paper.mean,
+    )
+
+
+def _spread(values: Sequence[tuple[float, float]], section: Section) -> dict[str, Any]:
+    if len(values) > 1:
+        return {"std": float(np.std([mean for mean, _ in values])), "over": "seeds"}
+    if section == "global":  # one model, so no clients to differ
+        return {}
+    return {"std": values[0][1], "over": "clients"}
+
+
+def _rounds_to_target(runs: Sequence[RunResult], settings: ScoreSettings) -> float | None:
+    if settings.target is None or not settings.sections or not runs:
+        return None
+    reached = [_first_reaching(run, settings, 100 * settings.target) for run in runs]
+    # With "never" as infinity, a median is finite only if most seeds reached the target.
+    median = statistics.median(reached)
+    return median if math.isfinite(median) else None
+
+
+def _first_reaching(run: RunResult, settings: ScoreSettings, percent: float) -> float:
+    for one in trained(run):
+        score = score_of(run, one.scores, settings.sections[0], settings.metric)
+        if score is not None and score[0] >= percent:
+            return one.round_id
+    return math.inf
+
+
+def _mb_per_client(rounds: Sequence[Round], counts: Sequence[int]) -> float | None:
+    participants = sum(one.participants for one in rounds)
+    return sum(counts) / participants / 1e6 if participants else None
+
+
+def _notes(runs: Sequence[RunResult], asked: int) -> list[str]:
+    """What is unusual, each with the seeds that it is true of."""
+    found: dict[str, list[int]] = {}
+    some_finished = any(run.finished for run in runs)
+    for run in runs:
+        done = len(trained(run))
+        if not run.finished:
+            fate = "left out" if some_finished else "figures so far"
+            found.setdefault(f"stopped after {done} of {asked} rounds, {fate}", []).append(run.seed)
+        elif done != asked:
+            found.setdefault(f"{done} rounds instead of {asked}", []).append(run.seed)
+    return [
+        f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}: {text}"
+        for text, seeds in found.items()
+    ]
+
+
+def _compared(row: Row, baseline: float | None) -> Row:
+    if not baseline or row.seconds_per_round is None:
+        return row
+    return msgspec.structs.replace(row, seconds_ratio=row.seconds_per_round / baseline)

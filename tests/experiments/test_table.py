@@ -1,0 +1,326 @@
+"""The table and the pictures of stored results; every expected number is worked out by hand."""
+
+import io
+
+import msgspec
+import numpy as np
+import pytest
+from rich.console import Console
+
+from protofleet.errors import InputError
+from protofleet.experiments import figures
+from protofleet.experiments._table_text import markdown, show
+from protofleet.experiments.config import Experiment
+from protofleet.experiments.store import Round, RunResult, load_results, run_folder, save_result
+from protofleet.experiments.table import tabulate
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def an_experiment(methods, seeds=(1, 2), rounds=3, **score):
+    return msgspec.convert(
+        {
+            "title": "Digits",
+            "paper": "fedx",
+            "table": "Table 1",
+            "data": [{"name": "digits"}],
+            "partition": {"kind": "iid", "clients": 2},
+            "model": {"name": "mlp"},
+            "rounds": rounds,
+            "seeds": seeds,
+            "methods": methods,
+            "score": {"sections": ["personalisation"], **score},
+        },
+        Experiment,
+    )
+
+
+def a_method(label="FedAvg", strategy="fedavg", **more):
+    return {"label": label, "strategy": strategy, **more}
+
+
+def scored(f1, accuracy, std=0.02):
+    return {"macro_f1": {"mean": f1, "std": std}, "accuracy": {"mean": accuracy, "std": std}}
+
+
+def a_round(number, *, own=None, server=None, seconds=1.0, up=0, down=0, participants=2, **more):
+    scores = {"personalisation": own and scored(*own), "global": server and scored(*server, 0.0)}
+    return Round(
+        round_id=number,
+        seconds=seconds,
+        participants=participants,
+        bytes_up=up,
+        bytes_down=down,
+        scores={key: value for key, value in scores.items() if value},
+        **more,
+    )
+
+
+def own_scores(*accuracies):
+    return [a_round(number + 1, own=(a, a)) for number, a in enumerate(accuracies)]
+
+
+def a_run(rounds, *, label="FedAvg", seed=1, finished=True):
+    return RunResult(
+        experiment="x",
+        label=label,
+        strategy="fedavg",
+        seed=seed,
+        identity="",
+        engine="local",
+        finished=finished,
+        rounds=tuple(rounds),
+    )
+
+
+@pytest.fixture
+def table_of(tmp_path):
+    """The table of an experiment whose runs went through the store."""
+
+    def make(experiment, *runs):
+        methods = {method.label: method for method in experiment.methods}
+        for run in runs:
+            save_result(run_folder(tmp_path, methods[run.label], run.seed), run)
+        return tabulate(experiment, load_results(tmp_path, experiment))
+
+    return make
+
+
+_TWO_RUNS = (
+    a_run(
+        [
+            a_round(1, own=(0.60, 0.5), server=(0.40, 0.4)),
+            a_round(2, own=(0.80, 0.9), server=(0.30, 0.3)),
+            a_round(3, own=(0.85, 0.7), server=(0.55, 0.6)),
+        ]
+    ),
+    a_run(
+        [
+            a_round(1, own=(0.50, 0.6), server=(0.45, 0.7)),
+            a_round(2, own=(0.75, 0.7), server=(0.20, 0.1)),
+            a_round(3, own=(0.70, 0.8), server=(0.10, 0.2)),
+        ],
+        seed=2,
+    ),
+)
+
+
+def test_best_is_the_round_of_the_best_own_accuracy_and_the_servers_model_has_its_own(table_of):
+    """Not the round of the best shown metric; 80 and 70, 55 and 45; the spread divides by n."""
+    paper = {"personalisation": {"mean": 90.0, "std": 2.0}}
+    table = table_of(
+        an_experiment([a_method(paper=paper)], sections=["personalisation", "global"]), *_TWO_RUNS
+    )
+    own, server = table.rows[0].cells["personalisation"], table.rows[0].cells["global"]
+    assert (own.mean, own.std, own.over) == (pytest.approx(75), pytest.approx(5), "seeds")
+    assert own.difference == pytest.approx(-15)
+    assert own.paper == msgspec.convert(paper["personalisation"], type(own.paper))
+    assert (server.mean, server.std) == (pytest.approx(50), pytest.approx(5))
+    assert server.difference is None
+
+
+def test_last_is_the_last_round(table_of):
+    """85 and 70."""
+    cell = table_of(an_experiment([a_method()], select="last"), *_TWO_RUNS).rows[0].cells
+    assert cell["personalisation"].mean == pytest.approx(77.5)
+    assert cell["personalisation"].std == pytest.approx(7.5)
+
+
+@pytest.mark.parametrize("select", ["best", "last"])
+def test_the_final_fit_stands_for_a_run_where_it_was_scored(table_of, select):
+    """Even if a round before it was better; the server's model is that of the rounds."""
+    final = a_round(4, own=(0.33, 0.33), final=True)
+    rounds = [*own_scores(0.5, 0.9), a_round(3, own=(0.6, 0.6), server=(0.4, 0.4)), final]
+    experiment = an_experiment(
+        [a_method()], seeds=(1,), select=select, sections=["personalisation", "global"]
+    )
+    row = table_of(experiment, a_run(rounds)).rows[0]
+    assert row.cells["personalisation"].mean == pytest.approx(33)
+    assert row.cells["global"].mean == pytest.approx(40)
+    assert row.notes == ()
+
+
+def test_one_seed_has_the_spread_over_its_clients_and_one_model_has_none(table_of):
+    experiment = an_experiment([a_method()], sections=["personalisation", "global"])
+    row = table_of(experiment, _TWO_RUNS[0]).rows[0]
+    own, server = row.cells["personalisation"], row.cells["global"]
+    assert (own.mean, own.std, own.over) == (pytest.approx(80), pytest.approx(2), "clients")
+    assert (server.std, server.over) == (None, None)
+    assert (row.seeds_done, row.seeds_asked) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "expected"),
+    [
+        ([(0.5, 0.8, 0.9), (0.8, 0.7, 0.9)], 1.5),
+        ([(0.5, 0.8, 0.9), (0.1, 0.2, 0.8), (0.1, 0.2, 0.3)], 3),
+        ([(0.5, 0.8, 0.9), (0.1, 0.2, 0.3)], None),
+        ([(0.1, 0.2, 0.79)], None),
+    ],
+)
+def test_rounds_to_target_is_the_median_over_seeds_that_counts_never_as_last(
+    table_of, accuracies, expected
+):
+    seeds = tuple(range(1, len(accuracies) + 1))
+    experiment = an_experiment([a_method()], seeds=seeds, target=0.8)
+    runs = [a_run(own_scores(*one), seed=s) for s, one in zip(seeds, accuracies, strict=True)]
+    assert table_of(experiment, *runs).rows[0].rounds_to_target == expected
+
+
+def test_rounds_to_target_does_not_count_the_final_fit(table_of):
+    rounds = [*own_scores(0.1, 0.2, 0.3), a_round(4, own=(0.9, 0.9), final=True)]
+    experiment = an_experiment([a_method()], target=0.8)
+    assert table_of(experiment, a_run(rounds)).rows[0].rounds_to_target is None
+
+
+def test_costs_are_per_round_and_per_client_without_the_final_fit(table_of):
+    """(8 + 1) MB up and (16 + 2) down of 4 + 2 clients; medians of 1, 2, 9 and of 4, 8, 12 s."""
+    first = [
+        a_round(1, own=(0.5, 0.5), seconds=1, up=8_000_000, down=16_000_000, participants=4),
+        a_round(2, own=(0.5, 0.5), seconds=2, up=1_000_000, down=2_000_000, participants=2),
+        a_round(3, seconds=9, participants=0),
+        a_round(4, seconds=99, up=10**9, down=10**9, participants=4, final=True),
+    ]
+    second = [a_round(n, own=(0.5, 0.5), seconds=s) for n, s in ((1, 4), (2, 8), (3, 12))]
+    methods = [
+        a_method("Central", merged=True),
+        a_method(),
+        a_method("Ours", "fedali"),
+        a_method("None yet", "fedala"),
+    ]
+    runs = [a_run(first), a_run(second, label="Ours"), a_run(second, label="Central")]
+    central, fedavg, ours, none = table_of(an_experiment(methods), *runs).rows
+    assert (fedavg.mb_up, fedavg.mb_down) == (pytest.approx(1.5), pytest.approx(3.0))
+    assert (fedavg.seconds_per_round, ours.seconds_per_round) == (2, 8)
+    assert (fedavg.seconds_ratio, ours.seconds_ratio, central.seconds_ratio) == (1, 4, 4)
+    assert (none.seconds_per_round, none.seconds_ratio, none.mb_up) == (None, None, None)
+    assert none.cells["personalisation"].mean is None
+
+
+def test_without_fedavg_there_is_no_ratio(table_of):
+    methods = [a_method("Central", merged=True), a_method("Ours", "fedali")]
+    run = a_run(own_scores(0.5, 0.5, 0.5), label="Ours")
+    assert table_of(an_experiment(methods), run).rows[1].seconds_ratio is None
+
+
+def test_an_unfinished_run_is_left_out_if_another_is_finished(table_of):
+    runs = a_run(own_scores(0.6, 0.7, 0.5)), a_run(own_scores(0.9), seed=2, finished=False)
+    row = table_of(an_experiment([a_method()]), *runs).rows[0]
+    assert row.cells["personalisation"].mean == pytest.approx(70)
+    assert row.notes == ("seed 2: stopped after 1 of 3 rounds, left out",)
+    assert (row.seeds_done, row.seeds_asked) == (1, 2)
+
+
+def test_unfinished_runs_are_shown_if_nothing_else_is_there(table_of):
+    runs = [a_run(own_scores(0.6), seed=seed, finished=False) for seed in (1, 2)]
+    row = table_of(an_experiment([a_method()]), *runs).rows[0]
+    assert row.cells["personalisation"].mean == pytest.approx(60)
+    assert row.notes == ("seeds 1, 2: stopped after 1 of 3 rounds, figures so far",)
+    assert row.seeds_done == 0
+
+
+def test_a_run_of_fewer_rounds_than_the_file_says_is_noted(table_of):
+    row = table_of(an_experiment([a_method(rounds=5)]), a_run(own_scores(0.6, 0.7))).rows[0]
+    assert row.notes == ("seed 1: 2 rounds instead of 5",)
+
+
+def test_a_metric_that_was_not_measured_is_an_error_that_names_the_run(table_of):
+    with pytest.raises(InputError, match="'FedAvg', seed 1: expected the metric 'sample_accuracy'"):
+        table_of(an_experiment([a_method()], metric="sample_accuracy"), _TWO_RUNS[0])
+
+
+def test_accuracy_over_all_samples_of_the_servers_one_model_is_its_accuracy(table_of):
+    section = scored(0.1, 0.2) | {"sample_accuracy": {"mean": 0.3, "std": 0.01}}
+    scores = {"personalisation": section, "global": scored(0.4, 0.5)}
+    run = a_run([msgspec.structs.replace(a_round(1), scores=scores)])
+    experiment = an_experiment(
+        [a_method()], metric="sample_accuracy", sections=["personalisation", "global"]
+    )
+    cells = table_of(experiment, run).rows[0].cells
+    assert cells["personalisation"].mean == pytest.approx(30)
+    assert cells["global"].mean == pytest.approx(50)
+
+
+def shown(table, width):
+    console = Console(width=width, file=io.StringIO())
+    show(table, console)
+    return console.file.getvalue()
+
+
+def test_fifteen_methods_in_three_sections_fit_a_hundred_columns(table_of):
+    """Nothing is cut off; wider consoles get one line per method."""
+    paper = {name: {"mean": 98.15, "std": 11.75} for name in ("personalisation", "global")}
+    labels = [f"Method number {number}" for number in range(15)]
+    experiment = an_experiment(
+        [a_method(label, paper=paper) for label in labels],
+        sections=["personalisation", "generalisation", "global"],
+        target=0.9,
+    )
+    runs = [msgspec.structs.replace(run, label=label) for label in labels for run in _TWO_RUNS]
+    table = table_of(experiment, *runs)
+    narrow, wide = shown(table, 100), shown(table, 200)
+    assert max(map(len, narrow.splitlines())) <= 100
+    for text, lines in ((narrow, 2), (wide, 1)):
+        assert "…" not in text
+        assert text.count("75.00 ± 5.00") == text.count("-23.15") == 15
+        assert text.count("98.15 ± 11.75") == 30
+        assert sum(f"{labels[1]} " in line for line in text.splitlines()) == lines
+
+
+def test_the_text_marks_a_spread_over_clients_and_says_what_is_missing(table_of):
+    methods = [a_method(), a_method("None yet", "fedala")]
+    text = shown(table_of(an_experiment(methods, target=0.95), _TWO_RUNS[0]), 100)
+    row, nothing = (
+        next(line for line in text.splitlines() if line.startswith(start))
+        for start in (" FedAvg", " None yet")
+    )
+    assert row.split()[1:] == ["80.00", "±", "2.00†", "1/2", "-", "1.00", "1.00", "0.000", "0.000"]
+    assert nothing.split()[2:] == ["-", "0/2", "-", "-", "-", "-", "-"]
+    assert "† std over the clients of one seed" in text
+    assert "the tensors' own bytes" in text
+
+
+def test_markdown_has_as_many_cells_in_every_line(table_of):
+    methods = [a_method("A|B", "fedali", paper={"personalisation": {"mean": 81.0}}), a_method()]
+    text = markdown(table_of(an_experiment(methods), *_TWO_RUNS))
+    lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in lines} == {10}
+    assert lines[0].startswith("| method | personalisation, ours | personalisation, paper |")
+    assert lines[2].startswith("| AB | - | 81.00 | - | 0/2 |")
+    assert lines[3].startswith("| FedAvg | 75.00 ± 5.00 | - | - | 2/2 |")
+
+
+def test_curves_are_means_over_seeds_by_round():
+    """Round 2 was scored for one seed only."""
+    runs = [
+        a_run(own_scores(0.2, 0.6)),
+        a_run([a_round(1, own=(0.4, 0.4)), a_round(2)], seed=2),
+    ]
+    points = figures._points(runs, "personalisation", "accuracy")
+    np.testing.assert_allclose(points, [(1, 30, 10), (2, 60, 0)])
+
+
+def png_size(path):
+    data = path.read_bytes()
+    assert data.startswith(_PNG)
+    return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+
+
+def test_pictures_have_a_panel_per_section_that_was_scored(table_of, tmp_path):
+    paper = {"personalisation": {"mean": 81.0, "std": 3.0}}
+    methods = [a_method(paper=paper), a_method("Nothing run", "fedala")]
+    widths = []
+    for sections in (["personalisation"], ["personalisation", "global"]):
+        experiment = an_experiment(methods, sections=[*sections, "generalisation"])
+        table = table_of(experiment, *_TWO_RUNS)
+        figures.curves(experiment, _TWO_RUNS, tmp_path / "curves.png")
+        figures.bars(table, tmp_path / "bars.png")
+        widths.append(png_size(tmp_path / "curves.png")[0])
+        assert png_size(tmp_path / "bars.png")[0] > widths[-1]
+    assert widths[0] < widths[1]
+
+
+def test_curves_of_nothing_are_refused(tmp_path):
+    with pytest.raises(InputError, match="expected scored rounds of 'Digits', got none"):
+        figures.curves(an_experiment([a_method()]), [a_run([a_round(1)])], tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()
