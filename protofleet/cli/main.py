@@ -16,6 +16,7 @@ _COMMANDS = {
     "coordinator": "protofleet.cli.coordinator:coordinator",
     "demo": "protofleet.cli.demo:demo",
     "device": "protofleet.cli.device:device",
+    "experiment": "protofleet.cli.experiment:experiment",
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
     "kernels": "protofleet.cli.kernels:kernels",

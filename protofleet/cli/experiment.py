@@ -1,0 +1,301 @@
+"""``protofleet experiment``: a paper's table, run again and put beside the printed one."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from protofleet.experiments.config import Experiment
+    from protofleet.experiments.store import RunResult
+    from protofleet.experiments.table import Table
+
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_PICTURES = (".png", ".svg")
+
+
+@click.group()
+def experiment() -> None:
+    """Run a paper's table again, beside the figures that it prints (docs/experiments.md).
+
+    Start with: protofleet experiment list
+    """
+
+
+def _output(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
+    """Known before hours of training, not after."""
+    if path is None:
+        return None
+    if not path.parent.is_dir():
+        raise click.BadParameter(f"no such folder: '{path.parent}'")
+    if option.name == "plot" and path.suffix not in _PICTURES:
+        raise click.BadParameter(f"expected a name that ends in .png or .svg, got '{path}'")
+    return path
+
+
+def _integers(
+    _context: click.Context, _option: click.Parameter, text: str | None
+) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"expected numbers from 0 such as 1,2; got '{text}'")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
+_Command = Callable[..., None]
+
+
+def _chosen(command: _Command) -> _Command:
+    """What ``run`` and ``table`` have in common."""
+    options = (
+        click.argument("name", metavar="FILE_OR_NAME"),
+        click.option("--out", type=_FOLDER, help="Folder of the results; default: runs/NAME."),
+        click.option(
+            "--seeds", callback=_integers, metavar="1,2", help="Instead of the file's; any will do."
+        ),
+        click.option(
+            "--methods", multiple=True, metavar="LABEL", help="Only this row; repeat for more."
+        ),
+        click.option(
+            "--json",
+            "json_file",
+            type=_FILE,
+            callback=_output,
+            help="Also write experiment, table and every round of every run to FILE.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_data_root = click.option(
+    "--data-root",
+    type=_FOLDER,
+    envvar="PROTOFLEET_DATA",
+    show_envvar=True,
+    help="Folder with a folder for each data set (docs/data.md).  [default: ../shared/data beside "
+    "the checkout, else data]",
+)
+
+
+@experiment.command("list")
+@_data_root
+@click.option("--no-data", is_flag=True, help="Do not look for the data, which takes seconds.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def list_(*, data_root: Path | None, no_data: bool, as_json: bool) -> None:
+    """Show the experiments that come with Protofleet, and whether their data are there."""
+    import msgspec
+    from rich.console import Console
+
+    from protofleet.experiments.listing import listed, show
+
+    root = None if no_data else data_root or _default_data_root()
+    with Console(stderr=True).status("looking for the data …"):
+        found = listed(root)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        show(found, Console())
+
+
+@experiment.command()
+@_chosen
+@_data_root
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "mqtt"]),
+    default="local",
+    show_default=True,
+    help="local: clients take turns in processes of this machine. mqtt: every client is a device "
+    "process that talks to a coordinator over a broker.",
+)
+@click.option("--workers", type=click.IntRange(1), help="Processes of local; default: one a core.")
+@click.option("--rounds", type=click.IntRange(1), help="Instead of the file's, for a quick look.")
+@click.option(
+    "--broker", metavar="URL", help="For mqtt: mqtt://host:port; default: one of its own."
+)
+def run(
+    *,
+    name: str,
+    out: Path | None,
+    seeds: tuple[int, ...] | None,
+    methods: tuple[str, ...],
+    json_file: Path | None,
+    data_root: Path | None,
+    **options: Any,
+) -> None:
+    """Train every method with every seed, then print the table.
+
+    FILE_OR_NAME is an experiment's file, or a name that 'protofleet experiment list' shows. Runs
+    that are finished are not repeated; interrupted ones go on with the same command. The folder
+    then holds a result.json per method and seed, curves.png and bars.png.
+    """
+    from rich.console import Console
+
+    from protofleet.experiments.config import find, load_experiment
+    from protofleet.experiments.runner import RunOptions, run_experiment
+
+    if options["broker"] and options["engine"] != "mqtt":
+        raise click.UsageError("--broker is for --engine mqtt")
+    path = find(name)
+    whole = load_experiment(path)
+    asked = _narrowed(whole, seeds, methods)
+    folder = out or _default_folder(path)
+    _spare_finished(folder, asked, options["engine"], options["rounds"])
+    console = Console()
+    chosen = RunOptions(
+        data_root=data_root or _default_data_root(),
+        seeds=seeds,
+        labels=methods or None,
+        **options,
+    )
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        results = run_experiment(_name_of(path), whole, folder, chosen, console)
+    except KeyboardInterrupt:
+        console.print(f"\nstopped; '{folder}' keeps what is done: the same command goes on")
+        sys.exit(130)
+    _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
+
+
+@experiment.command()
+@_chosen
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option(
+    "--plot",
+    type=_FILE,
+    callback=_output,
+    help="Also draw curves to FILE, .png or .svg, and bars beside it.",
+)
+def table(
+    *,
+    name: str,
+    out: Path | None,
+    seeds: tuple[int, ...] | None,
+    methods: tuple[str, ...],
+    json_file: Path | None,
+    as_markdown: bool,
+    plot: Path | None,
+) -> None:
+    """Print the table of what 'run' has stored so far, without training anything."""
+    from rich.console import Console
+
+    from protofleet.errors import InputError
+    from protofleet.experiments.config import find, load_experiment
+    from protofleet.experiments.store import load_results
+
+    path = find(name)
+    asked = _narrowed(load_experiment(path), seeds, methods)
+    folder = out or _default_folder(path)
+    results = load_results(folder, asked)
+    if not results:
+        raise InputError(
+            f"results '{folder}': expected runs of '{name}', found none; "
+            f"make them with: protofleet experiment run {name}"
+        )
+    _conclude(asked, results, Console(), json_file=json_file, plot=plot, as_markdown=as_markdown)
+
+
+def _conclude(
+    asked: Experiment,
+    results: list[RunResult],
+    console: Console,
+    *,
+    json_file: Path | None,
+    plot: Path | None,
+    as_markdown: bool = False,
+) -> None:
+    """Print the table and write what was asked for."""
+    from protofleet.experiments._table_text import markdown, show
+    from protofleet.experiments.table import tabulate
+
+    found = tabulate(asked, results)
+    if as_markdown:
+        click.echo(markdown(found))
+    else:
+        show(found, console)
+    if json_file is not None:
+        _write_json(json_file, asked, found, results)
+    if plot is not None:
+        from protofleet.experiments import figures
+
+        bars = plot.with_name(
+            "bars.png" if plot.name == "curves.png" else f"{plot.stem}-bars{plot.suffix}"
+        )
+        figures.curves(asked, results, plot)
+        figures.bars(found, bars)
+        click.echo(f"pictures: {plot}, {bars}", err=True)
+
+
+def _write_json(path: Path, asked: Experiment, found: Table, results: list[RunResult]) -> None:
+    import msgspec
+
+    from protofleet.durable import replace_whole
+
+    document = {"experiment": asked, "table": found.rows, "runs": results}
+    replace_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+
+
+def _narrowed(
+    whole: Experiment, seeds: tuple[int, ...] | None, labels: tuple[str, ...]
+) -> Experiment:
+    """The experiment with the seeds and methods that were asked for."""
+    import msgspec
+
+    from protofleet.errors import InputError
+
+    known = [method.label for method in whole.methods]
+    if unknown := [label for label in labels if label not in known]:
+        raise InputError(f"method '{unknown[0]}': unknown; expected one of {', '.join(known)}")
+    methods = tuple(method for method in whole.methods if not labels or method.label in labels)
+    return msgspec.structs.replace(whole, seeds=seeds or whole.seeds, methods=methods)
+
+
+def _spare_finished(folder: Path, asked: Experiment, engine: str, rounds: int | None) -> None:
+    """Refuse to train less, or with another engine, over results that are finished."""
+    from protofleet.errors import InputError
+    from protofleet.experiments.store import load_results
+    from protofleet.experiments.table import trained
+
+    for result in load_results(folder, asked):
+        done = len(trained(result))
+        if result.finished and (result.engine != engine or (rounds or done) < done):
+            raise InputError(
+                f"folder '{folder}': it holds '{result.label}' with seed {result.seed}, {done} "
+                f"rounds by the engine {result.engine}, which would be lost; choose another --out"
+            )
+
+
+def _name_of(path: Path) -> str:
+    """A committed experiment's name, or the file's own."""
+    from protofleet.experiments.config import committed
+
+    ours = {file: name for name, file in committed().items()}
+    return ours.get(path.resolve(), path.stem)
+
+
+def _default_folder(path: Path) -> Path:
+    return Path("runs") / _name_of(path)
+
+
+def _default_data_root() -> Path:
+    from protofleet.experiments.config import FOLDER
+
+    beside = FOLDER.parents[1] / "shared" / "data"
+    return beside if beside.is_dir() else Path("data")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
