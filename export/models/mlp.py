@@ -12,10 +12,10 @@ from protofleet.export.models._layers import PrototypeHead
 
 
 class Mlp(nn.Module):
-    """Dense layers with ReLU: rows (B, inputs) float32 → logits (B, classes).
+    """Dense layers with ReLU: examples (B, …) float32 of any shape → logits (B, classes).
 
     Args:
-        inputs: features of an example.
+        inputs: values of an example.
         classes: C.
         hidden: units of the hidden layers.
 
@@ -37,12 +37,13 @@ class Mlp(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Activations of the last hidden layer, (B, hidden[-1])."""
-        features: Tensor = self.body(x)
+        features: Tensor = self.body(x.flatten(1))
         return features
 
     def layers(self, x: Tensor) -> dict[str, Tensor]:
         """Activations (B, units) of every hidden layer by the dense layer's name."""
         activations: dict[str, Tensor] = {}
+        x = x.flatten(1)
         for index, module in enumerate(self.body):
             x = module(x)
             if isinstance(module, nn.ReLU):
