@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,6 +15,7 @@ from protofleet.errors import InputError
 
 Section = Literal["personalisation", "generalisation", "global"]
 Count = Annotated[int, Meta(ge=1)]
+Percent = Annotated[float, Meta(ge=0, le=100)]
 
 FOLDER = Path(__file__).resolve().parent
 """Where the committed experiments lie: ``<paper>/<name>.toml``."""
@@ -88,8 +89,8 @@ class Printed(_Settings, frozen=True, kw_only=True):
         std: its spread, over clients or runs as the paper says; None: not printed.
     """
 
-    mean: float
-    std: float | None = None
+    mean: Percent
+    std: Percent | None = None
 
 
 class Method(_Settings, frozen=True, kw_only=True):
@@ -134,7 +135,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         methods: its rows.
 
     Raises:
-        InputError: two methods of one label, or no seeds.
+        ValueError: two methods of one label, a seed twice, or no such cohort; ``load_experiment``
+            tells it with the file's name.
     """
 
     title: str
@@ -155,9 +157,10 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     score: ScoreSettings = ScoreSettings()
 
     def __post_init__(self) -> None:
-        labels = [method.label for method in self.methods]
-        if twice := {label for label in labels if labels.count(label) > 1}:
-            raise ValueError(f"`methods`: expected labels that differ, got '{min(twice)}' twice")
+        _check_differ("methods", "labels", [method.label for method in self.methods])
+        _check_differ("seeds", "seeds", self.seeds)
+        if self.cohort != "all":
+            _check_cohort(self.cohort)
 
     def model_of(self, method: Method) -> ModelSettings:
         """What a method trains."""
@@ -171,6 +174,20 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         """The settings of a method's strategy: its own over those of ``[training]`` it knows."""
         shared = {key: value for key, value in self.training.items() if key in known}
         return {**shared, **method.settings}
+
+
+def _check_differ(field: str, what: str, values: Sequence[Any]) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"`{field}`: expected {what} that differ, got {value!r} twice")
+
+
+def _check_cohort(cohort: Amount) -> None:
+    if not (0 < cohort <= 1 if isinstance(cohort, float) else cohort >= 1):
+        raise ValueError(
+            "`cohort`: expected 'all', a count from 1 or a fraction above 0 up to 1.0, got "
+            f"{cohort!r}"
+        )
 
 
 def load_experiment(path: Path) -> Experiment:
