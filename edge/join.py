@@ -80,6 +80,18 @@ def join(options: JoinOptions, data: LocalData, report: Report) -> int:
 
 
 def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
+    with open_agent(options, data, report) as agent, _stopped_by_signals(agent) as caught:
+        finished = agent.run()
+    return 0 if finished else 128 + caught[0]
+
+
+@contextlib.contextmanager
+def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterator[Agent]:
+    """A device, ready to ``run`` in any thread; its store is released behind the block.
+
+    Raises:
+        ProtofleetError: bundle, store and data do not fit.
+    """
     bundle = Bundle.open(options.bundle, trusted=options.trusted)
     with Store.open(options.store, device_id=options.device_id) as store:
         binding = Binding(
@@ -95,10 +107,7 @@ def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
             binding=binding,
             num_examples=sum(learner.class_counts(1)),
         )
-        agent = Agent(_endpoint(options, store, who), store, learner, report, who)
-        with _stopped_by_signals(agent) as caught:
-            finished = agent.run()
-    return 0 if finished else 128 + caught[0]
+        yield Agent(_endpoint(options, store, who), store, learner, report, who)
 
 
 def open_learner(bundle: Bundle, data: LocalData, *, threads: int, device_id: str) -> Learner:

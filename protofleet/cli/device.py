@@ -26,13 +26,15 @@ def _to_later(
     _context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]
 ) -> tuple[tuple[int, str], ...]:
     """``ROUND:DATA`` as pairs."""
-    pairs = [text.partition(":") for text in texts]
-    for first, _, source in pairs:
+    pairs: list[tuple[int, str]] = []
+    for text in texts:
+        first, _, source = text.partition(":")
         if not first.isdecimal() or not source:
             raise click.BadParameter(
-                f"expected ROUND:DATA as in 51:b.npz, got '{first}:{source}'", param=parameter
+                f"expected ROUND:DATA as in 51:b.npz, got '{text}'", param=parameter
             )
-    return tuple((int(first), source) for first, _, source in pairs)
+        pairs.append((int(first), source))
+    return tuple(pairs)
 
 
 @click.group()

@@ -71,6 +71,23 @@ def test_four_devices_train_deliver_and_leave(world, mosquitto_url):
     assert 0 < last.bytes_down <= reports[0][-1]["bytes_down"]
 
 
+def test_a_device_takes_other_data_from_a_round_on(world, mosquitto_url):
+    later = ["--data-from", f"2:{world.data(8, n=25)}", "--data-from", f"3:{world.data(9, n=10)}"]
+    with _coordinator(world, mosquitto_url, rounds=3) as coordinator:
+        device = world.start([*world.arguments(mosquitto_url, "anna"), *later])
+        coordinator.wait()
+        _events(device)
+    assert [coordinator.updates[r]["anna"].num_examples for r in (1, 2, 3)] == [40, 25, 10]
+
+
+@pytest.mark.parametrize("wrong", ["b.npz", "x:b.npz", "3:"])
+def test_later_data_without_a_round_or_a_file_are_named(world, wrong):
+    device = world.start([*world.arguments("mqtt://127.0.0.1", "anna"), "--data-from", wrong])
+    _, err = device.communicate(timeout=60)
+    assert device.returncode == 2
+    assert "expected ROUND:DATA as in 51:b.npz" in err
+
+
 def _counting(world, url, **options):
     strategy = counting_strategy.counting({}, None)
     return _coordinator(world, url, strategy=strategy, settings={}, **options)

@@ -28,6 +28,14 @@ def test_a_file_and_the_pooled_test_part(tmp_path):
     assert both.pooled[0][0, 0] == 2
 
 
+def test_other_sources_take_their_place_from_a_round_on(tmp_path):
+    for value in (1, 2, 3):
+        _save(tmp_path / f"{value}.npz", value)
+    later = [(51, str(tmp_path / "2.npz")), (101, str(tmp_path / "3.npz"))]
+    data = load_local_data(str(tmp_path / "1.npz"), _PLAIN, later=later)
+    assert [data.at(r).x_train[0, 0] for r in (1, 50, 51, 100, 101)] == [1, 1, 2, 2, 3]
+
+
 def test_what_is_absent_or_unknown_is_named():
     with pytest.raises(MissingDataError, match=r"nothing\.npz"):
         load_local_data("nothing.npz", _PLAIN)

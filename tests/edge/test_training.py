@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,6 +134,62 @@ def test_a_round_is_measured_step_by_step(world):
 def test_data_that_do_not_fit_the_bundle_are_refused(world, changes, message):
     with pytest.raises(InputError, match=message):
         _learner(world, _data(**changes))
+
+
+def _stage(*labels):
+    """Training and test examples of these classes."""
+    y = np.array(labels)
+    x = np.eye(4, dtype=np.float32)[y]
+    return DeviceData(x_train=x, y_train=y, x_test=x, y_test=y, classes=CLASSES)
+
+
+def test_each_round_has_its_own_data(world):
+    """Training, scores and class counts change with the round; the pooled part does not."""
+    pooled = (np.eye(4, dtype=np.float32)[[0, 1]], np.array([0, 1]))
+    later = ((2, _stage(0, 0, 1)), (5, _stage(2)))
+    learner = _learner(world, LocalData(own=_stage(0), pooled=pooled, later=later))
+    found = {r: learner.class_counts(r) for r in (1, 2, 4, 5, 9)}
+    assert found == {1: (1, 0, 0), 2: (2, 1, 0), 4: (2, 1, 0), 5: (0, 0, 1), 9: (0, 0, 1)}
+    strategy = learner.strategy("fedavg", SETTINGS)
+    server = strategy.server_init(learner.model, np.random.default_rng(0))
+    for round_id, (own, examples) in {
+        1: ([1, 0, 0], 1),
+        3: ([2, 1, 0], 3),
+        6: ([0, 0, 1], 1),
+    }.items():
+        payload = Payload(round_id=round_id, tensors=server.tensors)
+        _, update = learner.train(strategy, None, payload, seed=1, cancelled=threading.Event())
+        assert update.num_examples == examples
+        assert update.evaluation.own.sum(axis=1).tolist() == own
+        assert update.evaluation.pooled.sum(axis=1).tolist() == [1, 1, 0]
+
+
+@pytest.mark.parametrize("rounds", [(1,), (3, 3), (5, 4)])
+def test_later_data_begin_in_rounds_that_ascend_from_the_second(rounds):
+    with pytest.raises(InputError, match="ascend from 2"):
+        LocalData(own=_stage(0), later=tuple((r, _stage(1)) for r in rounds))
+
+
+def test_later_data_must_fit_the_bundle_too(world):
+    x = np.zeros((1, 7), np.float32)
+    wrong = replace(_stage(0), x_train=x, y_train=np.zeros(1, np.int64))
+    with pytest.raises(InputError, match="x_train from round 9"):
+        _learner(world, LocalData(own=_stage(0), later=((9, wrong),)))
+
+
+def test_a_rule_on_features_is_scored_and_timed_in_the_place_of_the_head(world):
+    """Features are tanh of the logits, so the rule below predicts what the head likes least."""
+    learner = _learner(world, _data())
+    params, calls = _identity(learner), []
+
+    def least(features):
+        calls.append(len(features))
+        return -features
+
+    assert learner.evaluate(params, learner.model.state, score=least).own.trace() == 0
+    learner.measure_inference(params, learner.model.state, score=least)
+    assert calls == [5, *[1] * 33]
+    assert len(learner.meter.take().infer_ms) == 30
 
 
 def test_an_unfitting_payload_is_an_error_and_not_a_result(world):

@@ -186,6 +186,34 @@ def test_a_flood_of_chunks_does_not_keep_poll_from_returning(tmp_path):
     assert endpoint.poll(0.02) is None
 
 
+class _Reconnecting(Link):
+    """Is connected for the second time; remembers the topics of what is published."""
+
+    def __init__(self) -> None:
+        super().__init__(LinkOptions(url="mqtt://127.0.0.1", client_id="pi-7"))
+        self.published: list[str] = []
+        self._events = [Connected("5")]
+
+    def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002
+        return self._events.pop() if self._events else None
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:  # noqa: ARG002
+        self.published.append(topic.removeprefix("fl/v1/lab/"))
+        return True
+
+
+def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path):
+    """It says with what data an offered update was made."""
+    link = _Reconnecting()
+    endpoint = Endpoint(link, _TOPICS, Courier(tmp_path), device_id="pi-7")
+    endpoint.send_update(b"an update", 1)
+    link.published.clear()
+    assert isinstance(endpoint.poll(0.01), Connected)
+    endpoint.publish(Presence(device_id="pi-7", boot_id="b", status="online"))
+    endpoint.poll(0.01)
+    assert link.published == ["st/pi-7", "up/pi-7/m"]
+
+
 def test_a_disk_that_takes_no_blob_is_named(tmp_path):
     (tmp_path / "pi-7").write_text("where the folder should be")
     link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))

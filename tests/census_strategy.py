@@ -1,0 +1,76 @@
+"""A strategy that trains nothing and uses all that the contract offers besides.
+
+Its server keeps, for every round r, ``seen/r`` (the sum of the clients' class counts) and
+``senders/r`` (how many updates had tensors). Nothing goes down in round 1 and nobody sends tensors
+in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from protofleet.strategies.common import client_init, client_model
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    ServerState,
+    Strategy,
+    Travels,
+    Update,
+    Updates,
+)
+from protofleet.wire.tensors import Model
+
+DESCRIPTION = Description(
+    name="census",
+    paper="",
+    programs=(),
+    travels=Travels(down=(), up=(), personal=()),
+    class_counts=True,
+    final_fit=True,
+    may_abstain=True,
+)
+
+
+def build(_settings: object, model: Model) -> Strategy:
+    def client_update(
+        state: ClientState, payload: Payload, tools: ClientTools
+    ) -> tuple[ClientState, Update]:
+        abstains = len(tools.y) and payload.round_id == 1
+        evaluation = tools.evaluate(model.params, model.state)
+        if payload.final and evaluation.own is not None:
+            evaluation = replace(evaluation, more={"final": evaluation.own})
+        update = Update(
+            client_id=tools.client_id,
+            round_id=payload.round_id,
+            num_examples=len(tools.y),
+            tensors={} if abstains else {"mark": np.ones(2, np.float32)},
+            evaluation=evaluation,
+        )
+        return replace(state, round_id=payload.round_id), update
+
+    return Strategy(
+        description=DESCRIPTION,
+        settings=None,
+        server_init=lambda _model, _rng: ServerState(round_id=0, tensors={}),
+        downlink=lambda state, _: Payload(round_id=state.round_id + 1, tensors=state.tensors),
+        client_init=client_init,
+        client_update=client_update,
+        client_model=lambda state: client_model(model, state),
+        aggregate=_aggregate,
+        server_model=lambda _: None,
+    )
+
+
+def _aggregate(state: ServerState, updates: Updates, _tools: object) -> ServerState:
+    round_id = state.round_id + 1
+    seen = [(update.class_counts, len(update.tensors)) for update in updates]
+    new = {
+        f"seen/{round_id}": sum(counts for counts, _ in seen),
+        f"senders/{round_id}": np.array(sum(tensors for _, tensors in seen)),
+    }
+    return ServerState(round_id=round_id, tensors={**state.tensors, **new})

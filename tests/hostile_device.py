@@ -1,0 +1,81 @@
+"""A device that speaks the protocol without the edge and sends whatever bytes a test wants."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from protofleet.coordinator.config import FederationConfig
+from protofleet.wire.bundle import Bundle
+from protofleet.wire.endpoint import Endpoint, Incoming
+from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.messages import Presence, Task
+from protofleet.wire.topics import Topics
+from protofleet.wire.transfer import Courier, Received, Rejected
+
+
+class HostileDevice:
+    """Runs in a thread until the federation finishes, or ``stop``.
+
+    Args:
+        config: of the federation.
+        name: device id.
+        answer: round → blob of the update.
+        class_counts: what it registers.
+
+    Attributes:
+        rejections: reasons of the coordinator, in order.
+    """
+
+    def __init__(
+        self,
+        config: FederationConfig,
+        name: str,
+        answer: Callable[[int], bytes],
+        class_counts: tuple[int, ...] = (),
+    ) -> None:
+        bundle = Bundle.open(config.bundle)
+        topics = Topics(config.federation)
+        folder = Path(config.run_dir).with_name(f"hostile-{name}")
+        folder.mkdir()
+        self.rejections: list[str] = []
+        self._answer, self._over = answer, threading.Event()
+        self._presence = Presence(
+            device_id=name,
+            boot_id="1",
+            status="online",
+            bundle=bundle.digest,
+            layout_hash=bundle.manifest.layout_hash,
+            num_examples=sum(class_counts),
+            class_counts=class_counts,
+        )
+        filters = topics.device_filters(name)
+        link = Link(LinkOptions(url=config.broker, client_id=name, filters=filters))
+        self._endpoint = Endpoint(link, topics, Courier(folder), device_id=name)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        self._endpoint.start()
+        while not self._over.is_set():
+            match self._endpoint.poll(0.05):
+                case Connected():
+                    self._endpoint.publish(self._presence)
+                case Incoming(message=Task(task="train") as task):
+                    self._endpoint.expect("", task.payload)
+                case Incoming(message=Task()):
+                    break
+                case Received(manifest=manifest):
+                    self._endpoint.accept(manifest.transfer_id)
+                    blob = self._answer(manifest.round_id)
+                    self._endpoint.send_update(blob, manifest.round_id)
+                case Rejected(reason=reason):
+                    self.rejections.append(reason)
+        self._endpoint.close(replace(self._presence, status="left"))
