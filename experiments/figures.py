@@ -58,9 +58,9 @@ def curves(experiment: Experiment, results: Sequence[RunResult], path: Path) -> 
         keys = _curve_keys(experiment, by_label, {label: looks[label] for label in labels})
         figure, panels = _figure(experiment.title, len(shown), _PANEL_IN[1], keys)
         for axes, section in zip(panels, shown, strict=True):
-            for method in experiment.methods:
+            for order, method in enumerate(experiment.methods):
                 runs, look = by_label[method.label], looks[method.label]
-                _line(axes, _points(runs, section, experiment.score.metric), look)
+                _line(axes, _points(runs, section, experiment.score.metric), look, order)
                 _star(axes, runs, section, experiment.score.metric, look)
                 if runs and (printed := method.paper.get(section)):
                     _paper_line(axes, printed.mean, look)
@@ -158,15 +158,17 @@ def _over_seeds(
     return [(x, float(np.mean(y)), float(np.std(y))) for x, y in sorted(found.items())]
 
 
-def _line(axes: Any, points: _Points, look: dict[str, Any]) -> None:
+def _line(axes: Any, points: _Points, look: dict[str, Any], order: int) -> None:
     if not points:
         return
     if len(points) == 1:  # trained without rounds: as good at any of them
         axes.axhline(points[0][1], lw=1.7, ms=4.5, mec="white", mew=0.4, **look)
         return
     x, mean, std = (np.array(column) for column in zip(*points, strict=True))
-    every = max(1, len(x) // _MARKS)
-    axes.plot(x, mean, lw=1.7, ms=4.5, mec="white", mew=0.4, markevery=every, **look)
+    every = max(min(3, len(x)), len(x) // _MARKS)
+    shown = slice(order % every, None, every)  # so that methods with equal curves both show
+    axes.plot(x, mean, lw=1.7, color=look["color"], ls=look["ls"])
+    axes.plot(x[shown], mean[shown], ms=4.5, mec="white", mew=0.4, zorder=3, **{**look, "ls": ""})
     low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
     axes.fill_between(x, low, high, color=look["color"], alpha=0.12, lw=0)
 

@@ -269,9 +269,10 @@ def _spare_finished(folder: Path, asked: Experiment, engine: str, rounds: int | 
     from protofleet.experiments.store import load_results
     from protofleet.experiments.table import trained
 
+    planned = {method.label: rounds or asked.rounds_of(method) for method in asked.methods}
     for result in load_results(folder, asked):
         done = len(trained(result))
-        if result.finished and (result.engine != engine or (rounds or done) < done):
+        if result.finished and (result.engine != engine or planned[result.label] < done):
             raise InputError(
                 f"folder '{folder}': it holds '{result.label}' with seed {result.seed}, {done} "
                 f"rounds by the engine {result.engine}, which would be lost; choose another --out"
