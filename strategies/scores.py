@@ -85,14 +85,18 @@ def summarise(evaluations: Iterable[Evaluation]) -> Summary:
     """Mean and population standard deviation of the clients' scores.
 
     ``personalisation`` is each client's model on its own test part, ``generalisation`` the same
-    model on the union of all test parts, ``own_loss`` the mean of the clients' mean losses, and
+    model on the union of all test parts, ``sample_accuracy`` in the first one the accuracy over all
+    clients' test samples alike (FedALA's score), ``own_loss`` the mean of the clients' mean losses, and
     ``more`` the eight further scores that most clients have. Clients without examples are left
     out; a section that no client has is absent.
     """
     evaluations = tuple(evaluations)
     losses = [one.own_loss for one in evaluations if math.isfinite(one.own_loss)]
     sections = {
-        "personalisation": _section(one.own for one in evaluations),
+        "personalisation": {
+            **_section(one.own for one in evaluations),
+            **_over_samples([one.own for one in evaluations if one.own is not None]),
+        },
         "generalisation": _section(one.pooled for one in evaluations),
         "own_loss": _spread(losses) if losses else {},
         "more": _more(evaluations),
@@ -103,6 +107,13 @@ def summarise(evaluations: Iterable[Evaluation]) -> Summary:
 def _section(tables: Iterable[Counts | None]) -> dict[str, dict[str, float]]:
     scores = [score(counts) for counts in tables if counts is not None and counts.any()]
     return {key: _spread([one[key] for one in scores]) for key in scores[0]} if scores else {}
+
+
+def _over_samples(tables: list[Counts]) -> dict[str, dict[str, float]]:
+    total = sum(int(counts.sum()) for counts in tables)
+    if not total:
+        return {}
+    return {"sample_accuracy": _spread([sum(int(np.trace(counts)) for counts in tables) / total])}
 
 
 def _more(evaluations: tuple[Evaluation, ...]) -> dict[str, dict[str, dict[str, float]]]:

@@ -90,3 +90,11 @@ def test_one_client_cannot_fill_a_summary_with_names_of_its_own():
 def test_a_section_nobody_has_is_absent():
     assert summarise([Evaluation()]) == {}
     assert set(summarise([Evaluation(own=right_and_wrong(1, 0))])) == {"personalisation"}
+
+
+def test_sample_accuracy_counts_every_sample_alike():
+    """8 of 10 and 1 of 2: clients' mean 0.65, samples' 9 of 12."""
+    clients = [Evaluation(own=right_and_wrong(8, 2)), Evaluation(own=right_and_wrong(1, 1))]
+    section = summarise(clients)["personalisation"]
+    assert section["accuracy"]["mean"] == pytest.approx(0.65)
+    assert section["sample_accuracy"] == {"mean": 0.75, "std": 0.0}
