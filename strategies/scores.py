@@ -84,11 +84,11 @@ def score(counts: Counts) -> dict[str, float]:
 def summarise(evaluations: Iterable[Evaluation]) -> Summary:
     """Mean and population standard deviation of the clients' scores.
 
-    ``personalisation`` is each client's model on its own test part, ``generalisation`` the same
-    model on the union of all test parts, ``sample_accuracy`` in the first one the accuracy over all
-    clients' test samples alike (FedALA's score), ``own_loss`` the mean of the clients' mean losses, and
-    ``more`` the eight further scores that most clients have. Clients without examples are left
-    out; a section that no client has is absent.
+    ``personalisation`` is each client's model on its own test part, with ``sample_accuracy`` over
+    all clients' test samples alike (FedALA's score); ``generalisation`` the same model on the union
+    of all test parts; ``own_loss`` the mean of the clients' mean losses; ``more`` the eight further
+    scores that most clients have. Clients without examples are left out; a section that no client
+    has is absent.
     """
     evaluations = tuple(evaluations)
     losses = [one.own_loss for one in evaluations if math.isfinite(one.own_loss)]
