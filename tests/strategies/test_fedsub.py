@@ -315,8 +315,10 @@ def test_hostile_content_is_fused_without_error():
         layer[:] = False
     for value in clients[2]["tensors"].values():
         value[...] = 1e6
-    for normalise in ("halve", "norm", "unit", "none"):
-        strategy = build("fedsub", {"normalise": normalise}, model)
+    clients[3]["counts"] = np.array([2**52, -5, -5])
+    for normalise, literal in itertools.product(("halve", "norm", "unit", "none"), (False, True)):
+        settings = {"normalise": normalise, "literal_shares": literal}
+        strategy = build("fedsub", settings, model)
         state = _aggregated(strategy, model, _updates(clients))
         blobs.check_finite(state.tensors)
         assert (state.tensors["clusters/labels"][:, 1] == -1).all()

@@ -125,8 +125,12 @@ def test_the_model_is_scored_before_its_training_and_again_after_it(make_tools, 
 
     tools = with_programs(tools, x=_X, y=_Y, confusion=confusion)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
+    body = {n: v + 1 for n, v in payload.tensors.items() if n.startswith("params/")}
+    payload = dataclasses.replace(payload, tensors={**payload.tensors, **body})
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
-    np.testing.assert_array_equal(seen.evaluated[0][0].buffer, model.params.buffer)
+    for name, value in seen.evaluated[0][0].items():
+        expected = body.get(f"params/{name}", model.params[name])
+        np.testing.assert_array_equal(value, expected, err_msg=name)
     np.testing.assert_array_equal(counted[0].buffer, strategy.client_model(state)[0].buffer)
     assert update.evaluation.more["after_fit"].tolist() == np.eye(3).tolist()
 
