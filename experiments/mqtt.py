@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from protofleet.coordinator.config import FederationConfig
-from protofleet.demo.commands import federation_toml
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, save_result
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
@@ -38,7 +37,7 @@ def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> RunResult:
         run_dir = plan.config.run_dir
         config = msgspec.structs.replace(plan.config, federation=_federation_name(job))
         file = job.folder / "federation.toml"
-        file.write_text(federation_toml(_values(config)))
+        file.write_bytes(msgspec.toml.encode(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
         rehearse(file, fleet, run_dir, _told(watch), env=_COMPILED)
     document = msgspec.json.decode((run_dir / "result.json").read_bytes())

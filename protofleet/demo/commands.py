@@ -66,25 +66,6 @@ def run_step(arguments: Sequence[str]) -> None:
         raise ProtofleetError(f"'{shown(arguments[:1])}' failed; its message stands above")
 
 
-def federation_toml(values: dict[str, Any]) -> str:
-    """A federation file: scalars first, then a table for every nested dictionary."""
-    return "\n".join(_toml_lines(values, "")) + "\n"
-
-
-def _toml_lines(values: dict[str, Any], table: str) -> list[str]:
-    lines = [
-        # JSON's strings, numbers and booleans are TOML's.
-        f"{key} = {json.dumps(value)}"
-        for key, value in values.items()
-        if not isinstance(value, dict)
-    ]
-    for key, value in values.items():
-        if isinstance(value, dict):
-            name = f"{table}.{key}".lstrip(".")
-            lines += ["", f"[{name}]", *_toml_lines(value, name)]
-    return lines
-
-
 def _set_options(settings: dict[str, Any]) -> list[str]:
     options: list[str] = []
     for key, value in settings.items():

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from protofleet.demo.commands import (
     export_arguments,
-    federation_toml,
     pretrain_arguments,
     run_step,
     shown,
@@ -94,7 +93,7 @@ def _federate(
     folder, url, bundle = place
     name = _federation_name(folder)
     federation = folder / "federation.toml"
-    federation.write_text(_federation(settings, prepared, (name, url, bundle)))
+    federation.write_bytes(_federation(settings, prepared, (name, url, bundle)))
     fleet_file = FleetFile(
         federation=name,
         broker=url,
@@ -116,7 +115,9 @@ def _federation_name(folder: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", f"demo-{folder.resolve().name}")[:64]
 
 
-def _federation(settings: DemoSettings, prepared: Prepared, place: tuple[str, str, Bundle]) -> str:
+def _federation(
+    settings: DemoSettings, prepared: Prepared, place: tuple[str, str, Bundle]
+) -> bytes:
     name, url, bundle = place
     values: dict[str, Any] = {
         "federation": name,
@@ -132,4 +133,4 @@ def _federation(settings: DemoSettings, prepared: Prepared, place: tuple[str, st
         "liveness": {"grace_s": 600.0},
         "evaluation": {"pooled": "data/pooled.npz"},
     }
-    return federation_toml(values)
+    return msgspec.toml.encode(values)
