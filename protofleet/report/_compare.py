@@ -28,8 +28,28 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Result, second: Result) -> list[Difference]:
-    """Scores in percent, bytes, milliseconds and seconds of two runs, side by side."""
-    return [_difference(name, pick(first), pick(second)) for name, pick in _ROWS.items()]
+    """Scores in percent, bytes, milliseconds and seconds of two runs, side by side.
+
+    A loss and further scores have rows where one of the runs has them. Rounds are those that were
+    aggregated, without a final fit.
+    """
+    rows = {**_SCORE_ROWS, **_further_rows(first, second), **_COST_ROWS}
+    return [_difference(name, pick(first), pick(second)) for name, pick in rows.items()]
+
+
+def _further_rows(*results: Result) -> dict[str, Callable[[Result], float | None]]:
+    rows: dict[str, Callable[[Result], float | None]] = {}
+    if any(result.scores.own_loss for result in results):
+        rows["own loss"] = _own_loss
+    for name in sorted({name for result in results for name in result.scores.more}):
+        for metric, label in _METRICS.items():
+            rows[f"{name} {label} (%)"] = _score(lambda r, n=name: r.scores.more.get(n), metric)
+    return rows
+
+
+def _own_loss(result: Result) -> float | None:
+    loss = result.scores.own_loss
+    return None if loss is None else loss.mean
 
 
 def _difference(name: str, first: float | None, second: float | None) -> Difference:
@@ -57,18 +77,21 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-_ROWS: dict[str, Callable[[Result], float | None]] = {
+_METRICS = {"macro_f1": "macro-F1", "accuracy": "accuracy"}
+_SCORE_ROWS: dict[str, Callable[[Result], float | None]] = {
     "personalisation macro-F1 (%)": _score(lambda r: r.scores.personalisation, "macro_f1"),
     "personalisation accuracy (%)": _score(lambda r: r.scores.personalisation, "accuracy"),
     "generalisation macro-F1 (%)": _score(lambda r: r.scores.generalisation, "macro_f1"),
     "generalisation accuracy (%)": _score(lambda r: r.scores.generalisation, "accuracy"),
     "global macro-F1 (%)": _score(lambda r: r.scores.global_, "macro_f1"),
     "global accuracy (%)": _score(lambda r: r.scores.global_, "accuracy"),
+}
+_COST_ROWS: dict[str, Callable[[Result], float | None]] = {
     "devices": lambda r: len(r.devices),
-    "rounds": lambda r: len(r.rounds),
-    "seconds per round": lambda r: _mean([item.seconds for item in r.rounds]),
-    "bytes up per round": lambda r: _mean([float(item.bytes_up) for item in r.rounds]),
-    "bytes down per round": lambda r: _mean([float(item.bytes_down) for item in r.rounds]),
+    "rounds": lambda r: len(r.aggregated),
+    "seconds per round": lambda r: _mean([item.seconds for item in r.aggregated]),
+    "bytes up per round": lambda r: _mean([float(item.bytes_up) for item in r.aggregated]),
+    "bytes down per round": lambda r: _mean([float(item.bytes_down) for item in r.aggregated]),
     "training step, median device (ms)": lambda r: median(d.train_step_ms.p50 for d in r.devices),
     "inference, median device (ms)": lambda r: median(d.infer_ms.p50 for d in r.devices),
     "peak memory, largest device (bytes)": lambda r: max(

@@ -92,6 +92,8 @@ def render(result: Result, details: Details) -> str:
         result=result,
         details=details,
         headlines=_headlines(result.scores),
+        further=_further(result.scores),
+        final_fit=any(item.final for item in result.rounds),
         facts=_facts(result, details),
         pictures=_pictures(result, details),
         css=(_FOLDER / "report.css").read_text(encoding="utf-8"),
@@ -112,6 +114,17 @@ def _headlines(scores: Scores) -> list[_Headline]:
     ]
 
 
+def _further(scores: Scores) -> list[tuple[str, str, str]]:
+    """Rows of the table below the headlines: what, mean, standard deviation over the devices."""
+    loss = scores.own_loss
+    rows = [("Loss on own test data", f"{loss.mean:.4g}", f"{loss.std:.4g}")] if loss else []
+    for name, metrics in sorted(scores.more.items()):
+        for label, spread in (("macro-F1", metrics.macro_f1), ("accuracy", metrics.accuracy)):
+            mean, std = _units.percent_text(spread.mean), _units.percent_text(spread.std)
+            rows.append((f"{name}, {label}, %", mean, std))
+    return rows
+
+
 def _facts(result: Result, details: Details) -> dict[str, str]:
     rounds_s = sum(item.seconds for item in result.rounds)
     step_ms = _units.median(device.train_step_ms.p50 for device in result.devices)
@@ -120,7 +133,7 @@ def _facts(result: Result, details: Details) -> dict[str, str]:
         "Strategy": result.strategy,
         "Data": details.data,
         "Devices": str(len(result.devices)),
-        "Rounds": str(len(result.rounds)),
+        "Rounds": str(len(result.aggregated)),
         "Seed": str(result.seed),
         "Wall time": _units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
         "Bytes up": _units.byte_text(sum(device.bytes_up for device in result.devices)),
@@ -142,18 +155,19 @@ def _pictures(result: Result, details: Details) -> list[Picture]:
 
 
 def _score_pictures(result: Result) -> list[Picture]:
-    if not _figures.has_scores(result.rounds):
+    rounds = result.aggregated
+    if not _figures.has_scores(rounds):
         return []
-    last = result.rounds[-1].scores
+    last = rounds[-1].scores
     ends = [f"{h.name} {_units.percent_text(h.metrics.macro_f1.mean)} %" for h in _headlines(last)]
     return [
         Picture(
             key="scores",
             title="Scores by round",
             caption="Macro-F1; the band is one standard deviation over the devices.",
-            alt=f"Line plot of macro-F1 over {len(result.rounds)} rounds. "
+            alt=f"Line plot of macro-F1 over {len(rounds)} rounds. "
             f"Last round: {', '.join(ends) or 'not scored'}.",
-            uri=_uri(_figures.scores_by_round(result.rounds)),
+            uri=_uri(_figures.scores_by_round(rounds)),
         )
     ]
 

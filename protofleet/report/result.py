@@ -12,35 +12,42 @@ from protofleet.errors import InputError, MissingDataError
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean and population standard deviation over devices, both in [0, 1]."""
+    """Mean and population standard deviation over devices."""
 
     mean: float
     std: float
 
 
 class Metrics(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of scoring the models."""
+    """One way of scoring the models; all in [0, 1]."""
 
     macro_f1: Spread
     accuracy: Spread
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The three scores; None where nothing was measured or the strategy has no such model.
+    """What was scored; None where nothing was measured or the strategy has no such model.
 
     Attributes:
         personalisation: each device's model on its own test part.
         generalisation: each device's model on all devices' test parts together.
         global_: the server's model on all devices' test parts together (``global`` in JSON).
+        own_loss: mean cross-entropy of each device's model on its own test part.
+        more: further scores on the devices' own test parts, by the strategy's name for them.
     """
 
     personalisation: Metrics | None = None
     generalisation: Metrics | None = None
     global_: Metrics | None = msgspec.field(default=None, name="global")
+    own_loss: Spread | None = None
+    more: dict[str, Metrics] = {}
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed round; ``participants`` counts the accepted updates."""
+    """One committed round; ``participants`` counts the accepted updates.
+
+    ``final``: the fit after the last round, from which nothing was aggregated.
+    """
 
     round_id: int
     seconds: float
@@ -48,6 +55,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     bytes_down: int
     scores: Scores
+    final: bool = False
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +85,11 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[Round, ...]
     scores: Scores
     devices: tuple[Device, ...]
+
+    @property
+    def aggregated(self) -> tuple[Round, ...]:
+        """The rounds without the final fit."""
+        return tuple(item for item in self.rounds if not item.final)
 
 
 _T = TypeVar("_T")

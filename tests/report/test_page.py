@@ -4,6 +4,7 @@ import base64
 import re
 from html.parser import HTMLParser
 
+import msgspec
 import numpy as np
 import pytest
 from report.fake_run import CLASSES, write_run
@@ -20,7 +21,7 @@ from protofleet.report import (
 )
 from protofleet.report._figures import principal_plane
 from protofleet.report._page import render
-from protofleet.report.result import Scores
+from protofleet.report.result import Scores, Spread
 
 
 class _Page(HTMLParser):
@@ -169,3 +170,27 @@ def test_the_projection_of_points_without_spread_is_the_origin(values):
     points, shares = principal_plane(values)
     assert np.allclose(points, 0)
     assert shares == (0, 0)
+
+
+def test_losses_and_further_scores_are_rows_and_a_final_fit_is_told(tmp_path):
+    """Names come from devices: they are text, whatever is in them."""
+    folder = write_run(tmp_path / "run", devices=2, rounds=2)
+    result = load_result(folder / "result.json")
+    last = result.rounds[-1]
+    metrics = last.scores.personalisation
+    scores = msgspec.structs.replace(
+        last.scores, own_loss=Spread(mean=0.125, std=0.5), more={"<i>before": metrics}
+    )
+    final = msgspec.structs.replace(last, round_id=3, final=True, scores=scores)
+    rounds = (*result.rounds, final)
+    save_result(
+        msgspec.structs.replace(result, rounds=rounds, scores=scores), folder / "result.json"
+    )
+    page = _page(folder)
+    assert "Loss on own test data" in page.text
+    assert "0.125" in page.text
+    assert "<i>before, macro-F1, %" in page.text
+    text = " ".join(page.text)
+    assert "fit after the last round" in text
+    assert "for 2 rounds" in text
+    assert "over 2 rounds" in page.pictures["scores"]["alt"]

@@ -111,6 +111,34 @@ def test_a_comparison_gives_change_and_ratio(tmp_path):
     assert rows["bytes up per round"].ratio == 1.0
 
 
+def _with_more(tmp_path, name, loss, **more):
+    """A run with a final fit, a loss and further scores."""
+    scores = {"personalisation": _SCORE, "own_loss": {"mean": loss, "std": 0.1}, "more": more}
+    one = _result()["rounds"][0]
+    last = {**one, "round_id": 2, "final": True, "bytes_up": 1000, "scores": scores}
+    return load_result(_write(tmp_path / name, _result(rounds=[one, last], scores=scores)))
+
+
+def test_a_comparison_has_losses_and_further_scores_of_either_run(tmp_path):
+    first = _with_more(tmp_path, "a.json", 0.5, **{"before fit": _SCORE})
+    second = _with_more(tmp_path, "b.json", 0.25, **{"<other>": _SCORE})
+    rows = {row.name: row for row in compare(first, second)}
+    assert (rows["own loss"].first, rows["own loss"].ratio) == (0.5, 0.5)
+    assert (rows["before fit accuracy (%)"].first, rows["before fit accuracy (%)"].second) == (
+        60,
+        None,
+    )
+    assert rows["<other> macro-F1 (%)"].second == 50
+    plain = load_result(_write(tmp_path / "c.json", _result()))
+    assert "own loss" not in {row.name for row in compare(plain, plain)}
+
+
+def test_a_final_fit_is_no_round_in_a_comparison(tmp_path):
+    first = _with_more(tmp_path, "a.json", 0.5)
+    rows = {row.name: row for row in compare(first, first)}
+    assert (rows["rounds"].first, rows["bytes up per round"].first) == (1, 10)
+
+
 def test_the_command_rebuilds_the_page_and_compares(tmp_path):
     run = CliRunner().invoke
     one = str(write_run(tmp_path / "one", rounds=2, devices=2))
