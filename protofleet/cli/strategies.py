@@ -29,7 +29,7 @@ def _describe(item: Description) -> str:
     rows = {
         "paper": item.paper,
         "programs": ", ".join(item.programs),
-        "goes down": ", ".join(item.travels.down),
+        "goes down": ", ".join(item.travels.down) or "nothing",
         "comes up": ", ".join(item.travels.up),
         "stays on the device": ", ".join(item.travels.personal),
     }

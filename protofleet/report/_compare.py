@@ -43,8 +43,12 @@ def _further_rows(*results: Result) -> dict[str, Callable[[Result], float | None
         rows["own loss"] = _own_loss
     for name in sorted({name for result in results for name in result.scores.more}):
         for metric, label in _METRICS.items():
-            rows[f"{name} {label} (%)"] = _score(lambda r, n=name: r.scores.more.get(n), metric)
+            rows[f"{name} {label} (%)"] = _score(_further(name), metric)
     return rows
+
+
+def _further(name: str) -> Callable[[Result], Metrics | None]:
+    return lambda result: result.scores.more.get(name)
 
 
 def _own_loss(result: Result) -> float | None:

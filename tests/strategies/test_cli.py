@@ -28,6 +28,16 @@ def test_people_read_the_same():
     assert "comes up             parameters, local prototypes, number of examples" in result.stdout
 
 
+def test_people_read_what_a_strategy_asks_of_server_and_registration():
+    listed = CliRunner().invoke(strategies).stdout.split("\n\n")
+    by_name = {item.partition("\n")[0]: item for item in listed}
+    assert "server programs      cross_entropy" in by_name["cdfl"]
+    assert "devices register     training samples of each class" in by_name["fedhp"]
+    assert "final fit            after the last round" in by_name["fedhp"]
+    assert "register" not in by_name["fedavg"]
+    assert "goes down            nothing" in by_name["local"]
+
+
 def test_the_program_knows_the_command():
     code = "from protofleet.cli import main; main(['strategies', '--json'])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
