@@ -149,11 +149,12 @@ def score_of(
 def quoted_scores(run: RunResult, select: Literal["best", "last"]) -> Scores:
     """The scores that stand for a run: of its final fit where there is one, else as selected.
 
-    ``best`` is ``coordinator.results.run_scores``; ``last`` the last round that was scored.
+    ``best`` chooses as ``coordinator.results.run_scores``; ``last`` takes the last round that was
+    scored. The server's model is that of the rounds, because a final fit is not aggregated.
     """
     rounds = [one.scores for one in trained(run)]
-    found = run_scores(rounds) if select == "best" else _last(rounds)
-    return {**found, **_last(one.scores for one in run.rounds if one.final)}
+    final = next((one.scores for one in run.rounds if one.final), None)
+    return run_scores(rounds if select == "best" else [_last(rounds)], final)
 
 
 def _last(rounds: Iterable[Scores]) -> Scores:
