@@ -15,6 +15,9 @@ pytestmark = [pytest.mark.mosquitto, pytest.mark.slow, pytest.mark.timeout(900)]
 _DEMO = [sys.executable, "-m", "protofleet", "demo"]
 
 
+_SECTIONS = ("personalisation", "generalisation", "global")
+
+
 def _processes_of(folder):
     """Command lines of living processes that name the run's folder."""
     found = []
@@ -70,8 +73,10 @@ def test_result_has_every_promised_field(run):
         assert one["participants"] == 2
         assert one["bytes_up"] > 1e6
         assert one["bytes_down"] > 1e6
-        assert one["scores"].keys() == {"personalisation", "generalisation", "global"}
-    for metrics in result["scores"].values():
+        assert one["scores"].keys() == {"own_loss", *_SECTIONS}
+        assert 0 < one["scores"]["own_loss"]["mean"] < 3
+    for section in _SECTIONS:
+        metrics = result["scores"][section]
         assert 0.5 < metrics["macro_f1"]["mean"] <= 1
         assert metrics["accuracy"]["std"] >= 0
     for device in result["devices"]:
