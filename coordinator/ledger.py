@@ -26,6 +26,7 @@ from protofleet.wire import blobs
 
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
+_to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -385,10 +386,6 @@ class Ledger:
                 for file in folder.iterdir():
                     file.unlink()
                 folder.rmdir()
-
-
-def _to_counts(text: str) -> tuple[int, ...]:
-    return msgspec.json.decode(text, type=tuple[int, ...])
 
 
 def _connect(path: Path) -> sqlite3.Connection:
