@@ -69,13 +69,26 @@ def _caption(table: Table) -> str:
 
 
 def _footnotes(table: Table) -> list[str]:
-    found = [f"{row.label}, {note}" for row in table.rows for note in row.notes]
+    found = [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
     if any(cell.over == "clients" for row in table.rows for cell in row.cells.values()):
         found.append(f"{_CLIENTS} std over the clients of one seed; elsewhere over the seeds")
     counted = " or ".join(_ENGINES[engine] for engine in table.engines)
     if counted:
         found.append(f"MB: per client and round, {counted}; s: median")
     return [*found, *filter(None, [table.note])]
+
+
+def _shared_notes(table: Table) -> dict[str, str]:
+    """Each note once, with the methods that it is true of."""
+    found: dict[str, list[str]] = {}
+    for row in table.rows:
+        for note in row.notes:
+            found.setdefault(note, []).append(row.label)
+    whole = len(table.rows)
+    return {
+        note: "every method" if len(labels) == whole > 1 else ", ".join(labels)
+        for note, labels in found.items()
+    }
 
 
 def _grid(table: Table, columns: Sequence[tuple[str, list[str]]]) -> Grid:

@@ -196,16 +196,16 @@ def _cell(
     mean = float(np.mean([value[0] for value in values]))
     return Cell(
         mean=mean,
-        **_spread(values, section),
+        **_spread(values, one_model=section == "global" or runs[0].clients == 1),
         paper=paper,
         difference=None if paper is None else mean - paper.mean,
     )
 
 
-def _spread(values: Sequence[tuple[float, float]], section: Section) -> dict[str, Any]:
+def _spread(values: Sequence[tuple[float, float]], *, one_model: bool) -> dict[str, Any]:
     if len(values) > 1:
         return {"std": float(np.std([mean for mean, _ in values])), "over": "seeds"}
-    if section == "global":  # one model, so no clients to differ
+    if one_model:  # the server's, or that of central training: no clients to differ
         return {}
     return {"std": values[0][1], "over": "clients"}
 

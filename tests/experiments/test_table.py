@@ -280,6 +280,20 @@ def test_the_text_marks_a_spread_over_clients_and_says_what_is_missing(table_of)
     assert "the tensors' own bytes" in text
 
 
+def test_a_note_that_is_true_of_several_methods_is_written_once(table_of):
+    methods = [a_method(label, rounds=5) for label in ("A", "B", "C")]
+    runs = [a_run(own_scores(0.6, 0.7), label=label) for label in ("A", "B", "C")]
+    note = "seed 1: 2 rounds instead of 5"
+    assert f"\nA, B, {note}\n" in shown(table_of(an_experiment(methods), *runs[:2]), 100)
+    assert f"\nevery method, {note}\n" in shown(table_of(an_experiment(methods), *runs), 100)
+
+
+def test_central_training_has_no_spread_over_clients(table_of):
+    run = msgspec.structs.replace(_TWO_RUNS[0], clients=1)
+    row = table_of(an_experiment([a_method(merged=True)]), run).rows[0]
+    assert row.cells["personalisation"].std is None
+
+
 def test_markdown_has_as_many_cells_in_every_line(table_of):
     methods = [a_method("A|B", "fedali", paper={"personalisation": {"mean": 81.0}}), a_method()]
     text = markdown(table_of(an_experiment(methods), *_TWO_RUNS))
