@@ -144,6 +144,7 @@ class Learner:
             y=y,
             boxes=None if own.boxes_train is None else own.boxes_train[:2],
             evaluate=evaluate,
+            confusion=lambda _params, _state, *, view=None: None,  # noqa: ARG005 - the tool's signature
         )
         try:
             strategy = self.strategy(declared.name, declared.settings)
