@@ -32,8 +32,34 @@ _MODULES = {
     "wisdm_windows": "derived",
 }
 
+_MAIN_FILES = {
+    "agnews": "agnews/t*.csv*",
+    "cifar10": "cifar10/cifar-10*",
+    "cifar100": "cifar100/cifar-100*",
+    "dreamt": "dreamt/**/S*_whole_df.csv",
+    "hhar": "hhar/[AP]*",
+    "hhar_windows": "hhar/hhar_phone_windows128_standardised.npz",
+    "mnist": "mnist/train-images-idx3-ubyte.gz",
+    "ppmi": "ppmi/*",
+    "realworld": "realworld/*",
+    "stanford40": "stanford40/*",
+    "svhn": "svhn/train_32x32.mat",
+    "ucihar": "ucihar/UCI HAR Dataset.zip",
+    "voc2012": "voc2012/*",
+    "wesad": "wesad/**/S*.pkl",
+    "wesad_features": "wesad/wesad_features_30s.tar.gz",
+    "wisdm": "wisdm/WISDM_ar_v1.1_raw.txt",
+    "wisdm_windows": "wisdm/wisdm_v1.1_windows128_standardised.npz",
+}
+"""What is looked for to tell that a data set is there; ``digits`` comes with scikit-learn."""
+
 NAMES = tuple(_MODULES)
 """Names that ``load`` knows."""
+
+
+def looks_present(name: str, root: Path) -> bool:
+    """Whether the main file of a data set is under ``root``; only ``load`` tells if it is whole."""
+    return name not in _MAIN_FILES or any(True for _ in root.glob(_MAIN_FILES[name]))
 
 
 def load(name: str, root: Path, options: Mapping[str, Any] | None = None) -> Pool:

@@ -68,7 +68,8 @@ class ScoreSettings(_Settings, frozen=True, kw_only=True):
         metric: ``macro_f1``, ``accuracy`` (mean over clients) or ``sample_accuracy`` (all test
             samples count alike).
         sections: columns, each from the round that ``select`` names.
-        select: ``best`` quotes the round of the best mean own accuracy, ``last`` the last one.
+        select: ``best`` quotes the round of the best mean own accuracy, ``last`` the last one,
+            which is the final fit where there is one.
         pooled_limit: test examples of all clients that the generalisation and global columns use,
             drawn once by the seed; 0: none, which saves most of an evaluation's time; absent: all.
         target: score of the first section; the table then tells the first round that reached it.

@@ -9,9 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as Grid
 
-from protofleet.datasets.catalogue import load
+from protofleet.datasets.catalogue import load, looks_present
 from protofleet.errors import InputError
-from protofleet.experiments.config import DataSource, committed, load_experiment
+from protofleet.experiments.config import DataSource, Experiment, committed, load_experiment
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,9 +24,10 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         methods: labels.
         seeds: one run each.
         rounds: of each run.
-        examples: data set → number of its examples, of those that are there; a published
+        present: data set → whether its main file was found.
+        examples: data set → number of its examples, of those that were loaded; a published
             excerpt has fewer than the whole.
-        missing: data set → what to put where.
+        missing: data set → what to put where, of those that are not there or not whole.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     rounds: int
+    present: dict[str, bool]
     examples: dict[str, int]
     missing: dict[str, str]
 
@@ -46,42 +48,49 @@ _Found = int | str
 """Number of examples, or why they can't be loaded."""
 
 
-def listed(data_root: Path | None) -> list[Listed]:
-    """Read all committed experiments, and each data set they name once.
+def listed(data_root: Path, *, check_data: bool = False) -> list[Listed]:
+    """Read all committed experiments.
 
     Args:
-        data_root: folder of the published data sets; None: do not look for them.
+        data_root: folder of the published data sets.
+        check_data: load each data set that they name, once, instead of looking for its main file.
 
     Raises:
         InputError: a committed file is wrong.
     """
     known: dict[bytes, _Found] = {}
-    return [_listed(name, path, data_root, known) for name, path in committed().items()]
+    found = []
+    for name, path in committed().items():
+        experiment = load_experiment(path)
+        loaded = {
+            source.name: _load(source, data_root, known)
+            for source in experiment.data
+            # A loader that finds nothing says at once what to put where.
+            if check_data or not looks_present(source.name, data_root)
+        }
+        found.append(_listed(name, experiment, loaded))
+    return found
 
 
-def _listed(name: str, path: Path, data_root: Path | None, known: dict[bytes, _Found]) -> Listed:
-    experiment = load_experiment(path)
-    found = (
-        {}
-        if data_root is None
-        else {source.name: _look_for(source, data_root, known) for source in experiment.data}
-    )
+def _listed(name: str, experiment: Experiment, loaded: dict[str, _Found]) -> Listed:
+    names = tuple(source.name for source in experiment.data)
     return Listed(
         name=name,
         title=experiment.title,
         paper=experiment.paper,
         table=experiment.table,
-        data=tuple(source.name for source in experiment.data),
+        data=names,
         methods=tuple(method.label for method in experiment.methods),
         seeds=experiment.seeds,
         rounds=experiment.rounds,
-        examples={key: value for key, value in found.items() if isinstance(value, int)},
-        missing={key: value for key, value in found.items() if isinstance(value, str)},
+        present={key: key not in loaded or isinstance(loaded[key], int) for key in names},
+        examples={key: value for key, value in loaded.items() if isinstance(value, int)},
+        missing={key: value for key, value in loaded.items() if isinstance(value, str)},
     )
 
 
-def _look_for(source: DataSource, data_root: Path, known: dict[bytes, _Found]) -> _Found:
-    """Load a data set, because only its loader knows what it needs; ``known`` keeps answers."""
+def _load(source: DataSource, data_root: Path, known: dict[bytes, _Found]) -> _Found:
+    """Load a data set, because only its loader knows all that it needs; ``known`` keeps answers."""
     key = msgspec.json.encode(source, order="sorted")
     if key not in known:
         try:
@@ -97,7 +106,7 @@ def show(found: list[Listed], console: Console) -> None:
     grid.add_column("name", no_wrap=True)
     grid.add_column("table of the paper")
     grid.add_column(f"methods {_TIMES}\nseeds {_TIMES} rounds", justify="right", no_wrap=True)
-    grid.add_column("data: examples", no_wrap=True)
+    grid.add_column("data", no_wrap=True)
     for one in found:
         size = f"{len(one.methods)} {_TIMES} {len(one.seeds)} {_TIMES} {one.rounds}"
         data = "\n".join(_data_text(one, name) for name in one.data)
@@ -108,6 +117,6 @@ def show(found: list[Listed], console: Console) -> None:
 
 
 def _data_text(one: Listed, name: str) -> str:
-    if name in one.missing:
+    if not one.present[name]:
         return f"{name}: none"
-    return f"{name}: {one.examples[name]:,}" if name in one.examples else name
+    return f"{name}: {one.examples[name]:,}" if name in one.examples else f"{name}: found"

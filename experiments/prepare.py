@@ -112,15 +112,24 @@ class Preparation:
         folder = self.folder / "bundles"
         seeded = folder / f"{key}-seed-{seed}.pfb"
         if not seeded.exists():
-            from protofleet.experiments.bundles import compile_model, reseed  # noqa: PLC0415 - torch
+            from protofleet.export.seeded import (  # noqa: PLC0415 - torch
+                Recipe,
+                compile_model,
+                reseed,
+            )
 
             folder.mkdir(parents=True, exist_ok=True)
             signing = load_or_create_signing_key(folder / "signing-key.pem")
             compiled = folder / f"{key}.pfb"
-            form = data.classes, data.input_shape
+            recipe = Recipe(
+                name=model.name,
+                settings=model.settings,
+                classes=data.classes,
+                input_shape=data.input_shape,
+            )
             if not compiled.exists():
-                compile_model(model, objectives, form, compiled, signing)
-            reseed(compiled, model, seed, seeded, signing)
+                compile_model(recipe, objectives, compiled, signing)
+            reseed(compiled, recipe, seed, seeded, signing)
         return seeded
 
     def _objectives(self, model: ModelSettings) -> tuple[str, ...]:

@@ -147,14 +147,17 @@ def score_of(
 
 
 def quoted_scores(run: RunResult, select: Literal["best", "last"]) -> Scores:
-    """The scores that stand for a run: of its final fit where there is one, else as selected.
+    """The scores that stand for a run.
 
-    ``best`` chooses as ``coordinator.results.run_scores``; ``last`` takes the last round that was
-    scored. The server's model is that of the rounds, because a final fit is not aggregated.
+    ``best`` chooses among all rounds as ``coordinator.results.run_scores``, the final fit being one
+    of them, so that methods with and without one are treated alike; ``last`` takes the final fit
+    where there is one, else the last round that was scored. The server's model is that of the
+    rounds, because a final fit is not aggregated.
     """
-    rounds = [one.scores for one in trained(run)]
+    if select == "best":
+        return run_scores(one.scores for one in run.rounds)
     final = next((one.scores for one in run.rounds if one.final), None)
-    return run_scores(rounds if select == "best" else [_last(rounds)], final)
+    return run_scores([_last(one.scores for one in trained(run))], final)
 
 
 def _last(rounds: Iterable[Scores]) -> Scores:

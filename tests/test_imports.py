@@ -22,8 +22,6 @@ _ALLOWED = {
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}
 _EVERYONES = {"errors", "durable", "threads"}
 _TORCH_SIDE = {"torch", "onnx", "onnxscript", "onnx_ir"}
-_DRAWS_VALUES = _ROOT / "experiments" / "bundles.py"
-"""Seeds a PyTorch model; loaded only when a bundle has to be made."""
 
 
 def _imports(path):
@@ -41,8 +39,7 @@ def test_folder_imports_only_what_the_table_allows(folder):
             parts = name.split(".")
             if parts[0] == "protofleet" and len(parts) > 1:
                 assert parts[1] in _ALLOWED[folder] | _EVERYONES | {folder}, f"{path.name}: {name}"
-            torch_side = folder == "export" or path == _DRAWS_VALUES
-            assert torch_side or parts[0] not in _TORCH_SIDE, f"{path.name}: {name}"
+            assert folder == "export" or parts[0] not in _TORCH_SIDE, f"{path.name}: {name}"
 
 
 def test_importing_the_edge_loads_nothing_heavy():
@@ -60,7 +57,7 @@ def test_experiments_load_torch_only_to_make_a_bundle():
     modules = sorted(
         f"protofleet.experiments.{path.stem}"
         for path in (_ROOT / "experiments").glob("*.py")
-        if path != _DRAWS_VALUES and path.stem != "__init__"
+        if path.stem != "__init__"
     )
     code = (
         f"import importlib, sys\nfor name in {modules!r}: importlib.import_module(name)\n"

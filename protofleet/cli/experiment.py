@@ -92,18 +92,21 @@ _data_root = click.option(
 
 @experiment.command("list")
 @_data_root
-@click.option("--no-data", is_flag=True, help="Do not look for the data, which takes seconds.")
+@click.option(
+    "--check-data",
+    is_flag=True,
+    help="Load each data set, which may take minutes: tells what is missing and where to put it.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def list_(*, data_root: Path | None, no_data: bool, as_json: bool) -> None:
+def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
     """Show the experiments that come with Protofleet, and whether their data are there."""
     import msgspec
     from rich.console import Console
 
     from protofleet.experiments.listing import listed, show
 
-    root = None if no_data else data_root or _default_data_root()
     with Console(stderr=True).status("looking for the data …"):
-        found = listed(root)
+        found = listed(data_root or _default_data_root(), check_data=check_data)
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

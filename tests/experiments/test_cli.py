@@ -91,12 +91,11 @@ def refused(capsys, *args):
 
 @pytest.mark.usefixtures("place")
 def test_the_list_has_every_committed_experiment(capsys):
-    assert ended("list", "--json", "--no-data") == 0
+    assert ended("list", "--json") == 0
     listed = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
     assert listed.keys() == committed().keys()
     assert "FedAli" in listed["fedali/table-1-hhar"]["methods"]
     assert listed["fedali/table-1-hhar"]["rounds"] == 600
-    assert listed["fedali/table-1-hhar"]["missing"] == {}
 
 
 def test_the_list_says_which_data_are_not_there_and_where_they_go(place, capsys):
@@ -112,12 +111,22 @@ def test_the_list_says_which_data_are_not_there_and_where_they_go(place, capsys)
 
 
 @pytest.mark.data
+def test_data_that_are_there_are_found_without_loading_them(data_root, monkeypatch):
+    monkeypatch.setattr(listing, "_load", lambda source, *_: f"{source.name}: absent")
+    found = {one.name: one.present for one in listing.listed(data_root)}
+    assert found["fedhp/mnist-small"] == {"mnist": True}
+    assert found["fedali/ucihar-small"] == {"ucihar": True}
+    assert found["fedali/table-1-hhar"] == {"hhar": False}
+    assert found["fedsub/wisdm"] == {"wisdm": False}
+
+
+@pytest.mark.data
 def test_the_examples_that_are_there_are_counted(data_root):
     """A data set is asked for once, whatever number of experiments name it."""
     known = {}
     source = DataSource(name="wisdm_windows")
-    assert listing._look_for(source, data_root, known) == 7292
-    assert listing._look_for(source, data_root / "nowhere", known) == 7292
+    assert listing._load(source, data_root, known) == 7292
+    assert listing._load(source, data_root / "nowhere", known) == 7292
 
 
 def test_the_table_of_stored_results_is_printed_written_and_drawn(place, capsys):
