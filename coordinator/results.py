@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -182,8 +183,12 @@ class Results:
 
 
 def _best(rounds: list[Scores], name: str) -> Scores:
-    scored = [one for one in rounds if name in one]
+    scored = [one for one in rounds if name in one and _is_number(one[name]["accuracy"]["mean"])]
     return max(scored, key=lambda one: float(one[name]["accuracy"]["mean"]), default={})
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _by_round(paid: Mapping[str, Mapping[int, Totals]]) -> dict[int, dict[str, dict[str, int]]]:

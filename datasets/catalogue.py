@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import operator
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_type_hints
+
+import msgspec
 
 from protofleet.datasets.pool import Pool
 from protofleet.errors import InputError
@@ -62,6 +67,16 @@ def looks_present(name: str, root: Path) -> bool:
     return name not in _MAIN_FILES or any(True for _ in root.glob(_MAIN_FILES[name]))
 
 
+def fingerprint(name: str, root: Path) -> list[tuple[str, int, int]]:
+    """Path, size and time of change (ns) of every file in a data set's folder."""
+    folder = root / _MAIN_FILES[name].split("/")[0] if name in _MAIN_FILES else None
+    files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else []
+    return [
+        (str(path.relative_to(root)), (stat := path.stat()).st_size, stat.st_mtime_ns)
+        for path in files
+    ]
+
+
 def load(name: str, root: Path, options: Mapping[str, Any] | None = None) -> Pool:
     """Load a data set.
 
@@ -85,4 +100,17 @@ def load(name: str, root: Path, options: Mapping[str, Any] | None = None) -> Poo
             f"data set '{name}': unknown option '{min(unknown)}'; "
             f"known are {', '.join(known) or 'none'}"
         )
+    hints = get_type_hints(loader)
+    try:
+        for key, value in (options or {}).items():
+            msgspec.convert(value, _as_in_a_file(hints[key]))
+    except msgspec.ValidationError as error:
+        raise InputError(f"data set '{name}', option '{key}': {error}") from error
     return loader(root, **(options or {}))
+
+
+def _as_in_a_file(hint: Any) -> Any:
+    """The type with text in the place of paths."""
+    if isinstance(hint, UnionType):
+        return functools.reduce(operator.or_, map(_as_in_a_file, get_args(hint)))
+    return str if hint is Path else hint

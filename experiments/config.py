@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -76,10 +79,18 @@ class ScoreSettings(_Settings, frozen=True, kw_only=True):
     """
 
     metric: Literal["macro_f1", "accuracy", "sample_accuracy"] = "macro_f1"
-    sections: tuple[Section, ...] = ("personalisation", "generalisation", "global")
+    sections: Annotated[tuple[Section, ...], Meta(min_length=1)] = (
+        "personalisation",
+        "generalisation",
+        "global",
+    )
     select: Literal["best", "last"] = "best"
     pooled_limit: Annotated[int, Meta(ge=0)] | None = None
     target: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+    def __post_init__(self) -> None:
+        if len(set(self.sections)) < len(self.sections):
+            raise ValueError("`sections`: expected each once")
 
 
 class Printed(_Settings, frozen=True, kw_only=True):
@@ -103,6 +114,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         settings: over ``[training]``.
         model: in place of the experiment's.
         rounds: in place of the experiment's.
+        cohort: in place of the experiment's.
         merged: one client holds everybody's training part: central training.
         paper: section → what the paper prints for this row.
     """
@@ -112,6 +124,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}
     model: ModelSettings | None = None
     rounds: Count | None = None
+    cohort: Literal["all"] | Amount | None = None
     merged: bool = False
     paper: dict[Section, Printed] = {}
 
@@ -158,10 +171,11 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     score: ScoreSettings = ScoreSettings()
 
     def __post_init__(self) -> None:
-        _check_differ("methods", "labels", [method.label for method in self.methods])
+        _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
         _check_differ("seeds", "seeds", self.seeds)
-        if self.cohort != "all":
-            _check_cohort(self.cohort)
+        for method in self.methods:
+            if (cohort := self.cohort_of(method)) != "all":
+                _check_cohort(cohort)
 
     def model_of(self, method: Method) -> ModelSettings:
         """What a method trains."""
@@ -170,6 +184,11 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     def rounds_of(self, method: Method) -> int:
         """How long it trains."""
         return method.rounds or self.rounds
+
+    def cohort_of(self, method: Method) -> Literal["all"] | Amount:
+        """Who takes part in its rounds."""
+        own = self.cohort if method.cohort is None else method.cohort
+        return "all" if method.merged else own
 
     def settings_of(self, method: Method, known: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a method's strategy: its own over those of ``[training]`` it knows."""
@@ -191,6 +210,24 @@ def _check_cohort(cohort: Amount) -> None:
         )
 
 
+def slug(method: Method) -> str:
+    """A method's label as the name of a folder."""
+    return re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-") or "method"
+
+
+def digest(experiment: Experiment, method: Method) -> str:
+    """Hash of all lines of a file that decide one method's numbers, seeds and rounds aside."""
+    alone = msgspec.structs.replace(
+        experiment,
+        methods=(msgspec.structs.replace(method, paper={}, rounds=None),),
+        rounds=1,
+        seeds=(0,),
+        score=ScoreSettings(pooled_limit=experiment.score.pooled_limit),
+        **dict.fromkeys(("title", "note", "paper", "table"), ""),
+    )
+    return hashlib.sha256(msgspec.json.encode(alone, order="sorted")).hexdigest()
+
+
 def load_experiment(path: Path) -> Experiment:
     """Read an experiment's file.
 
@@ -203,7 +240,7 @@ def load_experiment(path: Path) -> Experiment:
         raise InputError(
             f"experiment '{path}': {error.strerror}; see `protofleet experiment list`"
         ) from error
-    except (msgspec.DecodeError, InputError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"experiment '{path}': {error}; see docs/experiments.md") from error
 
 
@@ -225,7 +262,8 @@ def find(name: str) -> Path:
     known = committed()
     if name in known:
         return known[name]
+    close = difflib.get_close_matches(name, known, n=3)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise InputError(
-        f"experiment '{name}': no such file, and none of the committed ones "
-        f"({', '.join(known) or 'none'}); see `protofleet experiment list`"
+        f"experiment '{name}': no such file, and none that `protofleet experiment list` shows{hint}"
     )

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -26,7 +27,7 @@ from protofleet.coordinator.plan import Plan, policy_of
 from protofleet.coordinator.results import round_scores
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.durable import write_whole
-from protofleet.errors import InputError, ProtofleetError
+from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments import _worker
 from protofleet.experiments._worker import Kept, Outcome, Task, WorkerSpec
 from protofleet.experiments.run import Job, Watch
@@ -40,13 +41,13 @@ _CHECKPOINT = "checkpoint.safetensors"
 _CHECKPOINT_S = 60.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Run:
-    """A run's moving parts: the server's state, the clients' states, the rounds so far."""
+    """Where a run stands: the server's state, the clients' states, the rounds so far."""
 
     server: ServerState
-    clients: dict[str, Kept]
-    rounds: list[Round]
+    clients: Mapping[str, Kept]
+    rounds: tuple[Round, ...]
 
 
 def run_local(job: Job, *, workers: int, watch: Watch) -> RunResult:
@@ -66,16 +67,12 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> RunResult:
         watch(one)
     extra = 1 if plan.strategy.description.final_fit else 0
     federation = _Federation.of(job, plan)
-    saved_s = time.monotonic()
-    with _pool(job, plan, min(workers, len(job.clients))) as pool:
+    with _pool(job, plan, min(workers, len(job.clients))) as pool, _Saving(job, plan) as saving:
         for round_id in range(len(run.rounds) + 1, job.rounds + extra + 1):
-            done = federation.round(run, round_id, pool, final=round_id > job.rounds)
-            run.rounds.append(done)
-            watch(done)
-            if time.monotonic() - saved_s > _CHECKPOINT_S:
-                _save(job, plan, run)
-                saved_s = time.monotonic()
-    result = job.result(plan, "local", tuple(run.rounds), finished=True)
+            run = federation.round(run, round_id, pool, final=round_id > job.rounds)
+            saving.reached(run)
+            watch(run.rounds[-1])
+    result = job.result(plan, "local", run.rounds, finished=True)
     save_result(job.folder, result)
     (job.folder / _CHECKPOINT).unlink(missing_ok=True)
     return result
@@ -132,17 +129,17 @@ class _Federation:
             clients=tuple(sorted(job.clients)),
         )
 
-    def round(self, run: _Run, round_id: int, pool: ProcessPoolExecutor, *, final: bool) -> Round:
+    def round(self, run: _Run, round_id: int, pool: ProcessPoolExecutor, *, final: bool) -> _Run:
         """Train the cohort, aggregate, score."""
         started = time.perf_counter()
         tasks = self._tasks(run, round_id, final=final)
         outcomes = {one.client_id: one for one in pool.map(_worker.train, tasks)}
         records = [self._admit(one, round_id) for one in outcomes.values()]
-        run.clients.update({name: one.state for name, one in outcomes.items()})
-        run.server = self._next(run.server, round_id, outcomes, final=final)
+        clients = {**run.clients, **{name: one.state for name, one in outcomes.items()}}
+        server = self._next(run.server, round_id, outcomes, final=final)
         seconds = time.perf_counter() - started
         scored = self.scorer is not None and not final
-        return Round(
+        done = Round(
             round_id=round_id,
             seconds=round(seconds, 4),
             participants=len(outcomes),
@@ -150,10 +147,11 @@ class _Federation:
             bytes_down=sum(len(task.payload) for task in tasks),
             scores=round_scores(
                 [to_evaluation(record.evaluation) for record in records],
-                self.scorer(run.server) if self.scorer and scored else None,
+                self.scorer(server) if self.scorer and scored else None,
             ),
             final=final,
         )
+        return _Run(server, clients, (*run.rounds, done))
 
     def _tasks(self, run: _Run, round_id: int, *, final: bool) -> list[Task]:
         cohort = self.clients if final else self._cohort(round_id)
@@ -204,9 +202,32 @@ class _Federation:
         return replace(update, class_counts=np.array(outcome.class_counts, np.int64))
 
 
+class _Saving:
+    """Checkpoints now and then, and when the run ends before its last round, however it does."""
+
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self._job, self._plan = job, plan
+        self._unsaved: _Run | None = None
+        self._saved_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._unsaved is not None:
+            _save(self._job, self._plan, self._unsaved)
+
+    def reached(self, run: _Run) -> None:
+        """One more round is done."""
+        self._unsaved = run
+        if time.monotonic() - self._saved_s > _CHECKPOINT_S:
+            _save(self._job, self._plan, run)
+            self._unsaved, self._saved_s = None, time.monotonic()
+
+
 def _save(job: Job, plan: Plan, run: _Run) -> None:
     """Results first: a checkpoint is of no use without the rounds that led to it."""
-    save_result(job.folder, job.result(plan, "local", tuple(run.rounds), finished=False))
+    save_result(job.folder, job.result(plan, "local", run.rounds, finished=False))
     tensors = {
         f"client/{name}": np.frombuffer(kept.blob, np.uint8) for name, kept in run.clients.items()
     }
@@ -221,13 +242,13 @@ def _save(job: Job, plan: Plan, run: _Run) -> None:
 
 
 def _restored(job: Job, plan: Plan) -> _Run:
-    fresh = _Run(plan.server_init(), {}, [])
+    fresh = _Run(plan.server_init(), {}, ())
     file, result = job.folder / _CHECKPOINT, load_run(job.folder)
     if result is None or not file.is_file():
         return fresh
     data = file.read_bytes()
-    tensors, metadata = blobs.decode(data, max_bytes=len(data))
     try:
+        tensors, metadata = blobs.decode(data, max_bytes=len(data))
         about = msgspec.json.decode(metadata["checkpoint"])
         if about["identity"] != job.identity(plan, "local"):
             return fresh
@@ -236,7 +257,7 @@ def _restored(job: Job, plan: Plan) -> _Run:
             name: Kept(round_id=round_id, blob=tensors[f"client/{name}"].tobytes())
             for name, round_id in about["clients"].items()
         }
-    except (KeyError, msgspec.DecodeError) as error:
+    except (KeyError, msgspec.DecodeError, RefusedError) as error:
         raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
     state = ServerState(round_id=about["round_id"], tensors=server)
-    return _Run(state, clients, list(result.rounds[: state.round_id]))
+    return _Run(state, clients, result.rounds[: state.round_id])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
 from protofleet.coordinator.config import FederationConfig
+from protofleet.errors import UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, save_result
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
 from protofleet.wire.broker import local_broker
 
+_CONNECT_S = 5.0
 _COMPILED = {"PROTOFLEET_NUMBA": "1"}
 """The coordinator computes with the kernels of the local engine."""
 
@@ -50,10 +54,23 @@ def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> RunResult:
 @contextmanager
 def _broker(url: str | None) -> Iterator[str]:
     if url is not None:
+        _reach(url)
         yield url
         return
     with local_broker() as started:
         yield started
+
+
+def _reach(url: str) -> None:
+    """Devices and coordinator would wait for a lost broker; one that never was is a mistake."""
+    place = urlsplit(url)
+    try:
+        port = place.port or (8883 if place.scheme == "mqtts" else 1883)
+        socket.create_connection((place.hostname or "", port), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise UnavailableError(
+            f"broker {url}: {error}; expected mqtt://host:port of a running broker"
+        ) from error
 
 
 def _federation_name(job: Job) -> str:

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.datasets import DeviceData
-from protofleet.datasets.catalogue import load
+from protofleet.datasets.catalogue import fingerprint, load
 from protofleet.datasets.federate import federate, pooled, without_classes
 from protofleet.datasets.partition import label_removal
 from protofleet.datasets.pool import Pool
@@ -52,6 +53,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         pooled: ``x_test`` and ``y_test`` of all clients, or None if the experiment wants none.
         classes: class names.
         input_shape: of one example.
+        key: hash of everything that they were made from.
     """
 
     clients: dict[str, ClientFiles]
@@ -59,6 +61,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     pooled: Path | None
     classes: tuple[str, ...]
     input_shape: tuple[int, ...]
+    key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,16 +88,20 @@ class Preparation:
         experiment = self.experiment
         drawn = seed if experiment.partition_seed is None else experiment.partition_seed
         about = [experiment.data, experiment.partition, experiment.split, experiment.dynamic]
-        key = _digest([*about, drawn, experiment.score.pooled_limit])
+        files = [fingerprint(source.name, self.data_root) for source in experiment.data]
+        named = [_named_files(source.options) for source in experiment.data]
+        key = _digest([*about, files, named, drawn, experiment.score.pooled_limit])
         folder = self.folder / "data" / key[:16]
         index = folder / "index.json"
-        if index.is_file():
-            return msgspec.json.decode(index.read_bytes(), type=Prepared, dec_hook=_to_path)
+        if (found := _read_index(index)) is not None:
+            return found
         folder.mkdir(parents=True, exist_ok=True)
         pool = _pool(msgspec.json.encode(experiment.data), self.data_root)
         clients = federate(pool, experiment.partition, experiment.split, seed=drawn)
-        prepared = _write(experiment, clients, folder, drawn)
-        replace_whole(index, msgspec.json.format(msgspec.json.encode(prepared, enc_hook=str)))
+        prepared = _write(experiment, clients, folder, (drawn, key))
+        # Relative, so that the results may be moved.
+        data = msgspec.json.encode(prepared, enc_hook=lambda path: str(path.relative_to(folder)))
+        replace_whole(index, msgspec.json.format(data))
         return prepared
 
     def bundle(self, method: Method, seed: int, data: Prepared) -> Path:
@@ -108,7 +115,10 @@ class Preparation:
         """
         model = self.experiment.model_of(method)
         objectives = self._objectives(model)
-        key = _digest([model, objectives, data.classes, data.input_shape])[:16]
+        made_by = [version(package) for package in ("protofleet", "torch")]
+        named = _named_files(model.settings)
+        about = [model, objectives, data.classes, data.input_shape, made_by, named]
+        key = _digest(about)[:16]
         folder = self.folder / "bundles"
         seeded = folder / f"{key}-seed-{seed}.pfb"
         if not seeded.exists():
@@ -155,8 +165,20 @@ def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
-def _to_path(kind: type, value: Any) -> Any:
-    return kind(value)
+def _read_index(index: Path) -> Prepared | None:
+    """What was prepared before; None if there is nothing, or nothing whole."""
+    try:
+        return msgspec.json.decode(
+            index.read_bytes(), type=Prepared, dec_hook=lambda _, value: index.parent / value
+        )
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _named_files(options: Mapping[str, Any]) -> list[tuple[str, int, int]]:
+    """Name, size and time of the files that options name."""
+    paths = [Path(value) for value in options.values() if isinstance(value, str)]
+    return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
 
 
 @cache
@@ -207,9 +229,10 @@ def _stacked(parts: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
 
 
 def _write(
-    experiment: Experiment, clients: Mapping[str, DeviceData], folder: Path, seed: int
+    experiment: Experiment, clients: Mapping[str, DeviceData], folder: Path, drawn: tuple[int, str]
 ) -> Prepared:
     files = {}
+    seed, key = drawn
     removal = _removal(experiment, clients, seed)
     for name, data in clients.items():
         own = folder / f"{name}.npz"
@@ -230,6 +253,7 @@ def _write(
         pooled=_write_pooled(everybody, experiment.score.pooled_limit, folder, seed),
         classes=everybody.classes,
         input_shape=tuple(everybody.x_train.shape[1:]),
+        key=key,
     )
 
 

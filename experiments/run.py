@@ -8,12 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from protofleet.coordinator.config import (
-    Amount,
     CohortSettings,
     EvaluationSettings,
     FederationConfig,
@@ -24,7 +23,7 @@ from protofleet.coordinator.config import (
 )
 from protofleet.coordinator.plan import Plan, make_plan
 from protofleet.coordinator.results import run_scores
-from protofleet.experiments.config import Experiment, Method
+from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
 from protofleet.experiments.store import Engine, Round, RunResult
 from protofleet.strategies import build
@@ -82,7 +81,6 @@ class Job:
     def plan(self, broker: str) -> Plan:
         """The federation that the run is."""
         bundle = Bundle.open(self.bundle)
-        size: Literal["all"] | Amount = "all" if self.method.merged else self.experiment.cohort
         config = FederationConfig(
             federation="experiment",
             broker=broker,
@@ -91,7 +89,9 @@ class Job:
             rounds=self.rounds,
             seed=self.seed,
             strategy=StrategySettings(name=self.method.strategy, settings=self.settings(bundle)),
-            cohort=CohortSettings(size=size, minimum=len(self.clients)),
+            cohort=CohortSettings(
+                size=self.experiment.cohort_of(self.method), minimum=len(self.clients)
+            ),
             round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
             limits=LimitSettings(update_bytes=_UPDATE_BYTES),
             evaluation=EvaluationSettings(pooled=self.data.pooled),
@@ -101,17 +101,16 @@ class Job:
 
     def identity(self, plan: Plan, engine: Engine) -> str:
         """Hash of everything that decides the numbers."""
-        params = plan.model.params
         about = [
             engine,
             plan.strategy.description.name,
             plan.settings,
             self.seed,
             self.rounds,
-            self.experiment.cohort,
-            params.layout.hash,
-            hashlib.sha256(params.buffer.tobytes()).hexdigest(),
-            str(self.data.merged.parent.name),
+            self.experiment.cohort_of(self.method),
+            {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
+            self.data.key,
+            sorted(self.clients),
         ]
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
 
@@ -131,6 +130,7 @@ class Job:
             scores=run_scores(one.scores for one in rounds),
             clients=len(self.clients),
             parameters=plan.model.params.layout.size,
+            digest=digest(self.experiment, self.method),
             environment={
                 "python": platform.python_version(),
                 "machine": f"{platform.system()} {platform.machine()}",

@@ -12,6 +12,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from protofleet.durable import lock
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.local import run_local
@@ -19,8 +20,10 @@ from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.run import Job
 from protofleet.experiments.store import Engine, Round, RunResult, load_run, run_folder
+from protofleet.experiments.table import METRICS
 
 _MARKER = "identity"
+_NOWHERE = "mqtt://127.0.0.1"
 _LINES = 10
 """Of progress per run where no terminal shows a bar."""
 
@@ -67,27 +70,50 @@ def run_experiment(
         InputError: unknown method, strategy, setting, model or data set.
         MissingDataError: a data set is absent; the message says what to put where.
     """
-    preparation = Preparation(
-        experiment=experiment, folder=folder.resolve(), data_root=options.data_root
-    )
-    results = []
-    for seed in options.seeds or experiment.seeds:
-        console.print(f"seed {seed}: dividing the data", style="dim")
-        data = preparation.data(seed)
-        for method in _chosen(experiment, options.labels):
-            console.print(f"seed {seed}, {method.label}: compiling the model", style="dim")
-            job = Job(
-                experiment=experiment,
-                method=method,
-                seed=seed,
-                rounds=options.rounds or experiment.rounds_of(method),
-                bundle=preparation.bundle(method, seed, data),
-                data=data,
-                folder=run_folder(folder.resolve(), method, seed),
-                name=name,
-            )
-            results.append(_run(job, options, console))
-    return results
+    folder = folder.resolve()
+    methods = _chosen(experiment, options.labels)
+    folder.mkdir(parents=True, exist_ok=True)
+    taken = f"folder {folder}: another run is writing into it; wait, or choose another --out"
+    with lock(folder / "lock", taken=taken):
+        preparation = Preparation(experiment=experiment, folder=folder, data_root=options.data_root)
+        results = []
+        for seed in options.seeds or experiment.seeds:
+            console.print(f"seed {seed}: dividing the data", style="dim")
+            data = preparation.data(seed)
+            jobs = []
+            for (
+                method
+            ) in methods:  # all of them first: what is wrong shows before hours of training
+                console.print(f"seed {seed}, {method.label}: compiling the model", style="dim")
+                jobs.append(
+                    Job(
+                        experiment=experiment,
+                        method=method,
+                        seed=seed,
+                        rounds=options.rounds or experiment.rounds_of(method),
+                        bundle=preparation.bundle(method, seed, data),
+                        data=data,
+                        folder=run_folder(folder, method, seed),
+                        name=name,
+                    )
+                )
+            _check_settings(experiment, jobs)
+            results += [_run(job, options, console) for job in jobs]
+        return results
+
+
+def _check_settings(experiment: Experiment, jobs: Sequence[Job]) -> None:
+    """Raise InputError for a setting that a method, or in ``[training]`` every method, lacks."""
+    known: set[str] = set()
+    for job in jobs:
+        settings = job.plan(_NOWHERE).strategy.settings
+        known |= set(settings.__struct_fields__)
+    unknown = experiment.training.keys() - known
+    if unknown and len(jobs) == len(experiment.methods):
+        raise InputError(
+            f"[training]: no method's strategy knows '{min(unknown)}'; known are "
+            f"{', '.join(sorted(known))}"
+        )
 
 
 def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method]:
@@ -101,14 +127,15 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
 
 def _run(job: Job, options: RunOptions, console: Console) -> RunResult:
     done = load_run(job.folder)
-    plan = job.plan(options.broker or "mqtt://127.0.0.1")
+    plan = job.plan(_NOWHERE)
     identity = job.identity(plan, options.engine)
     if done and done.finished and done.identity == identity:
         console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")
         return done
     _claim(job.folder, identity)
     extra = 1 if plan.strategy.description.final_fit else 0
-    with _Shown(console, f"seed {job.seed}, {job.method.label}", job.rounds + extra) as shown:
+    title = f"seed {job.seed}, {job.method.label}"
+    with _Shown(console, title, job.rounds + extra, job.experiment.score.metric) as shown:
         if options.engine == "mqtt":
             return run_mqtt(job, broker=options.broker, watch=shown.round)
         workers = options.workers or os.cpu_count() or 1
@@ -116,19 +143,24 @@ def _run(job: Job, options: RunOptions, console: Console) -> RunResult:
 
 
 def _claim(folder: Path, identity: str) -> None:
-    """Make the folder this run's; what a run of other settings left there goes."""
+    """Make the folder this run's; what a run of other settings left there is put aside."""
     marker = folder / _MARKER
-    if not marker.is_file() or marker.read_text() != identity:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        marker.write_text(identity)
+    if marker.is_file() and marker.read_text() == identity:
+        return
+    if folder.exists():
+        aside = folder.with_name(f"{folder.name}.old")
+        shutil.rmtree(aside, ignore_errors=True)
+        folder.rename(aside)
+    folder.mkdir(parents=True)
+    marker.write_text(identity)
 
 
 class _Shown:
     """A bar on a terminal, some lines elsewhere."""
 
-    def __init__(self, console: Console, title: str, rounds: int) -> None:
+    def __init__(self, console: Console, title: str, rounds: int, metric: str) -> None:
         self._console, self._title, self._rounds = console, title, rounds
+        self._metric = metric
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -149,17 +181,17 @@ class _Shown:
 
     def round(self, done: Round) -> None:
         """One more round is finished."""
-        text = f"{self._title}: {_scores(done)}"
+        text = f"{self._title}: {_scores(done, self._metric)}"
         self._progress.update(self._task, completed=done.round_id, description=text)
         step = max(1, self._rounds // _LINES)
         if not self._console.is_terminal and (done.round_id % step == 0 or done.final):
             self._console.print(f"{text}, round {done.round_id}/{self._rounds}", soft_wrap=True)
 
 
-def _scores(done: Round) -> str:
+def _scores(done: Round, metric: str) -> str:
     shown = [
-        f"{name} {100 * metrics['macro_f1']['mean']:.1f}"
+        f"{name} {100 * metrics[metric]['mean']:.1f}"
         for name, metrics in done.scores.items()
-        if isinstance(metrics, dict) and "macro_f1" in metrics
+        if isinstance(metrics, dict) and metric in metrics
     ]
-    return "macro-F1 " + ", ".join(shown) if shown else "no scores"
+    return f"{METRICS[metric]} " + ", ".join(shown) if shown else "no scores"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import msgspec
 
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError
-from protofleet.experiments.config import Experiment, Method
+from protofleet.experiments.config import Experiment, Method, slug
 
 Engine = Literal["local", "mqtt"]
 _FILE = "result.json"
@@ -43,6 +42,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         identity: hash of everything that decides the numbers; a changed experiment runs anew.
+        digest: of the file's lines that decide them (``config.digest``).
         engine: what ran it.
         finished: whether all rounds are done.
         rounds: those that are.
@@ -64,12 +64,12 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     clients: int = 0
     parameters: int = 0
     environment: dict[str, str] = {}
+    digest: str = ""
 
 
 def run_folder(folder: Path, method: Method, seed: int) -> Path:
     """Where one method with one seed keeps its things."""
-    slug = re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-")
-    return folder / (slug or "method") / f"seed-{seed}"
+    return folder / slug(method) / f"seed-{seed}"
 
 
 def save_result(folder: Path, result: RunResult) -> None:
@@ -95,9 +95,9 @@ def load_run(folder: Path) -> RunResult | None:
 
 def load_results(folder: Path, experiment: Experiment) -> list[RunResult]:
     """All results of an experiment's methods and seeds, in the file's order."""
-    found = (
-        load_run(run_folder(folder, method, seed))
+    found = [
+        (method.label, load_run(run_folder(folder, method, seed)))
         for method in experiment.methods
         for seed in experiment.seeds
-    )
-    return [result for result in found if result is not None]
+    ]
+    return [result for label, result in found if result is not None and result.label == label]

@@ -55,7 +55,7 @@ class CdflSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     restarts: int = 10
     images_per_centroid: int = 3
     uploaders: float = 0.5
-    newcomers: bool = False
+    newcomers: bool = True
     validation: float = 0.2
     split_seed: int = 0
     server_epochs: int = 1

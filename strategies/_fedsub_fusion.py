@@ -241,4 +241,6 @@ def _norm(table: Weights) -> float:
 def _scaled(table: Weights, length: float) -> Weights:
     """``table`` brought to a Frobenius norm; zeros stay zeros."""
     norm = _norm(table)
-    return (table * (length / norm)).astype(np.float32) if norm else table
+    if not norm:
+        return table
+    return (table.astype(np.float64) * (length / norm)).astype(np.float32)

@@ -36,8 +36,9 @@ Deviations:
       k-means, the order of the networks, everyone uploading in round 1. m = 3 is the paper's for 30
       clients; for 10 it has up to 9.
     - N, of which the uploaders are the half, counts the clients that have uploaded before: the
-      server knows no others. So a client that joins after round 1 never uploads;
-      ``newcomers = true`` lets it upload once, and be ranked from then on.
+      server knows no others. A client that is first invited after round 1 uploads once, and is
+      ranked from then on, so that the server gets an S_i of every client; ``newcomers = false``
+      leaves it out.
     - An uploader that is not invited or not done in time does not upload; if nobody does, network
       and uploaders stay as they are. What others upload is left out.
     - Buffers of the model (batch-norm statistics) travel and are averaged like parameters, because

@@ -269,7 +269,8 @@ def _aggregate(
     def bodies() -> Iterator[tuple[NDArray[np.float32], int]]:
         for update in ordered(updates):
             if update.num_examples:
-                terms.append((update.tensors[_PROTOTYPES], _weights(context, update)))
+                # A copy: a view would keep the whole update in memory.
+                terms.append((np.array(update.tensors[_PROTOTYPES]), _weights(context, update)))
                 body = {name: update.tensors[name] for name in context.shared.shapes}
                 yield TensorMap.pack(body, context.shared).buffer, update.num_examples
 

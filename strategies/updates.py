@@ -166,6 +166,8 @@ def _to_counts(name: str, rows: _Rows) -> NDArray[np.int64]:
         raise RefusedError("update-schema", f"evaluation '{name}': expected a square of counts")
     for count in (value for row in rows for value in row):
         _check_count(f"evaluation '{name}'", count)
+    # Each fits a float; so must all together, or sums in int64 wrap around.
+    _check_count(f"evaluation '{name}', in all", sum(map(sum, rows)))
     return np.array(rows, np.int64).reshape(len(rows), len(rows))
 
 

@@ -147,6 +147,7 @@ def run(
     """
     from rich.console import Console
 
+    from protofleet.errors import UnavailableError
     from protofleet.experiments.config import find, load_experiment
     from protofleet.experiments.runner import RunOptions, run_experiment
 
@@ -170,6 +171,8 @@ def run(
     except KeyboardInterrupt:
         console.print(f"\nstopped; '{folder}' keeps what is done: the same command goes on")
         sys.exit(130)
+    except OSError as error:
+        raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
     _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
 
 

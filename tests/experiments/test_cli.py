@@ -199,7 +199,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(place):
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith("seed 5, Local, alone: macro-F1"):
+            if line.startswith("seed 5, Local, alone: accuracy"):
                 os.kill(process.pid, signal.SIGINT)
                 break
         rest = process.stdout.read()

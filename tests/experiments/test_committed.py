@@ -271,7 +271,7 @@ def test_an_experiment_takes_part_of_its_fields_from_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (HEAD + METHOD + METHOD, "labels that differ, got 'a' twice"),
+        (HEAD + METHOD + METHOD, "labels (in letters and digits) that differ, got 'a' twice"),
         (HEAD + "seeds = [1, 1]\n" + METHOD, "seeds that differ, got 1 twice"),
         (HEAD + "cohort = 1.5\n" + METHOD, "a fraction above 0 up to 1.0, got 1.5"),
         (HEAD + "cohort = 0\n" + METHOD, "a count from 1"),

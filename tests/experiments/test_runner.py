@@ -10,12 +10,13 @@ import pytest
 from rich.console import Console
 
 from protofleet.datasets import load_device_data, load_pooled
-from protofleet.errors import InputError
+from protofleet.durable import lock
+from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments import local
 from protofleet.experiments.config import Experiment
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
-from protofleet.experiments.store import load_results, run_folder
+from protofleet.experiments.store import load_results, load_run, run_folder
 
 _MLP = {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}}
 _BASE = {
@@ -27,7 +28,7 @@ _BASE = {
     "model": _MLP,
     "rounds": 2,
     "seeds": [1],
-    "training": {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.05}, "no_such_setting": 1},
+    "training": {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.05}},
     "methods": [{"label": "FedAvg", "strategy": "fedavg"}],
 }
 
@@ -81,7 +82,6 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(run, tmp_path, monkeypatc
         score={"pooled_limit": 0},
     )
     whole = run(chosen)
-    monkeypatch.setattr(local, "_CHECKPOINT_S", 0.0)
     train = local._Federation.round
 
     def interrupted(self, run, round_id, pool, *, final):
@@ -115,6 +115,24 @@ def test_a_finished_run_is_not_run_again_but_a_changed_one_is(run, monkeypatch):
     assert scores(run(experiment())) == scores(first)
     with pytest.raises(pytest.fail.Exception, match="it ran again"):
         run(experiment(rounds=3))
+
+
+@pytest.mark.slow
+def test_a_change_that_decides_numbers_runs_anew_and_the_old_run_is_put_aside(run, tmp_path):
+    """Central training in place of the federation."""
+    (first,) = run(experiment())
+    merged = experiment(methods=[{"label": "FedAvg", "strategy": "fedavg", "merged": True}])
+    (second,) = run(merged)
+    assert (first.clients, second.clients) == (3, 1)
+    folder = run_folder(tmp_path / "runs", merged.methods[0], 1)
+    assert load_run(folder.with_name("seed-1.old")) == first
+
+
+def test_two_runs_do_not_share_a_folder(run, tmp_path):
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    with lock(folder / "lock", taken="mine"), pytest.raises(UnavailableError, match="another run"):
+        run(experiment())
 
 
 @pytest.mark.slow
@@ -158,10 +176,13 @@ def test_classes_that_go_come_back_one_by_one(tmp_path):
         assert set(grown) == {1}
 
 
+@pytest.mark.slow
 def test_an_unknown_method_strategy_or_model_is_named(run):
     with pytest.raises(InputError, match="method 'FedSGD': not in the experiment; it has FedAvg"):
         run(experiment(), labels=["FedSGD"])
     with pytest.raises(InputError, match="unknown strategy 'fedsgd'"):
         run(experiment(methods=[{"label": "x", "strategy": "fedsgd"}]))
+    with pytest.raises(InputError, match="no method's strategy knows 'epoch'"):
+        run(experiment(training={"epoch": 1}))
     with pytest.raises(InputError, match="unknown field `lrr`"):
         run(experiment(methods=[{"label": "x", "strategy": "fedavg", "settings": {"lrr": 1}}]))

@@ -208,10 +208,11 @@ def test_the_better_half_by_accuracy_on_validation_images_uploads_next():
     before = strategy.server_init(toy.new_model(), new_rng())
     assert asked(strategy, before, "abcde") == list("abcde")
     server = aggregate(strategy, updates)
-    assert asked(strategy, server, "abcde") == ["b", "c"]
-    assert asked(cdfl(newcomers=True), server, "abcde") == ["b", "c", "e"]
-    assert asked(cdfl(), aggregate(cdfl(uploaders=0.75), updates), "abcde") == ["a", "b", "c"]
-    assert asked(cdfl(), aggregate(cdfl(uploaders=0), updates), "abcde") == ["b"]
+    assert asked(strategy, server, "abcde") == ["b", "c", "e"]
+    assert asked(cdfl(newcomers=False), server, "abcde") == ["b", "c"]
+    more, fewer = (cdfl(newcomers=False, uploaders=share) for share in (0.75, 0))
+    assert asked(more, aggregate(more, updates), "abcde") == ["a", "b", "c"]
+    assert asked(fewer, aggregate(fewer, updates), "abcde") == ["b"]
 
 
 def test_the_trained_network_ranks_and_not_the_average():
