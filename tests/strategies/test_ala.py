@@ -319,6 +319,15 @@ def test_a_newcomer_in_a_later_round_mixes_the_bundle_s_model(model, make_tools)
     np.testing.assert_allclose(plugged.weights, [0.7, 1.0], rtol=1e-6)  # 1 - 0.1·(3·1, 1·-3), cut
 
 
+def test_round_1_mixes_nothing_even_if_the_device_has_another_model(model, make_tools):
+    """A device that kept a store of another federation starts from what it received."""
+    plugged = Plugged("fedavg", model, make_tools)
+    tensors = {**plugged.state.tensors, "params/w": np.float32([9, 9])}
+    plugged.state = dataclasses.replace(plugged.state, tensors=tensors)
+    plugged.round(1, [3, 1])
+    assert "ala/w" not in plugged.state.tensors
+
+
 def test_weights_of_another_model_are_refused(model, make_tools):
     plugged = Plugged("fedavg", model, make_tools)
     plugged.round(1, [0, 0])

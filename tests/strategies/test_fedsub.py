@@ -322,6 +322,18 @@ def test_hostile_content_is_fused_without_error():
         assert (state.tensors["clusters/labels"][:, 1] == -1).all()
 
 
+@pytest.mark.parametrize("normalise", ["norm", "unit"])
+def test_weights_next_to_nothing_leave_others_finite(normalise):
+    """The leader's weights are 1e-42: the scale of the others does not fit single precision."""
+    model, clients = _two_clients()
+    for value in clients[0]["tensors"].values():
+        value[...] = 1e-42
+    clients[0] |= {"counts": np.array([9, 9]), "accuracy": np.ones(2, np.float32)}
+    settings = {"fusion": "leadership", "normalise": normalise, "subnetworks": "whole"}
+    strategy = build("fedsub", settings, model)
+    blobs.check_finite(_aggregated(strategy, model, _updates(clients, leadership=True)).tensors)
+
+
 def test_a_negative_count_is_none():
     """With shares among all clients the counts of class 1 would add up to 0."""
     model, clients = _two_clients()

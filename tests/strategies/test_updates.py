@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -84,3 +85,12 @@ def test_counts_of_very_many_classes_are_left_out_and_the_update_still_travels(c
     found, _ = unpack_update(pack_update(update, Costs()), max_bytes=10**7)
     evaluation = found.evaluation
     assert (evaluation.own is not None, evaluation.pooled is not None) == kept
+
+
+def test_counts_that_wrap_around_in_their_sum_are_refused():
+    """2048 counts of 2^53 - 1 add up to nearly 2^64: as int64 less than nothing."""
+    counts = np.zeros((46, 46), np.int64)
+    counts.reshape(-1)[:2048] = 2**53 - 1
+    update = dataclasses.replace(_update(), evaluation=Evaluation(own=counts))
+    with pytest.raises(RefusedError, match="evaluation 'own', in all: expected a count"):
+        unpack_update(pack_update(update, Costs()), max_bytes=10**6)
