@@ -86,7 +86,9 @@ def _simplify(model: ir.Model) -> None:
     ONNX Runtime fuses the rest when it loads; the exporter's own rewriting takes longer than
     everything else together.
     """
-    fold_constants(model, onnx_shape_inference=False)
+    # What is larger than an initialiser may be stays an operator: a table of zeros, for example.
+    limit = _MAX_INITIALISER_BYTES // 8
+    fold_constants(model, onnx_shape_inference=False, output_size_limit=limit)
     passes.Sequential(
         common.IdentityEliminationPass(),
         common.RemoveUnusedNodesPass(),
