@@ -16,7 +16,7 @@ _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 # The same examples in every run; HYPOTHESIS_PROFILE=default draws new ones.
-settings.register_profile("fixed", derandomize=True)
+settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 

@@ -35,7 +35,7 @@ paper = {personalisation = {mean = 90.0}}
 [[methods]]
 label = "Local, alone"
 strategy = "local"
-rounds = 30
+rounds = 120
 """
 
 
