@@ -44,6 +44,8 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _TIMES = "\u00d7"
+_WIDE = 100
+"""Columns of a terminal that have room for the table's name."""
 _Found = int | str
 """Number of examples, or why they can't be loaded."""
 
@@ -104,13 +106,15 @@ def show(found: list[Listed], console: Console) -> None:
     """Print a line for each, then what to put where."""
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     grid.add_column("name", no_wrap=True)
-    grid.add_column("table of the paper")
+    wide = console.width >= _WIDE
+    if wide:
+        grid.add_column("table of the paper")
     grid.add_column(f"methods {_TIMES}\nseeds {_TIMES} rounds", justify="right", no_wrap=True)
     grid.add_column("data", no_wrap=True)
     for one in found:
         size = f"{len(one.methods)} {_TIMES} {len(one.seeds)} {_TIMES} {one.rounds}"
         data = "\n".join(_data_text(one, name) for name in one.data)
-        grid.add_row(one.name, one.table, size, data)
+        grid.add_row(one.name, *([one.table] if wide else []), size, data)
     console.print(grid)
     for text in dict.fromkeys(text for one in found for text in one.missing.values()):
         console.print(text, style="dim", markup=False, highlight=False)
