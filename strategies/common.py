@@ -100,13 +100,11 @@ def client_model(model: Model, state: ClientState) -> tuple[TensorMap, TensorMap
     return params, unpack(state.tensors, STATE, model.state.layout)
 
 
-def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]]:
-    """Tensors and number of examples of each update that has any, by ascending client_id.
-
-    A list is sorted here; a lazy sequence is sorted already (``Updates``) and read one by one.
+def ordered(updates: Updates) -> Iterator[Update]:
+    """Updates by ascending client_id; a list is sorted, a lazy sequence must be.
 
     Raises:
-        InputError: two updates of one client, or tensors that do not fit ``layout``.
+        InputError: two updates of one client, or a lazy sequence out of order.
     """
     if isinstance(updates, Sequence):
         updates = sorted(updates, key=lambda update: update.client_id)
@@ -118,6 +116,16 @@ def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]
                 f"after '{previous.client_id}'"
             )
         previous = update
+        yield update
+
+
+def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]]:
+    """Tensors and number of examples of each update that has any, by ascending client_id.
+
+    Raises:
+        InputError: two updates of one client, or tensors that do not fit ``layout``.
+    """
+    for update in ordered(updates):
         if update.num_examples:
             yield TensorMap.pack(update.tensors, layout), update.num_examples
 

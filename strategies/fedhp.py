@@ -52,11 +52,12 @@ from protofleet.strategies.common import (
     STATE,
     client_init,
     client_model,
+    ordered,
     parse_settings,
     prefixed,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
-from protofleet.strategies.prototypes import class_counts_of, merge_prototypes, ordered
+from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
 from protofleet.strategies.training import Fit, Training, train
 from protofleet.strategies.types import (
     ClientState,

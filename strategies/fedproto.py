@@ -43,6 +43,7 @@ from protofleet.strategies.common import (
     STATE,
     client_model,
     downlink,
+    ordered,
     parse_settings,
     prefixed,
 )
@@ -53,7 +54,6 @@ from protofleet.strategies.prototypes import (
     feature_width,
     merge_prototypes,
     nearest,
-    ordered,
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (

@@ -73,11 +73,12 @@ from protofleet.strategies.common import (
     STATE,
     client_init,
     client_model,
+    ordered,
     parse_settings,
     prefixed,
 )
 from protofleet.strategies.optimisers import Adam, Sgd, check_range
-from protofleet.strategies.prototypes import class_counts_of, class_means, ordered
+from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
     ClientState,

@@ -52,6 +52,7 @@ from protofleet.strategies.common import (
     client_init,
     client_model,
     downlink,
+    ordered,
     parse_settings,
     prefixed,
     shared_layout,
@@ -62,7 +63,6 @@ from protofleet.strategies.prototypes import (
     class_means,
     feature_width,
     merge_prototypes,
-    ordered,
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.strategies.types import Score, Update, Updates
+from protofleet.strategies.types import Score, Update
 from protofleet.wire.tensors import Model
 
 Rows = NDArray[np.float32]
@@ -77,25 +77,6 @@ def merge_prototypes(terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows) -> R
     held = weight > 0
     merged[held] = total[held] / weight[held, None]
     return merged
-
-
-def ordered(updates: Updates) -> Iterator[Update]:
-    """Updates by ascending client_id; a list is sorted, a lazy sequence must be.
-
-    Raises:
-        InputError: two updates of one client, or a lazy sequence out of order.
-    """
-    if isinstance(updates, Sequence):
-        updates = sorted(updates, key=lambda update: update.client_id)
-    previous: Update | None = None
-    for update in updates:
-        if previous is not None and previous.client_id >= update.client_id:
-            raise InputError(
-                f"updates: expected ascending client ids, got '{update.client_id}' "
-                f"after '{previous.client_id}'"
-            )
-        previous = update
-        yield update
 
 
 def class_counts_of(update: Update, num_classes: int) -> NDArray[np.int64]:
