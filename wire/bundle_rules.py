@@ -168,8 +168,9 @@ def _check_preprocessing(manifest: Manifest) -> None:
 
 
 def _check_program(name: str, program: Program, manifest: Manifest) -> None:
-    if program.file not in manifest.files:
-        raise RefusedError("port", f"program '{name}': file {program.file[:80]!r} is not declared")
+    for file in (program.file, program.tflite):
+        if file is not None and file not in manifest.files:
+            raise RefusedError("port", f"program '{name}': file {file[:80]!r} is not declared")
     for ports, roles in ((program.inputs, _INPUT_ROLES), (program.outputs, _OUTPUT_ROLES)):
         names = [port.name for port in ports]
         if len(set(names)) != len(names):
@@ -180,6 +181,9 @@ def _check_program(name: str, program: Program, manifest: Manifest) -> None:
                     "port", f"program '{name}', port '{port.name}': role '{port.role}' not here"
                 )
             _check_port(f"program '{name}', port '{port.name}'", port, manifest)
+    baked = program.precision != "float32"
+    if baked and any(p.role != "input" for p in program.inputs):
+        raise RefusedError("port", f"program '{name}': {program.precision} takes inputs only")
 
 
 def _check_port(what: str, port: Port, manifest: Manifest) -> None:

@@ -13,6 +13,9 @@ FORMAT_VERSION = 1
 
 Role = Literal["param", "state", "input", "noise", "loss", "grad", "output"]
 
+Precision = Literal["float32", "float16", "int8"]
+"""How a program holds its weights; ``int8`` also computes with 8 bits."""
+
 
 class Port(msgspec.Struct, frozen=True, kw_only=True):
     """One input or output of a program.
@@ -42,15 +45,22 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A pure function compiled at export (``infer``, ``features``, ``train``, …).
 
     Attributes:
-        file: path inside the bundle, e.g. ``programs/train.onnx``.
+        file: path of the ONNX model inside the bundle, e.g. ``programs/train.onnx``.
         inputs, outputs: its ports, in the file's order.
         objective: for training programs the objective's name, e.g. ``cross_entropy``.
+        tflite: path of a TFLite model with a signature of the program's name, whose inputs and
+            outputs are called as the ports; None where the bundle has none. Several programs may
+            share one file.
+        precision: of the weights. A program of another precision than ``float32`` has no ports of
+            parameters and state: the bundle's own values are part of it.
     """
 
     file: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     objective: str | None = None
+    tflite: str | None = None
+    precision: Precision = "float32"
 
 
 class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):
