@@ -1,0 +1,55 @@
+"""Writes captured programs as one TFLite model with a signature for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import flatbuffers
+from ai_edge_litert import schema_py_generated as schema
+
+from protofleet.errors import ExportError
+from protofleet.export.capture import CapturedProgram
+from protofleet.export.tflite import alp, elementwise, linear, moves
+from protofleet.export.tflite.graph import Graph, Model
+from protofleet.export.tflite.lower import RULES, Lowering
+
+__all__ = ["RULES", "to_tflite"]
+
+# They register how operators are written.
+_ = (alp, elementwise, linear, moves)
+
+_SCHEMA_VERSION = 3
+
+
+def to_tflite(programs: Mapping[str, CapturedProgram]) -> bytes:
+    """Serialise; signatures are named as the programs, inputs and outputs as the ports.
+
+    Args:
+        programs: by name.
+
+    Raises:
+        ExportError: an operator has no TFLite form; the message names program, module and line.
+    """
+    model = Model()
+    subgraphs, signatures = [], []
+    for name, program in programs.items():
+        graph = Graph(model, name)
+        try:
+            results = Lowering(program, graph).run()
+        except ExportError as error:
+            raise ExportError(f"TFLite program '{name}': {error}") from error
+        subgraph, signature = graph.finish(results)
+        signature.subgraphIndex = len(subgraphs)
+        subgraphs.append(subgraph)
+        signatures.append(signature)
+    record = schema.ModelT(
+        version=_SCHEMA_VERSION,
+        operatorCodes=model.codes(),
+        subgraphs=subgraphs,
+        description="protofleet",
+        buffers=model.buffers(),
+        signatureDefs=signatures,
+    )
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(record.Pack(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())

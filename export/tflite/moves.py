@@ -1,0 +1,234 @@
+"""Operators that move entries: shapes, slices, lookups."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from protofleet.errors import ExportError
+from protofleet.export.tflite.graph import F32, I32, I64, Value
+from protofleet.export.tflite.lower import Lowering, Result, axes_of, rule
+
+_aten = torch.ops.aten
+
+
+@rule(_aten.view.default, _aten.reshape.default, _aten._unsafe_view.default)  # noqa: SLF001 - its name
+def _view(low: Lowering, node: fx.Node) -> Result:
+    return low.basics.reshape(low.full(_node(node)), low.shape(node))
+
+
+def _node(node: fx.Node, index: int = 0) -> fx.Node:
+    argument = node.args[index]
+    if not isinstance(argument, fx.Node):
+        raise ExportError(f"expected a tensor, got {argument!r}")
+    return argument
+
+
+@rule(_aten.expand.default)
+def _expand(low: Lowering, node: fx.Node) -> Result:
+    """Left to the operators that read it; only the number of axes is made right."""
+    x = low.small(node.args[0])
+    return low.basics.reshape(x, (1,) * (len(low.shape(node)) - len(x.shape)) + x.shape)
+
+
+@rule(_aten.permute.default)
+def _permute(low: Lowering, node: fx.Node) -> Result:
+    return low.basics.transpose(low.small(node.args[0]), node.args[1])  # type: ignore[arg-type]
+
+
+@rule(_aten.unsqueeze.default)
+def _unsqueeze(low: Lowering, node: fx.Node) -> Result:
+    x = low.small(node.args[0])
+    axis = node.args[1] % (len(x.shape) + 1)  # type: ignore[operator]
+    return low.basics.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
+
+
+@rule(_aten.squeeze.dim)
+def _squeeze(low: Lowering, node: fx.Node) -> Result:
+    x = low.small(node.args[0])
+    axis = node.args[1] % max(len(x.shape), 1)  # type: ignore[operator]
+    if low.shape(_node(node))[axis] != 1:
+        return x
+    return low.basics.reshape(x, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+@rule(_aten.cat.default)
+def _cat(low: Lowering, node: fx.Node) -> Result:
+    parts = [low.full(part) for part in node.args[0]]  # type: ignore[union-attr]
+    axis = node.args[1] if len(node.args) > 1 else 0
+    return low.basics.concat(parts, axis % len(parts[0].shape))  # type: ignore[operator]
+
+
+@rule(_aten.slice.Tensor)
+def _slice(low: Lowering, node: fx.Node) -> Result:
+    x = low.full(_node(node))
+    axis, start, stop, step = _range(node, x)
+    if x.shape[axis] < 0:
+        if (start, stop, step) == (0, sys.maxsize, 1):
+            return x
+        raise ExportError("a part of the batch is not a program")
+    return low.basics.slice(x, axis, start, stop, step)
+
+
+def _range(node: fx.Node, x: Value, first: int = 1) -> tuple[int, int, int, int]:
+    """Axis, start, stop and step of ``slice`` and ``slice_scatter``."""
+    axis, start, stop, step = (*node.args[first:], *(0, None, None, 1)[len(node.args) - first :])
+    axis = int(axis) % len(x.shape)  # type: ignore[call-overload]
+    size = x.shape[axis]
+    whole = sys.maxsize if size < 0 else size
+    low, high = (_clip(bound, default, whole) for bound, default in ((start, 0), (stop, whole)))
+    return axis, low, max(low, high), int(step)  # type: ignore[call-overload]
+
+
+def _clip(bound: Any, default: int, size: int) -> int:
+    if bound is None:
+        return default
+    if not isinstance(bound, int):
+        raise ExportError(f"expected fixed bounds, got {bound}")
+    return min(size, bound if bound >= 0 else max(0, bound + size))
+
+
+@rule(_aten.select.int)
+def _select(low: Lowering, node: fx.Node) -> Result:
+    x = low.full(_node(node))
+    axis, index = (int(a) for a in node.args[1:])  # type: ignore[call-overload]
+    axis %= len(x.shape)
+    index %= x.shape[axis]
+    part = low.basics.slice(x, axis, index, index + 1)
+    return low.basics.reshape(part, (*x.shape[:axis], *x.shape[axis + 1 :]))
+
+
+@rule(_aten.split_with_sizes.default)
+def _split(low: Lowering, node: fx.Node) -> Result:
+    x = low.full(_node(node))
+    axis = (node.args[2] if len(node.args) > 2 else 0) % len(x.shape)  # type: ignore[operator]
+    ends = np.cumsum([0, *node.args[1]])  # type: ignore[misc]
+    return tuple(
+        low.basics.slice(x, axis, int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)
+    )
+
+
+@rule(_aten.slice_scatter.default)
+def _slice_scatter(low: Lowering, node: fx.Node) -> Result:
+    """``node``'s first argument with a part replaced by the second."""
+    x = low.full(_node(node))
+    axis, start, stop, step = _range(node, x, first=2)
+    part = low.full(_node(node, 1))
+    if part.shape == x.shape:
+        return part
+    if step != 1:
+        part, filled = _spread(low, part, axis, step, stop - start)
+        kept = low.basics.slice(x, axis, start, stop)
+        part = low.basics.select(filled, part, kept)
+    size = x.shape[axis]
+    pieces = [part]
+    if start > 0:
+        pieces.insert(0, low.basics.slice(x, axis, 0, start))
+    if stop < size:
+        pieces.append(low.basics.slice(x, axis, stop, size))
+    return low.basics.concat(pieces, axis) if len(pieces) > 1 else part
+
+
+def _spread(
+    low: Lowering, part: Value, axis: int, step: int, size: int
+) -> tuple[Value, Value]:
+    """Entries ``step`` places apart on an axis of ``size``, and which places they fill."""
+    wide = spread(low, part, axis, step)
+    filled = np.zeros([size if i == axis else 1 for i in range(len(part.shape))], np.bool_)
+    np.moveaxis(filled, axis, 0)[::step] = True
+    if wide.shape[axis] < size:
+        missing = [(0, size - wide.shape[axis] if i == axis else 0) for i in range(filled.ndim)]
+        wide = low.basics.pad(wide, missing)
+    return low.basics.slice(wide, axis, 0, size), low.graph.constant(filled, np.dtype(np.bool_))
+
+
+def spread(low: Lowering, x: Value, axis: int, step: int) -> Value:
+    """``step - 1`` zeros between neighbours of an axis of fixed size (and none behind the last)."""
+    if step == 1:
+        return x
+    before, size, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+    outer = int(np.prod([abs(a) for a in before])) * (-1 if any(a < 0 for a in before) else 1)
+    inner = int(np.prod(behind)) if behind else 1
+    rows = low.basics.reshape(x, (outer * size, 1, inner))
+    padded = low.basics.pad(rows, [(0, 0), (0, step - 1), (0, 0)])
+    wide = low.basics.reshape(padded, (*before, size * step, *behind))
+    return low.basics.slice(wide, axis, 0, (size - 1) * step + 1)
+
+
+@rule(_aten.constant_pad_nd.default)
+def _pad(low: Lowering, node: fx.Node) -> Result:
+    x = low.full(_node(node))
+    amounts = list(node.args[1])  # type: ignore[arg-type]
+    fill = float(node.args[2]) if len(node.args) > 2 else 0.0  # type: ignore[arg-type]
+    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))[::-1]
+    widths = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
+    for axis, (before, after) in enumerate(widths):
+        if before < 0 or after < 0:
+            end = x.shape[axis] + min(after, 0)
+            x = low.basics.slice(x, axis, max(0, -before), end)
+    return low.basics.pad(x, [(max(a, 0), max(b, 0)) for a, b in widths], fill)
+
+
+@rule(_aten.flip.default)
+def _flip(low: Lowering, node: fx.Node) -> Result:
+    x = low.full(_node(node))
+    for axis in axes_of(node.args[1], len(x.shape)):
+        x = low.graph.add(
+            "REVERSE_V2", [x, low.graph.constant(np.array([axis], np.int32), I32)], x.shape
+        )
+    return x
+
+
+@rule(_aten.index_select.default)
+def _index_select(low: Lowering, node: fx.Node) -> Result:
+    table = low.full(_node(node))
+    if node.args[1] != 0:
+        raise ExportError("expected the first axis")
+    return low.basics.gather(table, low.full(_node(node, 2)))
+
+
+@rule(_aten.embedding.default)
+def _embedding(low: Lowering, node: fx.Node) -> Result:
+    return low.basics.gather(low.full(_node(node)), low.full(_node(node, 1)))
+
+
+@rule(_aten.gather.default)
+def _gather(low: Lowering, node: fx.Node) -> Result:
+    """One entry of every row: the others become zero, and the row is summed."""
+    x, axis = low.full(_node(node)), int(node.args[1]) % 2  # type: ignore[call-overload]
+    hot = _hot(low, node, x, axis, low.small(node.args[2]))
+    return low.basics.reduce("SUM", low.basics.select(hot, x, 0.0), [axis], keep=True)
+
+
+@rule(_aten.scatter.value, _aten.scatter.src)
+def _scatter(low: Lowering, node: fx.Node) -> Result:
+    """One entry of every row replaced."""
+    x, axis = low.full(_node(node)), int(node.args[1]) % 2  # type: ignore[call-overload]
+    hot = _hot(low, node, x, axis, low.small(node.args[2]))
+    return low.basics.select(hot, low.operand(node.args[3]), x)
+
+
+def _hot(low: Lowering, node: fx.Node, x: Value, axis: int, index: Value) -> Value:
+    """Where the columns are those that ``index`` (B, 1) names."""
+    if len(x.shape) != 2 or axis != 1 or low.shape(node.args[2])[1] != 1:  # type: ignore[arg-type]
+        raise ExportError("expected one index for every row of a matrix")
+    columns = low.graph.constant(np.arange(x.shape[1])[None, :], I64)
+    return low.basics.compare("EQUAL", columns, index)
+
+
+@rule(_aten.scatter_add.default)
+def _scatter_add(low: Lowering, node: fx.Node) -> Result:
+    """Rows added to the rows of a table that the first column of the index names."""
+    table, axis, index, rows = node.args
+    found = low.small(index)
+    if axis != 0 or found.shape[-1] != 1 or len(found.shape) != 2:
+        raise ExportError("expected whole rows to be added along the first axis")
+    shape = low.shape(node)
+    where = low.basics.cast(found, I32)
+    sizes = low.graph.constant(np.array(shape, np.int32), I32)
+    added = low.graph.add("SCATTER_ND", [where, low.full(rows), sizes], shape, F32)  # type: ignore[arg-type]
+    return low.basics.binary("ADD", low.small(table), added)
