@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._trust import trusted_keys
 from protofleet.threads import thread_variables
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def join(
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
 
-    trusted = _trusted(source["trust_files"])
+    trusted = trusted_keys(source["trust_files"])
     options = JoinOptions(
         broker=broker,
         federation=federation,
@@ -134,7 +135,7 @@ def infer(
 
     from protofleet.edge import score_personal
 
-    trusted = _trusted(source["trust_files"])
+    trusted = trusted_keys(source["trust_files"])
     data = _load(source, trusted)
     scores = score_personal(store, source["bundle"], data, trusted=trusted, threads=threads)
     if as_json:
@@ -153,19 +154,6 @@ def _prepare(threads: int) -> None:
     for variable, value in thread_variables(threads).items():
         os.environ.setdefault(variable, value)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-
-
-def _trusted(files: tuple[Path, ...]) -> frozenset[bytes]:
-    from protofleet.errors import InputError
-    from protofleet.wire import keys
-
-    trusted = frozenset(map(keys.load_public_key, files)) | keys.trusted_keys()
-    if not trusted:
-        raise InputError(
-            "no trusted signer: give the public key of whoever exported the bundle with "
-            "--trust KEY.pem, or once with: protofleet bundle trust KEY.pem"
-        )
-    return trusted
 
 
 def _load(
