@@ -1,6 +1,16 @@
-"""Runs a bundle's programs on tensor maps with ONNX Runtime."""
+"""Runs a bundle's programs on tensor maps, with ONNX Runtime or with LiteRT."""
 
 from protofleet.runtime._alp import KernelError
-from protofleet.runtime.programs import Kernels, Programs, open_programs
+from protofleet.runtime._backend import BackendName, Kernels
+from protofleet.runtime.classifier import Classifier, open_classifier
+from protofleet.runtime.programs import Programs, open_programs
 
-__all__ = ["KernelError", "Kernels", "Programs", "open_programs"]
+__all__ = [
+    "BackendName",
+    "Classifier",
+    "KernelError",
+    "Kernels",
+    "Programs",
+    "open_classifier",
+    "open_programs",
+]

@@ -1,23 +1,22 @@
-"""Binds a program's ports to memory that already exists, so that a call copies no tensor."""
+"""Arrays by port name: shapes at a batch size, and memory that is reused from call to call."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime import _alp
-from protofleet.runtime._signals import deferred_signals
-from protofleet.wire.manifest import Port, Program
+from protofleet.errors import InputError
+from protofleet.wire.manifest import Port
 from protofleet.wire.tensors import Layout, TensorMap
 
+Arrays = Mapping[str, NDArray[Any]]
+"""Contiguous arrays by port name."""
+
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "int64": np.dtype(np.int64)}
-# Full and last partial batch, each with two alternating states, and as much again for evaluation.
-_KEPT_BINDINGS = 8
 
 
 def address(array: NDArray[Any]) -> int:
@@ -49,6 +48,11 @@ def check_map(what: str, tensors: TensorMap, layout: Layout) -> None:
         raise InputError(f"{what}: expected a contiguous, aligned buffer; pass a copy()")
 
 
+def views(ports: tuple[Port, ...], tensors: TensorMap) -> dict[str, NDArray[Any]]:
+    """The tensors of ``ports``' keys, by port name, where they lie."""
+    return {port.name: tensors[port.key] for port in ports}
+
+
 class Slots:
     """Contiguous arrays of one port each, which grow with the largest batch seen.
 
@@ -59,15 +63,15 @@ class Slots:
     def __init__(self, ports: tuple[Port, ...]) -> None:
         self._ports = ports
         self._flat: dict[str, NDArray[Any]] = {}
-        self._views: dict[int, dict[str, NDArray[Any]]] = {}
+        self._views: dict[int, Arrays] = {}
         self.generation = 0
 
-    def at(self, batch: int) -> Mapping[str, NDArray[Any]]:
+    def at(self, batch: int) -> Arrays:
         """Arrays by port name, shaped for ``batch``."""
-        views = self._views.get(batch)
-        return self._make(batch) if views is None else views
+        found = self._views.get(batch)
+        return self._make(batch) if found is None else found
 
-    def _make(self, batch: int) -> Mapping[str, NDArray[Any]]:
+    def _make(self, batch: int) -> Arrays:
         shapes = {port.name: resolve(port.shape, batch) for port in self._ports}
         if any(self._grows(name, shape) for name, shape in shapes.items()):
             self._views.clear()
@@ -84,61 +88,3 @@ class Slots:
 
     def _grows(self, name: str, shape: tuple[int, ...]) -> bool:
         return name not in self._flat or self._flat[name].size < math.prod(shape)
-
-
-class Runner:
-    """Runs one session, reusing the bindings of the addresses and batch sizes seen last."""
-
-    def __init__(self, session: Any, program: Program, *, calls_back: bool) -> None:
-        self._session = session
-        self._program = program
-        self._calls_back = calls_back
-        self._bindings: dict[tuple[int, ...], Any] = {}
-
-    def run(self, key: tuple[int, ...], bind: Callable[[Any], None]) -> None:
-        """Run with the binding of ``key``; ``bind`` fills it the first time.
-
-        The caller guarantees that equal keys mean equal addresses and shapes.
-
-        Raises:
-            ProvisionError: the program failed or produced shapes other than its ports'.
-            KernelError: a kernel raised.
-        """
-        binding = self._bindings.get(key)
-        if binding is None:
-            binding = self._session.io_binding()
-            bind(binding)
-            if len(self._bindings) >= _KEPT_BINDINGS:
-                del self._bindings[next(iter(self._bindings))]
-            self._bindings[key] = binding
-        try:
-            if self._calls_back:
-                with deferred_signals():
-                    self._session.run_with_iobinding(binding)
-            else:
-                self._session.run_with_iobinding(binding)
-        except RuntimeError as error:
-            raise ProvisionError(f"program '{self._program.file}': {error}") from error
-        if self._calls_back:
-            _alp.raise_pending()
-
-
-def bind_map(bind: Callable[..., None], ports: tuple[Port, ...], tensors: TensorMap) -> None:
-    """Bind ports to the places of their keys in a checked tensor map.
-
-    Args:
-        bind: ``bind_input`` or ``bind_output`` of an IOBinding.
-        ports: the ports; their keys are names in ``tensors``.
-        tensors: the map that stays alive for as long as the binding is run.
-    """
-    start = address(tensors.buffer)
-    specs = {spec.name: spec for spec in tensors.layout.specs}
-    for port in ports:
-        spec = specs[port.key]
-        bind(port.name, "cpu", 0, np.float32, spec.shape, start + 4 * spec.offset)
-
-
-def bind_arrays(bind: Callable[..., None], arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Bind contiguous arrays by port name."""
-    for name, array in arrays.items():
-        bind(name, "cpu", 0, array.dtype.type, array.shape, address(array))

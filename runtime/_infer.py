@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._binding import Runner, Slots, address, bind_arrays, bind_map, check_map
-from protofleet.runtime._program import Intake, Settings, Source
+from protofleet.runtime._arrays import Arrays, Slots, address, check_map, views
+from protofleet.runtime._program import Intake, Source
 from protofleet.wire.manifest import Port
 from protofleet.wire.tensors import TensorMap
 
@@ -26,9 +24,8 @@ class InferProgram:
         layers: keys of the outputs that are hidden layers' activations.
     """
 
-    def __init__(self, source: Source, settings: Settings, output: str) -> None:
+    def __init__(self, source: Source, output: str) -> None:
         self._source = source
-        self._settings = settings
         self._main = output
         self.layers = tuple(p.key for p in source.outputs("output") if p.key.startswith(LAYERS))
         self._outputs = {key: _checked_output(source, key) for key in (output, *self.layers)}
@@ -37,13 +34,9 @@ class InferProgram:
             for keys in ((output,), self.layers)
         }
         self._in_params, self._in_state = source.inputs("param"), source.inputs("state")
-        self._intake = Intake(source.program.file, source.inputs("input"))
+        self._intake = Intake(source.where, source.inputs("input"))
         if source.inputs("noise"):
-            raise ProvisionError(f"program '{source.program.file}': expected no noise")
-
-    @cached_property
-    def _runner(self) -> Runner:
-        return self._source.open(self._settings)
+            raise ProvisionError(f"program '{source.where}': expected no noise")
 
     def __call__(
         self, params: TensorMap, state: TensorMap, x: NDArray[np.float32], batch_size: int
@@ -98,11 +91,9 @@ class InferProgram:
         slots = self._out[keys]
         out = slots.at(size)
 
-        def bind(binding: Any) -> None:
-            bind_map(binding.bind_input, self._in_params, params)
-            bind_map(binding.bind_input, self._in_state, state)
-            bind_arrays(binding.bind_input, staged)
-            bind_arrays(binding.bind_output, out)
+        def feed() -> tuple[Arrays, Arrays]:
+            values = views(self._in_params, params) | views(self._in_state, state)
+            return {**values, **staged}, out
 
         key = (
             address(params.buffer),
@@ -112,7 +103,7 @@ class InferProgram:
             slots.generation,
             int(keys is self.layers),
         )
-        self._runner.run(key, bind)
+        self._source.runner.run(key, feed)
         return out
 
 
@@ -120,7 +111,6 @@ def _checked_output(source: Source, key: str) -> Port:
     port = source.only_output("output", key)
     if port.shape[:1] != ("batch",) or not all(isinstance(dim, int) for dim in port.shape[1:]):
         raise ProvisionError(
-            f"program '{source.program.file}': expected an output '{key}' of (batch, …), "
-            f"got {port.shape}"
+            f"program '{source.where}': expected an output '{key}' of (batch, …), got {port.shape}"
         )
     return port

@@ -1,20 +1,108 @@
-"""ONNX Runtime sessions whose inputs and outputs are known to be what the manifest says."""
+"""Programs in ONNX Runtime."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
-from protofleet.errors import ProvisionError
+from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import _alp
-from protofleet.wire.manifest import Port, Program
+from protofleet.runtime._arrays import Arrays, address
+from protofleet.runtime._backend import Feed, Kernels, ProgramSource
+from protofleet.runtime._ports import Tensor, check_ports
+from protofleet.runtime._signals import deferred_signals
+from protofleet.wire.manifest import Program
 
-_ORT_TYPES = {"float32": "tensor(float)", "int64": "tensor(int64)"}
-_SYMBOLIC_DIM = re.compile(r"batch(\*[1-9][0-9]*)?")
+_DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
+# Full and last partial batch, each with two alternating states, and as much again for evaluation.
+_KEPT_BINDINGS = 8
 
 
-def open_session(model: bytes, program: Program, *, threads: int, use_kernels: bool) -> Any:
+class OnnxBackend:
+    """A session for each program (``_backend.Backend``); the kernels may compute ALP nodes."""
+
+    name: Literal["onnx", "litert"] = "onnx"
+
+    def __init__(
+        self,
+        bundle: ProgramSource,
+        programs: Mapping[str, Program],
+        *,
+        threads: int,
+        kernels: Kernels,
+    ) -> None:
+        self._programs = programs
+        self._threads = threads
+        self._models = {name: bundle.read(program.file) for name, program in programs.items()}
+        self.uses_kernels = any(map(_alp.contains_alp, self._models.values())) and _wanted(kernels)
+        if self.uses_kernels:
+            _alp.set_kernel_threads(threads)
+
+    def where(self, program: str) -> str:
+        """The program's file."""
+        return self._programs[program].file
+
+    def open(self, program: str) -> OnnxRunner:
+        """A runner with a new session."""
+        model, ports = self._models[program], self._programs[program]
+        calls_back = self.uses_kernels and _alp.contains_alp(model)
+        session = _open_session(model, ports, threads=self._threads, use_kernels=calls_back)
+        return OnnxRunner(session, ports.file, calls_back=calls_back)
+
+
+class OnnxRunner:
+    """Runs one session, reusing the bindings of the addresses and batch sizes seen last.
+
+    A program's ports are bound to memory that already exists, so that a call copies no tensor.
+    """
+
+    def __init__(self, session: Any, file: str, *, calls_back: bool) -> None:
+        self._session = session
+        self._file = file
+        self._calls_back = calls_back
+        self._bindings: dict[tuple[int, ...], Any] = {}
+
+    def run(self, key: tuple[int, ...], feed: Feed) -> None:
+        """As ``_backend.Runner.run``."""
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._bindings[key] = self._bound(*feed())
+        try:
+            if self._calls_back:
+                with deferred_signals():
+                    self._session.run_with_iobinding(binding)
+            else:
+                self._session.run_with_iobinding(binding)
+        except RuntimeError as error:
+            raise ProvisionError(f"program '{self._file}': {error}") from error
+        if self._calls_back:
+            _alp.raise_pending()
+
+    def _bound(self, inputs: Arrays, outputs: Arrays) -> Any:
+        binding = self._session.io_binding()
+        _bind(binding.bind_input, inputs)
+        _bind(binding.bind_output, outputs)
+        if len(self._bindings) >= _KEPT_BINDINGS:
+            del self._bindings[next(iter(self._bindings))]
+        return binding
+
+
+def _bind(bind: Callable[..., None], arrays: Arrays) -> None:
+    for name, array in arrays.items():
+        bind(name, "cpu", 0, array.dtype.type, array.shape, address(array))
+
+
+def _wanted(kernels: Kernels) -> bool:
+    if kernels != "custom":
+        return kernels == "auto" and _alp.kernels_pay()
+    if not _alp.extensions_installed():
+        raise InputError(
+            "kernels 'custom': needs onnxruntime-extensions: pip install 'protofleet[edge]'"
+        )
+    return True
+
+
+def _open_session(model: bytes, program: Program, *, threads: int, use_kernels: bool) -> Any:
     """Load a program and check it against its ports.
 
     Args:
@@ -35,8 +123,14 @@ def open_session(model: bytes, program: Program, *, threads: int, use_kernels: b
         session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # ONNX Runtime's errors share no narrower root
         raise ProvisionError(f"program '{program.file}': does not load: {error}") from error
-    check_ports(program, session.get_inputs(), session.get_outputs())
+    check_ports(
+        program.file, program, _tensors(session.get_inputs()), _tensors(session.get_outputs())
+    )
     return session
+
+
+def _tensors(found: Sequence[Any]) -> dict[str, Tensor]:
+    return {one.name: Tensor(_DTYPES.get(one.type, one.type), one.shape) for one in found}
 
 
 def _options(onnxruntime: Any, threads: int) -> Any:
@@ -51,29 +145,3 @@ def _options(onnxruntime: Any, threads: int) -> Any:
     # A waiting thread that spins takes the core from Numba and from the other processes.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
-
-
-def check_ports(program: Program, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    """Raise ProvisionError unless every input has a port and every port fits its tensor."""
-    surplus = {i.name for i in inputs} - {p.name for p in program.inputs}
-    if surplus:
-        raise ProvisionError(f"program '{program.file}': no port for its input '{min(surplus)}'")
-    for ports, found in ((program.inputs, inputs), (program.outputs, outputs)):
-        by_name = {tensor.name: tensor for tensor in found}
-        for port in ports:
-            _check_port(program.file, port, by_name.get(port.name))
-
-
-def _check_port(file: str, port: Port, found: Any | None) -> None:
-    where = f"program '{file}', port '{port.name}'"
-    if found is None:
-        raise ProvisionError(f"{where}: not in the program")
-    if found.type != _ORT_TYPES[port.dtype]:
-        raise ProvisionError(f"{where}: expected {port.dtype}, got {found.type}")
-    for dim in port.shape:
-        if isinstance(dim, str) and not _SYMBOLIC_DIM.fullmatch(dim):
-            raise ProvisionError(f"{where}: expected a dimension like 'batch*8', got '{dim}'")
-    pairs = zip(port.shape, found.shape, strict=False)
-    fixed = [(a, b) for a, b in pairs if isinstance(a, int) and isinstance(b, int)]
-    if len(port.shape) != len(found.shape) or any(a != b for a, b in fixed):
-        raise ProvisionError(f"{where}: expected {port.shape}, got {tuple(found.shape)}")

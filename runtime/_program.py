@@ -1,10 +1,9 @@
-"""One program of a bundle: ports by role, the session, and the batch on its way in."""
+"""One program of a bundle: ports by role, who runs it, and the batch on its way in."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -12,54 +11,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime import _alp
-from protofleet.runtime._binding import Runner, Slots, resolve
-from protofleet.runtime._session import open_session
+from protofleet.runtime._arrays import Arrays, Slots, resolve
+from protofleet.runtime._backend import Backend, Runner
 from protofleet.wire.manifest import Port, Program, Role
 from protofleet.wire.tensors import Layout
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How programs are run.
-
-    Attributes:
-        threads: intra-operator threads of each session.
-        use_kernels: let ``protofleet.kernels`` compute ALP nodes.
-    """
-
-    threads: int
-    use_kernels: bool
-
-
 class Source:
-    """A program, its model's layouts and what they share; the session opens at the first call.
+    """A program, its model's layouts and what they share; it is loaded at the first call.
 
     Attributes:
         program: the signature.
         params, state: layouts of the bundle.
+        where: what to call it in a message.
         lock: held while the program's buffers are in use.
     """
 
-    def __init__(self, model: bytes, program: Program, layouts: tuple[Layout, Layout]) -> None:
+    def __init__(
+        self, name: str, program: Program, layouts: tuple[Layout, Layout], backend: Backend
+    ) -> None:
         self.program = program
         self.params, self.state = layouts
+        self.where = backend.where(name)
         self.lock = threading.Lock()
-        self._model = model
+        self._name = name
+        self._backend = backend
         self.check()
 
     @cached_property
-    def has_alp(self) -> bool:
-        """Whether the kernels can do part of it."""
-        return _alp.contains_alp(self._model)
+    def runner(self) -> Runner:
+        """Runs it.
 
-    def open(self, settings: Settings) -> Runner:
-        """A runner with a new session."""
-        kernels = settings.use_kernels and self.has_alp
-        session = open_session(
-            self._model, self.program, threads=settings.threads, use_kernels=kernels
-        )
-        return Runner(session, self.program, calls_back=kernels)
+        Raises:
+            ProvisionError: the program does not load, or differs from its ports.
+        """
+        return self._backend.open(self._name)
 
     def inputs(self, role: Role) -> tuple[Port, ...]:
         """Input ports of a role, in order."""
@@ -78,7 +64,7 @@ class Source:
         ports = [port for port in self.outputs(role) if key in (None, port.key)]
         if len(ports) != 1 or ports[0].dtype != "float32":
             raise ProvisionError(
-                f"program '{self.program.file}': expected one float32 output with role '{role}'"
+                f"program '{self.where}': expected one float32 output with role '{role}'"
                 f"{f' and key {key!r}' if key else ''}, got {len(ports)}"
             )
         return ports[0]
@@ -96,7 +82,7 @@ class Source:
             expected = shapes[port.role].get(port.key)
             if expected != port.shape or port.dtype != "float32":
                 raise ProvisionError(
-                    f"program '{self.program.file}', port '{port.name}': {port.role} "
+                    f"program '{self.where}', port '{port.name}': {port.role} "
                     f"'{port.key}' is {expected} float32 in the bundle, got {port.shape} "
                     f"{port.dtype}"
                 )
@@ -109,8 +95,8 @@ class Intake:
     strategy may hand in what this very program writes to, such as a part of ``Step.grads``.
     """
 
-    def __init__(self, file: str, ports: tuple[Port, ...]) -> None:
-        self._file = file
+    def __init__(self, where: str, ports: tuple[Port, ...]) -> None:
+        self._where = where
         self._ports = ports
         self._slots = Slots(ports)
         self._sizer = next(
@@ -134,12 +120,12 @@ class Intake:
         array = self._array(batch, port)
         if array.ndim != len(port.shape) or array.shape[axis] < 1:
             raise InputError(
-                f"program '{self._file}', input '{port.key}': expected {port.shape} {port.dtype} "
+                f"program '{self._where}', input '{port.key}': expected {port.shape} {port.dtype} "
                 f"with a batch of at least 1, got {array.shape} {array.dtype}"
             )
         return int(array.shape[axis])
 
-    def stage(self, batch: Mapping[str, Any], size: int) -> Mapping[str, NDArray[Any]]:
+    def stage(self, batch: Mapping[str, Any], size: int) -> Arrays:
         """Copy the batch's arrays into contiguous memory; arrays by port name.
 
         A float32 port of shape () takes any real number: Python's, numpy's, or an array of
@@ -153,7 +139,7 @@ class Intake:
             array = self._array(batch, port)
             if array.shape != resolve(port.shape, size) or array.dtype != port.dtype:
                 raise InputError(
-                    f"program '{self._file}', input '{port.key}': expected "
+                    f"program '{self._where}', input '{port.key}': expected "
                     f"{resolve(port.shape, size)} {port.dtype}, got {array.shape} {array.dtype}"
                 )
             np.copyto(staged[port.name], array)
@@ -165,7 +151,7 @@ class Intake:
             return np.asarray(value, port.dtype)
         if not isinstance(value, np.ndarray):
             raise InputError(
-                f"program '{self._file}', input '{port.key}': expected {port.shape} "
+                f"program '{self._where}', input '{port.key}': expected {port.shape} "
                 f"{port.dtype}, got {'nothing' if value is None else type(value).__name__}"
             )
         return value

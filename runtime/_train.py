@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._binding import (
-    Runner,
-    Slots,
-    address,
-    bind_arrays,
-    bind_map,
-    check_map,
-    resolve,
-)
-from protofleet.runtime._program import Intake, Settings, Source
+from protofleet.runtime._arrays import Arrays, Slots, address, check_map, resolve, views
+from protofleet.runtime._program import Intake, Source
 from protofleet.strategies.types import Batch, Step
 from protofleet.wire.manifest import Port
 from protofleet.wire.tensors import Layout, TensorMap
@@ -31,21 +22,16 @@ class TrainProgram:
     so that a step may read the state that the step before wrote.
     """
 
-    def __init__(self, source: Source, settings: Settings) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._settings = settings
         self._loss_port = source.only_output("loss")
         self._in_params, self._in_state = source.inputs("param"), source.inputs("state")
         self._grads_out, self._state_out = source.outputs("grad"), source.outputs("state")
-        self._intake = Intake(source.program.file, source.inputs("input"))
+        self._intake = Intake(source.where, source.inputs("input"))
         self._noise_ports = _checked_noise(source)
         self._noise = Slots(self._noise_ports)
         self._loss = np.zeros(resolve(self._loss_port.shape, 1), np.float32)
         self._carried = _gaps(source.state, {port.key for port in self._state_out})
-
-    @cached_property
-    def _runner(self) -> Runner:
-        return self._source.open(self._settings)
 
     @cached_property
     def _grads(self) -> TensorMap:
@@ -83,14 +69,11 @@ class TrainProgram:
             _draw(noise[port.name], port, rng)
         new_state = self._next_state(state)
 
-        def bind(binding: Any) -> None:
-            bind_map(binding.bind_input, self._in_params, params)
-            bind_map(binding.bind_input, self._in_state, state)
-            bind_arrays(binding.bind_input, staged)
-            bind_arrays(binding.bind_input, noise)
-            bind_map(binding.bind_output, self._grads_out, self._grads)
-            bind_map(binding.bind_output, self._state_out, new_state)
-            bind_arrays(binding.bind_output, {self._loss_port.name: self._loss})
+        def feed() -> tuple[Arrays, Arrays]:
+            values = views(self._in_params, params) | views(self._in_state, state)
+            results = views(self._grads_out, self._grads) | views(self._state_out, new_state)
+            results[self._loss_port.name] = self._loss
+            return {**values, **staged, **noise}, results
 
         key = (
             address(params.buffer),
@@ -100,7 +83,7 @@ class TrainProgram:
             self._intake.generation,
             self._noise.generation,
         )
-        self._runner.run(key, bind)
+        self._source.runner.run(key, feed)
         return Step(loss=float(self._loss.item()), grads=self._grads, state=new_state)
 
     def _next_state(self, state: TensorMap) -> TensorMap:
@@ -126,7 +109,7 @@ def _checked_noise(source: Source) -> tuple[Port, ...]:
     for port in ports:
         if port.distribution is None or port.dtype != "float32":
             raise ProvisionError(
-                f"program '{source.program.file}', noise '{port.name}': expected float32 with a "
+                f"program '{source.where}', noise '{port.name}': expected float32 with a "
                 f"distribution, got {port.dtype} and {port.distribution}"
             )
     return ports

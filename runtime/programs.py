@@ -4,50 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime import _alp
+from protofleet.runtime._backend import BackendName, Kernels, ProgramSource, open_backend
 from protofleet.runtime._infer import LAYERS, InferProgram
-from protofleet.runtime._program import Settings, Source
+from protofleet.runtime._program import Source
 from protofleet.runtime._train import TrainProgram
 from protofleet.strategies.types import GradFn
-from protofleet.wire.manifest import Manifest
 from protofleet.wire.tensors import Layout, TensorMap
-
-Kernels = Literal["auto", "custom", "graph"]
-"""Who computes ALP nodes: ``custom`` the kernels, ``graph`` ONNX Runtime, ``auto`` the faster one
-that is installed. The numbers are the same."""
-
-
-class ProgramSource(Protocol):
-    """What the runtime needs of a bundle."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Programs, parameters and state by name and shape."""
-
-    def read(self, name: str, /) -> bytes:
-        """The content of one file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Programs:
     """A bundle's programs, ready to run.
 
-    A session opens at the first call of its program. Calls of one program exclude each other;
-    different programs may run in different threads.
+    A program is loaded at its first call. Calls of one program exclude each other; different
+    programs may run in different threads.
 
     Attributes:
+        backend: who runs them.
         grad_fns: training programs by objective.
         eval_batch: examples evaluated together unless a call says otherwise. ALP couples the
             examples of a batch, so the number belongs to the result.
         uses_kernels: whether ``protofleet.kernels`` computes ALP nodes.
     """
 
+    backend: Literal["onnx", "litert"]
     grad_fns: Mapping[str, GradFn]
     eval_batch: int
     uses_kernels: bool
@@ -120,19 +106,22 @@ def open_programs(
     threads: int = 1,
     eval_batch: int = 32,
     kernels: Kernels = "auto",
+    backend: BackendName = "auto",
 ) -> Programs:
     """Prepare the programs of ``bundle``.
 
     Args:
         bundle: a verified bundle.
-        threads: threads of each ONNX Runtime session and of the kernels.
+        threads: threads of the runtime and of the kernels.
         eval_batch: examples evaluated together by default.
         kernels: who computes ALP nodes.
+        backend: who runs the programs.
 
     Raises:
-        InputError: ``threads`` or ``eval_batch`` below 1, or ``kernels="custom"`` without
-            onnxruntime-extensions.
-        ProvisionError: a program's ports contradict the manifest.
+        InputError: ``threads`` or ``eval_batch`` below 1, a backend that is not installed, or
+            ``kernels="custom"`` where they cannot be had.
+        ProvisionError: a program's ports contradict the manifest, or the bundle holds nothing for
+            the backend.
     """
     for name, value in (("threads", threads), ("eval_batch", eval_batch)):
         if value < 1:
@@ -142,41 +131,27 @@ def open_programs(
         Layout.of({tensor.name: tensor.shape for tensor in manifest.params}),
         Layout.of({tensor.name: tensor.shape for tensor in manifest.state}),
     )
-    sources = {
-        name: Source(bundle.read(program.file), program, layouts)
-        for name, program in manifest.programs.items()
-    }
-    use_kernels = any(s.has_alp for s in sources.values()) and _use_kernels(kernels)
-    settings = Settings(threads=threads, use_kernels=use_kernels)
-    if use_kernels:
-        _alp.set_kernel_threads(threads)
+    programs = {name: p for name, p in manifest.programs.items() if p.precision == "float32"}
+    opened = open_backend(backend, bundle, programs, threads=threads, kernels=kernels)
+    sources = {name: Source(name, program, layouts, opened) for name, program in programs.items()}
     inference = {
-        name: InferProgram(sources[name], settings, output)
+        name: InferProgram(sources[name], output)
         for name, output in (("infer", "logits"), ("features", "features"))
         if name in sources
     }
     return Programs(
+        backend=opened.name,
         grad_fns={
-            source.program.objective: TrainProgram(source, settings)
+            source.program.objective: TrainProgram(source)
             for source in sources.values()
             if source.program.objective is not None
         },
         eval_batch=eval_batch,
-        uses_kernels=settings.use_kernels,
+        uses_kernels=opened.uses_kernels,
         _name=f"bundle '{manifest.name}'",
         _infer=inference.get("infer"),
         _features=inference.get("features"),
     )
-
-
-def _use_kernels(kernels: Kernels) -> bool:
-    if kernels != "custom":
-        return kernels == "auto" and _alp.kernels_pay()
-    if not _alp.extensions_installed():
-        raise InputError(
-            "kernels 'custom': needs onnxruntime-extensions: pip install 'protofleet[edge]'"
-        )
-    return True
 
 
 def _required(program: InferProgram | None, name: str) -> InferProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -182,7 +183,11 @@ def test_kernels_that_cannot_be_registered_are_refused(alp_bundle, monkeypatch):
 
 
 def _hide_extensions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec",
+        lambda name: None if name == "onnxruntime_extensions" else found(name),
+    )
 
 
 def test_numpy_kernels_are_not_chosen_over_the_faster_graph(alp_bundle, monkeypatch):

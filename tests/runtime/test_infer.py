@@ -77,9 +77,9 @@ def test_features_and_layers_share_a_session(bundle, make_layered, values, x):
     bundle.add("features", *make_layered())
     programs = open_programs(bundle)
     programs.features(*values, x)
-    runner = programs._features._runner
+    runner = programs._features._source.runner
     programs.layers(*values, x)
-    assert programs._features._runner is runner
+    assert programs._features._source.runner is runner
 
 
 def test_a_bundle_without_layers_is_named(bundle, values, x):

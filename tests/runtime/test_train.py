@@ -10,7 +10,7 @@ import pytest
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_programs
-from protofleet.runtime._binding import address
+from protofleet.runtime._arrays import address
 from protofleet.strategies.types import GradFn, Step
 from protofleet.wire.tensors import Layout, TensorMap
 
@@ -68,7 +68,7 @@ def test_gradients_are_written_where_they_stay(grad_fn, values):
     """ONNX Runtime's own output pointers are the addresses inside the gradient map."""
     first = call(grad_fn, values)
     start = address(first.grads.buffer)
-    (binding,) = grad_fn._runner._bindings.values()
+    (binding,) = grad_fn._source.runner._bindings.values()
     pointers = {value.data_ptr() for value in binding.get_outputs()}
     assert {start, start + 3 * 4} <= pointers
     assert address(call(grad_fn, values).grads.buffer) == start
@@ -86,10 +86,10 @@ def test_bindings_are_made_once_per_address_and_batch_size(grad_fn, values):
     params, state = values
     for size in (4, 3, 4, 3, 4, 3, 4, 3):
         state = grad_fn(params, state, batch_of(size), np.random.default_rng(0)).state
-    made = set(grad_fn._runner._bindings)
+    made = set(grad_fn._source.runner._bindings)
     for size in (4, 3, 4, 3):
         state = grad_fn(params, state, batch_of(size), np.random.default_rng(0)).state
-    assert set(grad_fn._runner._bindings) == made
+    assert set(grad_fn._source.runner._bindings) == made
 
 
 def test_a_larger_batch_after_a_smaller_one_is_read_whole(grad_fn, values):

@@ -1,0 +1,112 @@
+"""What a runtime must offer, and which one a bundle is opened with."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+from protofleet.errors import InputError
+from protofleet.runtime._arrays import Arrays
+from protofleet.wire.manifest import Manifest, Program
+
+BackendName = Literal["auto", "onnx", "litert"]
+"""Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed, because
+it trains faster (docs/device.md has the figures), else LiteRT."""
+
+Kernels = Literal["auto", "custom", "graph"]
+"""Who computes ALP nodes: ``custom`` the kernels, ``graph`` the runtime, ``auto`` the faster one
+that is installed. The numbers are the same. LiteRT has the graph only."""
+
+Feed = Callable[[], tuple[Arrays, Arrays]]
+"""Gives the arrays to read and the arrays to write, by port name."""
+
+_PACKAGES = {"onnx": ("onnxruntime", "edge"), "litert": ("ai_edge_litert", "litert")}
+
+
+class ProgramSource(Protocol):
+    """What the runtime needs of a bundle."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Programs, parameters and state by name and shape."""
+
+    def read(self, name: str, /) -> bytes:
+        """The content of one file."""
+
+
+class Runner(Protocol):
+    """One loaded program."""
+
+    def run(self, key: tuple[int, ...], feed: Feed) -> None:
+        """Compute the outputs of ``feed`` from its inputs.
+
+        The caller guarantees that equal keys mean equal addresses and shapes.
+
+        Raises:
+            ProvisionError: the program failed or produced shapes other than its ports'.
+            KernelError: a kernel raised.
+        """
+
+
+class Backend(Protocol):
+    """A bundle's programs in the format of one runtime.
+
+    Attributes:
+        name: ``onnx`` or ``litert``.
+        uses_kernels: whether ``protofleet.kernels`` computes ALP nodes.
+    """
+
+    name: Literal["onnx", "litert"]
+    uses_kernels: bool
+
+    def where(self, program: str) -> str:
+        """What to call a program in a message."""
+
+    def open(self, program: str) -> Runner:
+        """Load a program.
+
+        Raises:
+            ProvisionError: it does not load, or differs from its ports.
+        """
+
+
+def open_backend(
+    name: BackendName,
+    bundle: ProgramSource,
+    programs: Mapping[str, Program],
+    *,
+    threads: int,
+    kernels: Kernels,
+) -> Backend:
+    """Read the files of ``programs`` for the runtime ``name``; none is loaded yet.
+
+    Raises:
+        InputError: that runtime is not installed, or ``kernels`` is not to be had.
+        ProvisionError: the bundle holds nothing for that runtime.
+    """
+    chosen = _chosen(name)
+    if chosen == "litert":
+        from protofleet.runtime._litert import LiteRtBackend  # noqa: PLC0415 one runtime is loaded
+
+        return LiteRtBackend(bundle, programs, threads=threads, kernels=kernels)
+    from protofleet.runtime._onnx import OnnxBackend  # noqa: PLC0415 as above
+
+    return OnnxBackend(bundle, programs, threads=threads, kernels=kernels)
+
+
+def _chosen(name: BackendName) -> Literal["onnx", "litert"]:
+    if name == "auto":
+        name = "onnx" if _installed("onnx") or not _installed("litert") else "litert"
+    if name not in _PACKAGES:
+        raise InputError(f"backend: expected auto, onnx or litert, got '{name}'")
+    if not _installed(name):
+        package, extra = _PACKAGES[name]
+        raise InputError(
+            f"backend '{name}': {package} is not installed: pip install 'protofleet[{extra}]'"
+        )
+    return name
+
+
+def _installed(name: Literal["onnx", "litert"]) -> bool:
+    return importlib.util.find_spec(_PACKAGES[name][0]) is not None

@@ -1,0 +1,127 @@
+"""Programs in LiteRT, which is TensorFlow Lite under its present name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime._arrays import Arrays
+from protofleet.runtime._backend import Feed, Kernels, ProgramSource
+from protofleet.runtime._ports import Tensor, check_ports
+from protofleet.wire.manifest import Program
+
+
+class LiteRtBackend:
+    """An interpreter for each program (``_backend.Backend``); all read one copy of the file.
+
+    An interpreter of its own lets programs run in different threads, and only the signature in use
+    holds activations. ALP nodes are part of the graph.
+    """
+
+    name: Literal["onnx", "litert"] = "litert"
+    uses_kernels = False
+
+    def __init__(
+        self,
+        bundle: ProgramSource,
+        programs: Mapping[str, Program],
+        *,
+        threads: int,
+        kernels: Kernels,
+    ) -> None:
+        if kernels == "custom":
+            raise InputError("kernels 'custom': LiteRT cannot call them; choose backend 'onnx'")
+        self._programs = programs
+        self._threads = threads
+        self._paths = {name: _path(bundle, name, program) for name, program in programs.items()}
+        self._files = {path: bundle.read(path) for path in set(self._paths.values())}
+
+    def where(self, program: str) -> str:
+        """The file and the signature in it."""
+        return f"{self._paths[program]}:{program}"
+
+    def open(self, program: str) -> LiteRtRunner:
+        """A runner with a new interpreter."""
+        where = self.where(program)
+        signature = _signature(self._files[self._paths[program]], program, where, self._threads)
+        check_ports(
+            where,
+            self._programs[program],
+            _tensors(signature.get_input_details()),
+            _tensors(signature.get_output_details()),
+        )
+        return LiteRtRunner(signature, where)
+
+
+class LiteRtRunner:
+    """Runs one signature; LiteRT copies inputs in and outputs out.
+
+    The interpreter plans its memory anew only when a shape differs from the call before.
+    """
+
+    def __init__(self, signature: Any, where: str) -> None:
+        self._signature = signature
+        self._where = where
+
+    def run(self, _key: tuple[int, ...], feed: Feed) -> None:
+        """As ``_backend.Runner.run``."""
+        inputs, outputs = feed()
+        try:
+            found = self._signature(**inputs)
+        except (RuntimeError, ValueError) as error:
+            raise ProvisionError(f"program '{self._where}': {_line(error)}") from error
+        self._copy(found, outputs)
+
+    def _copy(self, found: Arrays, outputs: Arrays) -> None:
+        for name, into in outputs.items():
+            if found[name].shape != into.shape:
+                raise ProvisionError(
+                    f"program '{self._where}', output '{name}': expected {into.shape}, "
+                    f"got {found[name].shape}"
+                )
+            np.copyto(into, found[name])
+
+
+def _path(bundle: ProgramSource, name: str, program: Program) -> str:
+    if program.tflite is None:
+        raise ProvisionError(
+            f"bundle '{bundle.manifest.name}': its program '{name}' has no TFLite file; export the "
+            "model anew, or choose backend 'onnx'"
+        )
+    return program.tflite
+
+
+def _signature(model: bytes, name: str, where: str, threads: int) -> Any:
+    """The signature ``name`` of a new interpreter.
+
+    Raises:
+        ProvisionError: the file does not load, or has no such signature.
+    """
+    from ai_edge_litert.interpreter import Interpreter  # noqa: PLC0415 only who runs it pays for it
+
+    try:
+        interpreter = Interpreter(model_content=model, num_threads=threads)
+        names = sorted(interpreter.get_signature_list())
+        if name in names:
+            return interpreter.get_signature_runner(name)
+    except (RuntimeError, ValueError) as error:
+        raise ProvisionError(f"program '{where}': does not load: {_line(error)}") from error
+    raise ProvisionError(f"program '{where}': the file has the signatures {names} only")
+
+
+def _tensors(details: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    return {
+        name: Tensor(
+            np.dtype(one["dtype"]).name,
+            [int(dim) if dim >= 0 else None for dim in one["shape_signature"]],
+        )
+        for name, one in details.items()
+    }
+
+
+def _line(error: Exception) -> str:
+    """LiteRT's message on one line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,62 @@
+"""A bundle's own model at a precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from onnx import helper
+
+from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime import open_classifier
+from protofleet.wire.tensors import Model, TensorMap
+
+
+@pytest.fixture
+def model_bundle(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The hand-made bundle with w = 1, 2, 3, and an int8 program that doubles."""
+    params, state = (TensorMap.zeros(layout) for layout in bundle.layouts)
+    params["w"][...] = [1, 2, 3]
+    model = Model(params=params, state=state, num_classes=3)
+    monkeypatch.setattr(type(bundle), "model", lambda _self: model, raising=False)
+    infer = bundle.programs["infer"]
+    baked = msgspec.structs.replace(
+        infer,
+        file="programs/infer_int8.onnx",
+        inputs=tuple(port for port in infer.inputs if port.role == "input"),
+        precision="int8",
+    )
+    bundle.add("infer_int8", baked, [helper.make_node("Add", ["x", "x"], ["logits"])])
+    return bundle
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(7, 3)).astype(np.float32)
+
+
+def test_float32_is_the_program_with_the_bundles_parameters(model_bundle, x):
+    """Batches as asked: the hand-made program subtracts its batch's sum."""
+    classifier = open_classifier(model_bundle)
+    assert (classifier.backend, classifier.precision) == ("onnx", "float32")
+    np.testing.assert_array_equal(classifier.predict(x), np.zeros_like(x))
+    expected = np.concatenate([(part - part.sum(0)) * [1, 2, 3] for part in (x[:4], x[4:])])
+    np.testing.assert_allclose(classifier.predict(x, batch_size=4), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_another_precision_is_a_program_with_its_own_values(model_bundle, x):
+    classifier = open_classifier(model_bundle, precision="int8")
+    assert classifier.precision == "int8"
+    np.testing.assert_array_equal(classifier.predict(x, batch_size=3), 2 * x)
+
+
+def test_a_precision_that_the_bundle_lacks_is_named(model_bundle):
+    with pytest.raises(ProvisionError, match="'hand-made': has no float16 program 'infer_float16'"):
+        open_classifier(model_bundle, precision="float16")
+
+
+def test_a_number_of_threads_below_one_is_refused(model_bundle):
+    with pytest.raises(InputError, match="threads: expected at least 1, got 0"):
+        open_classifier(model_bundle, threads=0)
