@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from protofleet.benchmarks._device_compare import compare_devices
+from protofleet.benchmarks._device_report import DeviceReport, is_device_report, read_report
 from protofleet.benchmarks._kernel_rows import KernelRow, short
 from protofleet.benchmarks._rows import Row, aligned
 from protofleet.errors import InputError, MissingDataError
@@ -55,9 +57,22 @@ def compare(first: Path, second: Path) -> list[str]:
     """Lines for a person: machines where they differ, rows side by side, rows of one file alone.
 
     Raises:
-        InputError: a file is not what ``bench --json`` writes, or no row is in both.
+        InputError: a file is not what ``bench --json`` writes, no row is in both, or only one is
+            of ``bench device``.
     """
-    a, b = _load(first, "A"), _load(second, "B")
+    contents = [_content(path) for path in (first, second)]
+    devices = [is_device_report(content) for content in contents]
+    if all(devices):
+        reports = map(read_report, (first, second), contents)
+        return _device_lines(*zip((first, second), reports, strict=True))
+    if any(devices):
+        raise InputError(
+            f"benchmark files '{first}' and '{second}': expected two of 'bench device' or none"
+        )
+    a, b = (
+        _load(path, letter, content)
+        for path, letter, content in zip((first, second), "AB", contents, strict=True)
+    )
     both = [key for key in a.figures if key in b.figures]
     if not both:
         raise InputError(f"benchmark files '{first}' and '{second}': no row is in both")
@@ -72,14 +87,27 @@ def compare(first: Path, second: Path) -> list[str]:
     ]
 
 
-def _load(path: Path, letter: str) -> _Run:
+def _device_lines(a: tuple[Path, DeviceReport], b: tuple[Path, DeviceReport]) -> list[str]:
+    runs = [
+        _Run(letter, path, report.machine, {})
+        for letter, (path, report) in zip("AB", (a, b), strict=True)
+    ]
+    return [*_machines(*runs)[:-1], *compare_devices(a[1], b[1])]
+
+
+def _content(path: Path) -> bytes:
     try:
-        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
-        figures = dict(found for row in saved.rows if (found := _read(row)) is not None)
+        return path.read_bytes()
     except FileNotFoundError:
         raise MissingDataError(f"benchmark file '{path}': no such file") from None
     except OSError as error:
         raise InputError(f"benchmark file '{path}': cannot be read ({error.strerror})") from error
+
+
+def _load(path: Path, letter: str, content: bytes) -> _Run:
+    try:
+        saved = msgspec.json.decode(content, type=_Saved)
+        figures = dict(found for row in saved.rows if (found := _read(row)) is not None)
     except msgspec.MsgspecError as error:
         raise InputError(
             f"benchmark file '{path}': expected what 'protofleet bench --json' writes: {error}"

@@ -18,6 +18,7 @@ _PACKAGES = (
     "numpy",
     "onnxruntime",
     "onnxruntime-extensions",
+    "ai-edge-litert",
     "numba",
     "torch",
     "scikit-learn",
@@ -98,12 +99,13 @@ def _median_ms(samples: Sequence[Sample]) -> float:
 
 
 def machine_facts() -> dict[str, str]:
-    """Processor, cores this process may use, operating system, versions, kind of kernels."""
+    """Processor, cores this process may use, memory, system, versions, kind of kernels."""
     facts = {
         "processor": _processor(),
         "cores": str(
             len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         ),
+        "memory": f"{_memory_bytes() / 1e9:.1f} GB",
         "system": platform.platform(),
         "python": platform.python_version(),
     }
@@ -120,7 +122,14 @@ def _processor() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    board = Path("/proc/device-tree/model")  # what 64-bit ARM has in place of a model name
+    if not names and board.exists():
+        names = [board.read_text().strip("\0\n")]
     return names[0] if names else platform.machine()
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def show(rows: Iterable[Row], echo: Callable[[str], object]) -> None:

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._trust import trusted_keys
+
 if TYPE_CHECKING:
+    from protofleet.benchmarks._device_report import DeviceReport
     from protofleet.benchmarks._rows import Result
+    from protofleet.benchmarks.device import Options
     from protofleet.benchmarks.kernels import Planned
 
 _NAMES = ("programs", "memory", "rounds")
@@ -20,7 +24,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def bench() -> None:
-    """Measure this machine: kernels, training steps, rounds, memory (docs/benchmarks.md)."""
+    """Measure this machine: a bundle, kernels, training steps, rounds, memory.
+
+    docs/benchmarks.md says how, and how to read the figures.
+    """
 
 
 def _output(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
@@ -29,7 +36,7 @@ def _output(_context: click.Context, option: click.Parameter, path: Path | None)
         return None
     if not path.parent.is_dir():
         raise click.BadParameter(f"no such folder: '{path.parent}'")
-    if option.name == "plot" and path.suffix not in {".png", ".svg"}:
+    if option.name in {"plot", "device_plot"} and path.suffix not in {".png", ".svg"}:
         raise click.BadParameter(f"expected a name that ends in .png or .svg, got '{path}'")
     return path
 
@@ -86,6 +93,110 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
 
 
 @bench.command()
+@click.option(
+    "--bundle",
+    type=click.Path(exists=True, path_type=Path),
+    required=True,
+    help="What to measure: folder or .pfb file.",
+)
+@click.option(
+    "--data",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Real examples, FILE.npz as in 'device join': macro-F1 is then shown too.",
+)
+@click.option("--threads", default="", callback=_integers, help="E.g. 1,4; default: 1, 2, 4.")
+@click.option(
+    "--backend",
+    "backends",
+    multiple=True,
+    type=click.Choice(["onnx", "litert"]),
+    help="Only this one; may be repeated.",
+)
+@click.option(
+    "--precision",
+    "precisions",
+    multiple=True,
+    type=click.Choice(["float32", "float16", "int8"]),
+    help="Only this one; may be repeated.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    default="1,8,32,64",
+    show_default=True,
+    callback=_integers,
+    help="Examples in a training step.",
+)
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    metavar="NAME",
+    help="Count the bytes of this one; may be repeated. Default: all that the bundle can run.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.01),
+    help="How long to measure each figure.  [default: 2; with --quick 0.05]",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of random examples.")
+@click.option(
+    "--trust",
+    "trust_files",
+    type=_FILE,
+    multiple=True,
+    help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
+)
+@click.option(
+    "--quick", is_flag=True, help="1 thread, few calls, bytes of FedAvg and the own strategy."
+)
+@click.option(
+    "--json", "json_file", type=_FILE, callback=_output, help="Also write the report to FILE."
+)
+@click.option(
+    "--plot", "device_plot", type=_FILE, callback=_output, help="Also draw it: .png or .svg."
+)
+def device(
+    *,
+    trust_files: tuple[Path, ...],
+    json_file: Path | None,
+    device_plot: Path | None,
+    **options: Any,
+) -> None:
+    r"""What a device pays for a bundle: time, memory, disk, energy, bytes.
+
+    Run it on the device, with what the device has: no PyTorch is needed, nor used. Every backend,
+    precision and number of threads gets a fresh process; what bundle or machine lack is listed
+    with what to do about it.
+
+    \b
+    protofleet bench device --bundle model.pfb --quick             a first look, seconds
+    protofleet bench device --bundle model.pfb --data mine.npz \
+        --json pi5.json --plot pi5.png                             everything, minutes
+    protofleet bench compare pi5.json pi4.json                     two of them side by side
+
+    \b
+    load         imports, checking the bundle, opening the program, first window
+    window       one example, as in live use: p50, p95, p99 in ms
+    1/s          examples a second in batches of 32
+    training     forward and backward of one batch, without the optimiser
+    memory       peak of the process in each phase, with all that it loaded before
+    energy       of a call, all that the source counts; RAPL or the Pi 5's power chip
+    bytes        of one device's round, for each strategy and codec
+    """
+    from protofleet.benchmarks import _device_table
+
+    chosen = _device_options(**options)
+    if device_plot is not None:
+        from protofleet.benchmarks._device_plot import draw_device  # before minutes of measuring
+    report = _measure_device(chosen, trust_files, json_file)
+    for line in _device_table.lines(report):
+        click.echo(line)
+    if device_plot is not None:
+        draw_device(device_plot, report)
+
+
+@bench.command()
 @click.argument("first", metavar="A.json", type=_FILE)
 @click.argument("second", metavar="B.json", type=_FILE)
 def compare(first: Path, second: Path) -> None:
@@ -94,6 +205,29 @@ def compare(first: Path, second: Path) -> None:
 
     for line in lines(first, second):
         click.echo(line)
+
+
+def _device_options(*, quick: bool, seconds: float | None, **given: Any) -> Options:
+    """What is not given is the default, or a smaller one when it must be quick."""
+    from protofleet.benchmarks.device import Options
+
+    if quick:
+        given["threads"] = given["threads"] or (1,)
+    chosen = {name: value for name, value in given.items() if value not in ((), None)}
+    return Options(quick=quick, seconds=seconds or (0.05 if quick else 2.0), **chosen)
+
+
+def _measure_device(
+    options: Options, trust_files: tuple[Path, ...], json_file: Path | None
+) -> DeviceReport:
+    from protofleet.benchmarks._device_progress import open_progress
+    from protofleet.benchmarks.device import open_device_bundle, reports
+
+    bundle = open_device_bundle(options, trusted_keys(trust_files))
+    for report in reports(options, bundle, open_progress):
+        if json_file is not None:
+            report.write(json_file)
+    return report
 
 
 def _started() -> Result:

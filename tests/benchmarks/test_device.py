@@ -1,0 +1,264 @@
+"""``protofleet bench device`` and ``bench compare`` of two of its files, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tiny_bundle import tiny_bundle, tiny_data
+
+from protofleet.benchmarks._compare import compare
+from protofleet.benchmarks._device_compare import compare_devices
+from protofleet.benchmarks._device_plot import draw_device
+from protofleet.benchmarks._device_process import run_process
+from protofleet.benchmarks._device_report import (
+    Combination,
+    Run,
+    Traffic,
+    is_device_report,
+    read_report,
+)
+from protofleet.benchmarks._device_request import Request
+from protofleet.benchmarks._device_table import lines
+from protofleet.benchmarks.device import absence, training_program
+from protofleet.cli.bench import bench
+from protofleet.datasets import DeviceData
+from protofleet.errors import InputError, RefusedError
+from protofleet.strategies.scores import confusion, macro_f1
+from protofleet.wire import codecs
+from protofleet.wire.bundle import Bundle
+from protofleet.wire.keys import save_public_key
+
+_CLASSES = ("class0", "class1", "class2")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A signed bundle, its signer's key, and data."""
+    path, key = tmp_path_factory.mktemp("device"), Ed25519PrivateKey.generate()
+    tiny_bundle(path / "tiny.pfb", key, strategy="fedprox")
+    save_public_key(key.public_key().public_bytes_raw(), path / "key.pem")
+    (x, y), (x_test, y_test) = tiny_data(0, 40), tiny_data(1, 30)
+    data = DeviceData(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=_CLASSES)
+    data.save(path / "data.npz")
+    return path
+
+
+def _arguments(folder, *more):
+    return [
+        *("device", "--quick", "--bundle", str(folder / "tiny.pfb")),
+        *("--trust", str(folder / "key.pem"), *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def measured(folder):
+    """The command's result, and its report."""
+    files = ("--json", str(folder / "a.json"), "--plot", str(folder / "a.png"))
+    data = ("--data", str(folder / "data.npz"))
+    done = CliRunner().invoke(bench, _arguments(folder, *data, *files))
+    assert done.exit_code == 0, done.output
+    content = (folder / "a.json").read_bytes()
+    assert is_device_report(content)
+    return done, read_report(folder / "a.json", content)
+
+
+def test_every_phase_of_a_device_is_measured(measured):
+    _, report = measured
+    run = next(run for run in report.runs if run.what.backend == "onnx" and run.phases)
+    assert run.status == "measured", run.reason
+    once = ["import", "verify", "open", "infer", "stream", "open training"]
+    assert [one.key for one in run.phases] == [*once, "train 1", "train 8", "train 32", "train 64"]
+    assert run.load_ms == sum(run.phase(name).ms["p50"] for name in once[:3])
+    assert run.phase("infer").calls >= 20
+    assert all(one.peak_rss_bytes > 10_000_000 for one in run.phases)
+    assert run.objective == "cross_entropy"
+
+
+def test_the_score_is_that_of_the_bundle_on_the_data(measured, folder):
+    """Computed here with NumPy alone."""
+    _, report = measured
+    model = Bundle.open(folder / "tiny.pfb").model()
+    x, y = tiny_data(1, 30)
+    predicted = (x @ model.params["w"] + model.params["b"]).argmax(axis=1)
+    expected = macro_f1(confusion(y, predicted, 3))
+    run = next(run for run in report.runs if run.status == "measured")
+    assert run.score.macro_f1 == pytest.approx(expected)
+    assert run.score.examples == 30
+
+
+def test_sizes_are_those_of_the_bundle(measured, folder):
+    _, report = measured
+    files = Bundle.open(folder / "tiny.pfb").manifest.files
+    run = next(run for run in report.runs if run.what.backend == "onnx" and run.phases)
+    names = ("programs/infer.onnx", "programs/train.onnx")
+    assert run.program_bytes == {name: files[name].bytes for name in names}
+    assert run.weight_bytes == files["params.safetensors"].bytes
+
+
+def test_what_is_lacking_is_listed_with_a_remedy(measured):
+    done, report = measured
+    absent = {(r.what.backend, r.what.precision): r for r in report.runs if r.status == "absent"}
+    assert "infer_int8" in absent["onnx", "int8"].reason
+    assert absent["litert", "float32"].reason
+    assert "Absent" in done.output
+    assert absent["onnx", "int8"].reason in done.output
+
+
+def test_bytes_are_counted_for_each_codec(measured):
+    """60 bytes of parameters travel each way; the rest is the blob's header and the record."""
+    _, report = measured
+    assert [row.strategy for row in report.traffic if row.codec == "raw"] == ["fedavg", "fedprox"]
+    assert [row.codec for row in report.traffic if row.strategy == "fedavg"] == list(codecs.NAMES)
+    raw = next(row for row in report.traffic if row.codec == "raw")
+    assert 60 < raw.down_bytes < raw.up_bytes < 4000
+
+
+def test_the_table_shows_every_part(measured):
+    done, _ = measured
+    titles = ("Loading and inference", "Training step", "Peak resident memory", "On disk", "Bytes")
+    assert all(title in done.output for title in titles)
+    assert "macro-F1" in done.output
+
+
+def test_the_plot_is_a_picture(measured, folder):
+    _, report = measured
+    assert (folder / "a.png").read_bytes().startswith(b"\x89PNG")
+    draw_device(folder / "a.svg", report)
+    text = (folder / "a.svg").read_text()
+    assert "<svg" in text
+    empty = msgspec.structs.replace(report, runs=[], traffic=[])
+    draw_device(folder / "empty.png", empty)
+    assert list(lines(empty))
+
+
+def test_two_reports_are_compared(measured, folder):
+    _, report = measured
+    slower = json.loads((folder / "a.json").read_bytes())
+    run = next(run for run in slower["runs"] if run.get("phases"))
+    infer = next(phase for phase in run["phases"] if phase["name"] == "infer")
+    infer["ms"]["p50"] *= 2
+    run["score"]["macro_f1"] -= 0.02
+    slower["traffic"][0]["up_bytes"] //= 2
+    slower["settings"]["seed"] = 7
+    (folder / "b.json").write_text(json.dumps(slower))
+    done = CliRunner().invoke(bench, ["compare", str(folder / "a.json"), str(folder / "b.json")])
+    assert done.exit_code == 0, done.output
+    text = {line.split("  ")[0]: line for line in done.output.splitlines()}
+    assert text["onnx float32, 1 thread: infer ms p50"].split()[-2:] == ["2.000", "WORSE"]
+    assert text["onnx float32, 1 thread: macro-F1"].split()[-2:] == ["-0.0200", "WORSE"]
+    assert text["fedavg raw: bytes up"].endswith("better")
+    assert text["onnx float32, 1 thread: load ms"].endswith("1.000")
+    assert "seed differs: A 0, B 7" in done.output
+    assert "2 worse, 1 better" in done.output
+    with pytest.raises(InputError, match="no figure is in both"):
+        compare_devices(report, msgspec.structs.replace(report, runs=[], traffic=[]))
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_device_report_is_compared_with_nothing_else(folder):
+    (folder / "rows.json").write_text('{"machine": {}, "rows": []}')
+    with pytest.raises(InputError, match="expected two of 'bench device' or none"):
+        compare(folder / "a.json", folder / "rows.json")
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_report_of_another_version_is_refused(folder):
+    later = json.loads((folder / "a.json").read_bytes()) | {"schema": 99}
+    with pytest.raises(InputError, match="schema 1, got 99"):
+        read_report(folder / "later.json", json.dumps(later).encode())
+
+
+def test_a_process_that_dies_says_how_and_keeps_what_it_measured(folder):
+    """A bundle that changes while it is measured ends the process after its first phase."""
+    heard = []
+    request = Request(
+        bundle=str(folder / "tiny.pfb"),
+        digest="0" * 64,
+        what=Combination(backend="onnx", precision="float32", threads=1),
+        objective="",
+        batches=(),
+        stream_batch=4,
+        seconds=0.01,
+        least=1,
+        least_infer=1,
+        seed=0,
+        data="",
+    )
+    failure = run_process("_device_child", request, threads=1, hear=heard.append)
+    assert "has changed since the measuring began" in failure
+    assert [line["phase"]["name"] for line in heard if "phase" in line] == ["import"]
+
+
+def test_failed_and_absent_runs_stand_in_the_table(measured):
+    _, report = measured
+    what = Combination(backend="onnx", precision="int8", threads=2)
+    failed = Run(what=what, status="failed", reason="SIGKILL: no message")
+    row = Traffic(strategy="moon", codec="raw", reason="needs 'moon'")
+    text = "\n".join(lines(msgspec.structs.replace(report, runs=[failed], traffic=[row])))
+    assert "onnx int8, 2 threads: SIGKILL: no message" in text
+    assert "moon: needs 'moon'" in text
+
+
+def test_the_training_program_is_that_of_the_strategy(folder):
+    manifest = Bundle.open(folder / "tiny.pfb").manifest
+    float32 = Combination(backend="onnx", precision="float32", threads=1)
+    assert training_program(float32, manifest) == ("train", "")
+    name, why = training_program(msgspec.structs.replace(float32, precision="int8"), manifest)
+    assert name is None
+    assert "training needs float32" in why
+    name, why = training_program(msgspec.structs.replace(float32, backend="litert"), manifest)
+    assert name is None
+    assert "no TFLite" in why
+
+
+def test_a_runtime_that_is_not_installed_is_named(folder, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    manifest = Bundle.open(folder / "tiny.pfb").manifest
+    what = Combination(backend="litert", precision="float32", threads=1)
+    assert "pip install 'protofleet[litert]'" in absence(what, manifest)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--strategy", "fedavgg"], "unknown; expected one of"),
+        (["--data", "wrong.npz"], "classes"),
+        (["--plot", "a.jpg"], ".png or .svg"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_measured(folder, more, words):
+    x, y = np.zeros((2, 4), np.float32), np.zeros(2, np.int64)
+    DeviceData(x_train=x, y_train=y, x_test=x, y_test=y, classes=("other",)).save(
+        folder / "wrong.npz"
+    )
+    more = [str(folder / text) if text.endswith(".npz") else text for text in more]
+    done = CliRunner().invoke(bench, _arguments(folder, *more))
+    assert done.exit_code != 0
+    assert words in f"{done.output} {done.exception}"
+
+
+def test_a_bundle_of_a_stranger_is_not_run(folder, tmp_path, monkeypatch):
+    stranger = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
+    save_public_key(stranger, tmp_path / "other.pem")
+    arguments = _arguments(folder)
+    arguments[arguments.index("--trust") + 1] = str(tmp_path / "other.pem")
+    monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path))
+    with pytest.raises(RefusedError, match="not trusted"):
+        CliRunner().invoke(bench, arguments, catch_exceptions=False)
+
+
+def test_a_signal_that_ends_a_process_is_named(tmp_path, monkeypatch):
+    """As a crash in native code would."""
+    package = tmp_path / "sitecustomize.py"
+    package.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
+    request = Combination(backend="onnx", precision="float32", threads=1)
+    failure = run_process("_device_child", request, threads=1, hear=lambda _line: None)
+    assert failure.startswith("SIGSEGV")
