@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from protofleet.benchmarks._device_report import DeviceReport, Phase, Run
+from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Phase, Run
 from protofleet.benchmarks._kernel_rows import short
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
 
@@ -61,7 +61,7 @@ def _head(figure: Any, report: DeviceReport) -> None:
     machine = report.machine
     bundle = f"{report.bundle.name}, {report.bundle.params:,} parameters"
     where = f"{machine.get('processor', 'processor not known')}, {machine.get('cores', '?')} cores"
-    data = "random examples" if report.data == "random" else Path(report.data).name
+    data = "random examples" if report.data == RANDOM else Path(report.data).name
     figure.text(0.008, 0.62, f"What a device pays: {bundle}", fontsize=13, fontweight="bold")
     figure.text(0.008, 0.22, f"{where} · {data}", color=_GREY)
     measured = [run.what for run in report.runs if run.phases]

@@ -11,6 +11,8 @@ from protofleet.errors import InputError
 from protofleet.wire.manifest import Precision
 
 SCHEMA = 1
+RANDOM = "random"
+"""In place of data: numbers of the declared shape."""
 
 Backend = Literal["onnx", "litert"]
 
@@ -189,7 +191,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         kind, schema: tell this file from others and from later versions.
-        data: the file the examples come from, or ``random``.
+        data: where the examples come from, or ``RANDOM``.
         load_average: processes that wanted a core in the minute before; 0 on a quiet machine.
     """
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from protofleet.benchmarks._device_report import Combination
 from protofleet.datasets import DeviceData, load_device_data
-from protofleet.edge import LocalData
-from protofleet.edge.training import check_data
 from protofleet.errors import InputError
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.manifest import Manifest, Port
@@ -108,11 +106,7 @@ def open_bundle(request: Request) -> Bundle:
 
 
 def take_examples(request: Request, manifest: Manifest) -> Examples:
-    """The given data, or random examples of the declared shape.
-
-    Raises:
-        InputError: the data do not fit the bundle, or have no examples.
-    """
+    """The given data, or random examples of the declared shape."""
     data = device_data(request.data, manifest, seed=request.seed)
     return Examples(
         x=data.x_train,
@@ -129,17 +123,9 @@ def take_examples(request: Request, manifest: Manifest) -> Examples:
 
 
 def device_data(path: str, manifest: Manifest, *, seed: int, examples: int = 64) -> DeviceData:
-    """The data in ``path``, or, where it is empty, random ones that fit the bundle.
-
-    Raises:
-        InputError: the data do not fit the bundle, or have no training examples.
-    """
+    """The data in ``path``, or, where it is empty, random ones that fit the bundle."""
     if path:
-        data = load_device_data(Path(path))
-        check_data(LocalData(own=data), manifest)
-        if not len(data.y_train):
-            raise InputError(f"data '{path}': expected training examples, got none")
-        return data
+        return load_device_data(Path(path))
     rng = np.random.default_rng(seed)
     shape, classes = manifest.preprocessing.input_shape, len(manifest.classes)
 

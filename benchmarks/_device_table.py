@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from protofleet.benchmarks._device_report import DeviceReport, Phase, Run, Traffic
+from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Phase, Run, Traffic
 from protofleet.benchmarks._kernel_rows import short
 from protofleet.benchmarks._rows import aligned
 from protofleet.wire import codecs
@@ -37,7 +37,7 @@ def _head(report: DeviceReport) -> Iterator[str]:
         f"bundle {bundle.name} {bundle.digest[:16]} · {bundle.params:,} parameters · "
         f"{bundle.bytes / 1e3:,.0f} kB · strategy {bundle.strategy}"
     )
-    said = "random numbers of the declared shape" if report.data == "random" else report.data
+    said = "random numbers of the declared shape" if report.data == RANDOM else report.data
     yield f"examples: {said} · seed {report.settings.seed}"
     yield from _busy(report)
 
@@ -66,7 +66,7 @@ def _what(run: Run) -> Cells:
 
 def _inference_head(report: DeviceReport) -> Cells:
     batch = report.settings.stream_batch
-    scores = ("macro-F1", "examples") if report.data != "random" else ()
+    scores = ("macro-F1", "examples") if report.data != RANDOM else ()
     return (*_WHAT, "load ms", "window p50", "p95", "p99", "cpu ms", f"1/s by {batch}", *scores)
 
 

@@ -6,22 +6,28 @@ without PyTorch, with imports, memory and caches of its own. One that crashes lo
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from protofleet.benchmarks._device_energy import Found, Meter, idle_watts, open_meter
+from protofleet.benchmarks._device_plan import (
+    Options,
+    absence,
+    infer_program,
+    program_file,
+    training_program,
+)
 from protofleet.benchmarks._device_process import run_process
 from protofleet.benchmarks._device_progress import Progress
 from protofleet.benchmarks._device_report import (
-    Backend,
+    RANDOM,
     BundleFacts,
     Combination,
     DeviceReport,
@@ -29,88 +35,28 @@ from protofleet.benchmarks._device_report import (
     Phase,
     Run,
     Score,
-    Settings,
     Traffic,
 )
-from protofleet.benchmarks._device_request import Request, device_data
+from protofleet.benchmarks._device_request import Request
 from protofleet.benchmarks._device_traffic import TrafficRequest
 from protofleet.benchmarks._rows import machine_facts
+from protofleet.edge import load_local_data
+from protofleet.edge.training import check_data
 from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.bundle_rules import PARAMS, STATE
-from protofleet.wire.manifest import Manifest, Precision, Program
+from protofleet.wire.manifest import Manifest
 
-BACKENDS: tuple[Backend, ...] = ("onnx", "litert")
-PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
-BATCHES = (1, 8, 32, 64)
-
-_PACKAGES = {"onnx": ("onnxruntime", "edge"), "litert": ("ai_edge_litert", "litert")}
-_STREAM_BATCH = 32
 _BASE = "fedavg"
-_MOST_THREADS = 4
-
-
-def default_threads() -> tuple[int, ...]:
-    """1, 2 and 4, as far as there are cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return tuple(n for n in (1, 2, _MOST_THREADS) if n <= (cores or 1))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What to measure, and how long.
-
-    Attributes:
-        bundle: its path.
-        threads, backends, precisions: every combination is measured.
-        batches: examples in a training step, each measured; none: inference alone.
-        strategies: whose bytes are counted; empty: all that there are, or, when it must be quick,
-            FedAvg and the bundle's own.
-        data: ``.npz`` file of examples; None: random ones.
-        seconds: of a phase of many calls.
-        seed: of random examples, noise and strategies.
-        quick: few calls.
-    """
-
-    bundle: Path
-    threads: Sequence[int] = field(default_factory=default_threads)
-    backends: Sequence[Backend] = BACKENDS
-    precisions: Sequence[Precision] = PRECISIONS
-    batches: Sequence[int] = BATCHES
-    strategies: Sequence[str] = ()
-    data: Path | None = None
-    seconds: float = 2.0
-    seed: int = 0
-    quick: bool = False
-
-    @property
-    def combinations(self) -> list[Combination]:
-        """In the order of measuring."""
-        return [
-            Combination(backend=backend, precision=precision, threads=threads)
-            for backend in self.backends
-            for precision in self.precisions
-            for threads in self.threads
-        ]
-
-    @property
-    def settings(self) -> Settings:
-        """For the report."""
-        return Settings(
-            seconds=self.seconds,
-            seed=self.seed,
-            quick=self.quick,
-            stream_batch=_STREAM_BATCH,
-            traffic_examples=32 if self.quick else 128,
-        )
+"""What others are compared with."""
 
 
 def open_device_bundle(options: Options, trusted: Collection[bytes]) -> Bundle:
-    """The bundle; options and data are checked against it before minutes of measuring.
+    """The bundle, after the options.
 
     Raises:
-        InputError: an unknown strategy, or data that do not fit.
+        InputError: an unknown strategy.
         RefusedError: the bundle is not whole, or not of a trusted signer.
     """
     unknown = sorted(set(options.strategies) - DESCRIPTIONS.keys())
@@ -118,9 +64,7 @@ def open_device_bundle(options: Options, trusted: Collection[bytes]) -> Bundle:
         raise InputError(
             f"strategy '{unknown[0]}': unknown; expected one of {', '.join(sorted(DESCRIPTIONS))}"
         )
-    bundle = Bundle.open(options.bundle, trusted=trusted)
-    device_data(str(options.data or ""), bundle.manifest, seed=options.seed)
-    return bundle
+    return Bundle.open(options.bundle, trusted=trusted)
 
 
 def reports(
@@ -132,9 +76,16 @@ def reports(
         options: what to measure.
         bundle: from ``open_device_bundle``.
         open_steps: tells a person about so many steps.
+
+    Raises:
+        InputError: the data do not fit the bundle.
     """
     combinations, strategies = options.combinations, _strategies(options, bundle.manifest)
-    with open_steps(len(combinations) + len(strategies)) as progress, open_meter() as found:
+    with (
+        _data_file(options, bundle.manifest) as data,
+        open_steps(len(combinations) + len(strategies)) as progress,
+        open_meter() as found,
+    ):
         progress.at("idle power")
         energy = _energy(options, found)
         report = DeviceReport(
@@ -142,59 +93,42 @@ def reports(
             bundle=_facts(bundle),
             settings=options.settings,
             load_average=round(os.getloadavg()[0], 2),
-            data=str(options.data or "random"),
+            data=options.data or RANDOM,
             energy=energy,
             runs=[],
             traffic=[],
         )
         for what in combinations:
             report.runs.append(
-                _run(options, bundle, what, _Listener(found.meter, energy, what, progress))
+                _run(options, bundle, data, what, _Listener(found.meter, energy, what, progress))
             )
             progress.done(f"{what.label}: {report.runs[-1].status}")
             yield report
         for strategy in strategies:
-            report.traffic.extend(_traffic(options, bundle, strategy, progress))
+            report.traffic.extend(_traffic(options, bundle, data, strategy, progress))
             progress.done(f"bytes of {strategy}")
             yield report
 
 
-def absence(what: Combination, manifest: Manifest) -> str:
-    """Why bundle or machine lack a combination, and what helps; empty: they have it."""
-    package, extra = _PACKAGES[what.backend]
-    if importlib.util.find_spec(package) is None:
-        return f"{package} is not installed: pip install 'protofleet[{extra}]'"
-    name = infer_program(what.precision)
-    program = manifest.programs.get(name)
-    if program is None:
-        return f"the bundle has no program '{name}'; export it with --precision {what.precision}"
-    if _file(program, what.backend) is None:
-        return f"the bundle has no TFLite file of '{name}'; export it again with this version"
-    return ""
+@contextmanager
+def _data_file(options: Options, manifest: Manifest) -> Iterator[str]:
+    """An ``.npz`` file for the processes, so that none of them loads a whole data set."""
+    if not options.data:
+        yield ""
+        return
+    loaded = load_local_data(options.data, manifest.preprocessing, data_root=options.data_root)
+    check_data(loaded, manifest)
+    if not len(loaded.own.y_train):
+        raise InputError(f"data '{options.data}': expected training examples, got none")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data.npz"
+        loaded.own.save(path)
+        yield str(path)
 
 
-def infer_program(precision: Precision) -> str:
-    """The program that classifies at a precision."""
-    return "infer" if precision == "float32" else f"infer_{precision}"
-
-
-def training_program(what: Combination, manifest: Manifest) -> tuple[str | None, str]:
-    """Name of the training program that the bundle's strategy runs, or None and why."""
-    if what.precision != "float32":
-        return None, f"{what.precision} programs only infer: training needs float32"
-    described = DESCRIPTIONS.get(manifest.strategy.name)
-    wanted = described.programs if described else ()
-    trained = {p.objective: name for name, p in manifest.programs.items() if p.objective}
-    if not trained:
-        return None, "the bundle has no training program"
-    objective = next((one for one in wanted if one in trained), next(iter(trained)))
-    name = trained[objective]
-    if _file(manifest.programs[name], what.backend) is None:
-        return None, f"the bundle has no TFLite file of '{name}'; export it again"
-    return name, ""
-
-
-def _run(options: Options, bundle: Bundle, what: Combination, listener: _Listener) -> Run:
+def _run(
+    options: Options, bundle: Bundle, data: str, what: Combination, listener: _Listener
+) -> Run:
     manifest = bundle.manifest
     reason = absence(what, manifest)
     if reason:
@@ -208,16 +142,16 @@ def _run(options: Options, bundle: Bundle, what: Combination, listener: _Listene
         what=what,
         objective=(manifest.programs[training].objective or "") if training else "",
         batches=tuple(options.batches) if training else (),
-        stream_batch=_STREAM_BATCH,
+        stream_batch=options.settings.stream_batch,
         seconds=options.seconds,
         least=5 if options.quick else 20,
         least_infer=20 if options.quick else 100,
         seed=options.seed,
-        data=str(options.data or ""),
+        data=data,
     )
     failure = run_process("_device_child", request, threads=what.threads, hear=listener.hear)
     programs = [infer_program(what.precision), *([training] if training else [])]
-    files = {_file(manifest.programs[name], what.backend) or "" for name in programs}
+    files = {program_file(manifest.programs[name], what.backend) or "" for name in programs}
     weights = (PARAMS, STATE) if what.precision == "float32" else ()
     return Run(
         what=what,
@@ -231,7 +165,9 @@ def _run(options: Options, bundle: Bundle, what: Combination, listener: _Listene
     )
 
 
-def _traffic(options: Options, bundle: Bundle, strategy: str, progress: Progress) -> list[Traffic]:
+def _traffic(
+    options: Options, bundle: Bundle, data: str, strategy: str, progress: Progress
+) -> list[Traffic]:
     """A row for each codec; one with the reason if the bundle cannot run the strategy."""
     progress.at(f"bytes of {strategy}")
     found: list[Traffic] = []
@@ -240,7 +176,7 @@ def _traffic(options: Options, bundle: Bundle, strategy: str, progress: Progress
         digest=bundle.digest,
         strategy=strategy,
         seed=options.seed,
-        data=str(options.data or ""),
+        data=data,
         examples=options.settings.traffic_examples,
     )
     failure = run_process(
@@ -309,7 +245,3 @@ def _facts(bundle: Bundle) -> BundleFacts:
         state=sum(math.prod(tensor.shape) for tensor in manifest.state),
         bytes=sum(entry.bytes for entry in manifest.files.values()),
     )
-
-
-def _file(program: Program, backend: Backend) -> str | None:
-    return program.file if backend == "onnx" else program.tflite

@@ -13,9 +13,9 @@ import click
 from protofleet.cli._trust import trusted_keys
 
 if TYPE_CHECKING:
+    from protofleet.benchmarks._device_plan import Options
     from protofleet.benchmarks._device_report import DeviceReport
     from protofleet.benchmarks._rows import Result
-    from protofleet.benchmarks.device import Options
     from protofleet.benchmarks.kernels import Planned
 
 _NAMES = ("programs", "memory", "rounds")
@@ -101,8 +101,13 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
 )
 @click.option(
     "--data",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Real examples, FILE.npz as in 'device join': macro-F1 is then shown too.",
+    default="",
+    help="Real examples: FILE.npz, or uci-har:N with --data-root. macro-F1 is then shown too.",
+)
+@click.option(
+    "--data-root",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder of the published data sets.",
 )
 @click.option("--threads", default="", callback=_integers, help="E.g. 1,4; default: 1, 2, 4.")
 @click.option(
@@ -163,17 +168,17 @@ def device(
     device_plot: Path | None,
     **options: Any,
 ) -> None:
-    r"""What a device pays for a bundle: time, memory, disk, energy, bytes.
+    """What a device pays for a bundle: time, memory, disk, energy, bytes.
 
     Run it on the device, with what the device has: no PyTorch is needed, nor used. Every backend,
     precision and number of threads gets a fresh process; what bundle or machine lack is listed
     with what to do about it.
 
     \b
-    protofleet bench device --bundle model.pfb --quick             a first look, seconds
-    protofleet bench device --bundle model.pfb --data mine.npz \
-        --json pi5.json --plot pi5.png                             everything, minutes
-    protofleet bench compare pi5.json pi4.json                     two of them side by side
+    A first look, in seconds; then everything, in minutes; then two devices side by side:
+      protofleet bench device --bundle model.pfb --quick
+      protofleet bench device --bundle model.pfb --data mine.npz --json pi5.json --plot pi5.png
+      protofleet bench compare pi5.json pi4.json
 
     \b
     load         imports, checking the bundle, opening the program, first window
@@ -183,7 +188,7 @@ def device(
     memory       peak of the process in each phase, with all that it loaded before
     energy       of a call, all that the source counts; RAPL or the Pi 5's power chip
     bytes        of one device's round, for each strategy and codec
-    """
+    """  # noqa: D301 - click's mark for lines to keep
     from protofleet.benchmarks import _device_table
 
     chosen = _device_options(**options)
@@ -209,11 +214,11 @@ def compare(first: Path, second: Path) -> None:
 
 def _device_options(*, quick: bool, seconds: float | None, **given: Any) -> Options:
     """What is not given is the default, or a smaller one when it must be quick."""
-    from protofleet.benchmarks.device import Options
+    from protofleet.benchmarks._device_plan import Options
 
     if quick:
         given["threads"] = given["threads"] or (1,)
-    chosen = {name: value for name, value in given.items() if value not in ((), None)}
+    chosen = {name: value for name, value in given.items() if value not in ((), None, "")}
     return Options(quick=quick, seconds=seconds or (0.05 if quick else 2.0), **chosen)
 
 

@@ -15,6 +15,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.benchmarks._compare import compare
 from protofleet.benchmarks._device_compare import compare_devices
+from protofleet.benchmarks._device_plan import absence, training_program
 from protofleet.benchmarks._device_plot import draw_device
 from protofleet.benchmarks._device_process import run_process
 from protofleet.benchmarks._device_report import (
@@ -26,7 +27,6 @@ from protofleet.benchmarks._device_report import (
 )
 from protofleet.benchmarks._device_request import Request
 from protofleet.benchmarks._device_table import lines
-from protofleet.benchmarks.device import absence, training_program
 from protofleet.cli.bench import bench
 from protofleet.datasets import DeviceData
 from protofleet.errors import InputError, RefusedError
