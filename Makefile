@@ -5,7 +5,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench wheel clean
+.PHONY: demo test check format bench aarch64 wheel clean
 
 demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -27,6 +27,9 @@ format: $(STAMP)
 
 bench: $(STAMP) ## measured comparisons; minutes
 	$(BIN)/protofleet bench all $(ARGS)
+
+aarch64: $(STAMP) ## an emulated Raspberry Pi joins a federation; minutes (docs/raspberry-pi.md)
+	$(BIN)/python scripts/aarch64 $(ARGS)
 
 wheel: $(STAMP)
 	$(BIN)/python -m build --wheel
