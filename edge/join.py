@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import signal
 from collections.abc import Collection, Iterator
@@ -18,13 +19,15 @@ from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
-from protofleet.runtime import open_programs
+from protofleet.runtime import BackendName, open_programs
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.endpoint import Endpoint
 from protofleet.wire.link import Link, LinkOptions, Will
 from protofleet.wire.messages import encode
 from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfer import Courier
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,8 @@ class JoinOptions:
         bundle: folder or file.
         store: the device's folder, made if absent.
         device_id: identity to take when the store is made; None: drawn at random.
-        threads: of ONNX Runtime and the kernels.
+        threads: of the runtime and the kernels.
+        backend: who runs the bundle's programs.
         trusted: raw public keys whose bundles are accepted; None: any valid signature.
         ca_file: for ``mqtts``: who signs the broker's certificate; None: the system's.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
@@ -49,6 +53,7 @@ class JoinOptions:
     store: Path
     device_id: str | None = None
     threads: int = 1
+    backend: BackendName = "auto"
     trusted: Collection[bytes] | None = None
     ca_file: Path | None = None
     keepalive_s: int = 30
@@ -100,7 +105,13 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             layout_hash=bundle.manifest.layout_hash,
         )
         store.bind(binding)
-        learner = open_learner(bundle, data, threads=options.threads, device_id=store.device_id)
+        learner = open_learner(
+            bundle,
+            data,
+            threads=options.threads,
+            device_id=store.device_id,
+            backend=options.backend,
+        )
         who = Identity(
             device_id=store.device_id,
             boot_id=secrets.token_hex(8),
@@ -110,10 +121,23 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         yield Agent(_endpoint(options, store, who), store, learner, report, who)
 
 
-def open_learner(bundle: Bundle, data: LocalData, *, threads: int, device_id: str) -> Learner:
-    """The bundle's programs on this machine, ready to train on ``data``."""
+def open_learner(
+    bundle: Bundle,
+    data: LocalData,
+    *,
+    threads: int,
+    device_id: str,
+    backend: BackendName = "auto",
+) -> Learner:
+    """The bundle's programs on this machine, ready to train on ``data``.
+
+    Raises:
+        InputError: the backend is not installed, or the data do not fit the bundle.
+        ProvisionError: the bundle holds nothing for the backend, or contradicts itself.
+    """
     set_threads(threads)
-    programs = open_programs(bundle, threads=threads)
+    programs = open_programs(bundle, threads=threads, backend=backend)
+    _log.info("programs run on the backend %s", programs.backend)
     return Learner(bundle, programs, data, Meter(), device_id)
 
 

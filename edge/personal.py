@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime import BackendName
 from protofleet.strategies.scores import accuracy, macro_f1
 from protofleet.strategies.updates import percentiles
 from protofleet.wire.bundle import Bundle
@@ -35,24 +35,22 @@ class PersonalScores:
 
 def score_personal(
     store: Path,
-    bundle_path: Path,
+    bundle: Bundle,
     data: LocalData,
     *,
-    trusted: Collection[bytes] | None = None,
     threads: int = 1,
+    backend: BackendName = "auto",
 ) -> PersonalScores:
     """Score and time the personal model on the test part; a device may be running meanwhile.
 
     Raises:
-        InputError: no store, no finished round, or no test examples.
-        ProvisionError: the store belongs to another bundle.
-        RefusedError: the bundle is not whole, or not of a trusted signer.
+        InputError: no store, no finished round, no test examples, or no such backend.
+        ProvisionError: the store belongs to another bundle, or the backend cannot run it.
     """
-    bundle = Bundle.open(bundle_path, trusted=trusted)
     journal, state = read_personal(store)
     if journal.binding is None or journal.binding.bundle != bundle.digest:
         raise ProvisionError(f"device store '{store}': belongs to another bundle than this one")
-    learner = open_learner(bundle, data, threads=threads, device_id="")
+    learner = open_learner(bundle, data, threads=threads, device_id="", backend=backend)
     learner.enter(state.round_id)
     strategy = learner.strategy(journal.strategy, journal.settings)
     model, rule = strategy.client_model(state), strategy.client_score(state)

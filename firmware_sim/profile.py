@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,7 +16,8 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """What kind of device it is.
 
     Attributes:
-        threads: threads of ONNX Runtime and the kernels.
+        threads: threads of the runtime and the kernels.
+        backend: who runs the bundle's programs; ``auto`` as in ``device join``.
         memory_mb: limit of the process's data (MiB); beyond it allocation fails; 0: none.
         numba: False imitates a device without Numba.
         link: the way to the broker.
@@ -24,6 +25,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     threads: int = 1
+    backend: Literal["auto", "onnx", "litert"] = "auto"
     memory_mb: int = 0
     numba: bool = True
     link: LinkProfile = LinkProfile()

@@ -47,6 +47,7 @@ def main(path: Path) -> int:
                 store=spec.store,
                 device_id=spec.device.id,
                 threads=spec.profile.threads,
+                backend=spec.profile.backend,
                 trusted=trusted,
             ),
             data,

@@ -57,6 +57,13 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
     help="uci-har: play recordings back through virtual sensors, or take the published windows.",
 )
 @click.option(
+    "--backend",
+    type=click.Choice(["auto", "onnx", "litert", "mixed"]),
+    default="auto",
+    show_default=True,
+    help="Who runs the devices' programs; mixed: ONNX Runtime and LiteRT in turn.",
+)
+@click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the run; default: a new one under runs/. An interrupted run goes on.",

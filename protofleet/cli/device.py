@@ -61,6 +61,13 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--threads", type=click.IntRange(1), default=1, show_default=True, help="For programs."
         ),
+        click.option(
+            "--backend",
+            type=click.Choice(["auto", "onnx", "litert"]),
+            default="auto",
+            show_default=True,
+            help="Who runs programs; auto: ONNX Runtime where it is installed, else LiteRT.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
     ]
     for option in reversed(options):
@@ -113,6 +120,7 @@ def join(
         store=store or _default_store(federation, device_id),
         device_id=device_id,
         threads=threads,
+        backend=source["backend"],
         trusted=trusted,
         ca_file=ca_file,
     )
@@ -134,10 +142,12 @@ def infer(
     import msgspec
 
     from protofleet.edge import score_personal
+    from protofleet.wire.bundle import Bundle
 
     trusted = trusted_keys(source["trust_files"])
     data = _load(source, trusted)
-    scores = score_personal(store, source["bundle"], data, trusted=trusted, threads=threads)
+    bundle = Bundle.open(source["bundle"], trusted=trusted)
+    scores = score_personal(store, bundle, data, threads=threads, backend=source["backend"])
     if as_json:
         click.echo(msgspec.json.encode(scores).decode())
         return

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,6 +36,8 @@ PROFILES = {
     ),
 }
 """Three kinds of device, dealt out in turn: a wired Pi, a phone on Wi-Fi, a wearable."""
+
+Backend = Literal["auto", "onnx", "litert"]
 
 FLEET_SEED = 0
 """Seed of the sensors' faults: the same people carry the same sensors whatever is trained."""
@@ -73,6 +76,22 @@ class Prepared:
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     strategy_settings: dict[str, Any] = field(default_factory=dict)
+
+
+def dealt_backends(
+    backend: Literal["auto", "onnx", "litert", "mixed"], devices: Sequence[VirtualDevice]
+) -> tuple[dict[str, DeviceProfile], tuple[VirtualDevice, ...]]:
+    """Profiles that say who runs programs, and the devices with theirs; ``mixed`` takes turns."""
+    turns: tuple[Backend, ...] = ("onnx", "litert") if backend == "mixed" else (backend,)
+    profiles: dict[str, DeviceProfile] = {}
+    dealt: list[VirtualDevice] = []
+    for number, device in enumerate(devices):
+        turn = turns[number % len(turns)]
+        name = f"{device.profile}-{turn}"
+        plain = PROFILES.get(device.profile, DeviceProfile())
+        profiles[name] = msgspec.structs.replace(plain, backend=turn)
+        dealt.append(msgspec.structs.replace(device, profile=name))
+    return profiles, tuple(dealt)
 
 
 def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:

@@ -20,7 +20,7 @@ from protofleet.demo.commands import (
 )
 from protofleet.demo.live import LiveView
 from protofleet.demo.outcome import finish
-from protofleet.demo.recipes import FLEET_SEED, PROFILES, RECIPES, Prepared
+from protofleet.demo.recipes import FLEET_SEED, RECIPES, Prepared, dealt_backends
 from protofleet.demo.settings import DemoSettings
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
@@ -94,17 +94,18 @@ def _federate(
     name = _federation_name(folder)
     federation = folder / "federation.toml"
     federation.write_bytes(_federation(settings, prepared, (name, url, bundle)))
+    profiles, devices = dealt_backends(settings.backend, prepared.devices)
     fleet_file = FleetFile(
         federation=name,
         broker=url,
         bundle=folder.resolve() / "bundle.pfb",
         folder=folder / "devices",
         devices=tuple(
-            msgspec.structs.replace(device, pooled=prepared.pooled) for device in prepared.devices
+            msgspec.structs.replace(device, pooled=prepared.pooled) for device in devices
         ),
         seed=FLEET_SEED,
         trust=(bundle.signer,),
-        profiles=PROFILES,
+        profiles=profiles,
     )
     with LiveView(console, settings.rounds) as view:
         rehearse(federation, fleet_file, folder / "coordinator", view.show)

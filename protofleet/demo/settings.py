@@ -25,6 +25,8 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         broker: URL of a broker, or None to start one.
         sensors: for ``uci-har``: ``playback`` sends each person's recordings through a virtual
             sensor and the intake; ``published`` takes the published windows as they are.
+        backend: who runs the devices' programs; ``mixed`` alternates between ONNX Runtime and
+            LiteRT.
     """
 
     data: Literal["digits", "uci-har"]
@@ -35,6 +37,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     broker: str | None
     sensors: Literal["playback", "published"]
+    backend: Literal["auto", "onnx", "litert", "mixed"] = "auto"
 
     def bind(self, folder: Path) -> None:
         """Write the settings into ``folder``, or check that they are the ones already there.

@@ -352,6 +352,6 @@ def _check_personal(case, client_id, store, state):
     strategy = case.strategy
     model, rule = strategy.client_model(state), strategy.client_score(state)
     own = case.learner(client_id).evaluate(*model, score=rule).own
-    found = score_personal(store, case.path, case.data[client_id])
+    found = score_personal(store, case.bundle, case.data[client_id])
     assert (found.round_id, found.examples) == (state.round_id, own.sum())
     assert found.accuracy == np.trace(own) / own.sum()

@@ -1,0 +1,246 @@
+"""Programs on LiteRT: the same numbers as ONNX Runtime gives, and what is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tflite_by_hand import Graph, tflite_bytes
+
+from protofleet.errors import InputError, ProvisionError
+from protofleet.runtime import open_classifier, open_programs
+from protofleet.wire.tensors import Model, TensorMap
+
+FILE = "programs/programs.tflite"
+_NAMES = ("train", "infer", "features")
+
+
+def infer_graph(program: Any) -> Graph:
+    """As conftest's ``infer_program``: rows minus the batch's sum, times w."""
+    graph = Graph(program.inputs, program.outputs, {"axis": np.array([0], np.int32)})
+    reducer = {"options": "ReducerOptions", "keepDims": True}
+    graph.add("SUM", ["x", "axis"], "total", (1, 3), **reducer)
+    graph.add("SUB", ["x", "total"], "centred", ("batch", 3), options="SubOptions")
+    graph.add("MUL", ["centred", "w"], program.outputs[0].name, ("batch", 3), options="MulOptions")
+    return graph
+
+
+def train_graph(program: Any) -> Graph:
+    """As conftest's ``train_program``."""
+    constants = {"axis": np.array([0], np.int32), "one": np.array(1, np.float32)}
+    constants |= {"row": np.array([1], np.int32), "both": np.array([0, 1], np.int32)}
+    graph = Graph(program.inputs, program.outputs, constants)
+    reducer = {"options": "ReducerOptions", "keepDims": False}
+    graph.add("MEAN", ["x", "axis"], "dw", (3,), **reducer)
+    graph.add("MUL", ["w", "dw"], "wx", (3,), options="MulOptions")
+    graph.add("SUM", ["wx", "axis"], "loss", (), **reducer)
+    graph.add("SUM", ["u", "both"], "sum_u", (), **reducer)
+    graph.add("SUM", ["n", "axis"], "sum_n", (), **reducer)
+    graph.add("RESHAPE", ["sum_u", "row"], "u1", (1,))
+    graph.add("RESHAPE", ["sum_n", "row"], "n1", (1,))
+    graph.add("CONCATENATION", ["u1", "n1"], "dv", (2,), options="ConcatenationOptions")
+    graph.add("ADD", ["s", "one"], "s_new", (4,), options="AddOptions")
+    return graph
+
+
+_GRAPHS = {"train": train_graph, "infer": infer_graph, "features": infer_graph}
+
+
+@pytest.fixture
+def both(bundle: Any) -> Any:
+    """The hand-made bundle with its three programs also in one TFLite file."""
+    for name in _NAMES:
+        bundle.programs[name] = msgspec.structs.replace(bundle.programs[name], tflite=FILE)
+    bundle.files[FILE] = tflite_bytes(
+        {name: _GRAPHS[name](bundle.programs[name]) for name in _NAMES}
+    )
+    return bundle
+
+
+@pytest.fixture
+def values(bundle: Any) -> tuple[TensorMap, TensorMap]:
+    params, state = (TensorMap.zeros(layout) for layout in bundle.layouts)
+    params["w"][...] = [1, 2, 3]
+    state["s"][...] = [5, 6, 7, 8]
+    state["t"][...] = [9, 10]
+    return params, state
+
+
+@pytest.fixture
+def x() -> np.ndarray:
+    return np.random.default_rng(3).normal(size=(75, 3)).astype(np.float32)
+
+
+def test_evaluation_agrees_for_any_batch(both, values, x):
+    """Batches of several sizes follow one another, partial ones among them."""
+    onnx, litert = (open_programs(both, backend=name) for name in ("onnx", "litert"))
+    assert (onnx.backend, litert.backend) == ("onnx", "litert")
+    for size in (32, 1, 7, 75):
+        np.testing.assert_allclose(
+            litert.predict(*values, x, batch_size=size),
+            onnx.predict(*values, x, batch_size=size),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+    assert litert.predict(*values, x[:0]).shape == (0, 3)
+
+
+def test_training_agrees_for_full_and_partial_batches(both, values, x):
+    """Loss, gradients, drawn noise, and a state of which the program writes a part."""
+    fns = [open_programs(both, backend=name).grad_fns["toy"] for name in ("onnx", "litert")]
+    params, state = values
+    for rows in (slice(0, 32), slice(32, 64), slice(64, 75)):
+        batch = {"x": x[rows], "y": np.zeros(len(x[rows]), np.int64)}
+        want, got = (fn(params, state, batch, np.random.default_rng(1)) for fn in fns)
+        np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
+        np.testing.assert_allclose(got.grads.buffer, want.grads.buffer, rtol=1e-5, atol=1e-6)
+        np.testing.assert_array_equal(got.state.buffer, want.state.buffer)
+        state = want.state.copy()
+    np.testing.assert_array_equal(state["s"], [8, 9, 10, 11])
+    np.testing.assert_array_equal(state["t"], [9, 10])
+
+
+def test_a_repeated_step_gives_the_same_bits(both, values, x):
+    fn, other = (open_programs(both, backend="litert").grad_fns["toy"] for _ in range(2))
+    batch = {"x": x, "y": np.zeros(len(x), np.int64)}
+    first = fn(*values, batch, np.random.default_rng(1)).grads.buffer.copy()
+    second = fn(*values, batch, np.random.default_rng(1)).grads.buffer
+    np.testing.assert_array_equal(first, second)
+    third = other(*values, batch, np.random.default_rng(1)).grads.buffer
+    np.testing.assert_array_equal(first, third)
+
+
+def test_the_classifier_runs_on_litert(both, values, x, monkeypatch):
+    model = Model(params=values[0], state=values[1], num_classes=3)
+    monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
+    onnx, litert = (open_classifier(both, backend=name) for name in ("onnx", "litert"))
+    assert litert.backend == "litert"
+    np.testing.assert_allclose(
+        litert.predict(x, batch_size=32), onnx.predict(x, batch_size=32), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_bundle_without_tflite_says_how_to_get_it(bundle):
+    message = "'hand-made': its program 'train' has no TFLite file; export the model anew"
+    with pytest.raises(ProvisionError, match=message):
+        open_programs(bundle, backend="litert")
+
+
+def test_kernels_are_refused_and_not_used(both):
+    assert not open_programs(both, backend="litert").uses_kernels
+    with pytest.raises(InputError, match="LiteRT cannot call them"):
+        open_programs(both, backend="litert", kernels="custom")
+
+
+def test_an_unknown_backend_is_refused(both):
+    with pytest.raises(InputError, match="expected auto, onnx or litert, got 'torch'"):
+        open_programs(both, backend="torch")
+
+
+@pytest.mark.parametrize(
+    ("missing", "package", "extra"),
+    [("onnx", "onnxruntime", "edge"), ("litert", "ai_edge_litert", "litert")],
+)
+def test_a_backend_that_is_not_installed_names_its_extra(
+    both, monkeypatch, missing, package, extra
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else name)
+    with pytest.raises(InputError, match=rf"{package} is not installed: .*protofleet\[{extra}\]"):
+        open_programs(both, backend=missing)
+
+
+def test_auto_takes_litert_only_where_onnx_runtime_is_absent(both, monkeypatch):
+    assert open_programs(both).backend == "onnx"
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name: None if name == "onnxruntime" else name
+    )
+    assert open_programs(both).backend == "litert"
+
+
+def test_a_missing_signature_is_named(both, values, x):
+    graphs = {"train": train_graph(both.programs["train"])}
+    both.files[FILE] = tflite_bytes(graphs)
+    with pytest.raises(ProvisionError, match=r"tflite:infer': the file has .*\['train'\] only"):
+        open_programs(both, backend="litert").predict(*values, x)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "other"}, "no port for its input 'other'"),
+        ({"dtype": "int32"}, "expected float32, got int32"),
+        ({"shape": ("batch", 4)}, r"expected \('batch', 3\), got \(None, 4\)"),
+    ],
+)
+def test_ports_that_contradict_the_file_are_refused(both, values, x, change, message):
+    """The file's input x is not as the manifest has it."""
+    program = both.programs["infer"]
+    w, port = program.inputs
+    graph = Graph((w, msgspec.structs.replace(port, **change)), program.outputs)
+    graph.add("ADD", [w.name, w.name], "logits", ("batch", 3), options="AddOptions")
+    both.files[FILE] = tflite_bytes({"infer": graph})
+    with pytest.raises(ProvisionError, match=message):
+        open_programs(both, backend="litert").predict(*values, x)
+
+
+def test_an_output_of_another_batch_is_refused(both, values, x):
+    """Its last axes fit; that it has one row whatever the batch shows only when it runs."""
+    program = both.programs["infer"]
+    graph = Graph(program.inputs, program.outputs, {"axis": np.array([0], np.int32)})
+    reducer = {"options": "ReducerOptions", "keepDims": True}
+    graph.add("SUM", ["x", "axis"], "logits", ("batch", 3), **reducer)
+    both.files[FILE] = tflite_bytes({"infer": graph})
+    with pytest.raises(ProvisionError, match=r"'logits': expected \(32, 3\), got \(1, 3\)"):
+        open_programs(both, backend="litert").predict(*values, x)
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b[::-1], lambda b: bytes(len(b))]
+)
+def test_a_broken_file_is_refused(both, values, x, damage):
+    """LiteRT checks the file's structure before it reads it."""
+    both.files[FILE] = damage(both.files[FILE])
+    with pytest.raises(ProvisionError, match=r"tflite:infer'"):
+        open_programs(both, backend="litert").predict(*values, x)
+
+
+def test_a_device_on_litert_loads_no_onnx_runtime(both, tmp_path):
+    """Nor onnx, torch or TensorFlow; the file is read in a process of its own."""
+    (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(both.manifest))
+    (tmp_path / "programs").mkdir()
+    (tmp_path / FILE).write_bytes(both.files[FILE])
+    code = """
+import sys, pathlib, msgspec, numpy as np
+from protofleet.edge.join import open_learner
+from protofleet.runtime import open_programs
+from protofleet.wire.manifest import Manifest
+from protofleet.wire.tensors import Layout, TensorMap
+folder = pathlib.Path(sys.argv[1])
+class Bundle:
+    manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
+    def read(self, name):
+        return (folder / name).read_bytes()
+programs = open_programs(Bundle(), backend="litert")
+params, state = (
+    TensorMap.zeros(Layout.of({d.name: d.shape for d in decls}))
+    for decls in (Bundle.manifest.params, Bundle.manifest.state)
+)
+x, y = np.ones((2, 3), np.float32), np.zeros(2, np.int64)
+programs.grad_fns["toy"](params, state, {"x": x, "y": y}, np.random.default_rng(0))
+programs.predict(params, state, x)
+print(sorted({m.partition(".")[0] for m in sys.modules}
+    & {"onnxruntime", "onnxruntime_extensions", "onnx", "torch", "tensorflow", "numba"}))
+"""
+    out = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(tmp_path),
+    )
+    assert out.stdout.strip() == "[]"
