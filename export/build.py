@@ -21,6 +21,7 @@ from protofleet.export.device_check import device_runner
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
 from protofleet.export.onnx_write import to_onnx
 from protofleet.export.parity import ParityRecord, check_parity
+from protofleet.export.tflite import tflite_runner, to_tflite
 from protofleet.wire.blobs import encode
 from protofleet.wire.bundle import write_bundle
 from protofleet.wire.manifest import (
@@ -34,6 +35,7 @@ from protofleet.wire.manifest import (
 from protofleet.wire.tensors import Layout
 
 _EXAMPLE_BATCH = 4
+_TFLITE = "programs/programs.tflite"
 
 NumpyTensors = dict[str, NDArray[np.float32]]
 
@@ -97,6 +99,7 @@ def export_bundle(
     written = {name: to_onnx(program, name=name) for name, program in captured.items()}
     params, state = initial_values(model)
     files = {_file_of(name): data for name, data in written.items()}
+    files[_TFLITE] = to_tflite(captured)
     manifest = _manifest(spec, captured, params, state)
     records = tuple(
         check_parity(
@@ -105,6 +108,7 @@ def export_bundle(
             data,
             name=name,
             runners={
+                "LiteRT": tflite_runner(files[_TFLITE], name),
                 "the device runtime": device_runner(name, manifest, files, (params, state)),
             },
         )
@@ -213,4 +217,5 @@ def _program(name: str, program: CapturedProgram) -> Program:
         inputs=program.inputs,
         outputs=program.outputs,
         objective=None if program.objective is None else program.objective.name,
+        tflite=_TFLITE,
     )

@@ -7,8 +7,10 @@ other runs the definition that the model carries. Symbols and source: ``protofle
 
 from __future__ import annotations
 
+from typing import Any
+
 import onnx
-from torch import Tensor
+from torch import Tensor, fx
 from torch.onnx.ops import symbolic, symbolic_multi_out
 
 from protofleet.errors import ExportError
@@ -48,6 +50,14 @@ def alp_infer_node(x: Tensor, local: Tensor, epsilon: float, iterations: int) ->
         shape=x.shape,
         version=VERSION,
     )
+
+
+def node_attributes(node: fx.Node) -> dict[str, Any]:
+    """Attributes of a captured ALP node by name, e.g. ``epsilon``."""
+    kwargs: Any = node.kwargs
+    pools = {"f": kwargs["attr_floats"], "i": kwargs["attr_ints"], "s": kwargs["attr_strs"]}
+    described = zip(kwargs["attr_keys"], kwargs["attr_types"], kwargs["attr_pos"], strict=True)
+    return {key: pools[kind][place[0]] for key, kind, place in described}
 
 
 def define_functions(model: onnx.ModelProto) -> None:

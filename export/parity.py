@@ -68,6 +68,7 @@ class ParityRecord:
         worst_error: largest relative difference over tensors, batch sizes and runners.
         worst_tensor: port where it occurred.
         program_bytes: size of the file.
+        by_runner: the largest difference in each way of running it, e.g. ``LiteRT``.
         gradient_noise: 0 where everything was compared in single precision. Else gradients in
             ``worst_error`` are the captured graph's in double precision, and this is the largest
             difference of the written program's, within ``LEEWAY`` times PyTorch's own.
@@ -78,6 +79,7 @@ class ParityRecord:
     worst_error: float
     worst_tensor: str
     program_bytes: int
+    by_runner: Mapping[str, float]
     gradient_noise: float = 0.0
 
 
@@ -131,13 +133,15 @@ def check_parity(  # noqa: PLR0913 - options by keyword
         rng=np.random.default_rng(seed),
     )
     found = [_compare(case, size) for size in batch_sizes]
-    worst, noise = max(worst for worst, _ in found), max(noise for _, noise in found)
+    by_runner = {r: max(errors[r] for errors, _ in found) for r in case.runners}
+    worst, noise = max(by_runner.values()), max(noise for _, noise in found)
     return ParityRecord(
         program=name,
         tensors=len(program.outputs),
         worst_error=worst[0],
         worst_tensor=worst[1],
         program_bytes=len(data),
+        by_runner={runner: error for runner, (error, _) in by_runner.items()},
         gradient_noise=noise,
     )
 
@@ -156,8 +160,8 @@ def stock_runner(data: bytes) -> Runner:
     return run
 
 
-def _compare(case: _Case, size: int) -> tuple[Worst, float]:
-    """The largest error at one batch size, and the noise as in ``ParityRecord``.
+def _compare(case: _Case, size: int) -> tuple[dict[str, Worst], float]:
+    """The largest error by runner at one batch size, and the noise as in ``ParityRecord``.
 
     Raises:
         ExportError: a runner differs although the reference stands still, or one half of the
@@ -165,9 +169,10 @@ def _compare(case: _Case, size: int) -> tuple[Worst, float]:
     """
     for _ in range(_STEADY_DRAWS):
         feed, expected = _generic_case(case, size)
-        worst, runner = max((_worst(case, size, r, expected, feed), r) for r in case.runners)
+        errors = {r: _worst(case, size, r, expected, feed) for r in case.runners}
+        worst, runner = max((error, r) for r, error in errors.items())
         if worst[0] <= case.tolerance:
-            return worst, 0.0
+            return errors, 0.0
         movement = _movement(case, feed, expected)
         if movement <= case.tolerance:
             raise _differs(case, size, f"{runner} differs from PyTorch", worst, case.tolerance)
@@ -176,7 +181,7 @@ def _compare(case: _Case, size: int) -> tuple[Worst, float]:
 
 def _compare_halves(
     case: _Case, size: int, feed: Arrays, expected: Arrays, movement: float
-) -> tuple[Worst, float]:
+) -> tuple[dict[str, Worst], float]:
     """The captured graph in double precision, then the written program in single precision."""
     exact, _ = Reference(case.model, case.program, dtype=torch.float64)(feed)
     own = max(movement, *_errors(exact, expected, "PyTorch").values())
@@ -185,7 +190,7 @@ def _compare_halves(
     if worst[0] > case.tolerance:
         what = "the captured graph differs from PyTorch in double precision"
         raise _differs(case, size, what, worst, case.tolerance)
-    noise = 0.0
+    noise, by_runner = 0.0, {}
     for runner, run in case.runners.items():
         errors = _errors(exact, run(feed), f"program '{case.name}' in {runner}, batch {size}")
         gradients = _largest({t: e for t, e in errors.items() if t.startswith("grad.")})
@@ -193,8 +198,9 @@ def _compare_halves(
         for found, allowed in ((others, case.tolerance), (gradients, LEEWAY * own)):
             if found[0] > allowed:
                 raise _differs(case, size, f"{runner} differs from PyTorch", found, allowed)
-        worst, noise = max(worst, others), max(noise, gradients[0])
-    return worst, noise
+        by_runner[runner] = max(worst, others)
+        noise = max(noise, gradients[0])
+    return by_runner, noise
 
 
 def _worst(case: _Case, size: int, runner: str, expected: Arrays, feed: Arrays) -> Worst:

@@ -11,6 +11,9 @@ import msgspec
 
 FORMAT_VERSION = 1
 
+MAX_TFLITE_BATCH = 256
+"""Largest batch that TFLite programs are written for; smaller ones are exact at any size."""
+
 Role = Literal["param", "state", "input", "noise", "loss", "grad", "output"]
 
 Precision = Literal["float32", "float16", "int8"]

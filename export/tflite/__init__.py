@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
+from ai_edge_litert.interpreter import Interpreter
+from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
 from protofleet.export.tflite import alp, elementwise, linear, moves
 from protofleet.export.tflite.graph import Graph, Model
-from protofleet.export.tflite.lower import RULES, Lowering
+from protofleet.export.tflite.lower import Lowering
 
-__all__ = ["RULES", "to_tflite"]
+__all__ = ["tflite_runner", "to_tflite"]
 
 # They register how operators are written.
 _ = (alp, elementwise, linear, moves)
@@ -31,7 +34,8 @@ def to_tflite(programs: Mapping[str, CapturedProgram]) -> bytes:
         ExportError: an operator has no TFLite form; the message names program, module and line.
     """
     model = Model()
-    subgraphs, signatures = [], []
+    subgraphs: list[Any] = []
+    signatures: list[Any] = []
     for name, program in programs.items():
         graph = Graph(model, name)
         try:
@@ -53,3 +57,16 @@ def to_tflite(programs: Mapping[str, CapturedProgram]) -> bytes:
     builder = flatbuffers.Builder(1 << 20)
     builder.Finish(record.Pack(builder), file_identifier=b"TFL3")
     return bytes(builder.Output())
+
+
+def tflite_runner(
+    data: bytes, name: str
+) -> Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]:
+    """Plain LiteRT on one signature: inputs by port name → outputs by port name."""
+    signature = Interpreter(model_content=data, num_threads=1).get_signature_runner(name)
+
+    def run(feed: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
+        results: Mapping[str, NDArray[Any]] = signature(**feed)
+        return results
+
+    return run

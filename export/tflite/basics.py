@@ -59,7 +59,7 @@ class Basics:
         return self.graph.add(operator, [left, right], broadcast(left.shape, right.shape), BOOL)
 
     def unary(self, operator: str, x: Value) -> Value:
-        """``EXP``, ``LOG``, ``RSQRT``, …"""
+        """One number from each: ``EXP``, ``LOG``, ``RSQRT``, …, without options."""
         return self.graph.add(operator, [x], x.shape)
 
     def select(self, condition: Value, a: Operand, b: Operand) -> Value:
@@ -126,9 +126,7 @@ class Basics:
         begin[axis], end[axis], strides[axis] = start, stop, step
         others = sum(1 << i for i in range(rank) if i != axis)
         where = [self.graph.constant(np.array(v, np.int32), I32) for v in (begin, end, strides)]
-        return self.graph.add(
-            "STRIDED_SLICE", [x, *where], shape, beginMask=others, endMask=others
-        )
+        return self.graph.add("STRIDED_SLICE", [x, *where], shape, beginMask=others, endMask=others)
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Values one behind the other along an axis."""
@@ -161,9 +159,7 @@ class Basics:
         """Index of the first largest entry, int64."""
         shape = tuple(size for i, size in enumerate(x.shape) if i != axis)
         where = self.graph.constant(np.array(axis, np.int32), I32)
-        return self.graph.add(
-            "ARG_MAX", [x, where], shape, I64, outputType=schema.TensorType.INT64
-        )
+        return self.graph.add("ARG_MAX", [x, where], shape, I64, outputType=schema.TensorType.INT64)
 
     def matmul(self, a: Value, b: Value, *, b_transposed: bool = False) -> Value:
         """Products of matrices (…, m, k) and (…, k, n), or (…, n, k) if ``b_transposed``."""
@@ -171,7 +167,9 @@ class Basics:
         if len(b.shape) == 2:
             weights = b if b_transposed else self.transpose(b, (1, 0))
             return self.graph.add(
-                "FULLY_CONNECTED", [a, weights], (*a.shape[:-1], columns),
+                "FULLY_CONNECTED",
+                [a, weights],
+                (*a.shape[:-1], columns),
                 keepNumDims=len(a.shape) > 2,
             )
         shape = (*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns)
@@ -190,6 +188,12 @@ class Basics:
         """The batch size, () float32."""
         ones = self.binary("ADD", self.cast(self._never, F32), 1.0)
         return self.reduce("SUM", ones, [0])
+
+    def running_count(self, size: int) -> Value:
+        """1, 2, … up to a multiple of the batch size, (size, 1) float32."""
+        ones = self.expand(self.graph.constant([[1.0]]), (size, 1))
+        axis = self.graph.constant(np.array(0, np.int32), I32)
+        return self.graph.add("CUMSUM", [ones, axis], ones.shape, exclusive=False, reverse=False)
 
     def expand(self, x: Value, shape: Shape) -> Value:
         """Repeat axes of 1 until the shape is ``shape``."""

@@ -11,12 +11,12 @@ from torch import fx
 
 from protofleet.export.tflite.basics import Operand
 from protofleet.export.tflite.graph import BOOL, F32, I64, Value
-from protofleet.export.tflite.lower import Lowering, Result, axes_of, dtype_of, rule
+from protofleet.export.tflite.lower import Lowering, Result, args_of, axes_of, dtype_of, rule
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 
-_BINARY = {
+_BINARY: dict[Any, str] = {
     _aten.mul.Tensor: "MUL",
     _aten.mul.Scalar: "MUL",
     _aten.div.Tensor: "DIV",
@@ -26,20 +26,19 @@ _BINARY = {
     _aten.minimum.default: "MINIMUM",
     _aten.pow.Tensor_Tensor: "POW",
 }
-_COMPARE = {
-    name: getattr(getattr(_aten, name), kind)
-    for name in ("eq", "ne", "lt", "le", "gt", "ge")
-    for kind in ("Scalar",)
+_COMPARISONS: dict[Any, str] = {
+    getattr(getattr(_aten, name), kind): named
+    for name, named in {
+        "eq": "EQUAL",
+        "ne": "NOT_EQUAL",
+        "lt": "LESS",
+        "le": "LESS_EQUAL",
+        "gt": "GREATER",
+        "ge": "GREATER_EQUAL",
+    }.items()
+    for kind in ("Scalar", "Tensor")
 }
-_COMPARISONS = {
-    "eq": "EQUAL",
-    "ne": "NOT_EQUAL",
-    "lt": "LESS",
-    "le": "LESS_EQUAL",
-    "gt": "GREATER",
-    "ge": "GREATER_EQUAL",
-}
-_UNARY = {
+_UNARY: dict[Any, str] = {
     _aten.abs.default: "ABS",
     _aten.ceil.default: "CEIL",
     _aten.cos.default: "COS",
@@ -64,8 +63,8 @@ _SAME = (
 
 @rule(*_BINARY)
 def _binary(low: Lowering, node: fx.Node) -> Result:
-    left, right = (_as(low, low.operand(a), node) for a in node.args[:2])
-    return low.basics.binary(_BINARY[node.target], left, right)  # type: ignore[index]
+    left, right = (_as(low, low.operand(a), node) for a in args_of(node)[:2])
+    return low.basics.binary(_BINARY[node.target], left, right)
 
 
 def _as(low: Lowering, operand: Operand, node: fx.Node) -> Operand:
@@ -77,7 +76,7 @@ def _as(low: Lowering, operand: Operand, node: fx.Node) -> Operand:
 
 @rule(_aten.add.Tensor, _aten.sub.Tensor, _aten.add.Scalar, _aten.sub.Scalar)
 def _sum_of_two(low: Lowering, node: fx.Node) -> Result:
-    left, right = (_as(low, low.operand(a), node) for a in node.args[:2])
+    left, right = (_as(low, low.operand(a), node) for a in args_of(node)[:2])
     alpha = node.kwargs.get("alpha", 1)
     if alpha != 1:
         right = low.basics.binary("MUL", right, low.operand(alpha))
@@ -87,13 +86,13 @@ def _sum_of_two(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.rsub.Scalar)
 def _reversed(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("SUB", low.operand(node.args[1]), low.small(node.args[0]))
+    return low.basics.binary("SUB", low.operand(args_of(node)[1]), low.small(args_of(node)[0]))
 
 
-@rule(*(getattr(getattr(_aten, n), k) for n in _COMPARISONS for k in ("Scalar", "Tensor")))
+@rule(*_COMPARISONS)
 def _compare(low: Lowering, node: fx.Node) -> Result:
-    named = _COMPARISONS[node.target._schema.name.partition("::")[2]]  # type: ignore[union-attr]  # noqa: SLF001 - no public name for it
-    left, right = (low.operand(a) for a in node.args[:2])
+    named = _COMPARISONS[node.target]
+    left, right = (low.operand(a) for a in args_of(node)[:2])
     if isinstance(left, Value) and isinstance(right, Value) and left.dtype != right.dtype:
         left, right = (low.basics.cast(v, F32) for v in (left, right))
     return low.basics.compare(named, left, right)
@@ -101,72 +100,72 @@ def _compare(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.logical_and.default, _aten.bitwise_and.Tensor)
 def _both(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("LOGICAL_AND", *(low.small(a) for a in node.args))
+    return low.basics.binary("LOGICAL_AND", *(low.small(a) for a in args_of(node)))
 
 
 @rule(_aten.logical_or.default, _aten.bitwise_or.Tensor)
 def _either(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("LOGICAL_OR", *(low.small(a) for a in node.args))
+    return low.basics.binary("LOGICAL_OR", *(low.small(a) for a in args_of(node)))
 
 
 @rule(_aten.logical_not.default, _aten.bitwise_not.default)
 def _negation(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.unary("LOGICAL_NOT", low.small(node.args[0]))
+    return low.basics.unary("LOGICAL_NOT", low.small(args_of(node)[0]))
 
 
 @rule(*_UNARY)
 def _unary(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.unary(_UNARY[node.target], low.small(node.args[0]))  # type: ignore[index]
+    return low.basics.unary(_UNARY[node.target], low.small(args_of(node)[0]))
 
 
 @rule(*_SAME)
 def _same(low: Lowering, node: fx.Node) -> Result:
-    return low.get(node.args[0])  # type: ignore[no-any-return]
+    return low.get(args_of(node)[0])
 
 
 @rule(_aten._to_copy.default)  # noqa: SLF001 - its name
 def _cast(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.cast(low.small(node.args[0]), low.dtype(node))
+    return low.basics.cast(low.small(args_of(node)[0]), low.dtype(node))
 
 
 @rule(_aten.log1p.default)
 def _log1p(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.unary("LOG", low.basics.binary("ADD", low.small(node.args[0]), 1.0))
+    return low.basics.unary("LOG", low.basics.binary("ADD", low.small(args_of(node)[0]), 1.0))
 
 
 @rule(_aten.expm1.default)
 def _expm1(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("SUB", low.basics.unary("EXP", low.small(node.args[0])), 1.0)
+    return low.basics.binary("SUB", low.basics.unary("EXP", low.small(args_of(node)[0])), 1.0)
 
 
 @rule(_aten.reciprocal.default)
 def _reciprocal(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("DIV", 1.0, low.small(node.args[0]))
+    return low.basics.binary("DIV", 1.0, low.small(args_of(node)[0]))
 
 
 @rule(_aten.pow.Tensor_Scalar)
 def _power(low: Lowering, node: fx.Node) -> Result:
-    x, exponent = low.small(node.args[0]), node.args[1]
+    x, exponent = low.small(args_of(node)[0]), args_of(node)[1]
     if exponent == 2:
         return low.basics.binary("MUL", x, x)
-    return low.basics.binary("POW", x, float(exponent))  # type: ignore[arg-type]
+    return low.basics.binary("POW", x, float(exponent))
 
 
 @rule(_aten.clamp.default, _aten.clamp_min.default)
 def _clamp(low: Lowering, node: fx.Node) -> Result:
-    x, *bounds = node.args
+    x, *bounds = args_of(node)
     result: Operand = low.small(x)
     names = ("MAXIMUM", "MINIMUM")
     given = [*bounds, *(node.kwargs.get(k) for k in ("min", "max")[len(bounds) :])]
     for named, bound in zip(names, given, strict=False):
         if bound is not None:
             result = low.basics.binary(named, result, low.operand(bound))
-    return result  # type: ignore[return-value]
+    return result
 
 
 @rule(_aten.where.self)
 def _where(low: Lowering, node: fx.Node) -> Result:
-    condition, yes, no = node.args
+    condition, yes, no = args_of(node)
     dtype = low.dtype(node)
     picked = [low.basics.cast(low.small(v), dtype) for v in (yes, no)]
     return low.basics.select(low.small(condition), *picked)
@@ -174,7 +173,7 @@ def _where(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.scalar_tensor.default)
 def _scalar(low: Lowering, node: fx.Node) -> Result:
-    number = low.get(node.args[0])
+    number = low.get(args_of(node)[0])
     if isinstance(number, Value):
         return low.basics.cast(number, low.dtype(node))
     return low.graph.constant(number, low.dtype(node))
@@ -182,17 +181,20 @@ def _scalar(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.full.default, _aten.full_like.default)
 def _full(low: Lowering, node: fx.Node) -> Result:
-    return low.graph.constant(
-        low.get(node.args[1]), low.dtype(node)
-    ) if not low.shape(node) else low.basics.reshape(
-        low.graph.constant(low.get(node.args[1]), low.dtype(node)), (1,) * len(low.shape(node))
+    return (
+        low.graph.constant(low.get(args_of(node)[1]), low.dtype(node))
+        if not low.shape(node)
+        else low.basics.reshape(
+            low.graph.constant(low.get(args_of(node)[1]), low.dtype(node)),
+            (1,) * len(low.shape(node)),
+        )
     )
 
 
 @rule(_aten.arange.start_step)
 def _arange(low: Lowering, node: fx.Node) -> Result:
     kwargs = {k: v for k, v in node.kwargs.items() if k == "dtype"}
-    return low.graph.constant(_aten.arange.start_step(*node.args, **kwargs).numpy(), I64)
+    return low.graph.constant(_aten.arange.start_step(*args_of(node), **kwargs).numpy(), I64)
 
 
 @rule(_aten.sym_size.int)
@@ -212,20 +214,20 @@ _NUMBERS: dict[Any, tuple[str, Callable[[Any, Any], Any]]] = {
 def _number(low: Lowering, node: fx.Node) -> Result:
     """Arithmetic on the batch size, which is a float32 here."""
     named, compute = _NUMBERS[node.target]
-    left, right = (low.operand(a) for a in node.args)
+    left, right = (low.operand(a) for a in args_of(node))
     if not isinstance(left, Value) and not isinstance(right, Value):
-        return compute(left, right)  # type: ignore[no-any-return]
+        return compute(left, right)
     return low.basics.binary(named, left, right)
 
 
 @rule(torch.sym_float)
 def _number_as_it_is(low: Lowering, node: fx.Node) -> Result:
-    return low.get(node.args[0])  # type: ignore[no-any-return]
+    return low.get(args_of(node)[0])
 
 
 @rule(operator.getitem)
 def _item(low: Lowering, node: fx.Node) -> Result:
-    return low.get(node.args[0])[node.args[1]]  # type: ignore[no-any-return]
+    return low.get(args_of(node)[0])[args_of(node)[1]]
 
 
 @rule(_aten.sum.dim_IntList, _prims.sum.default, _aten.sum.default)
@@ -244,8 +246,8 @@ def _amax(low: Lowering, node: fx.Node) -> Result:
 
 
 def _reduced(low: Lowering, node: fx.Node, named: str) -> Value:
-    source, *rest = node.args
-    x = low.full(source)  # type: ignore[arg-type]
+    source, *rest = args_of(node)
+    x = low.full(source)
     if x.dtype == BOOL:
         x = low.basics.cast(x, dtype_of(node.meta["val"].dtype))
     axes = axes_of(rest[0] if rest else None, len(x.shape))
@@ -256,9 +258,9 @@ def _reduced(low: Lowering, node: fx.Node, named: str) -> Value:
 @rule(_prims.var.default)
 def _variance(low: Lowering, node: fx.Node) -> Result:
     """Mean square of the differences to the mean, times n / (n - correction)."""
-    source, axes, *rest = node.args
-    correction = rest[0] if rest else node.kwargs.get("correction", 1)
-    x = low.full(source)  # type: ignore[arg-type]
+    source, axes, *rest = args_of(node)
+    correction: Any = rest[0] if rest else node.kwargs.get("correction", 1)
+    x = low.full(source)
     listed = axes_of(axes, len(x.shape))
     centred = low.basics.binary("SUB", x, low.basics.reduce("MEAN", x, listed, keep=True))
     squares = low.basics.binary("MUL", centred, centred)
@@ -272,5 +274,5 @@ def _variance(low: Lowering, node: fx.Node) -> Result:
         count = low.basics.binary("MUL", count, factor)
         if size < 0:
             count = low.basics.binary("MUL", count, low.basics.count())
-    fewer = low.basics.binary("SUB", count, float(correction))  # type: ignore[arg-type]
+    fewer = low.basics.binary("SUB", count, float(correction))
     return low.basics.binary("MUL", mean, low.basics.binary("DIV", count, fewer))

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
 
@@ -43,6 +42,8 @@ _OPTIONS = {
     "MEAN": "Reducer",
     "MINIMUM": "MaximumMinimum",
     "ONE_HOT": "OneHot",
+    "PADV2": "PadV2",
+    "REVERSE_V2": "ReverseV2",
     "REDUCE_MAX": "Reducer",
     "SCATTER_ND": "ScatterNd",
     "SELECT_V2": "SelectV2",
@@ -226,7 +227,8 @@ class Graph:
         self._tensors.append(
             schema.TensorT(
                 shape=[abs(axis) for axis in shape],
-                shapeSignature=[max(axis, -1) for axis in shape] if min(shape, default=0) < 0
+                shapeSignature=[max(axis, -1) for axis in shape]
+                if min(shape, default=0) < 0
                 else None,
                 type=_TYPES[dtype],
                 buffer=buffer,

@@ -12,7 +12,7 @@ from torch import fx
 
 from protofleet.errors import ExportError
 from protofleet.export.tflite.graph import Shape, Value
-from protofleet.export.tflite.lower import Lowering, Result, rule
+from protofleet.export.tflite.lower import Lowering, Result, args_of, rule
 from protofleet.export.tflite.moves import spread
 
 _aten = torch.ops.aten
@@ -22,17 +22,17 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @rule(_aten.mm.default)
 def _mm(low: Lowering, node: fx.Node) -> Result:
-    return _product(low, *node.args)
+    return _product(low, *args_of(node))
 
 
 @rule(_aten.bmm.default)
 def _bmm(low: Lowering, node: fx.Node) -> Result:
-    return _product(low, *node.args)
+    return _product(low, *args_of(node))
 
 
 @rule(_aten.addmm.default)
 def _addmm(low: Lowering, node: fx.Node) -> Result:
-    bias, a, b = node.args
+    bias, a, b = args_of(node)
     if node.kwargs:
         raise ExportError("expected no scaling factors")
     return low.basics.binary("ADD", _product(low, a, b), low.small(bias))
@@ -52,26 +52,26 @@ def _untransposed(node: fx.Node) -> fx.Node | None:
         (node,) = node.all_input_nodes
     if node.target is not _aten.permute.default:
         return None
-    rank = len(node.args[1])  # type: ignore[arg-type]
+    rank = len(args_of(node)[1])
     swapped = [*range(rank - 2), rank - 1, rank - 2]
-    order = [axis % rank for axis in node.args[1]]  # type: ignore[union-attr]
-    return node.args[0] if order == swapped else None  # type: ignore[return-value]
+    order = [axis % rank for axis in args_of(node)[1]]
+    return args_of(node)[0] if order == swapped else None
 
 
 @rule(_aten.convolution.default)
 def _convolution(low: Lowering, node: fx.Node) -> Result:
     """Channels move to the end for it, and back."""
-    x, weight, bias, stride, padding, dilation, transposed, extra, groups = node.args
-    spatial = len(stride)  # type: ignore[arg-type]
+    x, weight, bias, stride, padding, dilation, transposed, extra, groups = args_of(node)
+    spatial = len(stride)
     if spatial > 2:
         raise ExportError("expected one or two spatial axes")
-    image, kernel = low.full(x), low.full(weight)  # type: ignore[arg-type]
+    image, kernel = low.full(x), low.full(weight)
     if transposed:
-        kernel = _turned(low, kernel, int(groups))  # type: ignore[call-overload]
+        kernel = _turned(low, kernel, int(groups))
         image = _opened(low, image, kernel.shape, stride, padding, dilation, extra)
         stride = [1] * spatial
     else:
-        widths = [(0, 0), (0, 0), *((p, p) for p in padding)]  # type: ignore[union-attr]
+        widths = [(0, 0), (0, 0), *((p, p) for p in padding)]
         image = low.basics.pad(image, widths)
     result = _plain(low, image, kernel, stride, dilation)
     if bias is None:
@@ -155,21 +155,19 @@ def _max_pool(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.avg_pool2d.default)
 def _avg_pool(low: Lowering, node: fx.Node) -> Result:
-    x, kernel, *rest = node.args
-    stride, padding, ceil, include, divisor = (
-        *rest,
-        *([], [0, 0], False, True, None)[len(rest) :],
-    )
-    if any(padding) or ceil or not include or divisor:  # type: ignore[arg-type]
+    x, kernel, *rest = args_of(node)
+    defaults: tuple[Any, ...] = ([], [0, 0], False, True, None)
+    stride, padding, ceil, include, divisor = (*rest, *defaults[len(rest) :])
+    if any(padding) or ceil or not include or divisor:
         raise ExportError("expected average pooling without padding, ceil_mode and divisor")
-    return _pool(low, "AVERAGE_POOL_2D", low.full(x), kernel, stride or kernel)  # type: ignore[arg-type]
+    return _pool(low, "AVERAGE_POOL_2D", low.full(x), kernel, stride or kernel)
 
 
 def _pooling(node: fx.Node) -> tuple[Any, ...]:
-    x, kernel, *rest = node.args
-    defaults: tuple[Any, ...] = (list(kernel), [0, 0], [1, 1], False)  # type: ignore[arg-type]
+    x, kernel, *rest = args_of(node)
+    defaults: tuple[Any, ...] = (list(kernel), [0, 0], [1, 1], False)
     stride, padding, dilation, ceil = (*rest, *defaults[len(rest) :])
-    return x, list(kernel), list(stride or kernel), list(padding), list(dilation), ceil  # type: ignore[arg-type]
+    return x, list(kernel), list(stride or kernel), list(padding), list(dilation), ceil
 
 
 def _pool(low: Lowering, named: str, x: Value, kernel: Sequence[int], stride: Any) -> Value:
@@ -194,16 +192,16 @@ def _pool(low: Lowering, named: str, x: Value, kernel: Sequence[int], stride: An
 @rule(_aten.native_layer_norm.default)
 def _layer_norm(low: Lowering, node: fx.Node) -> Result:
     """The normalised values, the means, and the reciprocals of the deviations."""
-    x, normalised, weight, bias, epsilon = node.args
-    value = low.full(x)  # type: ignore[arg-type]
+    x, normalised, weight, bias, epsilon = args_of(node)
+    value = low.full(x)
     rank = len(value.shape)
-    axes = list(range(rank - len(normalised), rank))  # type: ignore[arg-type]
+    axes = list(range(rank - len(normalised), rank))
     basics = low.basics
     mean = basics.reduce("MEAN", value, axes, keep=True)
     centred = basics.binary("SUB", value, mean)
     squares = basics.binary("MUL", centred, centred)
     variance = basics.reduce("MEAN", squares, axes, keep=True)
-    inverse = basics.unary("RSQRT", basics.binary("ADD", variance, float(epsilon)))  # type: ignore[arg-type]
+    inverse = basics.unary("RSQRT", basics.binary("ADD", variance, float(epsilon)))
     result = basics.binary("MUL", centred, inverse)
     if weight is not None:
         result = basics.binary("MUL", result, low.small(weight))
@@ -222,11 +220,11 @@ def _log_softmax(low: Lowering, node: fx.Node) -> Result:
     return _over_last(low, node, "LOG_SOFTMAX")
 
 
-def _over_last(low: Lowering, node: fx.Node, named: str, **options: float) -> Value:
+def _over_last(low: Lowering, node: fx.Node, named: str, **options: Any) -> Value:
     """TFLite computes both over the last axis."""
-    x = low.full(node.args[0])  # type: ignore[arg-type]
+    x = low.full(args_of(node)[0])
     rank = len(x.shape)
-    axis = node.args[1] % rank  # type: ignore[operator]
+    axis = args_of(node)[1] % rank
     order = [*(i for i in range(rank) if i != axis), axis]
     moved = low.basics.transpose(x, order)
     result = low.graph.add(named, [moved], moved.shape, **options)

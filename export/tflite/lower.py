@@ -16,7 +16,8 @@ from protofleet.export.source import place_of
 from protofleet.export.tflite.basics import Basics, Operand
 from protofleet.export.tflite.graph import BOOL, F32, I64, Graph, Shape, Value
 
-Result = Value | tuple[Value | None, ...] | float | int | None
+Result = Any
+"""A value, a tuple of values, or a number that the batch size may decide."""
 Rule = Callable[["Lowering", fx.Node], Result]
 
 RULES: dict[Any, Rule] = {}
@@ -172,6 +173,11 @@ class Lowering:
     def dtype(self, node: fx.Node) -> np.dtype[Any]:
         """The dtype of a node's result."""
         return dtype_of(node.meta["val"].dtype)
+
+
+def args_of(node: fx.Node) -> tuple[Any, ...]:
+    """A node's positional arguments: nodes, numbers, lists."""
+    return node.args
 
 
 def axes_of(argument: Any, rank: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch import fx
 
 from protofleet.errors import ExportError
 from protofleet.export.tflite.graph import F32, I32, I64, Value
-from protofleet.export.tflite.lower import Lowering, Result, axes_of, rule
+from protofleet.export.tflite.lower import Lowering, Result, args_of, axes_of, rule
 
 _aten = torch.ops.aten
 
@@ -22,35 +23,33 @@ def _view(low: Lowering, node: fx.Node) -> Result:
 
 
 def _node(node: fx.Node, index: int = 0) -> fx.Node:
-    argument = node.args[index]
-    if not isinstance(argument, fx.Node):
-        raise ExportError(f"expected a tensor, got {argument!r}")
+    argument: fx.Node = args_of(node)[index]
     return argument
 
 
 @rule(_aten.expand.default)
 def _expand(low: Lowering, node: fx.Node) -> Result:
     """Left to the operators that read it; only the number of axes is made right."""
-    x = low.small(node.args[0])
+    x = low.small(args_of(node)[0])
     return low.basics.reshape(x, (1,) * (len(low.shape(node)) - len(x.shape)) + x.shape)
 
 
 @rule(_aten.permute.default)
 def _permute(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.transpose(low.small(node.args[0]), node.args[1])  # type: ignore[arg-type]
+    return low.basics.transpose(low.small(args_of(node)[0]), args_of(node)[1])
 
 
 @rule(_aten.unsqueeze.default)
 def _unsqueeze(low: Lowering, node: fx.Node) -> Result:
-    x = low.small(node.args[0])
-    axis = node.args[1] % (len(x.shape) + 1)  # type: ignore[operator]
+    x = low.small(args_of(node)[0])
+    axis = args_of(node)[1] % (len(x.shape) + 1)
     return low.basics.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
 
 
 @rule(_aten.squeeze.dim)
 def _squeeze(low: Lowering, node: fx.Node) -> Result:
-    x = low.small(node.args[0])
-    axis = node.args[1] % max(len(x.shape), 1)  # type: ignore[operator]
+    x = low.small(args_of(node)[0])
+    axis = args_of(node)[1] % max(len(x.shape), 1)
     if low.shape(_node(node))[axis] != 1:
         return x
     return low.basics.reshape(x, (*x.shape[:axis], *x.shape[axis + 1 :]))
@@ -58,9 +57,9 @@ def _squeeze(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.cat.default)
 def _cat(low: Lowering, node: fx.Node) -> Result:
-    parts = [low.full(part) for part in node.args[0]]  # type: ignore[union-attr]
-    axis = node.args[1] if len(node.args) > 1 else 0
-    return low.basics.concat(parts, axis % len(parts[0].shape))  # type: ignore[operator]
+    parts = [low.full(part) for part in args_of(node)[0]]
+    axis = args_of(node)[1] if len(args_of(node)) > 1 else 0
+    return low.basics.concat(parts, axis % len(parts[0].shape))
 
 
 @rule(_aten.slice.Tensor)
@@ -76,12 +75,14 @@ def _slice(low: Lowering, node: fx.Node) -> Result:
 
 def _range(node: fx.Node, x: Value, first: int = 1) -> tuple[int, int, int, int]:
     """Axis, start, stop and step of ``slice`` and ``slice_scatter``."""
-    axis, start, stop, step = (*node.args[first:], *(0, None, None, 1)[len(node.args) - first :])
-    axis = int(axis) % len(x.shape)  # type: ignore[call-overload]
+    given = args_of(node)[first:]
+    defaults: tuple[Any, ...] = (0, None, None, 1)
+    axis, start, stop, step = (*given, *defaults[len(given) :])
+    axis = int(axis) % len(x.shape)
     size = x.shape[axis]
     whole = sys.maxsize if size < 0 else size
     low, high = (_clip(bound, default, whole) for bound, default in ((start, 0), (stop, whole)))
-    return axis, low, max(low, high), int(step)  # type: ignore[call-overload]
+    return axis, low, max(low, high), int(step)
 
 
 def _clip(bound: Any, default: int, size: int) -> int:
@@ -95,7 +96,7 @@ def _clip(bound: Any, default: int, size: int) -> int:
 @rule(_aten.select.int)
 def _select(low: Lowering, node: fx.Node) -> Result:
     x = low.full(_node(node))
-    axis, index = (int(a) for a in node.args[1:])  # type: ignore[call-overload]
+    axis, index = (int(a) for a in args_of(node)[1:])
     axis %= len(x.shape)
     index %= x.shape[axis]
     part = low.basics.slice(x, axis, index, index + 1)
@@ -105,11 +106,9 @@ def _select(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.split_with_sizes.default)
 def _split(low: Lowering, node: fx.Node) -> Result:
     x = low.full(_node(node))
-    axis = (node.args[2] if len(node.args) > 2 else 0) % len(x.shape)  # type: ignore[operator]
-    ends = np.cumsum([0, *node.args[1]])  # type: ignore[misc]
-    return tuple(
-        low.basics.slice(x, axis, int(a), int(b)) for a, b in zip(ends, ends[1:], strict=False)
-    )
+    axis = (args_of(node)[2] if len(args_of(node)) > 2 else 0) % len(x.shape)
+    ends = np.cumsum([0, *args_of(node)[1]])
+    return tuple(low.basics.slice(x, axis, int(a), int(b)) for a, b in pairwise(ends))
 
 
 @rule(_aten.slice_scatter.default)
@@ -133,9 +132,7 @@ def _slice_scatter(low: Lowering, node: fx.Node) -> Result:
     return low.basics.concat(pieces, axis) if len(pieces) > 1 else part
 
 
-def _spread(
-    low: Lowering, part: Value, axis: int, step: int, size: int
-) -> tuple[Value, Value]:
+def _spread(low: Lowering, part: Value, axis: int, step: int, size: int) -> tuple[Value, Value]:
     """Entries ``step`` places apart on an axis of ``size``, and which places they fill."""
     wide = spread(low, part, axis, step)
     filled = np.zeros([size if i == axis else 1 for i in range(len(part.shape))], np.bool_)
@@ -162,8 +159,8 @@ def spread(low: Lowering, x: Value, axis: int, step: int) -> Value:
 @rule(_aten.constant_pad_nd.default)
 def _pad(low: Lowering, node: fx.Node) -> Result:
     x = low.full(_node(node))
-    amounts = list(node.args[1])  # type: ignore[arg-type]
-    fill = float(node.args[2]) if len(node.args) > 2 else 0.0  # type: ignore[arg-type]
+    amounts = list(args_of(node)[1])
+    fill = float(args_of(node)[2]) if len(args_of(node)) > 2 else 0.0
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))[::-1]
     widths = [(0, 0)] * (len(x.shape) - len(pairs)) + pairs
     for axis, (before, after) in enumerate(widths):
@@ -176,7 +173,7 @@ def _pad(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.flip.default)
 def _flip(low: Lowering, node: fx.Node) -> Result:
     x = low.full(_node(node))
-    for axis in axes_of(node.args[1], len(x.shape)):
+    for axis in axes_of(args_of(node)[1], len(x.shape)):
         x = low.graph.add(
             "REVERSE_V2", [x, low.graph.constant(np.array([axis], np.int32), I32)], x.shape
         )
@@ -186,7 +183,7 @@ def _flip(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.index_select.default)
 def _index_select(low: Lowering, node: fx.Node) -> Result:
     table = low.full(_node(node))
-    if node.args[1] != 0:
+    if args_of(node)[1] != 0:
         raise ExportError("expected the first axis")
     return low.basics.gather(table, low.full(_node(node, 2)))
 
@@ -199,22 +196,22 @@ def _embedding(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.gather.default)
 def _gather(low: Lowering, node: fx.Node) -> Result:
     """One entry of every row: the others become zero, and the row is summed."""
-    x, axis = low.full(_node(node)), int(node.args[1]) % 2  # type: ignore[call-overload]
-    hot = _hot(low, node, x, axis, low.small(node.args[2]))
+    x, axis = low.full(_node(node)), int(args_of(node)[1]) % 2
+    hot = _hot(low, node, x, axis, low.small(args_of(node)[2]))
     return low.basics.reduce("SUM", low.basics.select(hot, x, 0.0), [axis], keep=True)
 
 
 @rule(_aten.scatter.value, _aten.scatter.src)
 def _scatter(low: Lowering, node: fx.Node) -> Result:
     """One entry of every row replaced."""
-    x, axis = low.full(_node(node)), int(node.args[1]) % 2  # type: ignore[call-overload]
-    hot = _hot(low, node, x, axis, low.small(node.args[2]))
-    return low.basics.select(hot, low.operand(node.args[3]), x)
+    x, axis = low.full(_node(node)), int(args_of(node)[1]) % 2
+    hot = _hot(low, node, x, axis, low.small(args_of(node)[2]))
+    return low.basics.select(hot, low.operand(args_of(node)[3]), x)
 
 
 def _hot(low: Lowering, node: fx.Node, x: Value, axis: int, index: Value) -> Value:
     """Where the columns are those that ``index`` (B, 1) names."""
-    if len(x.shape) != 2 or axis != 1 or low.shape(node.args[2])[1] != 1:  # type: ignore[arg-type]
+    if len(x.shape) != 2 or axis != 1 or low.shape(args_of(node)[2])[1] != 1:
         raise ExportError("expected one index for every row of a matrix")
     columns = low.graph.constant(np.arange(x.shape[1])[None, :], I64)
     return low.basics.compare("EQUAL", columns, index)
@@ -223,12 +220,12 @@ def _hot(low: Lowering, node: fx.Node, x: Value, axis: int, index: Value) -> Val
 @rule(_aten.scatter_add.default)
 def _scatter_add(low: Lowering, node: fx.Node) -> Result:
     """Rows added to the rows of a table that the first column of the index names."""
-    table, axis, index, rows = node.args
+    table, axis, index, rows = args_of(node)
     found = low.small(index)
     if axis != 0 or found.shape[-1] != 1 or len(found.shape) != 2:
         raise ExportError("expected whole rows to be added along the first axis")
     shape = low.shape(node)
     where = low.basics.cast(found, I32)
     sizes = low.graph.constant(np.array(shape, np.int32), I32)
-    added = low.graph.add("SCATTER_ND", [where, low.full(rows), sizes], shape, F32)  # type: ignore[arg-type]
+    added = low.graph.add("SCATTER_ND", [where, low.full(rows), sizes], shape, F32)
     return low.basics.binary("ADD", low.small(table), added)
