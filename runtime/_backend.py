@@ -21,7 +21,14 @@ that is installed. The numbers are the same. LiteRT has the graph only."""
 Feed = Callable[[], tuple[Arrays, Arrays]]
 """Gives the arrays to read and the arrays to write, by port name."""
 
-_PACKAGES = {"onnx": ("onnxruntime", "edge"), "litert": ("ai_edge_litert", "litert")}
+_PACKAGES = {
+    "onnx": (
+        "onnxruntime",
+        "pip install 'protofleet[edge]', or on 32-bit ARM: sudo apt install python3-onnxruntime",
+    ),
+    "litert": ("ai_edge_litert", "pip install 'protofleet[litert]'"),
+}
+"""The module of each, and where it comes from."""
 
 
 class ProgramSource(Protocol):
@@ -101,10 +108,8 @@ def _chosen(name: BackendName) -> Literal["onnx", "litert"]:
     if name not in _PACKAGES:
         raise InputError(f"backend: expected auto, onnx or litert, got '{name}'")
     if not _installed(name):
-        package, extra = _PACKAGES[name]
-        raise InputError(
-            f"backend '{name}': {package} is not installed: pip install 'protofleet[{extra}]'"
-        )
+        package, remedy = _PACKAGES[name]
+        raise InputError(f"backend '{name}': {package} is not installed: {remedy}")
     return name
 
 
