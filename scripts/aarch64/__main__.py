@@ -86,8 +86,8 @@ def _summary(machine: Machine, material: Material, runs: tuple[Run, Run], name: 
         apart = server_distance(emulated.folder, native.folder, material.bundle, round_id)
         print(f"server's model after round {round_id}: {apart:.1e}")
         worst = max(worst, apart)
-    stores = [run.folder / f"store-{name}" for run in (emulated, native)]
-    apart = personal_distance(*stores, material.bundle)
+    ours, other = (run.folder / f"store-{name}" for run in (emulated, native))
+    apart = personal_distance(ours, other, material.bundle)
     print(f"{name}'s model: {apart:.1e}")
     print(f"log: {emulated.folder / name}.log")
     worst = max(worst, apart)
