@@ -16,7 +16,7 @@ _ALLOWED = {
     "runtime": {"kernels", "wire", "strategies"},
     "edge": {"kernels", "strategies", "wire", "runtime", "datasets"},
     "coordinator": {"strategies", "wire", "runtime", "datasets"},
-    "export": {"wire", "kernels", "runtime"},
+    "export": {"wire", "kernels", "runtime", "strategies"},
     "firmware_sim": {"edge", "wire", "datasets"},
 }
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}

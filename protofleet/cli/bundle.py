@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli.quantise import quantise
+
 if TYPE_CHECKING:
     from protofleet.wire.bundle import Bundle
 
@@ -16,7 +18,10 @@ _PATH = click.Path(path_type=Path)
 
 @click.group()
 def bundle() -> None:
-    """Look into, verify and trust signed bundles (docs/bundle.md)."""
+    """Look into, verify, trust and quantise signed bundles (docs/bundle.md)."""
+
+
+bundle.add_command(quantise)
 
 
 @bundle.command()
