@@ -24,7 +24,7 @@ _LOOKS: Mapping[tuple[str, str], tuple[str, str]] = {
     ("litert", "float16"): (ORANGE, "v"),
     ("litert", "int8"): (GREEN, "P"),
 }
-_CODECS = (INK, BLUE, SKY, RED, ORANGE, GREEN, PURPLE)
+_CODECS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 _CODEC_MARKERS = "osDv^P*"
 _DASHES = {1: "-", 2: (0, (4, 1.6))}
 _MORE_THREADS = (0, (1, 1.2))
@@ -92,7 +92,8 @@ def _latency(axes: Any, runs: Sequence[Run]) -> None:
         tail = f"   p99 {short(found.ms['p99'])}" if "p99" in found.ms else ""
         _beside(axes, end, place, f"{short(middle)}{tail}")
     _rows(axes, [_name(run) for run in runs])
-    axes.margins(x=0.3)
+    ends = [found.ms.get("p95", found.ms["p50"]) for run in runs if (found := run.phase("infer"))]
+    axes.set_xlim(0, 1.5 * max(ends, default=1))
     axes.set_xlabel("p50, whisker to p95; left is better")
     _title(axes, "One example, ms")
 
@@ -180,26 +181,29 @@ def _memory(axes: Any, runs: Sequence[Run]) -> None:
 
 
 def _traffic(axes: Any, report: DeviceReport, strategies: Sequence[str]) -> None:
+    """A colour for each kind of codec; filled where compression follows."""
     _title(axes, "Bytes of a round, both ways, MB")
-    codecs = list(dict.fromkeys(row.codec for row in report.traffic if row.total))
     if not strategies:
         _nothing(axes, "no bytes counted")
         return
-    for number, codec in enumerate(codecs):
+    names = list(dict.fromkeys(row.codec for row in report.traffic if row.total))
+    kinds = list(dict.fromkeys(name.partition("+")[0] for name in names))
+    for name in names:
         points = [
             ((row.total or 0) / 1e6, strategies.index(row.strategy))
             for row in report.traffic
-            if row.codec == codec and row.total
+            if row.codec == name and row.total
         ]
+        kind, _, compressed = name.partition("+")
+        number = kinds.index(kind) % len(_CODECS)
         axes.plot(
-            *zip(*points, strict=True), _CODEC_MARKERS[number % len(_CODEC_MARKERS)], ls="", ms=6,
-            color=_CODECS[number % len(_CODECS)], mfc="white", mew=1.4, label=codec,
+            *zip(*points, strict=True), _CODEC_MARKERS[number], ls="", ms=5.5, mew=1.3,
+            clip_on=False, color=_CODECS[number], mfc=_CODECS[number] if compressed else "white", label=name,
         )  # fmt: skip
     _rows(axes, strategies)
     axes.grid(axis="y", visible=True)
-    axes.set_xscale("log")
-    _ticked(axes.xaxis, axes.get_xlim())
-    axes.set_xlabel("logarithmic; left is better")
+    axes.set_xlim(left=0)
+    axes.set_xlabel("left is better")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1)
 
 

@@ -41,7 +41,8 @@ def run_process(
     ):
         try:
             for line in process.stdout or ():
-                hear(json.loads(line))
+                if line.startswith("{"):  # a runtime's own words may come between
+                    hear(json.loads(line))
         except BaseException:
             process.kill()
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Phase, Run, Traffic
@@ -12,6 +13,7 @@ from protofleet.wire import codecs
 Cells = tuple[str, ...]
 
 _WHAT = ("backend", "precision", "threads")
+_REASON_CHARS = 240
 _BUSY = 0.3  # of the cores
 _ONCE = ("import", "verify", "open", "infer", "stream", "open training")
 
@@ -161,7 +163,7 @@ def _traffic(rows: Sequence[Traffic]) -> Iterator[str]:
     if absent:
         yield ""
         yield "Strategies that this bundle cannot run"
-        yield from (f"  {row.strategy}: {row.reason}" for row in absent)
+        yield from (f"  {row.strategy}: {_shortened(row.reason)}" for row in absent)
 
 
 def _kilobytes(total: int | None, base: int | None) -> str:
@@ -180,7 +182,12 @@ def _missing(runs: Sequence[Run]) -> Iterator[str]:
             yield ""
             yield title
         for reason, labels in reasons.items():
-            yield f"  {'; '.join(labels)}: {reason}"
+            yield f"  {'; '.join(labels)}: {_shortened(reason)}"
+
+
+def _shortened(reason: str) -> str:
+    """The file has all of it."""
+    return textwrap.shorten(reason, _REASON_CHARS, placeholder=" …")
 
 
 def _percentiles(phase: Phase | None, *names: str) -> Cells:
