@@ -48,6 +48,15 @@ CREATE TABLE IF NOT EXISTS counted (
     PRIMARY KEY (round_id, client_id)
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS bases (
+    client_id TEXT PRIMARY KEY,
+    sha256 TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS plain (
+    client_id TEXT PRIMARY KEY
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS traffic (
     client_id TEXT NOT NULL,
     round_id INTEGER NOT NULL,

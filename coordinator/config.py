@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.wire.codecs import Codec, Kind
 
 Amount = int | float
 """A count (an integer, from 1) or a fraction (a float in (0, 1])."""
@@ -154,6 +155,35 @@ class LivenessSettings(_Settings, frozen=True, kw_only=True):
             _check(name, getattr(self, name) >= 0, "seconds, not negative", getattr(self, name))
 
 
+class CodecSettings(_Settings, frozen=True, kw_only=True):
+    """``[codec]``: how tensors are encoded on the wire; see ``wire.codecs``.
+
+    Attributes:
+        up: of updates.
+        down: of payloads.
+        compression: behind either, unless it is ``raw``.
+        keep: share of a parameter's entries that ``topk`` sends.
+    """
+
+    up: Kind = "raw"
+    down: Literal["raw", "fp16", "int8", "int4"] = "raw"
+    compression: Literal["zlib", "none"] = "zlib"
+    keep: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check("keep", 0 < self.keep <= 1, "a fraction above 0 up to 1.0", self.keep)
+
+    @property
+    def updates(self) -> Codec:
+        """What devices are asked for."""
+        return Codec(kind=self.up, compressed=self.compression == "zlib", keep=self.keep)
+
+    @property
+    def payloads(self) -> Codec:
+        """How payloads are encoded."""
+        return Codec(kind=self.down, compressed=self.compression == "zlib")
+
+
 class FederationConfig(_Settings, frozen=True, kw_only=True):
     """A whole federation file.
 
@@ -180,6 +210,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     limits: LimitSettings = LimitSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     liveness: LivenessSettings = LivenessSettings()
+    codec: CodecSettings = CodecSettings()
 
     def __post_init__(self) -> None:
         _check("rounds", self.rounds >= 1, "at least 1", self.rounds)

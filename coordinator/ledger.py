@@ -169,10 +169,15 @@ class Ledger:
             )
             self._invite([(round_id, client_id) for client_id in added])
 
-    def accept(self, source: Path, accepted: Accepted) -> None:
+    def accept(self, source: Path, accepted: Accepted, *, base: str = "") -> None:
         """Move a complete, valid update into the spool; durable when this returns.
 
         With it go the class counts that its client has registered by now.
+
+        Args:
+            source: file of the update's raw blob.
+            accepted: its row.
+            base: the payload that its client has now; empty if none will refer to it.
         """
         record = accepted.record
         target = self._spool_file(record.round_id, accepted.client_id)
@@ -199,6 +204,12 @@ class Ledger:
                 " FROM registrations WHERE client_id = ?",
                 (record.round_id, accepted.client_id),
             )
+            if base:
+                self._db.execute(
+                    "INSERT INTO bases VALUES (?, ?)"
+                    " ON CONFLICT DO UPDATE SET sha256 = excluded.sha256",
+                    (accepted.client_id, base),
+                )
 
     def register(self, client_id: str, class_counts: tuple[int, ...]) -> None:
         """A client's training samples of each class, until it registers others."""
@@ -213,6 +224,25 @@ class Ledger:
         """Class counts by client, as registered last."""
         rows = self._db.execute("SELECT client_id, class_counts FROM registrations")
         return {client_id: _to_counts(counts) for client_id, counts in rows}
+
+    def bases(self) -> dict[str, str]:
+        """Client → the payload that it has, as the SHA-256 of its raw blob."""
+        return dict(self._db.execute("SELECT client_id, sha256 FROM bases"))
+
+    def forget_base(self, client_id: str) -> None:
+        """The client does not have its base any more."""
+        with self._db:
+            self._db.execute("DELETE FROM bases WHERE client_id = ?", (client_id,))
+
+    def plain(self) -> frozenset[str]:
+        """Clients that get raw payloads."""
+        rows = self._db.execute("SELECT client_id FROM plain")
+        return frozenset(client_id for (client_id,) in rows)
+
+    def make_plain(self, client_id: str) -> None:
+        """The client does not know the codec: it gets raw payloads from now on."""
+        with self._db:
+            self._db.execute("INSERT OR IGNORE INTO plain VALUES (?)", (client_id,))
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""

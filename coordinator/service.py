@@ -14,8 +14,8 @@ from protofleet.coordinator import events, rounds
 from protofleet.coordinator._telling import Teller
 from protofleet.coordinator.admission import Expected, admit
 from protofleet.coordinator.closing import Closer
+from protofleet.coordinator.downlink import Downlink
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
-from protofleet.coordinator.outbox import Outbox
 from protofleet.coordinator.plan import Plan, policy_of
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.rounds import Phase
@@ -60,7 +60,7 @@ class Service:
         self._boot_id = secrets.token_hex(8)
         self._server = ledger.server_state() or plan.server_init()
         self._state = rounds.State()
-        self._outbox = Outbox(ledger.folder / "payloads")
+        self._downlink = Downlink(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
         self._transfers: set[str] = set()
         self._teller = Teller(plan.config, self._policy, sink)
@@ -207,8 +207,9 @@ class Service:
             self._reject(peer, manifest, reason)
             return
         try:
+            blob = self._downlink.raw_update(event, self._server)
             record = admit(
-                event.path.read_bytes(),
+                blob,
                 self._expected,
                 client_id=peer,
                 round_id=manifest.round_id,
@@ -219,7 +220,7 @@ class Service:
             self._apply(rounds.Failed(peer))
             return
         accepted = Accepted(client_id=peer, transfer_id=manifest.transfer_id, record=record)
-        self._ledger.accept(event.path, accepted)
+        self._downlink.accept(event, blob, accepted)
         self._accepted_ids.add(manifest.transfer_id)
         self._transfers.discard(manifest.transfer_id)
         self._endpoint.accept(manifest.transfer_id)
@@ -249,6 +250,10 @@ class Service:
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.manifest.round_id
         self._transfers.discard(event.manifest.transfer_id)
+        current = round_id == self._state.round_id and event.peer in self._state.outstanding
+        if current and self._downlink.falls_back(event.peer, event.reason):
+            self._invite((event.peer,))
+            return
         self._sink(events.TaskRefused(round_id=round_id, device=event.peer, reason=event.reason))
         if round_id == self._state.round_id:
             self._apply(rounds.Failed(event.peer))
@@ -300,10 +305,12 @@ class Service:
             seed=self._config.seed,
             deadline_s=max(self._state.deadline - time.monotonic(), 0.0),
             final=self._state.final,
+            update_codec=self._config.codec.updates.name,
+            update_keep=self._config.codec.keep,
         )
         for client_id in clients:
-            source = self._outbox.put(self._plan.strategy.downlink(self._server, client_id))
-            manifest = self._endpoint.send_task(client_id, task, source)
+            posted = self._downlink.post(self._server, client_id)
+            manifest = self._endpoint.send_task(client_id, task, posted.path, posted.coding)
             self._transfers.add(manifest.transfer_id)
 
     def _extend(self, action: rounds.Extend) -> None:
@@ -316,7 +323,7 @@ class Service:
         for transfer_id in self._transfers:
             self._endpoint.cancel(transfer_id)
         self._transfers.clear()
-        self._outbox.clear()
+        self._downlink.clear()
         self._server, closed = self._closer.close(self._server, action)
         self._sink(closed)
         self._apply(rounds.Committed())

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.errors import ProvisionError
+from protofleet.wire.codecs import Coding
 
 BLOB_SUFFIX = ".blob"
 _FORMAT = 1
@@ -24,11 +25,20 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """A ``ClientState``: its round, its tensors, and the payload it was trained from."""
+    """A ``ClientState``: its round, its tensors, and the payload it was trained from.
+
+    ``residual``: what coding its update has left for the next one; None: nothing.
+    """
 
     round_id: int
     transfer_id: str
     file: StoredFile
+    residual: StoredFile | None = None
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """Its contents."""
+        return (self.file,) if self.residual is None else (self.file, self.residual)
 
 
 class Received(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +50,15 @@ class Received(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pending(msgspec.Struct, frozen=True, kw_only=True):
-    """An update in the outbox and the state that becomes the device's own when it is delivered."""
+    """An update in the outbox and the state that becomes the device's own when it is delivered.
+
+    ``coding`` says how the update is coded.
+    """
 
     round_id: int
     update: StoredFile
     state: StoredState
+    coding: Coding = Coding()
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +70,11 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is decided by one rename."""
+    """Everything that is decided by one rename.
+
+    ``bases``: decoded payloads that a later one may refer to: the last one, and the one that it
+    referred to itself, because the coordinator may not know yet that the device is past that.
+    """
 
     format: int = _FORMAT
     binding: Binding | None = None
@@ -65,6 +83,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     state: StoredState | None = None
     received: Received | None = None
     pending: Pending | None = None
+    bases: tuple[StoredFile, ...] = ()
 
     @property
     def phase(self) -> Phase:
@@ -84,9 +103,9 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[StoredFile, ...]:
         """Every content that must be kept."""
-        found = [self.state.file] if self.state else []
+        found = [*self.bases, *(self.state.files if self.state else ())]
         found += [self.received.file] if self.received else []
-        found += [self.pending.update, self.pending.state.file] if self.pending else []
+        found += [self.pending.update, *self.pending.state.files] if self.pending else []
         return tuple(found)
 
 

@@ -6,14 +6,24 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import ClientState, Payload, Strategy, Update
-from protofleet.strategies.updates import Costs, pack_update, percentiles
-from protofleet.wire import blobs
+from protofleet.strategies.updates import (
+    Costs,
+    encode_update,
+    initial_tensors,
+    percentiles,
+    references_of,
+)
+from protofleet.wire import blobs, codecs
+from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.messages import Manifest, Task
+from protofleet.wire.tensors import Model, Tensors
+from protofleet.wire.transfer import Limits, Received
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +36,31 @@ class Round:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What a round starts from beside its payload.
+
+    Attributes:
+        state: after the last delivered round; None before the first.
+        residual: what coding that round's update has left.
+        payload: SHA-256 of the payload's raw blob.
+    """
+
+    state: ClientState | None
+    residual: Tensors
+    payload: str
+
+    @classmethod
+    def of(cls, store: Store) -> Self:
+        """What a store holds."""
+        received = store.journal.received
+        return cls(
+            state=store.load_state(),
+            residual=store.load_residual(),
+            payload=received.file.sha256 if received else "",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """What a local round made."""
 
@@ -33,6 +68,8 @@ class Trained:
     update: Update
     costs: Costs
     blob: bytes
+    coding: Coding
+    residual: Tensors
 
     def figures(self) -> dict[str, Any]:
         """What a person or a program wants to know of the round."""
@@ -69,10 +106,10 @@ class LocalTraining:
         """Prepare programs and kernels, before the first round if there is time."""
         self._warm_up = self._worker.submit(self._learner.warm_up)
 
-    def start(self, current: Round, state: ClientState | None, payload: Payload) -> None:
+    def start(self, current: Round, stored: Stored, payload: Payload) -> None:
         """Begin to train."""
         self._cancelled.clear()
-        self._running = self._worker.submit(self._train, current, state, payload)
+        self._running = self._worker.submit(self._train, current, stored, payload)
         self._running.add_done_callback(lambda _: self._wake())
 
     def cancel(self) -> None:
@@ -101,10 +138,10 @@ class LocalTraining:
         self._cancelled.set()
         self._worker.shutdown(wait=True, cancel_futures=True)
 
-    def _train(self, current: Round, state: ClientState | None, payload: Payload) -> Trained:
-        meter = self._learner.meter
+    def _train(self, current: Round, stored: Stored, payload: Payload) -> Trained:
+        meter, task = self._learner.meter, current.task
         new_state, update = self._learner.train(
-            current.strategy, state, payload, seed=current.task.seed, cancelled=self._cancelled
+            current.strategy, stored.state, payload, seed=task.seed, cancelled=self._cancelled
         )
         self._learner.measure_inference(
             *current.strategy.client_model(new_state),
@@ -112,12 +149,39 @@ class LocalTraining:
         )
         costs = meter.take()
         with meter.phase("encode"):
-            blob = pack_update(update, costs)
-        return Trained(state=new_state, update=update, costs=costs, blob=blob)
+            encoded = encode_update(
+                update,
+                costs,
+                references_of(self._learner.model, payload.tensors),
+                Codec.of(task.update_codec, task.update_keep),
+                stored.residual,
+            )
+        return Trained(
+            state=new_state,
+            update=update,
+            costs=costs,
+            blob=encoded.blob,
+            coding=encoded.coding(stored.payload),
+            residual=encoded.residual,
+        )
+
+
+def raw_payload(event: Received, store: Store, model: Model) -> bytes:
+    """The raw blob of a payload that has arrived.
+
+    Raises:
+        RefusedError: it is not what its codec writes, or refers to what is not here.
+    """
+    manifest, blob = event.manifest, event.path.read_bytes()
+    if manifest.codec == codecs.RAW:
+        return blob
+    base = store.load_base(manifest.base) if manifest.base else {}
+    references = {**initial_tensors(model), **base}
+    return codecs.to_raw(blob, references, manifest.coding, max_bytes=Limits().max_blob_bytes)
 
 
 def open_payload(blob: bytes, task: Task) -> Payload:
-    """The payload of ``task`` in a received blob; its tensors are read-only views into it.
+    """The payload of ``task`` in a raw blob; its tensors are read-only views into it.
 
     Raises:
         RefusedError: not a blob, or not finite.

@@ -21,12 +21,20 @@ from typing import Any, assert_never
 
 from protofleet.edge._decide import Decision, Phase, Standing, decide
 from protofleet.edge._identity import DevicePhase, Identity
-from protofleet.edge._local_round import LocalTraining, Round, Trained, open_payload
+from protofleet.edge._local_round import (
+    LocalTraining,
+    Round,
+    Stored,
+    Trained,
+    open_payload,
+    raw_payload,
+)
 from protofleet.edge._registration import Registration
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import Payload, Strategy
+from protofleet.wire.codecs import RAW
 from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Task
@@ -210,6 +218,9 @@ class Agent:
         self._register(task.strategy, task.round_id)
         self._strategy = self._build(task)
         self._round = Round(task=task, payload=task.payload, strategy=self._strategy)
+        if task.payload.base and not self._store.has_base(task.payload.base):
+            self._give_up("base: this device does not have the payload that this one refers to")
+            return
         self._endpoint.expect("", task.payload)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
@@ -261,21 +272,28 @@ class Agent:
         if current is None or current.payload.transfer_id != transfer_id:
             self._endpoint.cancel(transfer_id)
             return
-        blob = event.path.read_bytes()
         try:
+            blob = raw_payload(event, self._store, self._learner.model)
             payload = open_payload(blob, current.task)
         except RefusedError as error:
-            _log.warning("round %d: payload refused: %s", current.task.round_id, error)
-            self._endpoint.reject("", transfer_id, str(error))
-            self._become_idle()
+            self._give_up(f"{error.rule}: {error}")
             return
-        self._store.commit_received(current.task.round_id, transfer_id, blob)
+        base = event.manifest.base if event.manifest.codec != RAW else None
+        self._store.commit_received(current.task.round_id, transfer_id, blob, base=base)
         self._endpoint.accept(transfer_id)
         self._train(current, payload)
 
+    def _give_up(self, reason: str) -> None:
+        """Say why the payload of the round in progress cannot be used."""
+        if self._round is None:
+            return
+        _log.warning("round %d: payload refused: %s", self._round.task.round_id, reason)
+        self._endpoint.reject("", self._round.payload.transfer_id, reason)
+        self._become_idle()
+
     def _train(self, current: Round, payload: Payload) -> None:
         self._phase = Phase.TRAIN
-        self._training.start(current, self._store.load_state(), payload)
+        self._training.start(current, Stored.of(self._store), payload)
 
     def _advance(self) -> None:
         """Do what no event of the wire brings: trained, settled, heartbeat."""
@@ -291,15 +309,22 @@ class Agent:
             self._drop("a newer task came")
             return
         with self._meter.phase("encode"):
-            transfer_id = self._round.payload.transfer_id
-            self._store.commit_trained(trained.state, trained.blob, transfer_id=transfer_id)
+            self._store.commit_trained(
+                trained.state,
+                trained.blob,
+                transfer_id=self._round.payload.transfer_id,
+                coding=trained.coding,
+                residual=trained.residual,
+            )
         self._report("trained", trained.figures())
         self._send_update(trained.update.round_id)
 
     def _send_update(self, round_id: int) -> None:
         self._phase = Phase.SEND
         self._meter.enter("send")
-        manifest = self._endpoint.send_update(self._store.update_path(), round_id)
+        pending = self._store.journal.pending
+        coding = pending.coding if pending else None
+        manifest = self._endpoint.send_update(self._store.update_path(), round_id, coding)
         self._sending = manifest.transfer_id
 
     def _on_rejected(self, event: Rejected) -> None:

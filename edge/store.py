@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import msgspec
+from numpy.typing import NDArray
 
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
 from protofleet.edge._counters import ByteCounters
@@ -34,9 +35,17 @@ from protofleet.edge._journal import (
     read_blob,
     read_journal,
 )
-from protofleet.errors import InputError, ProtofleetError, ProvisionError, UnavailableError
+from protofleet.errors import (
+    InputError,
+    ProtofleetError,
+    ProvisionError,
+    RefusedError,
+    UnavailableError,
+)
 from protofleet.strategies.types import ClientState
 from protofleet.wire import blobs
+from protofleet.wire.codecs import Coding
+from protofleet.wire.tensors import Tensors
 from protofleet.wire.topics import check_id
 
 _READ_ATTEMPTS = 5
@@ -140,12 +149,49 @@ class Store:
         stored = self.journal.state
         return None if stored is None else _load_state(self.folder, stored)
 
-    def commit_received(self, round_id: int, transfer_id: str, payload: bytes) -> None:
-        """Keep a complete payload until its training is committed."""
-        received = Received(
-            round_id=round_id, transfer_id=transfer_id, file=self._write_blob(payload)
-        )
-        self._commit(msgspec.structs.replace(self.journal, received=received))
+    def load_residual(self) -> dict[str, NDArray[Any]]:
+        """What coding the last delivered update has left; empty if nothing."""
+        stored = self.journal.state
+        if stored is None or stored.residual is None:
+            return {}
+        return _tensors(self.folder, stored.residual)
+
+    def has_base(self, sha256: str) -> bool:
+        """Whether a payload that refers to this one can be decoded."""
+        return any(file.sha256 == sha256 for file in self.journal.bases)
+
+    def load_base(self, sha256: str) -> dict[str, NDArray[Any]]:
+        """The tensors of an earlier payload, by the hash of its raw blob.
+
+        Raises:
+            RefusedError: rule ``base``: it is not here.
+            ProvisionError: its bytes are damaged.
+        """
+        for file in self.journal.bases:
+            if file.sha256 == sha256:
+                return _tensors(self.folder, file)
+        raise RefusedError("base", f"payload '{sha256[:64]}': this device does not have it")
+
+    def commit_received(
+        self, round_id: int, transfer_id: str, payload: bytes, *, base: str | None = None
+    ) -> None:
+        """Keep a complete payload until its training is committed.
+
+        Args:
+            round_id: of its task.
+            transfer_id: of its transfer.
+            payload: its raw blob.
+            base: what it referred to, empty for the bundle; later payloads may refer to either.
+                None: it was raw, and so will the others be.
+        """
+        file = self._write_blob(payload)
+        received = Received(round_id=round_id, transfer_id=transfer_id, file=file)
+        bases: tuple[StoredFile, ...] = ()
+        if base is not None:
+            named = [known for known in self.journal.bases if known.sha256 == base]
+            bases = (*(known for known in named if known != file), file)
+        change = {"received": received, "bases": bases}
+        self._commit(msgspec.structs.replace(self.journal, **change))
 
     def load_received(self) -> bytes:
         """The payload of the journal's received round.
@@ -157,17 +203,36 @@ class Store:
             raise ProvisionError(f"device store '{self.folder}': holds no received payload")
         return read_blob(self.folder, self.journal.received.file)
 
-    def commit_trained(self, state: ClientState, update: bytes, *, transfer_id: str) -> None:
-        """Make the trained state (pending) and its update (outbox) valid together.
+    def commit_trained(
+        self,
+        state: ClientState,
+        update: bytes,
+        *,
+        transfer_id: str,
+        coding: Coding | None = None,
+        residual: Tensors | None = None,
+    ) -> None:
+        """Make the trained state (pending), its update (outbox) and its residual valid together.
 
         Args:
             state: what ``client_update`` returned.
             update: the packed update.
             transfer_id: the transfer of the payload both were made from.
+            coding: of the update; None: raw.
+            residual: what coding the update has left.
         """
-        file = self._write_blob(blobs.encode(state.tensors))
-        stored = StoredState(round_id=state.round_id, transfer_id=transfer_id, file=file)
-        pending = Pending(round_id=state.round_id, update=self._write_blob(update), state=stored)
+        stored = StoredState(
+            round_id=state.round_id,
+            transfer_id=transfer_id,
+            file=self._write_blob(blobs.encode(state.tensors)),
+            residual=self._write_blob(blobs.encode(residual)) if residual else None,
+        )
+        pending = Pending(
+            round_id=state.round_id,
+            update=self._write_blob(update),
+            state=stored,
+            coding=coding or Coding(),
+        )
         self._commit(msgspec.structs.replace(self.journal, received=None, pending=pending))
 
     def update_path(self) -> Path:
@@ -263,6 +328,10 @@ def read_personal(folder: Path) -> tuple[Journal, ClientState]:
 
 
 def _load_state(folder: Path, stored: StoredState) -> ClientState:
-    data = read_blob(folder, stored.file)
+    return ClientState(round_id=stored.round_id, tensors=_tensors(folder, stored.file))
+
+
+def _tensors(folder: Path, file: StoredFile) -> dict[str, NDArray[Any]]:
+    data = read_blob(folder, file)
     tensors, _ = blobs.decode(data, max_bytes=len(data))
-    return ClientState(round_id=stored.round_id, tensors=tensors)
+    return tensors

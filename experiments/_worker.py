@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import signal
 import threading
 from dataclasses import dataclass
@@ -16,9 +17,12 @@ from protofleet.firmware_sim.leash import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import ClientState, Payload
-from protofleet.strategies.updates import Costs, pack_update
+from protofleet.strategies.updates import Costs, encode_update, initial_tensors, references_of
 from protofleet.wire import blobs
 from protofleet.wire.bundle import Bundle
+from protofleet.wire.codecs import Codec, Coding, to_raw
+
+_NO_LIMIT = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,7 @@ class WorkerSpec:
     Attributes:
         bundle: verified by each worker.
         strategy, settings, seed: of the run.
+        codec: of updates.
         clients: files by client.
         pooled: all clients' test parts; None: not scored.
     """
@@ -36,16 +41,27 @@ class WorkerSpec:
     strategy: str
     settings: dict[str, Any]
     seed: int
+    codec: Codec
     clients: dict[str, ClientFiles]
     pooled: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A client's state between rounds, as a blob."""
+    """What a client keeps between rounds.
+
+    Attributes:
+        round_id: of its state.
+        blob: of its state.
+        residual: blob of what coding its last update has left.
+        base: raw blob of the last payload, if the next one refers to it; else empty. The engine
+            adds it, so that one copy serves all clients.
+    """
 
     round_id: int
     blob: bytes
+    residual: bytes
+    base: bytes = b""
 
     def opened(self) -> ClientState:
         """The state itself."""
@@ -54,12 +70,13 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One client's round; ``payload`` is the blob that would travel."""
+    """One client's round; ``payload`` is the blob that would travel, coded as ``coding`` says."""
 
     client_id: str
     round_id: int
     final: bool
     payload: bytes
+    coding: Coding
     state: Kept | None
 
 
@@ -69,6 +86,7 @@ class Outcome:
 
     client_id: str
     update: bytes
+    coding: Coding
     state: Kept
     class_counts: tuple[int, ...]
 
@@ -82,23 +100,43 @@ class _Worker:
         self._programs = open_programs(self._bundle, threads=1)
         self._pooled = None if spec.pooled is None else load_pooled(spec.pooled)
         self._learners: dict[str, Learner] = {}
+        self._initial = initial_tensors(self._bundle.model())
 
     def train(self, task: Task) -> Outcome:
         """One local round, from blobs to blobs."""
         learner = self._learner(task.client_id)
         strategy = learner.strategy(self._spec.strategy, self._spec.settings)
-        payload = Payload(round_id=task.round_id, tensors=_decoded(task.payload), final=task.final)
+        raw = self._raw(task)
+        payload = Payload(round_id=task.round_id, tensors=_decoded(raw), final=task.final)
         state = None if task.state is None else task.state.opened()
         new_state, update = learner.train(
             strategy, state, payload, seed=self._spec.seed, cancelled=threading.Event()
         )
         learner.meter.take()
+        encoded = encode_update(
+            update,
+            Costs(),
+            references_of(learner.model, payload.tensors),
+            self._spec.codec,
+            {} if task.state is None else _decoded(task.state.residual),
+        )
+        kept = Kept(
+            round_id=new_state.round_id,
+            blob=blobs.encode(new_state.tensors),
+            residual=blobs.encode(encoded.residual),
+        )
         return Outcome(
             client_id=task.client_id,
-            update=pack_update(update, Costs()),
-            state=Kept(round_id=new_state.round_id, blob=blobs.encode(new_state.tensors)),
+            update=encoded.blob,
+            coding=encoded.coding(hashlib.sha256(raw).hexdigest()),
+            state=kept,
             class_counts=learner.class_counts(task.round_id),
         )
+
+    def _raw(self, task: Task) -> bytes:
+        """The payload's raw blob."""
+        base = _decoded(task.state.base) if task.state and task.state.base else {}
+        return to_raw(task.payload, {**self._initial, **base}, task.coding, max_bytes=_NO_LIMIT)
 
     def _learner(self, client_id: str) -> Learner:
         if client_id not in self._learners:

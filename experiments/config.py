@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protofleet.coordinator.config import Amount
+from protofleet.coordinator.config import Amount, CodecSettings
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
 
@@ -116,6 +116,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         rounds: in place of the experiment's.
         cohort: in place of the experiment's.
         merged: one client holds everybody's training part: central training.
+        codec: in place of the experiment's.
         paper: section → what the paper prints for this row.
     """
 
@@ -126,6 +127,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     rounds: Count | None = None
     cohort: Literal["all"] | Amount | None = None
     merged: bool = False
+    codec: CodecSettings | None = None
     paper: dict[Section, Printed] = {}
 
 
@@ -145,6 +147,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         cohort: who takes part in a round: ``"all"``, a fraction (float) or a count (integer).
         seeds: one run each.
         training: settings of every method, where its strategy knows the key.
+        codec: how tensors are encoded on the wire.
         score: what the table shows.
         methods: its rows.
 
@@ -168,6 +171,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     cohort: Literal["all"] | Amount = "all"
     seeds: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = (1, 2, 3)
     training: dict[str, Any] = {}
+    codec: CodecSettings = CodecSettings()
     score: ScoreSettings = ScoreSettings()
 
     def __post_init__(self) -> None:
@@ -189,6 +193,10 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         """Who takes part in its rounds."""
         own = self.cohort if method.cohort is None else method.cohort
         return "all" if method.merged else own
+
+    def codec_of(self, method: Method) -> CodecSettings:
+        """How its tensors travel."""
+        return method.codec or self.codec
 
     def settings_of(self, method: Method, known: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a method's strategy: its own over those of ``[training]`` it knows."""

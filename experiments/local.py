@@ -6,6 +6,7 @@ the same run over MQTT.
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 import os
 import time
@@ -23,6 +24,7 @@ from protofleet.coordinator import rounds
 from protofleet.coordinator.admission import Expected, admit, expect_updates
 from protofleet.coordinator.config import count_of
 from protofleet.coordinator.evaluation import Scorer, make_scorer
+from protofleet.coordinator.outbox import Sent, encode_payload
 from protofleet.coordinator.plan import Plan, policy_of
 from protofleet.coordinator.results import round_scores
 from protofleet.coordinator.server_tools import make_server_tools
@@ -33,9 +35,17 @@ from protofleet.experiments._worker import Kept, Outcome, Task, WorkerSpec
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, load_run, save_result
 from protofleet.strategies.types import ServerState, ServerTools, Update
-from protofleet.strategies.updates import UpdateRecord, to_evaluation, unpack_update
+from protofleet.strategies.updates import (
+    UpdateRecord,
+    initial_tensors,
+    references_of,
+    to_evaluation,
+    unpack_update,
+)
 from protofleet.threads import thread_variables
 from protofleet.wire import blobs
+from protofleet.wire.codecs import RAW, to_raw
+from protofleet.wire.tensors import Tensors
 
 _CHECKPOINT = "checkpoint.safetensors"
 _CHECKPOINT_S = 60.0
@@ -85,6 +95,7 @@ def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
         strategy=plan.strategy.description.name,
         settings=plan.settings,
         seed=job.seed,
+        codec=plan.config.codec.updates,
         clients=job.clients,
         pooled=job.data.pooled,
     )
@@ -118,6 +129,7 @@ class _Federation:
     scorer: Scorer | None
     tools: Callable[[int], ServerTools]
     clients: tuple[str, ...]
+    initial: Tensors
 
     @classmethod
     def of(cls, job: Job, plan: Plan) -> _Federation:
@@ -127,13 +139,18 @@ class _Federation:
             scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
             tools=make_server_tools(plan.bundle, plan.strategy, seed=plan.config.seed),
             clients=tuple(sorted(job.clients)),
+            initial=initial_tensors(plan.model),
         )
 
     def round(self, run: _Run, round_id: int, pool: ProcessPoolExecutor, *, final: bool) -> _Run:
         """Train the cohort, aggregate, score."""
         started = time.perf_counter()
-        tasks = self._tasks(run, round_id, final=final)
-        outcomes = {one.client_id: one for one in pool.map(_worker.train, tasks)}
+        sent = self._sent(run, final=final, round_id=round_id)
+        tasks = [self._task(run, round_id, name, sent[name], final=final) for name in sent]
+        outcomes, bytes_up = {}, 0
+        for one in pool.map(_worker.train, tasks):
+            bytes_up += len(one.update)
+            outcomes[one.client_id] = self._decoded(one, sent[one.client_id])
         records = [self._admit(one, round_id) for one in outcomes.values()]
         clients = {**run.clients, **{name: one.state for name, one in outcomes.items()}}
         server = self._next(run.server, round_id, outcomes, final=final)
@@ -143,7 +160,7 @@ class _Federation:
             round_id=round_id,
             seconds=round(seconds, 4),
             participants=len(outcomes),
-            bytes_up=sum(len(one.update) for one in outcomes.values()),
+            bytes_up=bytes_up,
             bytes_down=sum(len(task.payload) for task in tasks),
             scores=round_scores(
                 [to_evaluation(record.evaluation) for record in records],
@@ -153,24 +170,42 @@ class _Federation:
         )
         return _Run(server, clients, (*run.rounds, done))
 
-    def _tasks(self, run: _Run, round_id: int, *, final: bool) -> list[Task]:
-        cohort = self.clients if final else self._cohort(round_id)
-        encoded: dict[int, bytes] = {}
-        tasks = []
-        for client_id in cohort:
-            payload = self.plan.strategy.downlink(run.server, client_id)
-            key = id(payload.tensors)  # a broadcast hands out one mapping, which the state keeps
-            if key not in encoded or payload.tensors is not run.server.tensors:
-                encoded[key] = blobs.encode(payload.tensors)
-            task = Task(
-                client_id=client_id,
-                round_id=round_id,
-                final=final,
-                payload=encoded[key],
-                state=run.clients.get(client_id),
-            )
-            tasks.append(task)
-        return tasks
+    def _sent(self, run: _Run, round_id: int, *, final: bool) -> dict[str, Sent]:
+        """Each client's payload, encoded for what it has; a broadcast once for each base."""
+        codec, found, broadcast = self.plan.config.codec.payloads, {}, dict[str, Sent]()
+        for client_id in self.clients if final else self._cohort(round_id):
+            payload = self.plan.strategy.downlink(run.server, client_id).tensors
+            kept = run.clients.get(client_id)
+            base = kept.base if kept else b""
+            name = hashlib.sha256(base).hexdigest() if base else ""
+            sent = broadcast.get(name) if payload is run.server.tensors else None
+            if sent is None:
+                known = blobs.decode(base, max_bytes=len(base))[0] if base else {}
+                sent = encode_payload(payload, codec, name, {**self.initial, **known})
+            if payload is run.server.tensors:
+                broadcast[name] = sent
+            found[client_id] = sent
+        return found
+
+    @staticmethod
+    def _task(run: _Run, round_id: int, client_id: str, sent: Sent, *, final: bool) -> Task:
+        return Task(
+            client_id=client_id,
+            round_id=round_id,
+            final=final,
+            payload=sent.blob,
+            coding=sent.coding,
+            state=run.clients.get(client_id),
+        )
+
+    def _decoded(self, outcome: Outcome, sent: Sent) -> Outcome:
+        """With the update's raw blob, and with what the client's next payload refers to."""
+        payload, _ = blobs.decode(sent.decoded, max_bytes=len(sent.decoded))
+        references = references_of(self.plan.model, payload)
+        limit = self.plan.config.limits.update_bytes
+        update = to_raw(outcome.update, references, outcome.coding, max_bytes=limit)
+        base = b"" if sent.coding.codec == RAW else sent.decoded
+        return replace(outcome, update=update, state=replace(outcome.state, base=base))
 
     def _cohort(self, round_id: int) -> tuple[str, ...]:
         policy, total = policy_of(self.plan.config), len(self.clients)
@@ -228,13 +263,17 @@ class _Saving:
 def _save(job: Job, plan: Plan, run: _Run) -> None:
     """Results first: a checkpoint is of no use without the rounds that led to it."""
     save_result(job.folder, job.result(plan, "local", run.rounds, finished=False))
-    tensors = {
-        f"client/{name}": np.frombuffer(kept.blob, np.uint8) for name, kept in run.clients.items()
-    }
-    tensors["server"] = np.frombuffer(blobs.encode(run.server.tensors), np.uint8)
+    tensors = {"server": np.frombuffer(blobs.encode(run.server.tensors), np.uint8)}
+    clients = {}
+    for name, kept in run.clients.items():
+        base = hashlib.sha256(kept.base).hexdigest()
+        clients[name] = kept.round_id, base
+        tensors[f"client/{name}"] = np.frombuffer(kept.blob, np.uint8)
+        tensors[f"residual/{name}"] = np.frombuffer(kept.residual, np.uint8)
+        tensors[f"base/{base}"] = np.frombuffer(kept.base, np.uint8)
     about = {
         "round_id": run.server.round_id,
-        "clients": {name: kept.round_id for name, kept in run.clients.items()},
+        "clients": clients,
         "identity": job.identity(plan, "local"),
     }
     data = blobs.encode(tensors, {"checkpoint": msgspec.json.encode(about).decode()})
@@ -253,9 +292,15 @@ def _restored(job: Job, plan: Plan) -> _Run:
         if about["identity"] != job.identity(plan, "local"):
             return fresh
         server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
+        bases = {name: tensors[f"base/{name}"].tobytes() for _, name in about["clients"].values()}
         clients = {
-            name: Kept(round_id=round_id, blob=tensors[f"client/{name}"].tobytes())
-            for name, round_id in about["clients"].items()
+            name: Kept(
+                round_id=round_id,
+                blob=tensors[f"client/{name}"].tobytes(),
+                residual=tensors[f"residual/{name}"].tobytes(),
+                base=bases[base],
+            )
+            for name, (round_id, base) in about["clients"].items()
         }
     except (KeyError, msgspec.DecodeError, RefusedError) as error:
         raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error

@@ -96,6 +96,7 @@ class Job:
             limits=LimitSettings(update_bytes=_UPDATE_BYTES),
             evaluation=EvaluationSettings(pooled=self.data.pooled),
             liveness=LivenessSettings(grace_s=_HOUR_S),
+            codec=self.experiment.codec_of(self.method),
         )
         return make_plan(config)
 
@@ -108,6 +109,7 @@ class Job:
             self.seed,
             self.rounds,
             self.experiment.cohort_of(self.method),
+            self.experiment.codec_of(self.method),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

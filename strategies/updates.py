@@ -16,8 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
+from protofleet.strategies.common import PARAMS, STATE, prefixed
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.wire import blobs
+from protofleet.wire import blobs, codecs
+from protofleet.wire.codecs import Codec, Encoded
+from protofleet.wire.tensors import Model, Tensors
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +82,22 @@ def percentiles(samples: Collection[float], *which: int) -> dict[str, float]:
 
 
 def pack_update(update: Update, costs: Costs) -> bytes:
-    """The blob of an update."""
+    """The raw blob of an update."""
+    return encode_update(update, costs, {}, Codec(), {}).blob
+
+
+def encode_update(
+    update: Update, costs: Costs, references: Tensors, codec: Codec, residual: Tensors
+) -> Encoded:
+    """The blob of an update, and what its client has to add to the next one.
+
+    Args:
+        update: what the strategy made.
+        costs: of the round.
+        references: from ``references_of``.
+        codec: how to encode.
+        residual: what this function returned after the last round that counted.
+    """
     record = UpdateRecord(
         client_id=update.client_id,
         round_id=update.round_id,
@@ -88,7 +106,21 @@ def pack_update(update: Update, costs: Costs) -> bytes:
         evaluation=_to_record(update.evaluation),
         costs=costs,
     )
-    return blobs.encode(update.tensors, {_KEY: _fitting(record)})
+    about = {_KEY: _fitting(record)}
+    return codecs.encode(update.tensors, references, codec, residual=residual, metadata=about)
+
+
+def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
+    """A bundle's values by the names that they have in payloads: what every device has."""
+    return {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
+
+
+def references_of(model: Model, payload: Tensors) -> dict[str, NDArray[Any]]:
+    """What an update's tensors are compared with: the payload, for other parameters the bundle.
+
+    States that no payload holds have no reference: what they were at first says nothing of them.
+    """
+    return {**prefixed(PARAMS, model.params), **payload}
 
 
 def _fitting(record: UpdateRecord) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from pathlib import Path
 
 from protofleet.errors import RefusedError
+from protofleet.wire import codecs
 from protofleet.wire._incoming import Incoming
 from protofleet.wire._timers import Timers
 from protofleet.wire._transfer_types import (
@@ -20,10 +22,10 @@ from protofleet.wire.chunks import MAX_DATA_BYTES, MIN_DATA_BYTES, Chunk
 from protofleet.wire.messages import Manifest, Message, Need, Receipt, encode
 from protofleet.wire.topics import check_id
 
-CODECS = ("raw",)
 _ID_CHARS = 64
 """No transfer id is longer; what is gets cut before it is kept or echoed."""
 _ANYONE = ""
+_DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Receiving:
@@ -140,12 +142,30 @@ class Receiving:
         check_id(peer, "device")
         expected = transfer_id(manifest.sha256, peer, manifest.round_id)
         rules = (
-            ("codec", manifest.codec in CODECS, f"codec in {CODECS}", manifest.codec),
+            (
+                "codec",
+                manifest.codec in codecs.NAMES,
+                f"codec in {codecs.NAMES}",
+                manifest.codec[:64],
+            ),
             (
                 "blob-size",
                 1 <= manifest.total_bytes <= self._limits.max_blob_bytes,
                 f"1 to {self._limits.max_blob_bytes} bytes",
                 manifest.total_bytes,
+            ),
+            (
+                "raw-bytes",
+                manifest.codec == codecs.RAW
+                or 1 <= manifest.raw_bytes <= self._limits.max_blob_bytes,
+                f"1 to {self._limits.max_blob_bytes} bytes before compression",
+                manifest.raw_bytes,
+            ),
+            (
+                "base",
+                not manifest.base or _DIGEST.fullmatch(manifest.base) is not None,
+                "a base of 64 hexadecimal digits, or none",
+                manifest.base[:64],
             ),
             (
                 "chunk-bytes",

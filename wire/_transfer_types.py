@@ -10,6 +10,7 @@ from typing import Literal
 
 from protofleet.errors import InputError
 from protofleet.wire.chunks import MAX_DATA_BYTES
+from protofleet.wire.codecs import Coding
 from protofleet.wire.messages import Manifest
 
 Source = Path | bytes
@@ -95,15 +96,16 @@ def transfer_id(sha256: str, device_id: str, round_id: int) -> str:
     return hashlib.sha256(f"{sha256}/{device_id}/{round_id}".encode()).hexdigest()[:32]
 
 
-def describe(
+def describe(  # noqa: PLR0913 - fields of the manifest, each named at the call
     source: Source,
     *,
     kind: Literal["payload", "update"],
     device_id: str,
     round_id: int,
     chunk_bytes: int = MAX_DATA_BYTES,
+    coding: Coding | None = None,
 ) -> Manifest:
-    """The manifest of ``source``; hashes it once.
+    """The manifest of ``source``, raw unless ``coding`` says how it is coded; hashes it once.
 
     Raises:
         InputError: the blob is empty.
@@ -116,6 +118,7 @@ def describe(
             size = blob.tell()
     if size == 0:
         raise InputError(f"blob for {device_id}, round {round_id}: expected bytes, got none")
+    coding = coding or Coding()
     return Manifest(
         transfer_id=transfer_id(digest, device_id, round_id),
         kind=kind,
@@ -123,4 +126,7 @@ def describe(
         total_bytes=size,
         sha256=digest,
         chunk_bytes=chunk_bytes,
+        codec=coding.codec,
+        raw_bytes=coding.raw_bytes,
+        base=coding.base,
     )

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from msgspec.structs import replace
 
 from protofleet.errors import InputError, RefusedError, UnavailableError
+from protofleet.wire.codecs import Coding
 from protofleet.wire.link import (
     Connected,
     Delivery,
@@ -225,12 +226,13 @@ class Endpoint:
         return self._link.publish(topic, encode(message), retain=channel is Channel.PRESENCE)
 
     @_on_disk()
-    def send_update(self, source: Source, round_id: int) -> Manifest:
+    def send_update(self, source: Source, round_id: int, coding: Coding | None = None) -> Manifest:
         """Device: offer an update until the coordinator's receipt (``Delivered``/``Rejected``).
 
         Args:
             source: a file that stays as it is until then, or bytes.
             round_id: the round it belongs to.
+            coding: how it is coded; None: raw.
         """
         me = self._peer("")
         manifest = describe(
@@ -239,15 +241,19 @@ class Endpoint:
             device_id=me,
             round_id=round_id,
             chunk_bytes=self._link.chunk_bytes,
+            coding=coding,
         )
         self._act(self._courier.send(me, source, manifest, time.monotonic()))
         return manifest
 
     @_on_disk()
-    def send_task(self, peer: str, task: Task, source: Source) -> Manifest:
+    def send_task(
+        self, peer: str, task: Task, source: Source, coding: Coding | None = None
+    ) -> Manifest:
         """Coordinator: offer ``task`` with ``source`` as its payload until the device has it.
 
-        A newer task for the same device replaces it. ``task.payload`` is filled in here.
+        A newer task for the same device replaces it. ``task.payload`` is filled in here;
+        ``coding`` says how the payload is coded, None: raw.
         """
         manifest = describe(
             source,
@@ -255,6 +261,7 @@ class Endpoint:
             device_id=peer,
             round_id=task.round_id,
             chunk_bytes=self._link.chunk_bytes,
+            coding=coding,
         )
         offer = replace(task, payload=manifest)
         self._act(self._courier.send(peer, source, manifest, time.monotonic(), offer=offer))

@@ -11,8 +11,9 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from protofleet.errors import RefusedError
+from protofleet.wire.codecs import Coding
 
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
 MAX_MESSAGE_BYTES = 64 * 1024 - 512
 
 
@@ -52,7 +53,12 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
 
 
 class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
-    """What a transfer will carry. ``transfer_id`` = hash of blob, device and round."""
+    """What a transfer will carry. ``transfer_id`` = hash of blob, device and round.
+
+    With a codec other than ``raw``: ``raw_bytes`` is the blob's size before compression, and
+    ``base`` the SHA-256 of the raw blob that a payload refers to (empty: the bundle's initial
+    values), or of the payload that an update was made from.
+    """
 
     transfer_id: str
     kind: Literal["payload", "update"]
@@ -62,13 +68,21 @@ class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
     chunk_bytes: int
     codec: str = "raw"
     minor: int = PROTOCOL_MINOR
+    raw_bytes: int = 0
+    base: str = ""
+
+    @property
+    def coding(self) -> Coding:
+        """How the blob is coded."""
+        return Coding(codec=self.codec, raw_bytes=self.raw_bytes, base=self.base)
 
 
 class Task(Message, frozen=True, kw_only=True, tag="task"):
     """Coordinator → device (``dn/<dev>/t``): take part in a round, or finish.
 
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
-    fit after the last round.
+    fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
+    how the update is to be encoded.
     """
 
     task: Literal["train", "finish"]
@@ -80,6 +94,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     deadline_s: float = 0.0
     payload: Manifest | None = None
     final: bool = False
+    update_codec: str = "raw"
+    update_keep: float = 0.1
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):

@@ -12,7 +12,9 @@ from protofleet.errors import InputError, RefusedError
 from protofleet.wire.blobs import check_finite, decode, encode
 
 _DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
-_NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20)
+_NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20).filter(
+    lambda name: name != "__metadata__"
+)
 _ARRAYS = st.sampled_from(_DTYPES).flatmap(
     lambda dtype: hnp.arrays(
         dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)

@@ -1,0 +1,219 @@
+"""What each device gets, has and refers to, kept in a real ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tiny_bundle import tiny_bundle
+
+from protofleet.coordinator.config import CodecSettings, FederationConfig
+from protofleet.coordinator.downlink import Downlink
+from protofleet.coordinator.ledger import Accepted, Ledger
+from protofleet.coordinator.plan import make_plan
+from protofleet.errors import InputError, ProtofleetError, RefusedError
+from protofleet.strategies.types import ServerState, Update
+from protofleet.strategies.updates import (
+    Costs,
+    encode_update,
+    initial_tensors,
+    references_of,
+    unpack_update,
+)
+from protofleet.wire import codecs
+from protofleet.wire.codecs import Codec
+from protofleet.wire.transfer import Received, describe
+
+_LIMIT = 1 << 20
+
+
+class World:
+    """A run folder, and one device that answers."""
+
+    def __init__(self, folder, codec):
+        bundle = folder / "tiny.pfb"
+        if not bundle.exists():
+            tiny_bundle(bundle, Ed25519PrivateKey.generate(), features=40)
+        config = FederationConfig(
+            federation="home",
+            broker="mqtt://127.0.0.1",
+            bundle=bundle,
+            run_dir=folder / "run",
+            rounds=3,
+            codec=codec,
+        )
+        self.plan = make_plan(config)
+        self.ledger = Ledger(config.run_dir, self.plan.identity)
+        self.downlink = Downlink(self.plan, self.ledger)
+        self.initial = initial_tensors(self.plan.model)
+
+    def close(self):
+        self.ledger.close()
+        self.close = lambda: None
+
+    def restart(self):
+        self.ledger.close()
+        self.ledger = Ledger(self.plan.config.run_dir, self.plan.identity)
+        self.downlink = Downlink(self.plan, self.ledger)
+
+    def server(self, round_id):
+        """Another model every round."""
+        rng = np.random.default_rng(round_id)
+        tensors = {
+            name: value + rng.normal(0, 0.1, value.shape).astype(np.float32)
+            for name, value in self.initial.items()
+        }
+        return ServerState(round_id=round_id - 1, tensors=tensors)
+
+    def decoded(self, posted, base=None):
+        """What a device with ``base`` makes of a payload."""
+        blob, known = posted.path.read_bytes(), {**self.initial, **(base or {})}
+        return codecs.decode(blob, known, posted.coding, max_bytes=_LIMIT)[0]
+
+    def update(self, client_id, round_id, payload, posted, codec):
+        """A received update of the payload, a little moved."""
+        tensors = {name: value + np.float32(0.25) for name, value in payload.items()}
+        update = Update(client_id=client_id, round_id=round_id, num_examples=3, tensors=tensors)
+        references = references_of(self.plan.model, payload)
+        encoded = encode_update(update, Costs(), references, codec, {})
+        path = self.plan.config.run_dir / f"{client_id}.part"
+        path.write_bytes(encoded.blob)
+        manifest = describe(
+            encoded.blob,
+            kind="update",
+            device_id=client_id,
+            round_id=round_id,
+            coding=encoded.coding(posted.reference),
+        )
+        return Received(client_id, manifest, path)
+
+    def accept(self, event):
+        blob = self.downlink.raw_update(event, self.server(event.manifest.round_id))
+        _, record = unpack_update(blob, max_bytes=_LIMIT)
+        accepted = Accepted(client_id=event.peer, transfer_id="t", record=record)
+        self.downlink.accept(event, blob, accepted)
+
+    def a_round(self, round_id, *clients, codec=None):
+        """One round from opening to commit; returns what was sent to each client."""
+        server, sent = self.server(round_id), {}
+        self.ledger.open_round(round_id, clients, 0.0)
+        for client_id in clients:
+            base = self.ledger.bases().get(client_id)
+            known = None if base is None else self.downlink._outbox.tensors(base)
+            posted = self.downlink.post(server, client_id)
+            payload = self.decoded(posted, known)
+            self.accept(self.update(client_id, round_id, payload, posted, codec or Codec()))
+            sent[client_id] = posted, payload
+        self.ledger.close_round(round_id)
+        after = ServerState(round_id=round_id, tensors=server.tensors)
+        self.ledger.commit_round(after, {}, 1.0, keep_states=1)
+        self.downlink.clear()
+        return sent
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def new(**codec):
+        made.append(World(tmp_path, CodecSettings(**codec)))
+        return made[-1]
+
+    yield new
+    for world in made:
+        world.close()
+
+
+def _references(world):
+    return sorted(path.stem for path in Path(world.ledger.folder / "references").iterdir())
+
+
+def test_devices_with_the_same_payload_share_one_copy(make):
+    world = make(down="int8")
+    sent = world.a_round(1, "anna", "berta")
+    assert sent["anna"][0] == sent["berta"][0]
+    assert _references(world) == [sent["anna"][0].reference]
+    assert world.ledger.bases() == dict.fromkeys(("anna", "berta"), _references(world)[0])
+    world.a_round(2, "anna")
+    assert len(_references(world)) == 2
+    world.a_round(3, "anna", "berta")
+    assert len(_references(world)) == 2
+
+
+def test_a_payload_refers_to_that_of_the_last_accepted_update(make):
+    world = make(down="int8")
+    first = world.a_round(1, "anna")["anna"][0]
+    posted = world.downlink.post(world.server(2), "anna")
+    assert posted.coding.base == first.reference
+    assert world.downlink.post(world.server(2), "berta").coding.base == ""
+    world.restart()
+    assert world.downlink.post(world.server(2), "anna") == posted
+
+
+def test_a_raw_federation_keeps_no_payloads(make):
+    world = make()
+    posted, payload = world.a_round(1, "anna")["anna"]
+    assert (posted.coding.codec, _references(world), world.ledger.bases()) == ("raw", [], {})
+    np.testing.assert_array_equal(payload["params/w"], world.server(1).tensors["params/w"])
+
+
+@pytest.mark.parametrize("down", ["raw", "int8"])
+def test_what_is_spooled_is_the_raw_blob(make, down):
+    """A raw payload serves as the reference of a coded update too."""
+    world = make(up="int8", down=down)
+    world.ledger.open_round(1, ["anna"], 0.0)
+    posted = world.downlink.post(world.server(1), "anna")
+    payload = world.decoded(posted)
+    event = world.update("anna", 1, payload, posted, Codec(kind="int8", compressed=True))
+    world.accept(event)
+    (update,) = world.ledger.updates(1)
+    np.testing.assert_allclose(update.tensors["params/w"], payload["params/w"] + 0.25, atol=1e-6)
+
+
+def test_an_update_of_another_payload_is_refused(make):
+    world = make(up="int8", down="int8")
+    world.ledger.open_round(1, ["anna"], 0.0)
+    posted = world.downlink.post(world.server(1), "anna")
+    other = world.downlink.post(world.server(2), "berta")
+    event = world.update("anna", 1, world.decoded(posted), other, Codec(kind="int8"))
+    with pytest.raises(RefusedError, match="expected one that refers to payload") as caught:
+        world.downlink.raw_update(event, world.server(1))
+    assert caught.value.rule == "base"
+
+
+def test_a_device_without_its_base_gets_one_that_refers_to_the_bundle_once(make):
+    world = make(down="int4")
+    world.a_round(1, "anna")
+    assert world.downlink.post(world.server(2), "anna").coding.base
+    assert world.downlink.falls_back("anna", "base: not here")
+    world.restart()
+    assert not world.downlink.post(world.server(2), "anna").coding.base
+    assert not world.downlink.falls_back("anna", "base: not here")
+
+
+def test_a_device_that_does_not_know_the_codec_gets_raw_payloads_for_good(make):
+    world = make(down="int4")
+    assert world.downlink.falls_back("old", "codec: expected raw, got int4+zlib")
+    world.restart()
+    posted = world.downlink.post(world.server(1), "old")
+    assert posted.coding.codec == "raw"
+    assert not world.downlink.falls_back("old", "codec: expected raw")
+    assert world.downlink.post(world.server(1), "new").coding.codec == "int4+zlib"
+    assert not world.downlink.falls_back("new", "disk full")
+
+
+def test_a_damaged_reference_is_named(make):
+    world = make(down="int8")
+    world.a_round(1, "anna")
+    (path,) = Path(world.ledger.folder / "references").iterdir()
+    path.write_bytes(b"flipped")
+    with pytest.raises(ProtofleetError, match="damaged"):
+        world.downlink.post(world.server(2), "anna")
+
+
+def test_another_codec_is_another_run(make):
+    make(down="int8").close()
+    with pytest.raises(InputError, match="holds a run with codec"):
+        make(down="int4")

@@ -1,0 +1,321 @@
+"""Codecs: what stands between a strategy's tensors and the blob that travels.
+
+``raw`` is the blob of ``blobs.encode`` itself, bit for bit. The others send float32 tensors of 32
+and more finite numbers with fewer bits, and everything else as it is:
+
+========  =================================================================================
+codec     a float32 tensor travels as
+========  =================================================================================
+``fp16``  float16, its bytes in planes
+``int8``  8-bit codes, with one float32 scale for each tensor
+``int4``  4-bit codes with a scale, where what they lose is made up for; else as in ``int8``
+``topk``  a parameter of an update: a bitmap of its largest entries and their 8-bit codes;
+          any other tensor: as in ``int8``
+========  =================================================================================
+
+What both ends know already is subtracted first, tensor by tensor: the *reference*. What coding
+loses is made up for in one of two ways. A payload refers to what an earlier one decoded to, so the
+next one corrects it. Of an update's parameters, the sender keeps what was lost and adds it the next
+time (Stich et al., arXiv:1809.07599v2). Other tensors of an update get no such memory: a class mean
+or a prototype is stated anew every round, and an old error is no part of it.
+
+``+zlib`` behind a codec's name says that the whole blob is compressed. ``docs/protocol.md``
+specifies the format, section Codecs.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError
+from protofleet.wire import blobs
+from protofleet.wire._streams import PREFIX, Coded, Reader, Writer, refused
+from protofleet.wire.tensors import Tensors
+
+Kind = Literal["raw", "fp16", "int8", "int4", "topk"]
+"""What a file may ask for."""
+
+RAW: Final = "raw"
+_ZLIB = "+zlib"
+_KINDS: tuple[Kind, ...] = get_args(Kind)
+NAMES = (RAW, *(kind + end for kind in _KINDS if kind != RAW for end in ("", _ZLIB)))
+"""What a wire manifest may name."""
+
+SMALL = 32
+"""Tensors of fewer numbers travel as they are: there is nothing to gain."""
+ZLIB_LEVEL = 6
+_PARAMS = "params/"
+_KEY, _BASE = "codec", "base"
+_Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """How a sender encodes.
+
+    Attributes:
+        kind: which codec.
+        compressed: whether zlib follows; ``raw`` is never compressed.
+        keep: share of a parameter's entries that ``topk`` sends, in (0, 1].
+    """
+
+    kind: Kind = RAW
+    compressed: bool = False
+    keep: float = 0.1
+
+    @property
+    def name(self) -> str:
+        """As a wire manifest names it."""
+        return self.kind + _ZLIB if self.compressed and self.kind != RAW else self.kind
+
+    @classmethod
+    def of(cls, name: str, keep: float = 0.1) -> Codec:
+        """The codec that a task asks for; ``raw``, which everyone reads, for what is not known."""
+        kinds = {name: kind for kind in _KINDS for name in (kind, kind + _ZLIB) if kind != RAW}
+        if name not in kinds or not 0 < keep <= 1:
+            return cls()
+        return cls(kind=kinds[name], compressed=name.endswith(_ZLIB), keep=keep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coding:
+    """What a wire manifest says of a blob's codec; fields as in ``messages.Manifest``."""
+
+    codec: str = RAW
+    raw_bytes: int = 0
+    base: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoded:
+    """A blob to send.
+
+    Attributes:
+        blob: its bytes.
+        codec: as a manifest names it.
+        raw_bytes: size before compression.
+        residual: by parameter, what the sender has to add the next time; empty without memory.
+    """
+
+    blob: bytes
+    codec: str
+    raw_bytes: int
+    residual: Tensors
+
+    def coding(self, base: str) -> Coding:
+        """For the manifest; of a raw blob nothing needs to be said."""
+        if self.codec == RAW:
+            return Coding()
+        return Coding(codec=self.codec, raw_bytes=self.raw_bytes, base=base)
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One coded tensor, in the order of the streams."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Coded
+    delta: bool
+
+
+def encode(  # noqa: PLR0913 - what and for whom; all but the first three have defaults
+    tensors: Tensors,
+    references: Tensors,
+    codec: Codec,
+    *,
+    residual: Tensors | None = None,
+    metadata: Mapping[str, str] | None = None,
+    base: str = "",
+) -> Encoded:
+    """The blob of ``tensors``.
+
+    Args:
+        tensors: what the other end is to have.
+        references: what it has already, by name; used where dtype and shape are the same.
+        codec: how.
+        residual: what earlier calls returned; empty at first. None: what is lost stays lost,
+            as it may where the next reference is what this blob decodes to.
+        metadata: of the blob.
+        base: name of the references. It stands in the blob, so that equal codes that refer to
+            different things are different blobs.
+
+    Raises:
+        InputError: a name, a dtype or a number of tensors that ``blobs.encode`` refuses.
+    """
+    about = dict(metadata or {})
+    if codec.kind == RAW:
+        blob = blobs.encode(tensors, about)
+        return Encoded(blob=blob, codec=RAW, raw_bytes=len(blob), residual={})
+    coder = _Coder(codec, references, residual)
+    plain = {name: value for name, value in tensors.items() if not coder.take(name, value)}
+    if taken := [name for name in plain if name.startswith(PREFIX)]:
+        raise InputError(f"tensor '{taken[0]}': expected no name that starts with '{PREFIX}'")
+    about[_KEY] = msgspec.json.encode(coder.entries).decode()
+    if base:
+        about[_BASE] = base
+    blob = blobs.encode({**plain, **coder.streams.tensors()}, about)
+    sent = zlib.compress(blob, ZLIB_LEVEL) if codec.compressed else blob
+    return Encoded(blob=sent, codec=codec.name, raw_bytes=len(blob), residual=coder.left)
+
+
+class _Coder:
+    """Codes tensor after tensor."""
+
+    def __init__(self, codec: Codec, references: Tensors, residual: Tensors | None) -> None:
+        self._codec, self._references, self._residual = codec, references, residual
+        self.entries: list[_Entry] = []
+        self.streams = Writer()
+        self.left: dict[str, NDArray[Any]] = {}
+
+    def take(self, name: str, value: NDArray[Any]) -> bool:
+        """Code a tensor; False: it travels as it is."""
+        if value.dtype != np.float32 or value.size < SMALL:
+            return False
+        reference = _reference(self._references, name, value.shape)
+        remembered = self._remembered(name, reference)
+        with np.errstate(over="ignore", invalid="ignore"):
+            wanted = value.reshape(-1) if reference is None else (value - reference).reshape(-1)
+            if remembered is not None and name in remembered:
+                wanted = wanted + remembered[name]
+        # Numbers without end are the receiver's to refuse, not ours to hide.
+        if not np.isfinite(wanted).all():
+            return False
+        corrected = self._residual is None and reference is not None
+        kind = self._kind(remembered=remembered is not None, corrected=corrected)
+        sent = self.streams.write(kind, wanted, self._codec.keep)
+        if remembered is not None:
+            self.left[name] = wanted - sent
+        entry = _Entry(name=name, shape=value.shape, kind=kind, delta=reference is not None)
+        self.entries.append(entry)
+        return True
+
+    def _remembered(self, name: str, reference: _Floats | None) -> Tensors | None:
+        """The residual, where this tensor has one."""
+        return self._residual if reference is not None and name.startswith(_PARAMS) else None
+
+    def _kind(self, *, remembered: bool, corrected: bool) -> Coded:
+        """The codec's own, unless nothing makes up for what it loses."""
+        match self._codec.kind:
+            case "fp16":
+                return "fp16"
+            case "topk" if remembered:
+                return "topk"
+            case "int4" if remembered or corrected:
+                return "int4"
+            case _:
+                return "int8"
+
+
+def decode(
+    data: bytes, references: Tensors, coding: Coding, *, max_bytes: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    """Tensors and metadata of a blob that came from outside.
+
+    Args:
+        data: the blob.
+        references: what its sender took for ours.
+        coding: what its manifest says.
+        max_bytes: largest blob, and largest sum of decoded tensors, the caller is ready for.
+
+    Raises:
+        RefusedError: a rule of ``blobs.decode``, or ``codec``: what no encoder writes, or a
+            tensor that refers to one that we do not have.
+    """
+    if coding.codec == RAW:
+        return blobs.decode(data, max_bytes=max_bytes)
+    if coding.codec not in NAMES:
+        raise refused(f"expected one of {NAMES}, got '{coding.codec[:64]}'")
+    raw_bytes = coding.raw_bytes
+    if not 0 < raw_bytes <= max_bytes:
+        raise refused(f"expected 1 to {max_bytes} bytes before compression, got {raw_bytes}")
+    if coding.codec.endswith(_ZLIB):
+        data = _inflated(data, raw_bytes)
+    if len(data) != raw_bytes:
+        raise refused(f"expected {raw_bytes} bytes before compression, got {len(data)}")
+    tensors, metadata = blobs.decode(data, max_bytes=max_bytes)
+    metadata.pop(_BASE, None)
+    entries = _checked_entries(metadata.pop(_KEY, ""), tensors, references, max_bytes)
+    try:
+        reader = Reader(tensors)
+        decoded = {entry.name: _read(reader, entry, references) for entry in entries}
+        reader.finish()
+    except InputError as error:
+        raise refused(str(error)) from error
+    plain = {key: value for key, value in tensors.items() if not key.startswith(PREFIX)}
+    return {**plain, **decoded}, metadata
+
+
+def _inflated(data: bytes, size: int) -> bytes:
+    """At most ``size`` bytes are ever made, whatever the stream says."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, size)
+        # What is left may be no more than the checksum.
+        rest = stream.decompress(stream.unconsumed_tail, 1)
+    except zlib.error as error:
+        raise refused(f"zlib: {error}") from error
+    if rest or not stream.eof or stream.unused_data:
+        raise refused(f"zlib: expected one whole stream of {size} bytes")
+    return found
+
+
+def _checked_entries(
+    text: str, tensors: Tensors, references: Tensors, max_bytes: int
+) -> list[_Entry]:
+    """The table of coded tensors; every shape is checked before anything is made of it."""
+    try:
+        entries = msgspec.json.decode(text, type=list[_Entry])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise refused(f"table of tensors: {error}") from error
+    names = [entry.name for entry in entries]
+    if len(set(names)) < len(names) or not tensors.keys().isdisjoint(names):
+        raise refused("table of tensors: expected each name once")
+    if any(name.startswith(PREFIX) for name in names):
+        raise refused(f"table of tensors: a name starts with '{PREFIX}'")
+    total = 0
+    for entry in entries:
+        if len(entry.shape) > blobs.MAX_DIMENSIONS or min(entry.shape, default=1) < 1:
+            raise refused(f"tensor '{entry.name[:64]}': shape {entry.shape[:9]}")
+        total += 4 * math.prod(entry.shape)
+        if entry.delta and _reference(references, entry.name, entry.shape) is None:
+            raise refused(
+                f"tensor '{entry.name[:64]}': {entry.shape} refers to one that is not here"
+            )
+    if total > max_bytes:
+        raise refused(f"expected tensors of at most {max_bytes} bytes in all, got {total}")
+    return entries
+
+
+def to_raw(data: bytes, references: Tensors, coding: Coding, *, max_bytes: int) -> bytes:
+    """The raw blob that a coded one stands for; raw ones as they are.
+
+    Raises:
+        RefusedError: as ``decode``.
+    """
+    if coding.codec == RAW:
+        return data
+    return blobs.encode(*decode(data, references, coding, max_bytes=max_bytes))
+
+
+def _read(reader: Reader, entry: _Entry, references: Tensors) -> NDArray[np.float32]:
+    values = reader.read(entry.kind, math.prod(entry.shape)).reshape(entry.shape)
+    if entry.delta:
+        with np.errstate(over="ignore"):
+            np.add(references[entry.name], values, out=values)
+    return values
+
+
+def _reference(
+    references: Tensors, name: str, shape: tuple[int, ...]
+) -> NDArray[np.float32] | None:
+    found = references.get(name)
+    same = found is not None and found.dtype == np.float32 and found.shape == shape
+    return found if same else None
