@@ -162,18 +162,21 @@ class Basics:
         return self.graph.add("ARG_MAX", [x, where], shape, I64, outputType=schema.TensorType.INT64)
 
     def matmul(self, a: Value, b: Value, *, b_transposed: bool = False) -> Value:
-        """Products of matrices (…, m, k) and (…, k, n), or (…, n, k) if ``b_transposed``."""
+        """Products of matrices (…, m, k) and (…, k, n), or (…, n, k) if ``b_transposed``.
+
+        A batch of one matrix: XNNPACK computes ``BATCH_MATMUL`` of two inputs, but leaves
+        ``FULLY_CONNECTED`` without fixed weights to slower code.
+        """
         rows, columns = a.shape[-2], b.shape[-2 if b_transposed else -1]
-        if len(b.shape) == 2:
-            weights = b if b_transposed else self.transpose(b, (1, 0))
-            return self.graph.add(
-                "FULLY_CONNECTED",
-                [a, weights],
-                (*a.shape[:-1], columns),
-                keepNumDims=len(a.shape) > 2,
-            )
-        shape = (*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns)
-        return self.graph.add("BATCH_MATMUL", [a, b], shape, adjX=False, adjY=b_transposed)
+        left, right = (
+            self.reshape(v, (1, *v.shape)) if len(v.shape) == 2 else v  # noqa: PLR2004 - a matrix
+            for v in (a, b)
+        )
+        shape = (*broadcast(left.shape[:-2], right.shape[:-2]), rows, columns)
+        product = self.graph.add(
+            "BATCH_MATMUL", [left, right], shape, adjX=False, adjY=b_transposed
+        )
+        return self.reshape(product, (*broadcast(a.shape[:-2], b.shape[:-2]), rows, columns))
 
     @cached_property
     def _never(self) -> Value:
