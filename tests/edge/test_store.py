@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protofleet.edge._journal import read_blob
 from protofleet.edge.store import Binding, Store, read_personal
-from protofleet.errors import InputError, ProvisionError, UnavailableError
+from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import ClientState
+from protofleet.wire import blobs
 
 _BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
 
@@ -100,6 +102,37 @@ def test_a_dropped_round_leaves_no_trace(tmp_path):
         assert len(list(tmp_path.glob("*.blob"))) == 1
 
 
+def test_a_dropped_round_keeps_the_residual_of_the_last_that_counted(tmp_path):
+    with Store.open(tmp_path) as store:
+        for round_id in (1, 2):
+            residual = {"params/w": np.full(2, round_id, np.float32)}
+            store.commit_trained(_state(round_id), b"u", transfer_id="t", residual=residual)
+            if round_id == 1:
+                store.commit_delivered()
+        assert store.load_residual()["params/w"].tolist() == [1, 1]
+        store.commit_dropped()
+        assert store.load_residual()["params/w"].tolist() == [1, 1]
+        assert len(list(tmp_path.glob("*.blob"))) == 2
+
+
+def test_a_base_that_a_later_payload_named_stays_and_older_ones_go(tmp_path):
+    """The coordinator may refer to either until it knows that the device is past the first."""
+    with Store.open(tmp_path) as store:
+        names = []
+        for number in range(4):
+            # Round 2 was not accepted: round 3 refers to the payload of round 1 again.
+            base = names[min(number, 2) - 1] if number else ""
+            store.commit_received(number, "t", blobs.encode({"n": np.array(number)}), base=base)
+            names.append(store.journal.bases[-1].sha256)
+            store.commit_dropped()
+        assert [store.has_base(name) for name in names] == [False, True, False, True]
+        assert store.load_base(names[3])["n"] == 3
+        with pytest.raises(RefusedError, match="does not have it"):
+            store.load_base(names[0])
+        store.commit_received(5, "t", b"raw")
+        assert store.journal.bases == ()
+
+
 def test_leftovers_are_removed_and_damage_is_named(tmp_path):
     with Store.open(tmp_path) as store:
         store.commit_trained(_state(1), b"update", transfer_id="t")
@@ -156,9 +189,13 @@ def _advance(store: Store, folder: Path) -> bool:
     elif store.journal.phase == "received":
         new = {"sum": state.tensors["sum"] * 10 + store.load_received()[0]}
         trained = ClientState(round_id=round_id, tensors=new)
-        store.commit_trained(trained, f"{new['sum'][0]}".encode(), transfer_id="t")
+        left = store.load_residual().get("sum", np.zeros(1)) * 10 + round_id + 0.5
+        update = f"{new['sum'][0]} {left[0]}".encode()
+        store.commit_trained(trained, update, transfer_id="t", residual={"sum": left})
     elif round_id <= 3:
-        store.commit_received(round_id, "t", bytes([round_id]))
+        bases = store.journal.bases
+        base = bases[-1].sha256 if bases else ""
+        store.commit_received(round_id, "t", bytes([round_id]), base=base)
     return store.journal.phase != "idle" or round_id <= 3
 
 
@@ -178,9 +215,12 @@ def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(ram_path)
         with Store.open(folder) as store:
             assert store.load_state().tensors["sum"] == 123
             assert store.journal.phase == "idle"
-            assert len(list(folder.glob("*.blob"))) == 1
+            assert store.load_residual()["sum"] == 178.5
+            kept = [read_blob(folder, file) for file in store.journal.bases]
+            assert kept == [b"\2", b"\3"]
+            assert len(list(folder.glob("*.blob"))) == 4
         updates = [(folder / f"delivered-{r}").read_text() for r in (1, 2, 3)]
-        assert updates == ["1.0", "12.0", "123.0"]
+        assert updates == ["1.0 1.5", "12.0 17.5", "123.0 178.5"]
         if killed < fatal:
             break
     assert killed > 30

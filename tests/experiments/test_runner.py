@@ -19,6 +19,7 @@ from protofleet.experiments.runner import RunOptions, run_experiment
 from protofleet.experiments.store import load_results, load_run, run_folder
 
 _MLP = {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}}
+_CODEC = {"up": "topk", "down": "int4"}
 _BASE = {
     "title": "digits",
     "paper": "none",
@@ -55,19 +56,20 @@ def scores(results):
 @pytest.mark.mosquitto
 @pytest.mark.timeout(240)
 def test_both_engines_give_the_same_scores(run):
-    """A cohort of two of three, a final fit, a strategy that abstains and one with class counts."""
+    """A cohort of two of three, a final fit, an abstaining strategy, class counts, and codecs."""
     chosen = experiment(
         cohort=2,
         methods=[
             {"label": "FedAvg-C", "strategy": "fedavg_c"},
             {"label": "Local", "strategy": "local"},
             {"label": "FedProto", "strategy": "fedproto"},
+            {"label": "coded", "strategy": "fedavg", "rounds": 3, "codec": _CODEC},
         ],
     )
     alone = run(chosen)
     wired = run(chosen, engine="mqtt")
-    assert [one.engine for one in wired] == ["mqtt"] * 3
-    assert [len(one.rounds) for one in wired] == [3, 2, 3]
+    assert [one.engine for one in wired] == ["mqtt"] * 4
+    assert [len(one.rounds) for one in wired] == [3, 2, 3, 3]
     assert wired[0].rounds[-1].final
     assert wired[0].rounds[-1].participants == 3
     assert scores(alone) == scores(wired)

@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from laws.cases import Case, case_of
+from laws.coded import CodedRounds, assert_same_form
 from toy_model import SGD, new_rng, server_tools
 
 from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
-from protofleet.wire import blobs
+from protofleet.wire import blobs, codecs
+from protofleet.wire.codecs import Codec
 
 _EXAMPLES = {
     "a": [[2, 4], [1, 3]],
@@ -146,6 +148,25 @@ def test_no_input_array_is_written(federation):
     federation.strategy.client_model(state)
     federation.strategy.server_model(server)
     assert later.round_id == 2
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8", "int4", "topk"])
+def test_coded_tensors_keep_their_form_and_the_strategys_rules(federation, kind, monkeypatch):
+    """Three rounds with all tensors coded, however small; what is no float travels exactly."""
+    monkeypatch.setattr(codecs, "SMALL", 1)
+    up = Codec(kind=kind, compressed=True, keep=0.5)
+    down = Codec(kind="int4" if kind == "topk" else kind, compressed=True)
+    rounds = CodedRounds(federation.strategy, federation.case, up=up, down=down)
+    server = federation.server
+    for _ in range(3):
+        true, got = rounds.round(server, _EXAMPLES)
+        for one, other in zip(true, got, strict=True):
+            assert_same_form(other.tensors, one.tensors)
+            assert other.num_examples == one.num_examples
+            federation.strategy.check(other)
+        server = federation.aggregate(got, server)
+    for name, value in server.tensors.items():
+        assert np.isfinite(value).all(), name
 
 
 def test_the_record_holds_its_description(federation, name):
