@@ -197,8 +197,8 @@ def _traffic(axes: Any, report: DeviceReport, strategies: Sequence[str]) -> None
         kind, _, compressed = name.partition("+")
         number = kinds.index(kind) % len(_CODECS)
         axes.plot(
-            *zip(*points, strict=True), _CODEC_MARKERS[number], ls="", ms=5.5, mew=1.3,
-            clip_on=False, color=_CODECS[number], mfc=_CODECS[number] if compressed else "white", label=name,
+            *zip(*points, strict=True), _CODEC_MARKERS[number], ls="", ms=5.5, mew=1.3, label=name,
+            color=_CODECS[number], mfc=_CODECS[number] if compressed else "white", clip_on=False,
         )  # fmt: skip
     _rows(axes, strategies)
     axes.grid(axis="y", visible=True)

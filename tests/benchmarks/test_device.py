@@ -32,8 +32,9 @@ from protofleet.datasets import DeviceData
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.scores import confusion, macro_f1
 from protofleet.wire import codecs
-from protofleet.wire.bundle import Bundle
+from protofleet.wire.bundle import Bundle, write_bundle
 from protofleet.wire.keys import save_public_key
+from protofleet.wire.manifest import Preprocessing
 
 _CLASSES = ("class0", "class1", "class2")
 
@@ -262,3 +263,51 @@ def test_a_signal_that_ends_a_process_is_named(tmp_path, monkeypatch):
     request = Combination(backend="onnx", precision="float32", threads=1)
     failure = run_process("_device_child", request, threads=1, hear=lambda _line: None)
     assert failure.startswith("SIGSEGV")
+
+
+@pytest.mark.slow
+def test_every_backend_and_precision_is_measured(tmp_path, monkeypatch):
+    """A perceptron is exported for both runtimes, quantised, and measured in four processes."""
+    monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path / "config"))
+    (x, y), (x_test, y_test) = tiny_data(0, 60, features=64), tiny_data(1, 30, features=64)
+    data = DeviceData(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=_CLASSES)
+    data.save(tmp_path / "data.npz")
+    key = Ed25519PrivateKey.generate()
+    save_public_key(key.public_key().public_bytes_raw(), tmp_path / "key.pem")
+    _export_quantised(tmp_path / "tiny.pfb", key, x)
+    which = ("--precision", "float32", "--precision", "int8", "--batch", "64")
+    arguments = _arguments(tmp_path, "--data", str(tmp_path / "data.npz"), *which)
+    done = CliRunner().invoke(bench, [*arguments, "--json", str(tmp_path / "all.json")])
+    assert done.exit_code == 0, done.output
+    report = read_report(tmp_path / "all.json", (tmp_path / "all.json").read_bytes())
+    assert [(run.status, run.reason) for run in report.runs] == [("measured", "")] * 4
+    by_name = {(run.what.backend, run.what.precision): run for run in report.runs}
+    for backend in ("onnx", "litert"):
+        exact, small = by_name[backend, "float32"], by_name[backend, "int8"]
+        assert exact.objective == "cross_entropy"
+        assert exact.phase("train 64").batch == 64
+        assert "training needs float32" in small.no_training
+        assert small.weight_bytes == 0
+        assert sum(small.program_bytes.values()) < exact.weight_bytes
+        assert abs(exact.score.macro_f1 - by_name["onnx", "float32"].score.macro_f1) < 1e-9
+
+
+def _export_quantised(path, key, x):
+    """A perceptron whose weights outweigh its programs."""
+    import torch  # noqa: PLC0415 - heavy, and only here
+
+    from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415 - torch
+    from protofleet.export.models import build_model  # noqa: PLC0415 - torch
+    from protofleet.export.quantise import quantise  # noqa: PLC0415 - onnx
+
+    torch.manual_seed(0)
+    spec = BundleSpec(
+        name="perceptron",
+        strategy="fedavg",
+        classes=_CLASSES,
+        preprocessing=Preprocessing(input_shape=(64,)),
+        objectives=("cross_entropy",),
+    )
+    export_bundle(build_model("mlp", inputs=64, classes=3), spec, out=path, key=key)
+    draft = quantise(bundle := Bundle.open(path), bundle.model(), x, ("int8",))
+    write_bundle(path, draft.manifest, draft.files, key)
