@@ -123,7 +123,7 @@ def _same(low: Lowering, node: fx.Node) -> Result:
     return low.get(args_of(node)[0])
 
 
-@rule(_aten._to_copy.default)  # noqa: SLF001 - its name
+@rule(_aten._to_copy.default, _prims.convert_element_type.default)  # noqa: SLF001 - its name
 def _cast(low: Lowering, node: fx.Node) -> Result:
     return low.basics.cast(low.small(args_of(node)[0]), low.dtype(node))
 

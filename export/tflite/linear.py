@@ -63,9 +63,11 @@ def _convolution(low: Lowering, node: fx.Node) -> Result:
     """Channels move to the end for it, and back."""
     x, weight, bias, stride, padding, dilation, transposed, extra, groups = args_of(node)
     spatial = len(stride)
-    if spatial > 2:
-        raise ExportError("expected one or two spatial axes")
     image, kernel = low.full(x), low.full(weight)
+    if spatial == 3 and not transposed:  # noqa: PLR2004 - axes
+        return _along(low, image, kernel, (stride, padding, dilation), bias)
+    if spatial > 2:  # noqa: PLR2004 - axes
+        raise ExportError("expected one or two spatial axes")
     if transposed:
         kernel = _turned(low, kernel, int(groups))
         image = _opened(low, image, kernel.shape, stride, padding, dilation, extra)
@@ -78,6 +80,20 @@ def _convolution(low: Lowering, node: fx.Node) -> Result:
         return result
     column = low.basics.reshape(low.small(bias), (1, result.shape[1], *[1] * spatial))
     return low.basics.binary("ADD", result, column)
+
+
+def _along(low: Lowering, image: Value, kernel: Value, sizes: Any, bias: Any) -> Value:
+    """Three axes, the kernel one entry long on the first: that axis takes the batch's place."""
+    (one, *stride), (none, *padding), (_, *dilation) = sizes
+    if image.shape[0] != 1 or kernel.shape[2] != 1 or one != 1 or none or bias is not None:
+        raise ExportError("expected one or two spatial axes")
+    folded = low.basics.reshape(kernel, (*kernel.shape[:2], *kernel.shape[3:]))
+    moved = low.basics.transpose(image, (0, 2, 1, 3, 4))
+    images = low.basics.reshape(moved, moved.shape[1:])
+    widths = [(0, 0), (0, 0), *((p, p) for p in padding)]
+    result = _plain(low, low.basics.pad(images, widths), folded, stride, dilation)
+    swapped = low.basics.transpose(result, (1, 0, 2, 3))
+    return low.basics.reshape(swapped, (1, *swapped.shape))
 
 
 def _plain(low: Lowering, image: Value, kernel: Value, stride: Any, dilation: Any) -> Value:
