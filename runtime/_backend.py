@@ -11,8 +11,8 @@ from protofleet.runtime._arrays import Arrays
 from protofleet.wire.manifest import Manifest, Program
 
 BackendName = Literal["auto", "onnx", "litert"]
-"""Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed, because
-it trains faster (docs/device.md has the figures), else LiteRT."""
+"""Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed, else
+LiteRT (docs/device.md says why)."""
 
 Kernels = Literal["auto", "custom", "graph"]
 """Who computes ALP nodes: ``custom`` the kernels, ``graph`` the runtime, ``auto`` the faster one

@@ -122,8 +122,8 @@ class Federation:
         arguments = ["coordinator", "run", str(self.file), "--json"]
         return self._start(arguments, "coordinator")
 
-    def start_device(self, name: str, python: str = sys.executable) -> Process:
-        """Run or resume one device, with the interpreter ``python``."""
+    def start_device(self, name: str, python: str = sys.executable, **options: str) -> Process:
+        """Run or resume one device, with the interpreter ``python`` and further options."""
         index = self.devices.index(name)
         data = self.folder / f"{name}.npz"
         if not data.exists():
@@ -137,6 +137,7 @@ class Federation:
             "--store": self.folder / f"store-{name}",
             "--id": name,
             "--trust": self.trust,
+            **{f"--{option}": value for option, value in options.items()},
         }
         pairs = [str(part) for pair in values.items() for part in pair]
         return self._start(["device", "join", *pairs, "--json"], name, python)
