@@ -32,12 +32,13 @@ def main() -> int:
     machine = open_machine(options.arch, options.release, folder / options.arch)
     material = prepare(folder / options.strategy, options.strategy, 3, options.rounds)
     name = material.smallest
+    compiled = options.numba and machine.kind.extras is not None
     there = Place(
         python=machine.command(),
-        environment={**machine.environment, "PROTOFLEET_NUMBA": str(int(options.numba))},
+        environment={**machine.environment, "PROTOFLEET_NUMBA": str(int(compiled))},
         backend=options.backend,
     )
-    kernels = "numba" if options.numba else "numpy"
+    kernels = "numba" if compiled else "numpy"
     case = (options.arch, options.strategy, options.backend or "auto", kernels)
     runs = folder / "runs" / "-".join(case)
     shutil.rmtree(runs, ignore_errors=True)
