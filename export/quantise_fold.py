@@ -13,19 +13,21 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
+from protofleet.export.quantise_common import worth_halving
 from protofleet.export.quantise_graph import Operation, TfliteGraph, until_done
 
-LAYERS = {"FULLY_CONNECTED": 1, "CONV_2D": 3}
-"""Operators that a bias and an activation belong to, and the rank of their rows in the result."""
+LAYERS = ("FULLY_CONNECTED", "CONV_2D")
+"""Operators that a bias and an activation belong to."""
 
 _MOVES = {"RESHAPE", "TRANSPOSE"}
 _COMMUTES_WITH_RELU = {*_MOVES, "MAX_POOL_2D"}
-_KEEP_BYTES = 65536
 
 
 def simplify(graph: TfliteGraph) -> None:
     """Fold, fuse and cancel as far as possible."""
     _fold(graph)
+    _name_layers(graph)
+    _merge_reshapes(graph)
     until_done(graph, _fuse_bias)
     until_done(graph, _fuse_relu)
     until_done(graph, _cancel_transposes)
@@ -54,14 +56,17 @@ def _constant_operations(graph: TfliteGraph) -> list[Operation]:
 
 
 def _without_doubles(graph: TfliteGraph, operations: list[Operation]) -> list[Operation]:
-    """Leave out what depends on a large constant that others read as it is: it would lie twice."""
+    """Leave out what depends on a matrix that others read as it is.
+
+    It would lie in the file twice; and ALP's prototypes would pass for a layer's weights.
+    """
     consumers = graph.consumers()
     folded = operations
     while True:
         tainted = {
             tensor
             for tensor, content in graph.constants.items()
-            if content.nbytes > _KEEP_BYTES
+            if worth_halving(content)
             and any(reader not in folded for reader in consumers.get(tensor, ()))
         }
         remaining = []
@@ -73,6 +78,38 @@ def _without_doubles(graph: TfliteGraph, operations: list[Operation]) -> list[Op
         if len(remaining) == len(folded):
             return folded
         folded = remaining
+
+
+def _name_layers(graph: TfliteGraph) -> None:
+    """Turn products with one constant matrix into dense layers, which take a bias and 8 bits."""
+    for index, one in enumerate(graph.operations):
+        weights = graph.constants.get(one.inputs[-1])
+        if one.name != "BATCH_MATMUL" or weights is None or one.record.builtinOptions.adjX:
+            continue
+        if weights.size != weights.shape[-2] * weights.shape[-1]:
+            continue
+        matrix = weights.reshape(weights.shape[-2:])
+        if not one.record.builtinOptions.adjY:
+            matrix = matrix.T
+        dense = graph.new_operation(
+            "FULLY_CONNECTED",
+            [one.inputs[0], graph.new_constant(np.ascontiguousarray(matrix))],
+            one.outputs,
+        )
+        dense.record.builtinOptionsType = schema.BuiltinOptions.FullyConnectedOptions
+        dense.record.builtinOptions = schema.FullyConnectedOptionsT(keepNumDims=True)
+        graph.operations[index] = dense
+
+
+def _merge_reshapes(graph: TfliteGraph) -> None:
+    """Let a reshape read what the reshape before it reads: only the last shape counts."""
+    producers = graph.producers()
+    for one in graph.operations:
+        while one.name == "RESHAPE" and (before := producers.get(one.inputs[0])) is not None:
+            if before.name != "RESHAPE":
+                break
+            one.inputs = [before.inputs[0], *one.inputs[1:]]
+    graph.sweep()
 
 
 def _fuse_bias(graph: TfliteGraph) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
-from protofleet.export.quantise_common import worth_halving
+from protofleet.export.quantise_common import Batch, worth_halving
 from protofleet.export.quantise_fold import LAYERS, simplify
 from protofleet.export.quantise_graph import TfliteGraph
 from protofleet.wire.tensors import Tensors
@@ -60,9 +59,7 @@ def _halve(graph: TfliteGraph, *, except_for: set[int]) -> None:
     graph.operations = widened + graph.operations
 
 
-def to_int8(
-    graph: TfliteGraph, signature: str, batches: list[Mapping[str, NDArray[np.float32]]]
-) -> bytes:
+def to_int8(graph: TfliteGraph, signature: str, batches: Sequence[Batch]) -> bytes:
     """Dense and convolutional layers with 8-bit weights (per channel) and activations.
 
     Other matrices, such as prototypes, are stored in float16.
@@ -91,7 +88,7 @@ def to_int8(
             weight_num_bits=8,
         )
     with _quiet():
-        found = work.calibrate({signature: batches}, num_threads=1)
+        found = work.calibrate({signature: list(batches)}, num_threads=1)
         return bytes(work.quantize(found, enable_progress_report=False).quantized_model)
 
 

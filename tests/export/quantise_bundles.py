@@ -1,4 +1,4 @@
-"""Bundles that hold one program, ``infer``: all that quantising reads."""
+"""A small network, and bundles that hold one program, ``infer``: all that quantising reads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from torch import nn
+from torch import Tensor, nn
 
 from protofleet.export.build import initial_values
 from protofleet.export.capture import capture
@@ -23,6 +23,28 @@ from protofleet.wire.manifest import (
     TensorDecl,
 )
 from protofleet.wire.tensors import Layout
+
+
+class Digits(nn.Module):
+    """Two convolutions, pooling, two dense layers: images (B, 1, 8, 8) → logits (B, 10)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(8, 16, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64, 32),
+            nn.ReLU(),
+        )
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x))
+        return logits
 
 
 def infer_bundle(
