@@ -28,6 +28,7 @@ _CODECS = (INK, BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 _CODEC_MARKERS = "osDv^P*"
 _DASHES = {1: "-", 2: (0, (4, 1.6))}
 _MORE_THREADS = (0, (1, 1.2))
+_WHISKER = 2  # largest p50 times this is the longest whisker
 _STEEP, _FLAT = 60, 6  # largest value of an axis to the smallest
 _STYLE = {**STYLE, "font.size": 8.5}
 _WIDTH_IN, _PANEL_IN, _ROW_IN, _HEAD_IN = 14.0, 3.6, 0.24, 0.7
@@ -80,21 +81,21 @@ def _key(kind: tuple[str, str]) -> Line2D:
 
 
 def _latency(axes: Any, runs: Sequence[Run]) -> None:
-    """The tail is a number: one slow call would leave no room for the rest."""
-    for place, run in enumerate(runs):
-        found = run.phase("infer")
-        if found is None:
-            continue
-        middle, end = found.ms["p50"], found.ms.get("p95", found.ms["p50"])
-        _bar(axes, place, run, middle)
+    """Tails are numbers, and long whiskers arrows: a few slow calls must not hide the rest."""
+    found = {place: phase for place, run in enumerate(runs) if (phase := run.phase("infer"))}
+    middles = [phase.ms["p50"] for phase in found.values()]
+    whiskers = [phase.ms.get("p95", phase.ms["p50"]) for phase in found.values()]
+    shown = min(max(whiskers, default=1), _WHISKER * max(middles, default=1))
+    for (place, phase), middle, whisker in zip(found.items(), middles, whiskers, strict=True):
+        _bar(axes, place, runs[place], middle)
+        end = min(whisker, shown)
         axes.plot([middle, end], [place] * 2, color=INK, lw=1, zorder=4)
-        axes.plot(end, place, "|", color=INK, ms=7, mew=1.2, zorder=4)
-        tail = f"   p99 {short(found.ms['p99'])}" if "p99" in found.ms else ""
-        _beside(axes, end, place, f"{short(middle)}{tail}")
+        axes.plot(end, place, ">" if whisker > shown else "|", color=INK, ms=6, mew=1.2, zorder=4)
+        tails = [f"{name} {short(phase.ms[name])}" for name in ("p95", "p99") if name in phase.ms]
+        _beside(axes, end, place, f"{short(middle)}   {'   '.join(tails)}")
     _rows(axes, [_name(run) for run in runs])
-    ends = [found.ms.get("p95", found.ms["p50"]) for run in runs if (found := run.phase("infer"))]
-    axes.set_xlim(0, 1.5 * max(ends, default=1))
-    axes.set_xlabel("p50, whisker to p95; left is better")
+    axes.set_xlim(0, 1.7 * shown)
+    axes.set_xlabel("p50, whisker to p95 (arrow: beyond); left is better")
     _title(axes, "One example, ms")
 
 

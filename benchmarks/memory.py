@@ -21,8 +21,8 @@ _NUMBA = {"with Numba": "1", "without Numba": "0"}
 
 def run(*, quick: bool) -> list[Row]:
     """Rows for HART with ALP (FedAli) and, unless quick, the perceptron (FedAvg)."""
-    alp, _, perceptron, _ = CASES
-    return [row for case in ([alp] if quick else [alp, perceptron]) for row in _case(case, quick)]
+    specs = ("hart_alp",) if quick else ("hart_alp", "mlp")
+    return [row for case in CASES if case.spec in specs for row in _case(case, quick)]
 
 
 def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one call
