@@ -174,6 +174,18 @@ class CodecSettings(_Settings, frozen=True, kw_only=True):
         _check("keep", 0 < self.keep <= 1, "a fraction above 0 up to 1.0", self.keep)
 
     @property
+    def is_raw(self) -> bool:
+        """Whether tensors travel bit for bit."""
+        return self.up == self.down == "raw"
+
+    @property
+    def text(self) -> str:
+        """For people: ``int8 / raw``, up before down."""
+        up = f"topk {self.keep:g}" if self.up == "topk" else self.up
+        plain = "" if self.compression == "zlib" or self.is_raw else ", not compressed"
+        return f"{up} / {self.down}{plain}"
+
+    @property
     def updates(self) -> Codec:
         """What devices are asked for."""
         return Codec(kind=self.up, compressed=self.compression == "zlib", keep=self.keep)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.coordinator.config import CodecSettings
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.durable import replace_whole
 from protofleet.strategies import scores
@@ -85,14 +86,21 @@ class Results:
     Args:
         ledger: the run's ledger; its committed rounds are read once, here.
         strategy, seed: of the run.
+        codec: how its tensors travel, for people.
         classes: class names, for the confusion matrices.
     """
 
     def __init__(
-        self, ledger: Ledger, *, strategy: str, seed: int, classes: tuple[str, ...]
+        self,
+        ledger: Ledger,
+        *,
+        strategy: str,
+        seed: int,
+        classes: tuple[str, ...],
+        codec: str = CodecSettings().text,
     ) -> None:
         self._ledger = ledger
-        self._head = {"strategy": strategy, "seed": seed}
+        self._head = {"strategy": strategy, "seed": seed, "codec": codec}
         self._classes = classes
         self._devices: dict[str, _Device] = {}
         self._participants: dict[int, int] = {}

@@ -60,6 +60,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             strategy=plan.strategy.description.name,
             seed=config.seed,
             classes=manifest.classes,
+            codec=config.codec.text,
         )
         tools = make_server_tools(plan.bundle, plan.strategy, seed=config.seed)
         closer = Closer(plan=plan, ledger=ledger, results=results, scorer=scorer, tools=tools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rich import box
 from rich.console import Console
@@ -15,9 +16,10 @@ from protofleet.experiments.table import METRICS, Cell, Row, Table
 
 _UNLIMITED = 10_000
 _NOTHING = "-"
+_RAW = "raw / raw"
 _CLIENTS = "†"
 _SELECTS = {"best": "best round", "last": "last round"}
-_ENGINES = {"local": "the tensors' own bytes", "mqtt": "counted at the devices' sockets"}
+_ENGINES = {"local": "the sizes of the blobs", "mqtt": "counted at the devices' sockets"}
 _HEADS = ("ours", "paper", "diff.")
 _Columns = list[tuple[str, list[str]]]
 _Block = Callable[[Table, Section], tuple[str, list[str]]]
@@ -160,9 +162,18 @@ def _costs(table: Table) -> _Columns:
     columns["s per\nround"] = lambda row: _number(row.seconds_per_round, ".2f")
     if any(row.seconds_ratio is not None for row in table.rows):
         columns["times\nFedAvg"] = lambda row: _number(row.seconds_ratio, ".2f")
+    if any(row.codec != _RAW for row in table.rows):
+        columns["codec\nup / down"] = lambda row: row.codec
+        columns["bytes times\nraw FedAvg"] = lambda row: _number(row.bytes_ratio, ".3f")
+        for section in table.score.sections:
+            columns[f"points lost,\n{section}"] = partial(_lost, section)
     columns["MB\nup"] = lambda row: _number(row.mb_up, ".3f")
     columns["MB\ndown"] = lambda row: _number(row.mb_down, ".3f")
     return [(title, [text(row) for row in table.rows]) for title, text in columns.items()]
+
+
+def _lost(section: Section, row: Row) -> str:
+    return _number(row.cells[section].lost, "+.2f")
 
 
 def _number(value: float | None, form: str) -> str:

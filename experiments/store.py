@@ -23,7 +23,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
         seconds: wall time.
         participants: clients whose update was used.
         bytes_up, bytes_down: of all clients; measured at the devices' sockets by the engine
-            ``mqtt``, the tensors' own bytes by the engine ``local``.
+            ``mqtt``, the sizes of the blobs by the engine ``local``.
         scores: section → metric → mean and std over clients (``coordinator.results``).
         final: the fit after the last round.
     """

@@ -34,6 +34,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         over: what ``std`` is taken over: the seeds, or the clients where one seed is done.
         paper: what the paper prints.
         difference: ``mean`` minus the paper's, in percentage points.
+        lost: how far ``mean`` is below that of the same method with raw tensors, in percentage
+            points; None: it is raw itself, or no such method has the same seeds.
     """
 
     mean: float | None = None
@@ -41,6 +43,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     over: Literal["seeds", "clients"] | None = None
     paper: Printed | None = None
     difference: float | None = None
+    lost: float | None = None
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +55,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         seconds_per_round: median over all rounds.
         seconds_ratio: times those of FedAvg's row.
         mb_up, mb_down: per client and round, 10^6 bytes.
+        codec: of updates and of payloads, e.g. ``topk 0.1 / int4``.
+        bytes_ratio: up and down together, times those of FedAvg's first row with raw tensors.
         seeds_done, seeds_asked: finished runs, and how many there should be.
         notes: what is unusual about its runs.
     """
@@ -64,6 +69,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     seconds_ratio: float | None = None
     mb_up: float | None = None
     mb_down: float | None = None
+    codec: str = "raw / raw"
+    bytes_ratio: float | None = None
     seeds_done: int
     seeds_asked: int
     notes: tuple[str, ...] = ()
@@ -88,21 +95,21 @@ def tabulate(experiment: Experiment, results: Sequence[RunResult]) -> Table:
     """
     by_label = group(experiment, results)
     rows = [_row(experiment, method, by_label[method.label]) for method in experiment.methods]
-    baseline = next(
-        (
-            row.seconds_per_round
-            for row, method in zip(rows, experiment.methods, strict=True)
-            if method.strategy == _BASELINE and not method.merged
-        ),
-        None,
-    )
+    baselines = [
+        (row, method)
+        for row, method in zip(rows, experiment.methods, strict=True)
+        if method.strategy == _BASELINE and not method.merged
+    ]
+    timed = next((row for row, _ in baselines), None)
+    raw = next((row for row, method in baselines if experiment.codec_of(method).is_raw), None)
+    twins = _twins(experiment, rows)
     return Table(
         title=experiment.title,
         source=f"{experiment.paper}, {experiment.table}",
         note=" ".join(experiment.note.split()),
         score=experiment.score,
         engines=tuple(sorted({result.engine for result in results})),
-        rows=tuple(_compared(row, baseline) for row in rows),
+        rows=tuple(_compared(row, timed, raw, twins.get(row.label)) for row in rows),
     )
 
 
@@ -181,6 +188,7 @@ def _row(experiment: Experiment, method: Method, runs: Sequence[RunResult]) -> R
         seconds_per_round=statistics.median(one.seconds for one in rounds) if rounds else None,
         mb_up=_mb_per_client(rounds, [one.bytes_up for one in rounds]),
         mb_down=_mb_per_client(rounds, [one.bytes_down for one in rounds]),
+        codec=experiment.codec_of(method).text,
         seeds_done=sum(run.finished for run in runs),
         seeds_asked=len(experiment.seeds),
         notes=tuple(_notes(runs, experiment.rounds_of(method))),
@@ -252,7 +260,52 @@ def _notes(runs: Sequence[RunResult], asked: int) -> list[str]:
     ]
 
 
-def _compared(row: Row, baseline: float | None) -> Row:
-    if not baseline or row.seconds_per_round is None:
-        return row
-    return msgspec.structs.replace(row, seconds_ratio=row.seconds_per_round / baseline)
+def _twins(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Row]:
+    """Label → the row that differs in nothing but its codec, which is raw."""
+    raw: dict[bytes, Row] = {}
+    found: dict[str, Row] = {}
+    pairs = list(zip(rows, experiment.methods, strict=True))
+    for row, method in pairs:
+        if experiment.codec_of(method).is_raw:
+            raw.setdefault(_without_codec(experiment, method), row)
+    for row, method in pairs:
+        twin = raw.get(_without_codec(experiment, method))
+        if twin is not None and not experiment.codec_of(method).is_raw:
+            found[row.label] = twin
+    return found
+
+
+def _without_codec(experiment: Experiment, method: Method) -> bytes:
+    rounds, model = experiment.rounds_of(method), experiment.model_of(method)
+    same = msgspec.structs.replace(
+        method, label="", codec=None, paper={}, rounds=rounds, model=model
+    )
+    return msgspec.json.encode(same, order="sorted")
+
+
+def _compared(row: Row, timed: Row | None, raw: Row | None, twin: Row | None) -> Row:
+    """With what it costs and scores beside others."""
+    cells = {
+        section: cell if twin is None else _with_loss(row, cell, twin, twin.cells[section])
+        for section, cell in row.cells.items()
+    }
+    return msgspec.structs.replace(
+        row,
+        cells=cells,
+        seconds_ratio=_ratio(row.seconds_per_round, timed.seconds_per_round if timed else None),
+        bytes_ratio=_ratio(_bytes(row), _bytes(raw) if raw else None),
+    )
+
+
+def _with_loss(row: Row, cell: Cell, twin: Row, other: Cell) -> Cell:
+    if cell.mean is None or other.mean is None or row.seeds_done != twin.seeds_done:
+        return cell
+    return msgspec.structs.replace(cell, lost=other.mean - cell.mean)
+
+
+def _bytes(row: Row) -> float | None:
+    return None if row.mb_up is None or row.mb_down is None else row.mb_up + row.mb_down
+
+
+def _ratio(value: float | None, base: float | None) -> float | None:
+    return value / base if base and value is not None else None

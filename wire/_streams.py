@@ -185,4 +185,5 @@ def _from_nibbles(
     if not ((scales >= 0) & (scales <= _MOST_SCALE)).all():
         raise refused(f"scales: expected finite numbers from 0 to {_MOST_SCALE:g}")
     values: _Floats = codes[:size].astype(np.float32) - np.float32(8)
-    return np.multiply(values, _spread(scales, blocks), out=values)
+    values *= _spread(scales, blocks)
+    return values

@@ -136,12 +136,25 @@ def _facts(result: Result, details: Details) -> dict[str, str]:
         "Rounds": str(len(result.aggregated)),
         "Seed": str(result.seed),
         "Wall time": _units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
+        "Codec (up / down)": result.codec,
         "Bytes up": _units.byte_text(sum(device.bytes_up for device in result.devices)),
         "Bytes down": _units.byte_text(sum(device.bytes_down for device in result.devices)),
+        "Per device and round": _per_round(result),
         "Training step (median device)": f"{_units.ms_text(step_ms)} ms",
         "Inference (median device)": f"{_units.ms_text(infer_ms)} ms",
     }
-    return {name: text for name, text in facts.items() if text != f"{_units.NOTHING} ms"}
+    unknown = {f"{_units.NOTHING} ms", ""}
+    return {name: text for name, text in facts.items() if text not in unknown}
+
+
+def _per_round(result: Result) -> str:
+    """Bytes up and down of one device in one round; empty before the first round."""
+    count = sum(item.participants for item in result.rounds)
+    if not count:
+        return ""
+    up = _units.byte_text(round(sum(item.bytes_up for item in result.rounds) / count))
+    down = _units.byte_text(round(sum(item.bytes_down for item in result.rounds) / count))
+    return f"{up} up, {down} down"
 
 
 def _pictures(result: Result, details: Details) -> list[Picture]:

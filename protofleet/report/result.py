@@ -78,13 +78,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``result.json``."""
+    """The content of ``result.json``; ``codec``: how tensors travelled, updates / payloads."""
 
     strategy: str
     seed: int
     rounds: tuple[Round, ...]
     scores: Scores
     devices: tuple[Device, ...]
+    codec: str = "raw / raw"
 
     @property
     def aggregated(self) -> tuple[Round, ...]:

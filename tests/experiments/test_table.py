@@ -205,6 +205,41 @@ def test_without_fedavg_there_is_no_ratio(table_of):
     assert table_of(an_experiment(methods), run).rows[1].seconds_ratio is None
 
 
+def test_what_codecs_save_and_lose_is_told_beside_the_same_method_without(table_of):
+    def rounds(f1, up, down):
+        return [a_round(n + 1, own=(f1, f1), up=up, down=down) for n in range(3)]
+
+    int8, topk = {"up": "int8", "down": "int8"}, {"up": "topk", "keep": 0.05, "down": "int4"}
+    methods = [
+        a_method("FedAvg"),
+        a_method("FedAvg, int8", codec=int8),
+        a_method("FedAli", "fedali"),
+        a_method("FedAli, top", "fedali", codec=topk),
+        a_method("Alone", "fedprox", codec={**int8, "compression": "none"}),
+    ]
+    given = [(0.8, 4000, 6000), (0.79, 1000, 1500), (0.9, 8000, 8000), (0.905, 300, 700)]
+    runs = [
+        a_run(rounds(*one), label=method["label"])
+        for one, method in zip(given, methods, strict=False)
+    ]
+    table = table_of(an_experiment(methods), *runs)
+    found = [(row.codec, row.bytes_ratio, row.cells["personalisation"].lost) for row in table.rows]
+    assert found == [
+        ("raw / raw", 1.0, None),
+        ("int8 / int8", pytest.approx(0.25), pytest.approx(1.0)),
+        ("raw / raw", pytest.approx(1.6), None),
+        ("topk 0.05 / int4", pytest.approx(0.1), pytest.approx(-0.5)),
+        ("int8 / int8, not compressed", None, None),
+    ]
+    text = markdown(table)
+    assert "bytes times raw FedAvg | points lost, personalisation" in text
+    assert "| topk 0.05 / int4 | 0.100 | -0.50 |" in text
+
+
+def test_the_columns_of_codecs_are_left_out_where_all_is_raw(table_of):
+    assert "codec" not in markdown(table_of(an_experiment([a_method()]), a_run(own_scores(0.5))))
+
+
 def test_an_unfinished_run_is_left_out_if_another_is_finished(table_of):
     runs = a_run(own_scores(0.6, 0.7, 0.5)), a_run(own_scores(0.9), seed=2, finished=False)
     row = table_of(an_experiment([a_method()]), *runs).rows[0]
@@ -279,7 +314,7 @@ def test_the_text_marks_a_spread_over_clients_and_says_what_is_missing(table_of)
     assert row.split()[1:] == ["80.00", "±", "2.00†", "1/2", "-", "1.00", "1.00", "0.000", "0.000"]
     assert nothing.split()[2:] == ["-", "0/2", "-", "-", "-", "-", "-"]
     assert "† std over the clients of one seed" in text
-    assert "the tensors' own bytes" in text
+    assert "the sizes of the blobs" in text
 
 
 def test_a_note_that_is_true_of_several_methods_is_written_once(table_of):
