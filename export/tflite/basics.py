@@ -168,10 +168,7 @@ class Basics:
         ``FULLY_CONNECTED`` without fixed weights to slower code.
         """
         rows, columns = a.shape[-2], b.shape[-2 if b_transposed else -1]
-        left, right = (
-            self.reshape(v, (1, *v.shape)) if len(v.shape) == 2 else v  # noqa: PLR2004 - a matrix
-            for v in (a, b)
-        )
+        left, right = (self.reshape(v, (1, *v.shape)) if len(v.shape) == 2 else v for v in (a, b))
         shape = (*broadcast(left.shape[:-2], right.shape[:-2]), rows, columns)
         product = self.graph.add(
             "BATCH_MATMUL", [left, right], shape, adjX=False, adjY=b_transposed

@@ -128,16 +128,6 @@ def _cast(low: Lowering, node: fx.Node) -> Result:
     return low.basics.cast(low.small(args_of(node)[0]), low.dtype(node))
 
 
-@rule(_aten.log1p.default)
-def _log1p(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.unary("LOG", low.basics.binary("ADD", low.small(args_of(node)[0]), 1.0))
-
-
-@rule(_aten.expm1.default)
-def _expm1(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("SUB", low.basics.unary("EXP", low.small(args_of(node)[0])), 1.0)
-
-
 @rule(_aten.reciprocal.default)
 def _reciprocal(low: Lowering, node: fx.Node) -> Result:
     return low.basics.binary("DIV", 1.0, low.small(args_of(node)[0]))
@@ -240,6 +230,11 @@ def _mean(low: Lowering, node: fx.Node) -> Result:
     return _reduced(low, node, "MEAN")
 
 
+@rule(_aten.any.dim, _aten.any.dims)
+def _any(low: Lowering, node: fx.Node) -> Result:
+    return _reduced(low, node, "REDUCE_ANY")
+
+
 @rule(_aten.amax.default)
 def _amax(low: Lowering, node: fx.Node) -> Result:
     return _reduced(low, node, "REDUCE_MAX")
@@ -248,7 +243,7 @@ def _amax(low: Lowering, node: fx.Node) -> Result:
 def _reduced(low: Lowering, node: fx.Node, named: str) -> Value:
     source, *rest = args_of(node)
     x = low.full(source)
-    if x.dtype == BOOL:
+    if x.dtype == BOOL and named != "REDUCE_ANY":
         x = low.basics.cast(x, dtype_of(node.meta["val"].dtype))
     axes = axes_of(rest[0] if rest else None, len(x.shape))
     keep = bool(rest[1]) if len(rest) > 1 else bool(node.kwargs.get("keepdim", False))

@@ -44,6 +44,7 @@ _OPTIONS = {
     "ONE_HOT": "OneHot",
     "PADV2": "PadV2",
     "REVERSE_V2": "ReverseV2",
+    "REDUCE_ANY": "Reducer",
     "REDUCE_MAX": "Reducer",
     "SCATTER_ND": "ScatterNd",
     "SELECT_V2": "SelectV2",
@@ -51,7 +52,7 @@ _OPTIONS = {
     "SUM": "Reducer",
     "TOPK_V2": "TopKV2",
 }
-_WITHOUT_OPTIONS = {"CEIL", "FLOOR", "LOG", "LOGISTIC", "RELU", "RSQRT", "SQRT"}
+_WITHOUT_OPTIONS = {"CEIL", "FLOOR", "LOG", "LOGISTIC", "RELU", "RSQRT", "SQRT", "TANH"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,3 +229,14 @@ def _scatter_add(low: Lowering, node: fx.Node) -> Result:
     sizes = low.graph.constant(np.array(shape, np.int32), I32)
     added = low.graph.add("SCATTER_ND", [where, low.full(rows), sizes], shape, F32)
     return low.basics.binary("ADD", low.small(table), added)
+
+
+@rule(torch.ops.prims.broadcast_in_dim.default)
+def _broadcast_in_dim(low: Lowering, node: fx.Node) -> Result:
+    """Axes of 1 between the given ones; repeated by whoever reads it."""
+    source, shape, places = args_of(node)
+    x = low.small(source)
+    sizes = [1] * len(shape)
+    for place, size in zip(places, x.shape, strict=True):
+        sizes[place] = size
+    return low.basics.reshape(x, tuple(sizes))
