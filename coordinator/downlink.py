@@ -37,8 +37,8 @@ class Downlink:
     def post(self, server: ServerState, client_id: str) -> Posted:
         """The payload of the open round for one client."""
         if client_id not in self._posted:
-            raw = self._codec.kind == RAW or client_id in self._ledger.plain()
-            base = "" if raw else self._ledger.bases().get(client_id, "")
+            raw = self._codec.kind == RAW or client_id in self._ledger.shared.plain()
+            base = "" if raw else self._ledger.shared.bases().get(client_id, "")
             payload = self._plan.strategy.downlink(server, client_id)
             codec = Codec() if raw else self._codec
             self._posted[client_id] = self._outbox.put(payload.tensors, codec, base)
@@ -50,11 +50,15 @@ class Downlink:
         Without the base that it was taken to have, it gets one that refers to the bundle; with
         a codec that it does not know or could not read, raw ones.
         """
-        rule, base = reason.partition(":")[0], self._ledger.bases().get(client_id)
+        rule, base = reason.partition(":")[0], self._ledger.shared.bases().get(client_id)
         if rule == "base" and base is not None:
-            self._ledger.forget_base(client_id)
-        elif rule == "codec" and self._codec.kind != RAW and client_id not in self._ledger.plain():
-            self._ledger.make_plain(client_id)
+            self._ledger.shared.forget(client_id)
+        elif (
+            rule == "codec"
+            and self._codec.kind != RAW
+            and client_id not in self._ledger.shared.plain()
+        ):
+            self._ledger.shared.make_plain(client_id)
         else:
             return False
         self._posted.pop(client_id, None)
@@ -95,4 +99,4 @@ class Downlink:
         """The round is over, or has not begun: keep what devices have."""
         self._posted.clear()
         self._outbox.clear()
-        self._outbox.forget(set(self._ledger.bases().values()))
+        self._outbox.forget(set(self._ledger.shared.bases().values()))

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from protofleet.coordinator._schema import FORMAT, SCHEMA
+from protofleet.coordinator._shared import SharedPayloads
 from protofleet.coordinator.rounds import Phase, State
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
@@ -92,6 +93,9 @@ class Ledger:
         folder: the run folder; made if absent.
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
 
+    Attributes:
+        shared: the payloads that devices have.
+
     Raises:
         InputError: the folder belongs to a run of another identity.
         UnavailableError: another coordinator uses the folder.
@@ -107,6 +111,7 @@ class Ledger:
         self._lock = lock(folder / "lock", taken=taken)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
+        self.shared = SharedPayloads(self._db)
         self._check_identity({**identity, "format": str(FORMAT)})
         self._sweep()
 
@@ -205,11 +210,7 @@ class Ledger:
                 (record.round_id, accepted.client_id),
             )
             if base:
-                self._db.execute(
-                    "INSERT INTO bases VALUES (?, ?)"
-                    " ON CONFLICT DO UPDATE SET sha256 = excluded.sha256",
-                    (accepted.client_id, base),
-                )
+                self.shared.note(accepted.client_id, base)
 
     def register(self, client_id: str, class_counts: tuple[int, ...]) -> None:
         """A client's training samples of each class, until it registers others."""
@@ -224,25 +225,6 @@ class Ledger:
         """Class counts by client, as registered last."""
         rows = self._db.execute("SELECT client_id, class_counts FROM registrations")
         return {client_id: _to_counts(counts) for client_id, counts in rows}
-
-    def bases(self) -> dict[str, str]:
-        """Client → the payload that it has, as the SHA-256 of its raw blob."""
-        return dict(self._db.execute("SELECT client_id, sha256 FROM bases"))
-
-    def forget_base(self, client_id: str) -> None:
-        """The client does not have its base any more."""
-        with self._db:
-            self._db.execute("DELETE FROM bases WHERE client_id = ?", (client_id,))
-
-    def plain(self) -> frozenset[str]:
-        """Clients that get raw payloads."""
-        rows = self._db.execute("SELECT client_id FROM plain")
-        return frozenset(client_id for (client_id,) in rows)
-
-    def make_plain(self, client_id: str) -> None:
-        """The client does not know the codec: it gets raw payloads from now on."""
-        with self._db:
-            self._db.execute("INSERT OR IGNORE INTO plain VALUES (?)", (client_id,))
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""

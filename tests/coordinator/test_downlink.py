@@ -100,7 +100,7 @@ class World:
         server, sent = self.server(round_id), {}
         self.ledger.open_round(round_id, clients, 0.0)
         for client_id in clients:
-            base = self.ledger.bases().get(client_id)
+            base = self.ledger.shared.bases().get(client_id)
             known = None if base is None else self.downlink._outbox.tensors(base)
             posted = self.downlink.post(server, client_id)
             payload = self.decoded(posted, known)
@@ -135,7 +135,7 @@ def test_devices_with_the_same_payload_share_one_copy(make):
     sent = world.a_round(1, "anna", "berta")
     assert sent["anna"][0] == sent["berta"][0]
     assert _references(world) == [sent["anna"][0].reference]
-    assert world.ledger.bases() == dict.fromkeys(("anna", "berta"), _references(world)[0])
+    assert world.ledger.shared.bases() == dict.fromkeys(("anna", "berta"), _references(world)[0])
     world.a_round(2, "anna")
     assert len(_references(world)) == 2
     world.a_round(3, "anna", "berta")
@@ -155,7 +155,7 @@ def test_a_payload_refers_to_that_of_the_last_accepted_update(make):
 def test_a_raw_federation_keeps_no_payloads(make):
     world = make()
     posted, payload = world.a_round(1, "anna")["anna"]
-    assert (posted.coding.codec, _references(world), world.ledger.bases()) == ("raw", [], {})
+    assert (posted.coding.codec, _references(world), world.ledger.shared.bases()) == ("raw", [], {})
     np.testing.assert_array_equal(payload["params/w"], world.server(1).tensors["params/w"])
 
 

@@ -96,6 +96,20 @@ def test_the_page_shows_the_numbers_of_the_run(run, page):
         assert f"{device.peak_rss_bytes / 1e6:.3g} MB" in page.text
 
 
+def test_the_page_tells_the_codec_and_what_a_device_pays_for_a_round(tmp_path):
+    folder = write_run(tmp_path / "run", devices=4, rounds=2)
+    path = folder / "result.json"
+    result = load_result(path)
+    rounds = tuple(
+        msgspec.structs.replace(one, bytes_up=8_000, bytes_down=6_000, participants=count)
+        for one, count in zip(result.rounds, (4, 3), strict=True)
+    )
+    save_result(msgspec.structs.replace(result, rounds=rounds, codec="topk 0.1 / int4"), path)
+    text = write_report(folder).read_text()
+    assert "topk 0.1 / int4" in text
+    assert "2.29 kB up, 1.71 kB down" in text
+
+
 def test_a_strategy_without_prototypes_and_a_run_with_one_device_are_shown(tmp_path):
     page = _page(write_run(tmp_path / "run", devices=1, rounds=1, prototypes=False))
     assert "The strategy fedavg has no prototypes to show." in page.text
