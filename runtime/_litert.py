@@ -11,7 +11,7 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._ports import Tensor, check_ports
-from protofleet.wire.manifest import Program
+from protofleet.wire.manifest import MAX_TFLITE_BATCH, Program
 
 
 class LiteRtBackend:
@@ -53,7 +53,7 @@ class LiteRtBackend:
             _tensors(signature.get_input_details()),
             _tensors(signature.get_output_details()),
         )
-        return LiteRtRunner(signature, where)
+        return LiteRtRunner(signature, self._programs[program], where)
 
 
 class LiteRtRunner:
@@ -62,13 +62,20 @@ class LiteRtRunner:
     The interpreter plans its memory anew only when a shape differs from the call before.
     """
 
-    def __init__(self, signature: Any, where: str) -> None:
+    def __init__(self, signature: Any, program: Program, where: str) -> None:
         self._signature = signature
         self._where = where
+        self._batched = [port.name for port in program.inputs if port.shape[:1] == ("batch",)]
 
     def run(self, _key: tuple[int, ...], feed: Feed) -> None:
         """As ``_backend.Runner.run``."""
         inputs, outputs = feed()
+        size = max((inputs[name].shape[0] for name in self._batched), default=1)
+        if size > MAX_TFLITE_BATCH:
+            raise InputError(
+                f"program '{self._where}': expected at most {MAX_TFLITE_BATCH} examples in a batch, "
+                f"got {size}; choose a smaller batch, or backend 'onnx'"
+            )
         try:
             found = self._signature(**inputs)
         except (RuntimeError, ValueError) as error:

@@ -59,7 +59,7 @@ def _leaky_relu(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.elu.default)
 def _elu(low: Lowering, node: fx.Node) -> Result:
     x, *rest = args_of(node)
-    alpha, scale, input_scale = (*rest, *(1.0, 1.0, 1.0)[len(rest) :])
+    alpha, scale, input_scale = [*rest, 1.0, 1.0, 1.0][:3]
     if (scale, input_scale) != (1, 1):
         raise ExportError("expected ELU without further scales")
     ops, value = low.basics, low.small(x)

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from protofleet.errors import ExportError
-from protofleet.export.tflite.graph import F32, I32, I64, Value
+from protofleet.export.tflite.graph import F32, I32, I64, Value, elements
 from protofleet.export.tflite.lower import Lowering, Result, args_of, axes_of, rule
 
 _aten = torch.ops.aten
@@ -25,6 +25,17 @@ def _view(low: Lowering, node: fx.Node) -> Result:
 def _node(node: fx.Node, index: int = 0) -> fx.Node:
     argument: fx.Node = args_of(node)[index]
     return argument
+
+
+@rule(_aten.as_strided.default)
+def _as_strided(low: Lowering, node: fx.Node) -> Result:
+    """Another shape of the same memory, as some decompositions put it."""
+    source, shape = _node(node), low.shape(node)
+    rows = [int(np.prod(shape[axis + 1 :])) for axis in range(len(shape))]
+    same = elements(shape) == elements(low.shape(source)) and source.meta["val"].is_contiguous()
+    if not same or list(args_of(node)[2]) != rows or len(args_of(node)) > 3:
+        raise ExportError("expected all entries in their order")
+    return low.basics.reshape(low.full(source), shape)
 
 
 @rule(_aten.expand.default)
@@ -148,7 +159,7 @@ def spread(low: Lowering, x: Value, axis: int, step: int) -> Value:
     if step == 1:
         return x
     before, size, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
-    outer = int(np.prod([abs(a) for a in before])) * (-1 if any(a < 0 for a in before) else 1)
+    outer = elements(before)
     inner = int(np.prod(behind)) if behind else 1
     rows = low.basics.reshape(x, (outer * size, 1, inner))
     padded = low.basics.pad(rows, [(0, 0), (0, step - 1), (0, 0)])

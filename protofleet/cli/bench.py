@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protofleet.benchmarks._rows import Result
     from protofleet.benchmarks.kernels import Planned
 
-_NAMES = ("programs", "memory", "rounds")
+_TIMED = ("programs", "memory", "rounds")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -88,7 +88,7 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
 
     planned = plan(load_cases(), quick=quick)
     result = _started()
-    _measure(result, _NAMES, json_file, quick=quick)
+    _measure(result, _TIMED, json_file, quick=quick)
     _measure_kernels(result, planned, json_file, plot, quick=quick)
 
 
@@ -295,3 +295,4 @@ def _command(name: str, summary: str) -> None:
 _command("programs", "Training steps against PyTorch eager.")
 _command("memory", "Peak memory of a device, with and without Numba.")
 _command("rounds", "Rounds over Mosquitto: seconds, bytes, memory.")
+_command("parity", "Every program of every model against PyTorch, in every runtime; long.")

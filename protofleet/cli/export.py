@@ -213,13 +213,15 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("program", "bytes", "tensors", "worst relative error", "in tensor")
+    runners = list(report.parity[0].by_runner)
+    errors = [f"error in {runner}" for runner in runners]
+    table = Table("program", "ONNX bytes", "tensors", *errors, "largest in tensor")
     for record in report.parity:
         table.add_row(
             record.program,
             f"{record.program_bytes:,}",
             str(record.tensors),
-            f"{record.worst_error:.1e}",
+            *(f"{record.by_runner[runner]:.1e}" for runner in runners),
             record.worst_tensor,
         )
     Console().print(table)

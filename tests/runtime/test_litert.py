@@ -14,6 +14,7 @@ from tflite_by_hand import Graph, tflite_bytes
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
+from protofleet.wire.manifest import MAX_TFLITE_BATCH
 from protofleet.wire.tensors import Model, TensorMap
 
 FILE = "programs/programs.tflite"
@@ -103,6 +104,14 @@ def test_training_agrees_for_full_and_partial_batches(both, values, x):
         state = want.state.copy()
     np.testing.assert_array_equal(state["s"], [8, 9, 10, 11])
     np.testing.assert_array_equal(state["t"], [9, 10])
+
+
+def test_a_batch_beyond_what_programs_are_written_for_is_refused(both, values):
+    many = np.zeros((MAX_TFLITE_BATCH + 1, 3), np.float32)
+    programs = open_programs(both, backend="litert")
+    with pytest.raises(InputError, match=r"at most 256 examples in a batch, got 257.*'onnx'"):
+        programs.predict(*values, many, batch_size=len(many))
+    assert programs.predict(*values, many, batch_size=MAX_TFLITE_BATCH).shape == (257, 3)
 
 
 def test_a_repeated_step_gives_the_same_bits(both, values, x):

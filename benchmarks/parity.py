@@ -1,0 +1,96 @@
+"""Every program of every registered model against PyTorch, in every runtime."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from protofleet.benchmarks._rows import Row
+from protofleet.export.build import BundleSpec, capture_programs
+from protofleet.export.models import MODELS, build_model
+from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.onnx_write import to_onnx
+from protofleet.export.parity import TOLERANCE, check_parity
+from protofleet.export.tflite import tflite_runner, to_tflite
+from protofleet.wire.manifest import Preprocessing
+
+_CLASSES = 6
+_SHAPES: Mapping[str, tuple[int, ...]] = {
+    "cnn": (1, 28, 28),
+    "cnn_prototypes": (1, 28, 28),
+    "fasttext": (64,),
+    "hart": (128, 6),
+    "hart_alp": (128, 6),
+    "mlp": (561,),
+    "mlp_prototypes": (561,),
+    "resnet18": (3, 32, 32),
+    "resnet50": (3, 32, 32),
+    "vit": (3, 32, 32),
+    "vit_digits": (1, 8, 8),
+}
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "fasttext": {"vocabulary": 2000},
+    "mlp": {"inputs": 561},
+    "mlp_prototypes": {"inputs": 561},
+}
+
+
+def run(*, quick: bool) -> list[Row]:
+    """A row for each model and program: the largest relative difference in each runtime.
+
+    Raises:
+        ExportError: a program differs by more than the tolerance.
+    """
+    names = ("mlp", "vit_digits") if quick else tuple(sorted(MODELS))
+    return [row for name in names for row in _rows(name)]
+
+
+def _rows(name: str) -> Iterator[Row]:
+    torch.manual_seed(0)
+    model = build_model(name, classes=_CLASSES, **_SETTINGS.get(name, {}))
+    spec = BundleSpec(
+        name=name,
+        strategy="fedavg",
+        classes=tuple(map(str, range(_CLASSES))),
+        preprocessing=Preprocessing(input_shape=_SHAPES[name]),
+        objectives=tuple(_objectives(model)),
+    )
+    programs = capture_programs(model, spec)
+    tflite = to_tflite(programs)
+    for program, captured in programs.items():
+        onnx = to_onnx(captured, name=program)
+        record = check_parity(
+            model,
+            captured,
+            onnx,
+            name=program,
+            runners={"LiteRT": tflite_runner(tflite, program)},
+        )
+        errors = {f"{runner} error": error for runner, error in record.by_runner.items()}
+        yield Row(
+            bench="parity",
+            case=f"{name}: {program}",
+            threads=1,
+            details={
+                "tensors": record.tensors,
+                **{what: _two_digits(error) for what, error in errors.items()},
+                "tolerance": TOLERANCE,
+                "gradient noise": _two_digits(record.gradient_noise),
+                "onnx_bytes": record.program_bytes,
+                "tflite_bytes_of_all": len(tflite),
+            },
+        )
+
+
+def _objectives(model: nn.Module) -> list[str]:
+    """Those that the model has what they need for; the plain one first."""
+    has_prototypes = hasattr(getattr(model, "head", None), "prototypes")
+    return [name for name in OBJECTIVES if name != "prototype_distance" or has_prototypes]
+
+
+def _two_digits(value: float) -> float:
+    return 0.0 if value == 0 else round(value, 1 - math.floor(math.log10(value)))
