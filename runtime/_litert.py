@@ -73,8 +73,8 @@ class LiteRtRunner:
         size = max((inputs[name].shape[0] for name in self._batched), default=1)
         if size > MAX_TFLITE_BATCH:
             raise InputError(
-                f"program '{self._where}': expected at most {MAX_TFLITE_BATCH} examples in a batch, "
-                f"got {size}; choose a smaller batch, or backend 'onnx'"
+                f"program '{self._where}': expected at most {MAX_TFLITE_BATCH} examples in a "
+                f"batch, got {size}; choose a smaller batch, or backend 'onnx'"
             )
         try:
             found = self._signature(**inputs)
