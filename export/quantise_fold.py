@@ -2,7 +2,8 @@
 
 A program that takes its weights as inputs computes at every call what now never changes, adds its
 biases apart, and moves image axes to and fro. Operators that read constants only become their
-results; a bias and a ReLU go into the layer before them; transpositions that undo each other go.
+results; products with one matrix become dense layers; a bias and a ReLU go into the layer before
+them; reshapes in a row become one; transpositions that undo each other go.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
 from protofleet.export.quantise_common import worth_halving
+from protofleet.export.quantise_convolution import name_convolutions
 from protofleet.export.quantise_graph import Operation, TfliteGraph, until_done
 
 LAYERS = ("FULLY_CONNECTED", "CONV_2D")
@@ -27,9 +29,11 @@ def simplify(graph: TfliteGraph) -> None:
     """Fold, fuse and cancel as far as possible."""
     _fold(graph)
     _name_layers(graph)
+    name_convolutions(graph)
     _merge_reshapes(graph)
     until_done(graph, _fuse_bias)
     until_done(graph, _fuse_relu)
+    _merge_reshapes(graph)
     until_done(graph, _cancel_transposes)
     graph.sweep()
 
@@ -103,13 +107,32 @@ def _name_layers(graph: TfliteGraph) -> None:
 
 def _merge_reshapes(graph: TfliteGraph) -> None:
     """Let a reshape read what the reshape before it reads: only the last shape counts."""
+    for index, one in enumerate(graph.operations):
+        if one.name == "TRANSPOSE" and _keeps_order(graph, one):
+            graph.operations[index] = graph.new_reshape(one.inputs[0], one.outputs[0])
     producers = graph.producers()
     for one in graph.operations:
         while one.name == "RESHAPE" and (before := producers.get(one.inputs[0])) is not None:
             if before.name != "RESHAPE":
                 break
             one.inputs = [before.inputs[0], *one.inputs[1:]]
+    same = {
+        one.outputs[0]: one.inputs[0]
+        for one in graph.operations
+        if one.name == "RESHAPE"
+        and graph.signature(one.inputs[0]) == graph.signature(one.outputs[0])
+        and one.outputs[0] not in graph.outputs.values()
+    }
+    for one in graph.operations:
+        one.inputs = [same.get(tensor, tensor) for tensor in one.inputs]
     graph.sweep()
+
+
+def _keeps_order(graph: TfliteGraph, transpose: Operation) -> bool:
+    """Whether only axes of length 1 change places."""
+    source = graph.signature(transpose.inputs[0])
+    longer = [axis for axis in graph.constants[transpose.inputs[1]] if source[axis] != 1]
+    return longer == sorted(longer) and source.count(-1) <= 1
 
 
 def _fuse_bias(graph: TfliteGraph) -> bool:

@@ -51,6 +51,7 @@ class TfliteGraph:
         operations: in the order of execution.
         inputs, outputs: tensor by name.
         constants: content by tensor.
+        tensors: the file's own records.
     """
 
     def __init__(self, model: bytes, signature: str) -> None:
@@ -62,29 +63,36 @@ class TfliteGraph:
             )
         subgraph = record.subgraphs[found[signature].subgraphIndex]
         codes = [_NAMES[max(c.builtinCode, c.deprecatedBuiltinCode)] for c in record.operatorCodes]
-        self._tensors = list(subgraph.tensors)
+        self.tensors = list(subgraph.tensors)
         self.operations = [Operation(codes[o.opcodeIndex], o) for o in subgraph.operators]
         self.inputs = {_text(m.name): int(m.tensorIndex) for m in found[signature].inputs}
         self.outputs = {_text(m.name): int(m.tensorIndex) for m in found[signature].outputs}
         self.constants = {
             index: _content(tensor, record.buffers[tensor.buffer].data)
-            for index, tensor in enumerate(self._tensors)
+            for index, tensor in enumerate(self.tensors)
             if record.buffers[tensor.buffer].data is not None
         }
 
     def shape(self, tensor: int) -> tuple[int, ...]:
         """Of one example."""
-        shape = self._tensors[tensor].shape
+        shape = self.tensors[tensor].shape
         return () if shape is None else tuple(int(axis) for axis in shape)
+
+    def signature(self, tensor: int) -> tuple[int, ...]:
+        """The shape, with -1 for the axis that the batch decides."""
+        record = self.tensors[tensor]
+        if record.shapeSignature is None or not len(record.shapeSignature):
+            return self.shape(tensor)
+        return tuple(int(axis) for axis in record.shapeSignature)
 
     def set_constant(self, tensor: int, content: NDArray[Any]) -> None:
         """Turn a tensor into a constant."""
         if content.shape != self.shape(tensor):
             raise ExportError(
-                f"TFLite tensor '{_text(self._tensors[tensor].name)}': expected "
+                f"TFLite tensor '{_text(self.tensors[tensor].name)}': expected "
                 f"{self.shape(tensor)}, got {content.shape}"
             )
-        self._tensors[tensor].shapeSignature = None
+        self.tensors[tensor].shapeSignature = None
         self.constants[tensor] = content
 
     def new_constant(self, content: NDArray[Any]) -> int:
@@ -92,12 +100,29 @@ class TfliteGraph:
         tensor = schema.TensorT(
             shape=list(content.shape),
             type=_TYPES[content.dtype],
-            name=f"c{len(self._tensors)}",
+            name=f"c{len(self.tensors)}",
             hasRank=True,
         )
-        self._tensors.append(tensor)
-        self.constants[len(self._tensors) - 1] = content
-        return len(self._tensors) - 1
+        self.tensors.append(tensor)
+        self.constants[len(self.tensors) - 1] = content
+        return len(self.tensors) - 1
+
+    def new_tensor(self, signature: tuple[int, ...]) -> int:
+        """A further float32 tensor, -1 standing for the batch."""
+        tensor = schema.TensorT(
+            shape=[abs(axis) for axis in signature],
+            shapeSignature=list(signature),
+            type=schema.TensorType.FLOAT32,
+            name=f"n{len(self.tensors)}",
+            hasRank=True,
+        )
+        self.tensors.append(tensor)
+        return len(self.tensors) - 1
+
+    def new_reshape(self, source: int, result: int) -> Operation:
+        """An operator that brings ``source`` into the shape of ``result``."""
+        shape = self.new_constant(np.array(self.signature(result), np.int32))
+        return self.new_operation("RESHAPE", [source, shape], [result])
 
     def new_operation(self, name: str, inputs: list[int], outputs: list[int]) -> Operation:
         """An operator without options; the caller puts it into ``operations``."""
@@ -105,7 +130,7 @@ class TfliteGraph:
 
     def rename(self, tensor: int, name: str) -> None:
         """Call an inner tensor ``name``."""
-        self._tensors[tensor].name = name
+        self.tensors[tensor].name = name
 
     def producers(self) -> dict[int, Operation]:
         """Which operator makes a tensor."""
@@ -129,13 +154,30 @@ class TfliteGraph:
                 needed.update(one.inputs)
         self.operations = kept[::-1]
 
-    def compute(self, operations: list[Operation], wanted: Iterable[int]) -> dict[int, Any]:
-        """What operators that read constants only write into the tensors ``wanted``."""
+    def compute(
+        self,
+        operations: list[Operation],
+        wanted: Iterable[int],
+        given: Mapping[int, NDArray[Any]] | None = None,
+    ) -> dict[int, Any]:
+        """What operators write into the tensors ``wanted``.
+
+        Args:
+            operations: they read constants and ``given`` only.
+            wanted: tensors.
+            given: content of further tensors, of any batch size.
+        """
         part = copy.copy(self)
         part.operations, part.inputs = operations, {}
         part.outputs = {str(tensor): tensor for tensor in wanted}
         if not part.outputs:
             return {}
+        if given:
+            part.constants, part.tensors = {**self.constants, **given}, list(self.tensors)
+            for tensor, content in given.items():
+                part.tensors[tensor] = copy.copy(self.tensors[tensor])
+                part.tensors[tensor].shape = list(content.shape)
+                part.tensors[tensor].shapeSignature = None
         interpreter = Interpreter(model_content=part.pack("constants"), num_threads=1)
         results = interpreter.get_signature_runner("constants")()
         return {int(name): value for name, value in results.items()}
@@ -151,7 +193,7 @@ class TfliteGraph:
         tensors = []
         for old in kept:
             content = self.constants[old].tobytes() if old in self.constants else b""
-            tensor = self._tensors[old]
+            tensor = self.tensors[old]
             tensor.buffer = buffers.setdefault(content, len(buffers))
             tensors.append(tensor)
         inputs = {name: place[tensor] for name, tensor in self.inputs.items()}

@@ -72,7 +72,7 @@ def to_int8(graph: TfliteGraph, signature: str, batches: Sequence[Batch]) -> byt
     Raises:
         ExportError: there is no layer with constant weights.
     """
-    # It imports a plotting library and half of JAX's helpers: only who quantises pays for that.
+    # Slow to import: only who quantises to 8 bits pays for it.
     from ai_edge_quantizer import qtyping, quantizer  # noqa: PLC0415
 
     weights = _mark(graph)

@@ -34,10 +34,10 @@ class Digits(nn.Module):
             nn.Conv2d(1, 8, 3, padding=1),
             nn.ReLU(),
             nn.MaxPool2d(2),
-            nn.Conv2d(8, 16, 3),
+            nn.Conv2d(8, 16, 3, padding=1),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(64, 32),
+            nn.Linear(256, 32),
             nn.ReLU(),
         )
         self.head = nn.Linear(32, 10)
