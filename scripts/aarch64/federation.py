@@ -191,7 +191,7 @@ def _write_federation(material: Material, folder: Path, url: str) -> None:
         # Adam divides by a gradient's size: where that is nothing but rounding, so is the step.
         "strategy": {
             "name": material.strategy,
-            "settings": {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.05}},
+            "settings": {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.005}},
         },
         "cohort": {"minimum": len(material.names)},
         "round": {"deadline_s": _DEADLINE_S, "quorum": 1.0},
