@@ -229,6 +229,7 @@ def _tell(rows: Sequence[Measured], *, as_json: bool) -> None:
     table = Table(
         box=SIMPLE,
         pad_edge=False,
+        padding=(0, 1, 0, 0),
         caption="ratio: to float32 in the same runtime; F1: macro; same: share that gets "
         "float32's class",
     )
@@ -242,7 +243,7 @@ def _tell(rows: Sequence[Measured], *, as_json: bool) -> None:
         table.add_row(
             row.precision,
             row.backend,
-            f"{row.file_bytes / 1000:,.1f}",
+            f"{row.file_bytes / 1000:,.0f}",
             f"{row.file_bytes / base.file_bytes:.2f}",
             f"{row.p50_ms:.3f}",
             f"{row.p50_ms / base.p50_ms:.2f}",
