@@ -10,7 +10,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from protofleet.errors import ExportError
-from protofleet.export.tflite.graph import BOOL, F32, I32, I64, Graph, Shape, Value
+from protofleet.export.tflite.graph import BOOL, F32, I32, I64, Graph, Shape, Value, elements
 
 Operand = Value | float | int | bool
 
@@ -39,6 +39,7 @@ class Basics:
     def __init__(self, graph: Graph, batch: Value) -> None:
         self.graph = graph
         self._batch = batch
+        self._origins: dict[int, tuple[str, Value, tuple[int, ...]]] = {}
 
     def value(self, operand: Operand, dtype: np.dtype[Any] = F32) -> Value:
         """A value as it is; a number as a constant of shape ()."""
@@ -85,22 +86,37 @@ class Basics:
             return x
         if sum(axis < 0 for axis in shape) > 1:
             raise ExportError(f"reshape to {shape}: expected one axis that grows with the batch")
+        x = self._origin("RESHAPE", x)
+        if x.shape == shape:
+            return x
         target = [max(axis, -1) for axis in shape]
         sizes = self.graph.constant(np.array(target, np.int32), I32)
-        return self.graph.add("RESHAPE", [x, sizes], shape, newShape=tuple(target))
+        result = self.graph.add("RESHAPE", [x, sizes], shape, newShape=tuple(target))
+        self._origins[result.tensor] = ("RESHAPE", x, ())
+        return result
+
+    def _origin(self, operator: str, x: Value) -> Value:
+        """What ``x`` was made of by this operator; else ``x``."""
+        found, source, _ = self._origins.get(x.tensor, ("", x, ()))
+        return source if found == operator else x
 
     def transpose(self, x: Value, order: Sequence[int]) -> Value:
         """Axes in another order."""
         order = [axis % len(x.shape) for axis in order]
+        found, source, before = self._origins.get(x.tensor, ("", x, ()))
+        if found == "TRANSPOSE":
+            return self.transpose(source, [before[axis] for axis in order])
         if order == sorted(order):
             return x
         shape = tuple(x.shape[axis] for axis in order)
         moved = [axis for axis in order if x.shape[axis] != 1]
         if moved == sorted(moved) and sum(axis < 0 for axis in shape) <= 1:
             return self.reshape(x, shape)
-        return self.graph.add(
+        result = self.graph.add(
             "TRANSPOSE", [x, self.graph.constant(np.array(order, np.int32), I32)], shape
         )
+        self._origins[result.tensor] = ("TRANSPOSE", x, tuple(order))
+        return result
 
     def reduce(self, operator: str, x: Value, axes: Sequence[int], *, keep: bool = False) -> Value:
         """``SUM``, ``MEAN`` or ``REDUCE_MAX`` over axes."""
@@ -120,6 +136,8 @@ class Basics:
         size = x.shape[axis]
         if (start, stop, step) == (0, size, 1):
             return x
+        if step > 1:
+            return self._every(x, axis, start, -(-(stop - start) // step), step)
         shape = (*x.shape[:axis], -(-(stop - start) // step), *x.shape[axis + 1 :])
         rank = len(shape)
         begin, end, strides = ([fill] * rank for fill in (0, 0, 1))
@@ -127,6 +145,18 @@ class Basics:
         others = sum(1 << i for i in range(rank) if i != axis)
         where = [self.graph.constant(np.array(v, np.int32), I32) for v in (begin, end, strides)]
         return self.graph.add("STRIDED_SLICE", [x, *where], shape, beginMask=others, endMask=others)
+
+    def _every(self, x: Value, axis: int, start: int, count: int, step: int) -> Value:
+        """``count`` entries, ``step`` apart: the first of as many groups of neighbours.
+
+        TFLite's own slice with a step goes entry by entry.
+        """
+        before, behind = x.shape[:axis], x.shape[axis + 1 :]
+        missing = max(0, start + count * step - x.shape[axis])
+        x = self.pad(x, [(0, missing if i == axis else 0) for i in range(len(x.shape))])
+        groups = self.slice(x, axis, start, start + count * step)
+        split = self.reshape(groups, (elements((*before, count)), step, elements(behind)))
+        return self.reshape(self.slice(split, 1, 0, 1), (*before, count, *behind))
 
     def concat(self, values: Sequence[Value], axis: int) -> Value:
         """Values one behind the other along an axis."""

@@ -23,6 +23,7 @@ from protofleet.export.tflite.lower import Lowering, Result, args_of, rule
 from protofleet.export.tflite.moves import spread
 
 _aten = torch.ops.aten
+_WIDE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,67 +91,67 @@ def _plane(ops: Basics, image: Value, kernel: Value, sizes: _Sizes) -> Value:
 
 
 def _by_offset(ops: Basics, image: Value, kernel: Value, sizes: _Sizes) -> Value:
-    """A shifted image for each entry of the kernel's window."""
+    """A shifted image for each entry of the kernel's window, in columns side by side."""
     high, wide = sizes.out(image.shape, kernel.shape)
-    groups, outputs = sizes.groups, kernel.shape[0]
-    inputs = kernel.shape[1]
-    rows = image.shape[0] * high * wide
+    groups, outputs, inputs = sizes.groups, kernel.shape[0], kernel.shape[1]
     last = ops.transpose(image, (0, 2, 3, 1))
-    shifted = [
-        ops.reshape(
-            _window(
-                ops,
-                last,
-                (1, 2),
-                (i * sizes.dilation[0], j * sizes.dilation[1]),
-                (high, wide),
-                sizes.stride,
-            ),
-            (rows, groups, inputs),
+    columns = _columns(ops, last, kernel.shape[2:], sizes.dilation, (high, wide), sizes.stride)
+    window = math.prod(kernel.shape[2:])
+    grouped = ops.reshape(kernel, (groups, outputs // groups, inputs, window))
+    if groups == 1:
+        rows = ops.reshape(columns, (columns.shape[0], window * inputs))
+        weights = ops.reshape(ops.transpose(grouped, (0, 1, 3, 2)), (outputs, window * inputs))
+        product = ops.matmul(rows, weights, b_transposed=True)
+    else:
+        split = ops.reshape(columns, (columns.shape[0], window, groups, inputs))
+        rows = ops.reshape(
+            ops.transpose(split, (2, 0, 1, 3)), (groups, columns.shape[0], window * inputs)
         )
-        for i, j in itertools.product(*map(range, kernel.shape[2:]))
-    ]
-    columns = ops.transpose(ops.concat(shifted, 2) if len(shifted) > 1 else shifted[0], (1, 0, 2))
-    grouped = ops.reshape(kernel, (groups, outputs // groups, inputs, math.prod(kernel.shape[2:])))
-    weights = ops.reshape(
-        ops.transpose(grouped, (0, 1, 3, 2)), (groups, outputs // groups, columns.shape[2])
-    )
-    product = ops.transpose(ops.matmul(columns, weights, b_transposed=True), (1, 0, 2))
+        weights = ops.reshape(
+            ops.transpose(grouped, (0, 1, 3, 2)), (groups, outputs // groups, window * inputs)
+        )
+        product = ops.transpose(ops.matmul(rows, weights, b_transposed=True), (1, 0, 2))
     return ops.transpose(ops.reshape(product, (image.shape[0], high, wide, outputs)), (0, 3, 1, 2))
 
 
 def _by_position(ops: Basics, image: Value, kernel: Value, sizes: _Sizes) -> Value:
-    """A window of the image for each entry of a result that is smaller than the kernel."""
+    """A window of the image for each entry of a result that is smaller than the kernel.
+
+    The windows of a weights' gradient are the forward pass's shifted images: batch and channels
+    have changed places.
+    """
     high, wide = sizes.out(image.shape, kernel.shape)
     groups, outputs, images = sizes.groups, kernel.shape[0], image.shape[0]
     length = kernel.shape[1] * math.prod(kernel.shape[2:])
-    windows = [
-        ops.reshape(
-            _window(
-                ops,
-                image,
-                (2, 3),
-                (i * sizes.stride[0], j * sizes.stride[1]),
-                kernel.shape[2:],
-                sizes.dilation,
-            ),
-            (images, groups, length),
-        )
-        for i, j in itertools.product(range(high), range(wide))
-    ]
-    stacked = ops.concat(windows, 0) if len(windows) > 1 else windows[0]
+    last = ops.transpose(image, (1, 2, 3, 0))
+    columns = _columns(ops, last, (high, wide), sizes.stride, kernel.shape[2:], sizes.dilation)
+    rows = ops.reshape(columns, (groups, length, high * wide * images))
     weights = ops.reshape(kernel, (groups, outputs // groups, length))
-    product = ops.matmul(ops.transpose(stacked, (1, 0, 2)), weights, b_transposed=True)
-    split = ops.reshape(product, (groups, high * wide, images, outputs // groups))
-    return ops.reshape(ops.transpose(split, (2, 0, 3, 1)), (images, outputs, high, wide))
+    product = ops.reshape(ops.matmul(weights, rows), (outputs, high * wide, images))
+    return ops.reshape(ops.transpose(product, (2, 0, 1)), (images, outputs, high, wide))
 
 
-def _window(  # noqa: PLR0913, PLR0917 - a range for each of two axes
-    ops: Basics, x: Value, axes: Any, starts: Any, counts: Any, steps: Any
+def _columns(  # noqa: PLR0913, PLR0917 - two nested ranges over two axes
+    ops: Basics, x: Value, outer: Any, outer_step: Any, inner: Any, inner_step: Any
 ) -> Value:
-    for axis, start, count, step in zip(axes, starts, counts, steps, strict=True):
-        x = ops.slice(x, axis, start, start + (count - 1) * step + 1, step)
-    return x
+    """(B, H, W, C) → (B·inner, outer, C): the image at every outer shift."""
+    rows = x.shape[0] * math.prod(inner)
+    shifted = []
+    for places in itertools.product(*map(range, outer)):
+        part = x
+        for axis, place, far, count, step in zip(
+            (1, 2), places, outer_step, inner, inner_step, strict=True
+        ):
+            start = place * far
+            part = ops.slice(part, axis, start, start + (count - 1) * step + 1, step)
+        shifted.append(ops.reshape(part, (1, rows, x.shape[3])))
+    if len(shifted) == 1:
+        return ops.reshape(shifted[0], (rows, 1, x.shape[3]))
+    if x.shape[3] >= _WIDE:
+        beside = [ops.reshape(part, (rows, 1, x.shape[3])) for part in shifted]
+        return ops.concat(beside, 1)
+    # Copying one or a few entries at a time is slower than copying images and transposing.
+    return ops.transpose(ops.concat(shifted, 0), (1, 0, 2))
 
 
 def _transposed(low: Lowering, image: Value, kernel: Value, sizes: Any, groups: int) -> Value:
