@@ -17,6 +17,7 @@ from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
+from protofleet.export.tflite import to_tflite
 from protofleet.wire.blobs import encode
 from protofleet.wire.bundle import write_bundle
 from protofleet.wire.manifest import (
@@ -62,6 +63,26 @@ CASES = (
         settings={"inputs": 561, "classes": 6},
     ),
     Case(name="CNN 28x28, batch 32", spec="cnn", input_shape=(1, 28, 28), batch=32),
+    Case(
+        name="ResNet-18 32x32, batch 32",
+        spec="resnet18",
+        input_shape=(3, 32, 32),
+        batch=32,
+        settings={"small_input": True},
+    ),
+    Case(
+        name="ViT with ALP, digits 8x8, batch 32",
+        spec="vit_digits",
+        input_shape=(1, 8, 8),
+        batch=32,
+    ),
+    Case(
+        name="fastText, 64 of 20000 words, batch 32",
+        spec="fasttext",
+        input_shape=(64,),
+        batch=32,
+        settings={"vocabulary": 20_000},
+    ),
 )
 
 
@@ -89,6 +110,10 @@ class Exported:
         """The training program."""
         return self.files[_file("train")]
 
+    def file_bytes(self, program: str, backend: str) -> int:
+        """Size of a program's file for ``onnx`` or ``litert``."""
+        return len(self.files[_file(program) if backend == "onnx" else _tflite(program)])
+
     def read(self, name: str, /) -> bytes:
         """One program."""
         return self.files[name]
@@ -110,18 +135,24 @@ def export_case(case: Case) -> Exported:
     torch.manual_seed(0)
     model = build_model(case.spec, **case.settings)
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(case.batch, *case.input_shape)).astype(np.float32)
+    shape = (case.batch, *case.input_shape)
+    # Words are whole numbers.
+    words = case.settings.get("vocabulary")
+    drawn = rng.integers(0, words, shape) if words else rng.normal(size=shape)
+    x = drawn.astype(np.float32)
     classes = model(torch.from_numpy(x)).shape[1]
     y = rng.integers(0, classes, case.batch)
     example = {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
     train = capture(model, OBJECTIVES[OBJECTIVE], example)
     infer = capture(model, None, {"x": example["x"]})
     programs = {"train": train, "infer": infer}
+    files = {_file(name): to_onnx(program, name=name) for name, program in programs.items()}
+    files |= {_tflite(name): to_tflite({name: program}) for name, program in programs.items()}
     return Exported(
         model=model,
         captured=train,
         manifest=_manifest(model, programs, case, classes),
-        files={_file(name): to_onnx(program, name=name) for name, program in programs.items()},
+        files=files,
         x=x,
         y=y,
     )
@@ -142,6 +173,7 @@ def _manifest(
         programs={
             name: Program(
                 file=_file(name),
+                tflite=_tflite(name),
                 inputs=program.inputs,
                 outputs=program.outputs,
                 objective=None if program.objective is None else program.objective.name,
@@ -158,6 +190,10 @@ def _manifest(
 
 def _file(program: str) -> str:
     return f"programs/{program}.onnx"
+
+
+def _tflite(program: str) -> str:
+    return f"programs/{program}.tflite"
 
 
 def _packed(tensors: Mapping[str, torch.Tensor]) -> TensorMap:
