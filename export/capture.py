@@ -17,6 +17,7 @@ from torch.func import functional_call
 from protofleet.errors import ExportError
 from protofleet.export.objectives import ModelCall, Objective
 from protofleet.export.ports import Names, finish
+from protofleet.export.rematerialise import rematerialise, tidy
 from protofleet.export.tracing import Trace, trace
 from protofleet.wire.manifest import Port
 
@@ -145,6 +146,9 @@ def _capture(pure: _Pure, whole: Arrays, batch: Arrays) -> CapturedProgram:
         trains=pure.objective is not None,
     )
     inputs, outputs, constants = finish(result, names)
+    tidy(result.graph)
+    if pure.objective is not None:
+        rematerialise(result.graph, result.batch_symbol)
     return CapturedProgram(
         graph=result.graph,
         inputs=inputs,

@@ -100,6 +100,7 @@ _CONSTANTS = """
     minus_one = Constant <value_ints = [-1]> ()
     rows_shape = Concat <axis = 0> (minus_one, width_at)
     rows = Reshape (x, rows_shape)
+    number_at = Shape <start = 0, end = 1> (rows)
 """
 
 
@@ -125,12 +126,15 @@ def _plan(prototypes: str, iterations: int) -> str:
 """
     column = "ones_column"
     row = "ones_row"
-    text += """
-    count_at = Shape <start = 1, end = 2> (kernel)
-    number_at = Shape <start = 0, end = 1> (kernel)
+    # Sizes come from what is small: a late reader would keep the plan's memory until then.
+    text += f"""
+    count_at = Shape <start = 0, end = 1> ({prototypes})
     column_shape = Concat <axis = 0> (count_at, one_at)
-    row_shape = Concat <axis = 0> (one_at, number_at)
     ones_column = Expand (one, column_shape)
+"""
+    if not iterations:
+        text += """
+    row_shape = Concat <axis = 0> (one_at, number_at)
     ones_row = Expand (one, row_shape)
 """
     for i in range(iterations):
@@ -165,6 +169,11 @@ def _infer(iterations: int) -> str:
 
 
 def _train(variant: str, iterations: int) -> str:
+    """Definition of ``AlpTrain``.
+
+    Adding ``nothing``, a difference of equal sizes, makes ``chosen`` wait until the update has read
+    the plan. Else ONNX Runtime puts the update off to the end, and keeps the plans of all layers.
+    """
     update = _single() if variant == "single_code" else _bulk(variant)
     return f"""{_HEADER}AlpTrain <variant, gamma, epsilon, iterations>
 (x, local, global_) => (chosen, new_local)
@@ -174,11 +183,12 @@ def _train(variant: str, iterations: int) -> str:
     both = Concat <axis = 0> (local, global_){_plan("both", iterations)}
     size_at = Shape <start = 0, end = 1> (local)
     local_plan = Slice (plan, zero_at, size_at, one_at)
-    end_at = Shape <start = 1, end = 2> (plan)
-    global_plan = Slice (plan, size_at, end_at, one_at)
+    global_plan = Slice (plan, size_at, count_at, one_at)
     best = ArgMax <axis = 1, keepdims = 0> (global_plan)
-    picked = Gather <axis = 0> (global_, best)
-    chosen = Reshape (picked, x_shape){update}
+    picked = Gather <axis = 0> (global_, best){update}
+    nothing = Sub (read_at, due_at)
+    chosen_shape = Add (x_shape, nothing)
+    chosen = Reshape (picked, chosen_shape)
 }}
 """
 
@@ -187,6 +197,8 @@ def _single() -> str:
     """Every row overwrites its best prototype; of colliding rows the last one wins."""
     return """
     writes = ArgMax <axis = 1, keepdims = 0> (local_plan)
+    read_at = Shape (writes)
+    due_at = Identity (number_at)
     zero = Constant <value_int = 0> ()
     step = Constant <value_int = 1> ()
     rows_number = Squeeze (number_at, zero_at)
@@ -232,6 +244,8 @@ def _bulk(variant: str) -> str:
     return f"""{count}
     by_prototype = Transpose <perm = [1, 0]> (local_plan)
     best_values, best_rows = TopK <axis = 1, largest = 1, sorted = 1> (by_prototype, k){weights}
+    read_at = Shape <start = 1, end = 2> (best_rows)
+    due_at = Identity (k)
     members = Gather <axis = 0> ({source}, best_rows)
     weights_row = Unsqueeze (weights, one_at)
     pulled_row = MatMul (weights_row, members)

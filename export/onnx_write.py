@@ -51,6 +51,7 @@ def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
     model = _translate(program)
     _strip(model.graph)
     define_functions(model)
+    _put_results_last(model.graph)
     model.graph.name = name
     model.producer_name, model.producer_version = "protofleet", ""
     if program.objective is not None:
@@ -81,7 +82,9 @@ def _translate(program: CapturedProgram) -> onnx.ModelProto:
 
 
 def _simplify(model: ir.Model) -> None:
-    """Fold constants and drop what is unused or computed twice.
+    """Fold constants and drop what is unused.
+
+    What is computed twice is so on purpose (``rematerialise``).
 
     ONNX Runtime fuses the rest when it loads; the exporter's own rewriting takes longer than
     everything else together.
@@ -96,11 +99,40 @@ def _simplify(model: ir.Model) -> None:
         common.RemoveUnusedOpsetsPass(),
         common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         common.DeduplicateInitializersPass(),
-        common.CommonSubexpressionEliminationPass(),
         common.RemoveUnusedNodesPass(),
         common.OutputFixPass(),
         common.NameFixPass(),
     )(model)
+    for node in tuple(model.graph):
+        if node.op_type == "MatMul":
+            _absorb_transposes(model.graph, node)
+    common.RemoveUnusedNodesPass()(model)
+
+
+def _absorb_transposes(graph: ir.Graph, node: ir.Node) -> None:
+    """Turn a product of transposed matrices into one node, as ONNX Runtime would.
+
+    The node that it makes for that has a number behind all others, and so another place in the
+    order of execution, which ``_put_results_last`` arranges.
+    """
+    sides = [_untransposed(value) for value in node.inputs]
+    if not any(transposed for _, transposed in sides):
+        return
+    (a, trans_a), (b, trans_b) = sides
+    attributes = {"transA": int(trans_a), "transB": int(trans_b)}
+    product = ir.node("Gemm", [a, b], attributes, name=node.name)
+    (old,), (new,) = node.outputs, product.outputs
+    new.name, new.shape, new.dtype = old.name, old.shape, old.dtype
+    ir.convenience.replace_nodes_and_values(graph, node, [node], [product], [old], [new])
+
+
+def _untransposed(value: ir.Value | None) -> tuple[ir.Value | None, bool]:
+    """The matrix of which ``value`` is the transpose, or ``value`` itself."""
+    node = None if value is None else value.producer()
+    if node is None or node.op_type != "Transpose":
+        return value, False
+    matrix = node.attributes["perm"].as_ints() == (1, 0)
+    return (node.inputs[0], True) if matrix else (value, False)
 
 
 class _FlatProgram(ExportedProgram):
@@ -199,6 +231,21 @@ def _strip(graph: onnx.GraphProto) -> None:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 _strip(attribute.g)
+
+
+def _put_results_last(graph: onnx.GraphProto) -> None:
+    """Order nodes such that ONNX Runtime runs a backward pass with little memory.
+
+    It starts from the last node that none reads, runs what that one needs, and goes on to the one
+    before. So the results come last, the last of the backward pass first: the gradients of a layer
+    are then made as soon as they can be, and what they read is free.
+    """
+    read = {name for node in graph.node for name in node.input}
+    results = [node for node in graph.node if read.isdisjoint(node.output)]
+    others = [node for node in graph.node if not read.isdisjoint(node.output)]
+    ordered = [*others, *reversed(results)]
+    del graph.node[:]
+    graph.node.extend(ordered)
 
 
 def _check(model: onnx.ModelProto, program: CapturedProgram) -> None:
