@@ -1,0 +1,74 @@
+"""Training programs keep little of the forward pass, and compute the same."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, fx, nn
+
+from protofleet.export.capture import capture
+from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.rematerialise import tidy
+
+BATCH, WIDTH = 64, 128
+
+
+class Deep(nn.Module):
+    """Three blocks of a product and what is cheap to compute again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(3))
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + nn.functional.dropout(nn.functional.silu(layer(norm(x))), 0.3, self.training)
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _example() -> dict[str, Tensor]:
+    return {"x": torch.randn(BATCH, WIDTH), "y": torch.arange(BATCH) % 4}
+
+
+def _kept_values(graph: fx.Graph) -> int:
+    """How many tensors of (BATCH, WIDTH) the backward pass reads from before the loss."""
+    (output,) = graph.find_nodes(op="output")
+    nodes = list(graph.nodes)
+    forward = set(nodes[: nodes.index(output.args[0][0]) + 1])
+    return sum(
+        node.op == "call_function"
+        and isinstance(node.meta["val"], Tensor)
+        and node.meta["val"].dim() == 2
+        and node.meta["val"].shape[1] == WIDTH
+        and not isinstance(node.meta["val"].shape[0], int)
+        and any(user not in forward and user is not output for user in node.users)
+        for node in forward
+    )
+
+
+def test_the_backward_pass_reads_little_of_the_forward_pass() -> None:
+    """A block leaves its product and its sum: norms, masks and activations are made again."""
+    torch.manual_seed(0)
+    program = capture(Deep(), OBJECTIVES["cross_entropy"], _example())
+    assert _kept_values(program.graph.graph) <= 2 * 3
+
+
+def test_values_that_are_computed_again_have_the_same_bits() -> None:
+    """Merging what is computed twice changes no result."""
+    torch.manual_seed(0)
+    program = capture(Deep(), OBJECTIVES["cross_entropy"], _example())
+    merged = copy.deepcopy(program.graph)
+    tidy(merged)
+    assert len(merged.graph.nodes) < len(program.graph.graph.nodes)
+    inputs = []
+    for node in program.graph.graph.find_nodes(op="placeholder"):
+        value = node.meta["val"]
+        shape = [n if isinstance(n, int) else BATCH for n in value.shape]
+        drawn = torch.rand(shape) if value.dtype == torch.float32 else torch.arange(BATCH) % 4
+        inputs.append(drawn)
+    for ours, other in zip(program.graph(*inputs), merged(*inputs), strict=True):
+        assert torch.equal(ours, other)
