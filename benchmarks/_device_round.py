@@ -26,6 +26,7 @@ def main(path: Path, examples: int) -> dict[str, float]:
     data = LocalData(own=_data(bundle, examples))
     opened = peak_rss_bytes()
     learner = open_learner(bundle, data, threads=1, device_id="bench")
+    learner.warm_up()  # as a device does before its first round
     strategy = learner.strategy(bundle.manifest.strategy.name, {"epochs": 1, "batch_size": 64})
     payload = strategy.downlink(
         strategy.server_init(learner.model, np.random.default_rng(0)), "bench"

@@ -19,7 +19,7 @@ from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
-from protofleet.runtime import BackendName, open_programs
+from protofleet.runtime import BackendName, open_programs, return_large_blocks
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.endpoint import Endpoint
 from protofleet.wire.link import Link, LinkOptions, Will
@@ -136,6 +136,7 @@ def open_learner(
         ProvisionError: the bundle holds nothing for the backend, or contradicts itself.
     """
     set_threads(threads)
+    return_large_blocks()
     programs = open_programs(bundle, threads=threads, backend=backend)
     _log.info("programs run on the backend %s", programs.backend)
     return Learner(bundle, programs, data, Meter(), device_id)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.runtime import Programs
+from protofleet.runtime import Programs, release
 from protofleet.strategies import build
 from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.scores import confusion, mean_cross_entropy
@@ -153,6 +153,7 @@ class Learner:
             strategy.client_update(strategy.client_init(self.model), payload, tools)
         except ProtofleetError as error:
             _log.info("no warm-up: %s", error)
+        release()
 
     def train(
         self,

@@ -2,6 +2,7 @@
 
 from protofleet.runtime._alp import KernelError
 from protofleet.runtime._backend import BackendName, Kernels
+from protofleet.runtime._footprint import release, return_large_blocks
 from protofleet.runtime.classifier import Classifier, open_classifier
 from protofleet.runtime.programs import Programs, open_programs
 
@@ -13,4 +14,6 @@ __all__ = [
     "Programs",
     "open_classifier",
     "open_programs",
+    "release",
+    "return_large_blocks",
 ]

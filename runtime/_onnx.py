@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, Literal
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import _alp
 from protofleet.runtime._arrays import Arrays, address
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
+from protofleet.runtime._footprint import release
 from protofleet.runtime._ports import Tensor, check_ports
 from protofleet.runtime._signals import deferred_signals
 from protofleet.wire.manifest import Program
 
 _DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
+# Training programs compute values twice where that is cheaper than to keep them.
+_MERGES_EQUAL_NODES = "CommonSubexpressionElimination"
 # Full and last partial batch, each with two alternating states, and as much again for evaluation.
 _KEPT_BINDINGS = 8
 
@@ -47,6 +51,7 @@ class OnnxBackend:
         model, ports = self._models[program], self._programs[program]
         calls_back = self.uses_kernels and _alp.contains_alp(model)
         session = _open_session(model, ports, threads=self._threads, use_kernels=calls_back)
+        release()
         return OnnxRunner(session, ports.file, calls_back=calls_back)
 
 
@@ -116,11 +121,17 @@ def _open_session(model: bytes, program: Program, *, threads: int, use_kernels: 
     """
     import onnxruntime  # noqa: PLC0415 a device's other processes never load it
 
+    _share_arena()
     options = _options(onnxruntime, threads)
     if use_kernels:
         options.register_custom_ops_library(_alp.library_with_alp())
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            model,
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=[_MERGES_EQUAL_NODES],
+        )
     except Exception as error:  # ONNX Runtime's errors share no narrower root
         raise ProvisionError(f"program '{program.file}': does not load: {error}") from error
     check_ports(
@@ -133,6 +144,21 @@ def _tensors(found: Sequence[Any]) -> dict[str, Tensor]:
     return {one.name: Tensor(_DTYPES.get(one.type, one.type), one.shape) for one in found}
 
 
+@cache
+def _share_arena() -> None:
+    """One arena for all sessions of the process: evaluation runs in what training has left."""
+    import onnxruntime  # noqa: PLC0415 as above
+
+    memory = onnxruntime.OrtMemoryInfo(
+        "Cpu",
+        onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR,
+        0,
+        onnxruntime.OrtMemType.DEFAULT,
+    )
+    growth = {"arena_extend_strategy": 1}  # by what is asked for, not by doubling
+    onnxruntime.create_and_register_allocator(memory, onnxruntime.OrtArenaCfg(growth))
+
+
 def _options(onnxruntime: Any, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
@@ -142,6 +168,7 @@ def _options(onnxruntime: Any, threads: int) -> Any:
     options.log_severity_level = 3
     # Planned memory comes on top of the arena's: a third more for HART, and no faster.
     options.enable_mem_pattern = False
+    options.add_session_config_entry("session.use_env_allocators", "1")
     # A waiting thread that spins takes the core from Numba and from the other processes.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from protofleet.strategies.common import (
     prefixed_layout,
     unpack,
 )
-from protofleet.strategies.training import Fit, Trained, Training
+from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -153,8 +153,32 @@ def scored_early(settings: SharedTraining, payload: Payload) -> bool:
     return settings.score_at == "start" and not payload.final
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What ``finish`` needs of a ``Start``."""
+
+    round_id: int
+    kept: Mapping[str, NDArray[Any]]
+    evaluation: Evaluation | None
+
+    @classmethod
+    def of(cls, start: Start) -> Self:
+        """Without the model."""
+        return cls(round_id=start.payload.round_id, kept=start.kept, evaluation=start.evaluation)
+
+
+def train_from(
+    start: Start, tools: ClientTools, settings: SharedTraining, shared: Layout
+) -> tuple[ClientState, Update]:
+    """Train and ``finish``; a ``start`` that nobody else holds is gone during training."""
+    begun, network = Begun.of(start), [start.buffers, start.params]
+    del start
+    trained = train(network.pop(), network.pop(), tools, settings)
+    return finish(begun, trained, tools, shared)
+
+
 def finish(
-    start: Start, trained: Trained, tools: ClientTools, shared: Layout
+    start: Start | Begun, trained: Trained, tools: ClientTools, shared: Layout
 ) -> tuple[ClientState, Update]:
     """What the device keeps, and the update with the tensors of ``shared``.
 
@@ -164,8 +188,9 @@ def finish(
         tools: the client's.
         shared: prefixed layout of what travels, of parameters and buffers.
     """
+    start = Begun.of(start) if isinstance(start, Start) else start
     kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
-    round_id = start.payload.round_id
+    round_id = start.round_id
     update = Update(
         client_id=tools.client_id,
         round_id=round_id,

@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean, cluster_means, kmeans
-from protofleet.strategies.averaging import SharedTraining, Start, begin, finish
+from protofleet.strategies.averaging import SharedTraining, Start, begin, train_from
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
@@ -58,7 +58,6 @@ from protofleet.strategies.common import (
     weighted,
 )
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -179,15 +178,22 @@ def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> 
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    received = Start(
+    return train_from(
+        begin(context.settings, _arrived(context, state, payload), tools),
+        tools,
+        context.settings,
+        context.uplink,
+    )
+
+
+def _arrived(context: _Context, state: ClientState, payload: Payload) -> Start:
+    """The client's model with the received tensors in the place of its own."""
+    return Start(
         state=state,
         payload=payload,
         params=_params(context, payload.tensors),
         buffers=_buffers(context, state, payload),
     )
-    start = begin(context.settings, received, tools)
-    trained = train(start.params, start.buffers, tools, context.settings)
-    return finish(start, trained, tools, context.uplink)
 
 
 def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorMap:

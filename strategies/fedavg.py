@@ -27,11 +27,10 @@ from protofleet.strategies.averaging import (
     arrive,
     averaging,
     begin,
-    finish,
+    train_from,
     whole,
 )
 from protofleet.strategies.common import parse_settings
-from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -88,7 +87,9 @@ def client_update(
     sharing: Sharing[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     """Train what was received, with cross-entropy alone."""
-    start = arrive(sharing.model, sharing.shared, state, payload)
-    start = begin(sharing.settings, start, tools)
-    trained = train(start.params, start.buffers, tools, sharing.settings)
-    return finish(start, trained, tools, sharing.shared)
+    return train_from(
+        begin(sharing.settings, arrive(sharing.model, sharing.shared, state, payload), tools),
+        tools,
+        sharing.settings,
+        sharing.shared,
+    )
