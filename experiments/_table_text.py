@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rich import box
 from rich.console import Console
@@ -21,6 +20,11 @@ _CLIENTS = "†"
 _SELECTS = {"best": "best round", "last": "last round"}
 _ENGINES = {"local": "the sizes of the blobs", "mqtt": "counted at the devices' sockets"}
 _HEADS = ("ours", "paper", "diff.")
+_SHORT: dict[Section, str] = {
+    "personalisation": "pers.",
+    "generalisation": "gen.",
+    "global": "global",
+}
 _Columns = list[tuple[str, list[str]]]
 _Block = Callable[[Table, Section], tuple[str, list[str]]]
 
@@ -28,15 +32,17 @@ _Block = Callable[[Table, Section], tuple[str, list[str]]]
 def show(table: Table, console: Console) -> None:
     """Print a table in the first of three forms that fits the console's width.
 
-    All in one line per method; costs in a table of their own; and the paper's figures below ours.
+    All in one line per method; costs and codecs in tables of their own; and the paper's figures
+    below ours.
     """
     console.print(f"[bold]{escape(table.title)}[/bold] ({escape(table.source)})", soft_wrap=True)
     console.print(_caption(table), soft_wrap=True)
+    apart = [part for part in (_costs(table), _codecs(table)) if part]
     width, unlimited = console.width, console.options.update(width=_UNLIMITED)
     for grids in (
-        [_grid(table, [*_scores(table, _inline), *_costs(table)])],
-        [_grid(table, _scores(table, _inline)), _grid(table, _costs(table))],
-        [_grid(table, _scores(table, _stacked)), _grid(table, _costs(table))],
+        [_grid(table, [*_scores(table, _inline), *_costs(table), *_codecs(table)])],
+        [_grid(table, part) for part in (_scores(table, _inline), *apart)],
+        [_grid(table, part) for part in (_scores(table, _stacked), *apart)],
     ):
         if max(Measurement.get(console, unlimited, grid).maximum for grid in grids) <= width:
             break
@@ -53,7 +59,7 @@ def markdown(table: Table) -> str:
     head = ["method"]
     for section in sections:
         head += [f"{section}, {name}" for name in (_HEADS if compared[section] else _HEADS[:1])]
-    columns = _costs(table)
+    columns = [*_costs(table), *_codecs(table)]
     head += [" ".join(title.split("\n")) for title, _ in columns]
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for number, row in enumerate(table.rows):
@@ -162,18 +168,22 @@ def _costs(table: Table) -> _Columns:
     columns["s per\nround"] = lambda row: _number(row.seconds_per_round, ".2f")
     if any(row.seconds_ratio is not None for row in table.rows):
         columns["times\nFedAvg"] = lambda row: _number(row.seconds_ratio, ".2f")
-    if any(row.codec != _RAW for row in table.rows):
-        columns["codec\nup / down"] = lambda row: row.codec
-        columns["bytes times\nraw FedAvg"] = lambda row: _number(row.bytes_ratio, ".3f")
-        for section in table.score.sections:
-            columns[f"points lost,\n{section}"] = partial(_lost, section)
     columns["MB\nup"] = lambda row: _number(row.mb_up, ".3f")
     columns["MB\ndown"] = lambda row: _number(row.mb_down, ".3f")
     return [(title, [text(row) for row in table.rows]) for title, text in columns.items()]
 
 
-def _lost(section: Section, row: Row) -> str:
-    return _number(row.cells[section].lost, "+.2f")
+def _codecs(table: Table) -> _Columns:
+    """What travels, its size, and the points of each score that it costs; none where all is raw."""
+    rows, sections = table.rows, table.score.sections
+    if all(row.codec == _RAW for row in rows):
+        return []
+    lost = [" / ".join(_number(row.cells[s].lost, "+.2f") for s in sections) for row in rows]
+    return [
+        ("codec\nup / down", [row.codec for row in rows]),
+        ("bytes times\nraw FedAvg", [_number(row.bytes_ratio, ".3f") for row in rows]),
+        (f"points lost\n{' / '.join(_SHORT[s] for s in sections)}", lost),
+    ]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -232,7 +232,7 @@ def test_what_codecs_save_and_lose_is_told_beside_the_same_method_without(table_
         ("int8 / int8, not compressed", None, None),
     ]
     text = markdown(table)
-    assert "bytes times raw FedAvg | points lost, personalisation" in text
+    assert "bytes times raw FedAvg | points lost pers." in text
     assert "| topk 0.05 / int4 | 0.100 | -0.50 |" in text
 
 
