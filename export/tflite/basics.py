@@ -85,7 +85,7 @@ class Basics:
         if x.shape == shape:
             return x
         if sum(axis < 0 for axis in shape) > 1:
-            raise ExportError(f"reshape to {shape}: expected one axis that grows with the batch")
+            return self._with_ones(x, shape)
         x = self._origin("RESHAPE", x)
         if x.shape == shape:
             return x
@@ -94,6 +94,21 @@ class Basics:
         result = self.graph.add("RESHAPE", [x, sizes], shape, newShape=tuple(target))
         self._origins[result.tensor] = ("RESHAPE", x, ())
         return result
+
+    def _with_ones(self, x: Value, shape: Shape) -> Value:
+        """The same axes with other ones between them, whichever grow with the batch."""
+        kept = tuple(size for size in shape if size != 1)
+        ones = [axis for axis, size in enumerate(x.shape) if size == 1]
+        if tuple(size for size in x.shape if size != 1) != kept:
+            raise ExportError(f"reshape to {shape}: expected one axis that grows with the batch")
+        if ones:
+            x = self.graph.add("SQUEEZE", [x], kept, squeezeDims=tuple(ones))
+        for axis, size in enumerate(shape):
+            if size == 1:
+                place = self.graph.constant(np.array(axis, np.int32), I32)
+                wider = (*x.shape[:axis], 1, *x.shape[axis:])
+                x = self.graph.add("EXPAND_DIMS", [x, place], wider)
+        return x
 
     def _origin(self, operator: str, x: Value) -> Value:
         """What ``x`` was made of by this operator; else ``x``."""

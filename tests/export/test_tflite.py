@@ -70,6 +70,12 @@ def test_objectives_with_further_inputs_agree():
             "weight": torch.ones(()),
         },
     }
+    extra["cdfl"] = {
+        "z": torch.zeros(4, 6),
+        "teacher": one,
+        "centroids": one,
+        **{key: torch.ones(()) for key in ("tau", "contrastive", "distillation", "clustering")},
+    }
     for name, inputs in extra.items():
         program = capture(model, OBJECTIVES[name], batch((6,)) | inputs)
         _check(model, program, "train", (1, 7))
