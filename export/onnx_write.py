@@ -122,7 +122,7 @@ def _absorb_transposes(graph: ir.Graph, node: ir.Node) -> None:
     attributes = {"transA": int(trans_a), "transB": int(trans_b)}
     product = ir.node("Gemm", [a, b], attributes, name=node.name)
     (old,), (new,) = node.outputs, product.outputs
-    new.name, new.shape, new.dtype = old.name, old.shape, old.dtype
+    new.name, new.shape, new.type = old.name, old.shape, old.type
     ir.convenience.replace_nodes_and_values(graph, node, [node], [product], [old], [new])
 
 

@@ -16,7 +16,7 @@ import math
 from typing import Any
 
 import networkx as nx
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx
 from torch._functorch.compile_utils import fx_graph_cse
