@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from protofleet.export.parity import Runner
 from protofleet.export.parity_inputs import Arrays
-from protofleet.runtime import Programs, open_programs
-from protofleet.runtime import Kernels
+from protofleet.runtime import Kernels, Programs, open_programs
 from protofleet.wire.manifest import Manifest, Port, Program
 from protofleet.wire.tensors import TensorMap, Tensors
 
