@@ -19,6 +19,12 @@ class SharedPayloads:
         """Client → the payload that it has, as the SHA-256 of its raw blob."""
         return dict(self._db.execute("SELECT client_id, sha256 FROM bases"))
 
+    def base_of(self, client_id: str) -> str:
+        """The payload that a client has; empty: none that is known."""
+        row = self._db.execute("SELECT sha256 FROM bases WHERE client_id = ?", (client_id,))
+        found: tuple[str] | None = row.fetchone()
+        return found[0] if found else ""
+
     def note(self, client_id: str, base: str) -> None:
         """The client has this payload; part of the caller's transaction."""
         self._db.execute(
@@ -31,10 +37,10 @@ class SharedPayloads:
         with self._db:
             self._db.execute("DELETE FROM bases WHERE client_id = ?", (client_id,))
 
-    def plain(self) -> frozenset[str]:
-        """Clients that get raw payloads."""
-        rows = self._db.execute("SELECT client_id FROM plain")
-        return frozenset(client_id for (client_id,) in rows)
+    def is_plain(self, client_id: str) -> bool:
+        """Whether a client gets raw payloads."""
+        row = self._db.execute("SELECT 1 FROM plain WHERE client_id = ?", (client_id,))
+        return row.fetchone() is not None
 
     def make_plain(self, client_id: str) -> None:
         """The client does not know the codec: it gets raw payloads from now on."""

@@ -37,8 +37,8 @@ class Downlink:
     def post(self, server: ServerState, client_id: str) -> Posted:
         """The payload of the open round for one client."""
         if client_id not in self._posted:
-            raw = self._codec.kind == RAW or client_id in self._ledger.shared.plain()
-            base = "" if raw else self._ledger.shared.bases().get(client_id, "")
+            raw = self._codec.kind == RAW or self._ledger.shared.is_plain(client_id)
+            base = "" if raw else self._ledger.shared.base_of(client_id)
             payload = self._plan.strategy.downlink(server, client_id)
             codec = Codec() if raw else self._codec
             self._posted[client_id] = self._outbox.put(payload.tensors, codec, base)
@@ -50,13 +50,13 @@ class Downlink:
         Without the base that it was taken to have, it gets one that refers to the bundle; with
         a codec that it does not know or could not read, raw ones.
         """
-        rule, base = reason.partition(":")[0], self._ledger.shared.bases().get(client_id)
-        if rule == "base" and base is not None:
+        rule = reason.partition(":")[0]
+        if rule == "base" and self._ledger.shared.base_of(client_id):
             self._ledger.shared.forget(client_id)
         elif (
             rule == "codec"
             and self._codec.kind != RAW
-            and client_id not in self._ledger.shared.plain()
+            and not self._ledger.shared.is_plain(client_id)
         ):
             self._ledger.shared.make_plain(client_id)
         else:

@@ -358,8 +358,10 @@ class Agent:
         self._meter.enter("idle")
         self._phase = Phase.IDLE
         self._round, self._sending, self._settle_by = None, "", float("inf")
-        if self._next is not None:
-            self._begin(self._next)
+        task, self._next = self._next, None
+        if task is not None:
+            # What has been delivered since may have answered it.
+            self._on_task(task)
 
     def _standing(self) -> Standing:
         journal = self._store.journal

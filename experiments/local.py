@@ -268,8 +268,9 @@ def _save(job: Job, plan: Plan, run: _Run) -> None:
     for name, kept in run.clients.items():
         base = hashlib.sha256(kept.base).hexdigest()
         clients[name] = kept.round_id, base
-        tensors[f"client/{name}"] = np.frombuffer(kept.blob, np.uint8)
-        tensors[f"residual/{name}"] = np.frombuffer(kept.residual, np.uint8)
+        parts = {"state": kept.blob, "residual": kept.residual}
+        packed = blobs.encode({part: np.frombuffer(of, np.uint8) for part, of in parts.items()})
+        tensors[f"client/{name}"] = np.frombuffer(packed, np.uint8)
         tensors[f"base/{base}"] = np.frombuffer(kept.base, np.uint8)
     about = {
         "round_id": run.server.round_id,
@@ -293,16 +294,12 @@ def _restored(job: Job, plan: Plan) -> _Run:
             return fresh
         server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
         bases = {name: tensors[f"base/{name}"].tobytes() for _, name in about["clients"].values()}
-        clients = {
-            name: Kept(
-                round_id=round_id,
-                blob=tensors[f"client/{name}"].tobytes(),
-                residual=tensors[f"residual/{name}"].tobytes(),
-                base=bases[base],
-            )
-            for name, (round_id, base) in about["clients"].items()
-        }
+        clients = {}
+        for name, (round_id, base) in about["clients"].items():
+            parts, _ = blobs.decode(tensors[f"client/{name}"].tobytes(), max_bytes=len(data))
+            state, residual = (parts[part].tobytes() for part in ("state", "residual"))
+            clients[name] = Kept(round_id=round_id, blob=state, residual=residual, base=bases[base])
     except (KeyError, msgspec.DecodeError, RefusedError) as error:
         raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
-    state = ServerState(round_id=about["round_id"], tensors=server)
-    return _Run(state, clients, result.rounds[: state.round_id])
+    standing = ServerState(round_id=about["round_id"], tensors=server)
+    return _Run(standing, clients, result.rounds[: standing.round_id])

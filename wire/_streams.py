@@ -39,6 +39,8 @@ _DTYPES = {
     "bitmaps": np.uint8,  # most significant bit first
 }
 _MOST_SCALE = np.finfo(np.float32).max / 8
+MOST_VALUE = float(7 * _MOST_SCALE)
+"""Largest magnitude that every kind can write."""
 _LEAST_SCALE = np.finfo(np.float32).tiny  # below, arithmetic differs between machines
 _Floats = NDArray[np.float32]
 

@@ -112,7 +112,7 @@ def _little_endian(name: str, value: NDArray[Any]) -> NDArray[Any]:
     dtype = value.dtype.newbyteorder("<")
     if dtype not in _CODES:
         raise InputError(f"tensor '{name}': expected one of {sorted(_DTYPES)}, got {value.dtype}")
-    if not _name_allowed(name):
+    if not name_allowed(name):
         raise InputError(
             f"tensor {name[:40]!r}: expected a name of 1 to {MAX_NAME_CHARS} printable characters"
         )
@@ -121,7 +121,8 @@ def _little_endian(name: str, value: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(value, dtype=dtype, order="C")
 
 
-def _name_allowed(name: str) -> bool:
+def name_allowed(name: str) -> bool:
+    """Whether a tensor may be called so: printable, not too long, not the metadata's name."""
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != _METADATA
 
 
@@ -146,7 +147,7 @@ def _checked_metadata(metadata: Any) -> dict[str, str]:
 
 
 def _checked_entry(name: str, entry: Any) -> _Entry:
-    if not _name_allowed(name):
+    if not name_allowed(name):
         raise RefusedError("blob-name", f"blob: tensor name {name[:40]!r} is not allowed")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise RefusedError("blob-header", f"tensor '{name}': expected dtype, shape, data_offsets")

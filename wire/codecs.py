@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.wire import blobs
-from protofleet.wire._streams import PREFIX, Coded, Reader, Writer, refused
+from protofleet.wire._streams import MOST_VALUE, PREFIX, Coded, Reader, Writer, refused
 from protofleet.wire.tensors import Tensors
 
 Kind = Literal["raw", "fp16", "int8", "int4", "topk"]
@@ -53,6 +53,8 @@ SMALL = 32
 """Tensors of fewer numbers travel as they are: there is nothing to gain."""
 ZLIB_LEVEL = 6
 _PARAMS = "params/"
+# Of normal float16 numbers: beyond, values are cut off, and below, they lose their bits.
+_MOST_HALF, _LEAST_HALF = float(np.finfo(np.float16).max), float(np.finfo(np.float16).tiny)
 _KEY, _BASE = "codec", "base"
 _Floats = NDArray[np.float32]
 
@@ -141,8 +143,9 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
         tensors: what the other end is to have.
         references: what it has already, by name; used where dtype and shape are the same.
         codec: how.
-        residual: what earlier calls returned; empty at first. None: what is lost stays lost,
-            as it may where the next reference is what this blob decodes to.
+        residual: what earlier calls returned; empty at first. Of tensors that this blob does not
+            code it is handed on. None: what is lost stays lost, as it may where the next
+            reference is what this blob decodes to.
         metadata: of the blob.
         base: name of the references. It stands in the blob, so that equal codes that refer to
             different things are different blobs.
@@ -155,7 +158,8 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
         blob = blobs.encode(tensors, about)
         return Encoded(blob=blob, codec=RAW, raw_bytes=len(blob), residual={})
     coder = _Coder(codec, references, residual)
-    plain = {name: value for name, value in tensors.items() if not coder.take(name, value)}
+    # In one order, whatever order the sender holds them in: a restart sends the same bytes.
+    plain = {name: value for name, value in sorted(tensors.items()) if not coder.take(name, value)}
     if taken := [name for name in plain if name.startswith(PREFIX)]:
         raise InputError(f"tensor '{taken[0]}': expected no name that starts with '{PREFIX}'")
     about[_KEY] = msgspec.json.encode(coder.entries).decode()
@@ -173,7 +177,7 @@ class _Coder:
         self._codec, self._references, self._residual = codec, references, residual
         self.entries: list[_Entry] = []
         self.streams = Writer()
-        self.left: dict[str, NDArray[Any]] = {}
+        self.left: dict[str, NDArray[Any]] = dict(residual or {})
 
     def take(self, name: str, value: NDArray[Any]) -> bool:
         """Code a tensor; False: it travels as it is."""
@@ -185,11 +189,12 @@ class _Coder:
             wanted = value.reshape(-1) if reference is None else (value - reference).reshape(-1)
             if remembered is not None and name in remembered:
                 wanted = wanted + remembered[name]
-        # Numbers without end are the receiver's to refuse, not ours to hide.
-        if not np.isfinite(wanted).all():
+        peak = float(np.abs(wanted).max())
+        # Numbers (almost) without end are the receiver's to refuse, not ours to hide.
+        if not peak <= MOST_VALUE:
             return False
         corrected = self._residual is None and reference is not None
-        kind = self._kind(remembered=remembered is not None, corrected=corrected)
+        kind = self._kind(peak, remembered=remembered is not None, corrected=corrected)
         sent = self.streams.write(kind, wanted, self._codec.keep)
         if remembered is not None:
             self.left[name] = wanted - sent
@@ -201,10 +206,10 @@ class _Coder:
         """The residual, where this tensor has one."""
         return self._residual if reference is not None and name.startswith(_PARAMS) else None
 
-    def _kind(self, *, remembered: bool, corrected: bool) -> Coded:
-        """The codec's own, unless nothing makes up for what it loses."""
+    def _kind(self, peak: float, *, remembered: bool, corrected: bool) -> Coded:
+        """The codec's own, if something makes up for what it loses, and it can hold ``peak``."""
         match self._codec.kind:
-            case "fp16":
+            case "fp16" if peak == 0 or _LEAST_HALF <= peak <= _MOST_HALF:
                 return "fp16"
             case "topk" if remembered:
                 return "topk"
@@ -276,14 +281,21 @@ def _checked_entries(
     except (msgspec.DecodeError, RecursionError) as error:
         raise refused(f"table of tensors: {error}") from error
     names = [entry.name for entry in entries]
+    plain = sum(not name.startswith(PREFIX) for name in tensors)
+    if len(entries) + plain > blobs.MAX_TENSORS:
+        raise refused(f"table of tensors: expected at most {blobs.MAX_TENSORS} in all")
+    if not all(map(blobs.name_allowed, names)):
+        raise refused("table of tensors: a name is not allowed")
     if len(set(names)) < len(names) or not tensors.keys().isdisjoint(names):
         raise refused("table of tensors: expected each name once")
     if any(name.startswith(PREFIX) for name in names):
         raise refused(f"table of tensors: a name starts with '{PREFIX}'")
     total = 0
     for entry in entries:
-        if len(entry.shape) > blobs.MAX_DIMENSIONS or min(entry.shape, default=1) < 1:
-            raise refused(f"tensor '{entry.name[:64]}': shape {entry.shape[:9]}")
+        # Numbers of thousands of digits are never multiplied, nor written into a message.
+        sizes = all(1 <= size <= max_bytes for size in entry.shape)
+        if len(entry.shape) > blobs.MAX_DIMENSIONS or not sizes:
+            raise refused(f"tensor '{entry.name[:64]}': impossible shape")
         total += 4 * math.prod(entry.shape)
         if entry.delta and _reference(references, entry.name, entry.shape) is None:
             raise refused(
@@ -302,7 +314,11 @@ def to_raw(data: bytes, references: Tensors, coding: Coding, *, max_bytes: int) 
     """
     if coding.codec == RAW:
         return data
-    return blobs.encode(*decode(data, references, coding, max_bytes=max_bytes))
+    tensors, metadata = decode(data, references, coding, max_bytes=max_bytes)
+    try:
+        return blobs.encode(tensors, metadata)
+    except InputError as error:
+        raise refused(str(error)) from error
 
 
 def _read(reader: Reader, entry: _Entry, references: Tensors) -> NDArray[np.float32]:
