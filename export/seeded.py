@@ -59,7 +59,9 @@ def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519Pr
     bundle = Bundle.open(compiled)
     manifest = bundle.manifest
     params, state = initial_values(_build(recipe, seed))
-    files = {program.file: bundle.read(program.file) for program in manifest.programs.values()}
+    programs = manifest.programs.values()
+    paths = {path for program in programs for path in (program.file, program.tflite) if path}
+    files = {path: bundle.read(path) for path in paths}
     files["params.safetensors"] = encode(params)
     if state:
         files["state.safetensors"] = encode(state)
