@@ -124,7 +124,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes of one device in one round of a strategy, as blobs; MQTT adds about 1 %.
 
     Attributes:
-        codec: of the wire; ``raw`` is the tensors as they are.
+        codec: of the wire, both ways; ``raw`` is the tensors as they are. ``topk / int4`` is
+            ``topk`` for the update and ``int4`` for the payload, which cannot be ``topk``.
         down_bytes, up_bytes: the payload and the update; None where there is a reason.
         reason: why the bundle cannot run the strategy.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from protofleet.wire.bundle import Bundle
 from protofleet.wire.codecs import Codec
 
 _CLIENT = "bench"
+_DOWN: Mapping[codecs.Kind, codecs.Kind] = {"topk": "int4"}
+"""Of payloads, where it is not that of updates: a federation file takes no others."""
 
 
 class TrafficRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,18 +85,23 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
     costs, model = learner.meter.take(), learner.model
     known = {**initial_tensors(model), **before.tensors}
     references = references_of(model, payload.tensors)
-    for name in codecs.NAMES:
-        codec = Codec.of(name)
-        down = codecs.encode(payload.tensors, known, codec)
-        up = encode_update(update, costs, references, codec, {})
+    for upwards in map(Codec.of, codecs.NAMES):
+        downwards = replace(upwards, kind=_DOWN.get(upwards.kind, upwards.kind))
+        down = codecs.encode(payload.tensors, known, downwards)
+        up = encode_update(update, costs, references, upwards, {})
         say(
             traffic={
                 "strategy": request.strategy,
-                "codec": name,
+                "codec": _name(upwards, downwards),
                 "down_bytes": len(down.blob),
                 "up_bytes": len(up.blob),
             }
         )
+
+
+def _name(up: Codec, down: Codec) -> str:
+    """As experiments call a pair: the update's / the payload's; compression is that of both."""
+    return up.name if up == down else f"{up.kind} / {down.name}"
 
 
 def _round(
