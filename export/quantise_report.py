@@ -109,6 +109,29 @@ def _latencies(opened: Sequence[Classifier], x: NDArray[np.float32]) -> list[flo
     return medians
 
 
+def doubts(*, scored: int, allowed_points: float, windows: int, asked: int) -> list[str]:
+    """Why the numbers may say little, each with its remedy.
+
+    Args:
+        scored: test examples.
+        allowed_points: of macro-F1, on a scale to 100.
+        windows: that calibrated.
+        asked: how many should have.
+    """
+    found = []
+    if scored * allowed_points < 100:
+        found.append(
+            f"one of {scored} test examples weighs about {100 / scored:.2g} points, more than the "
+            f"allowed loss of {allowed_points:g}: score on more test examples"
+        )
+    if windows < asked:
+        found.append(
+            f"the train part has only {windows} of the {asked} windows asked for: calibrate on "
+            "more data, or ask for fewer with --calibration"
+        )
+    return found
+
+
 def check_loss(rows: Iterable[Measured], allowed_points: float) -> None:
     """Refuse variants that score worse than float32 in the same runtime.
 

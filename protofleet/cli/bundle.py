@@ -12,6 +12,7 @@ from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
     from protofleet.wire.bundle import Bundle
+    from protofleet.wire.manifest import Program
 
 _PATH = click.Path(path_type=Path)
 
@@ -111,6 +112,13 @@ def _summary(opened: Bundle) -> dict[str, Any]:
     return {"digest": opened.digest, "signer": signer, **manifest}
 
 
+def _tflite(opened: Bundle, program: Program) -> str:
+    """Programs may share a file."""
+    if program.tflite is None:
+        return "no TFLite file"
+    return f"{program.tflite}, {opened.manifest.files[program.tflite].bytes:,} bytes"
+
+
 def _lines(opened: Bundle) -> list[str]:
     summary = _summary(opened)
     manifest = opened.manifest
@@ -130,7 +138,10 @@ def _lines(opened: Bundle) -> list[str]:
     for name, program in manifest.programs.items():
         size = manifest.files[program.file].bytes
         ports = f"{len(program.inputs)} inputs, {len(program.outputs)} outputs"
-        lines.append(f"{'program':<10}{name}: {program.file}, {size:,} bytes, {ports}")
+        lines.append(
+            f"{'program':<10}{name}: {program.file}, {size:,} bytes, {ports}, {program.precision}, "
+            f"{_tflite(opened, program)}"
+        )
     lines += [f"{'origin':<10}{key}: {value}" for key, value in manifest.provenance.items()]
     lines += [
         f"{'file':<10}{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}"

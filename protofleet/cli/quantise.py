@@ -107,7 +107,7 @@ def quantise(
     """
     from protofleet.edge import load_local_data
     from protofleet.export.quantise import quantise as make
-    from protofleet.export.quantise_report import check_loss, measure
+    from protofleet.export.quantise_report import check_loss, doubts, measure
     from protofleet.wire import keys
     from protofleet.wire.bundle import Bundle, write_bundle
 
@@ -124,14 +124,23 @@ def quantise(
     )
     local = load_local_data(data, opened.manifest.preprocessing, data_root=data_root)
     _check_data(local, opened)
-    draft = make(
-        opened,
-        _values(opened, params, store),
-        _drawn(local, calibration, seed),
-        precisions,
-    )
+    windows, scored = _drawn(local, calibration, seed), len(local.own.y_test)
+    draft = make(opened, _values(opened, params, store), windows, precisions)
     rows = measure(draft, local.own.x_test, local.own.y_test)
     _tell(rows, as_json=as_json)
+    click.echo(
+        f"scored on {scored} test examples, calibrated on {len(windows)} windows", err=as_json
+    )
+    if "litert" not in draft.float_bytes:
+        click.echo(
+            "note: the bundle has no TFLite programs, so the variants are for ONNX Runtime only; "
+            "export the bundle again with this version to have them for LiteRT too",
+            err=as_json,
+        )
+    for doubt in doubts(
+        scored=scored, allowed_points=allow_loss, windows=len(windows), asked=calibration
+    ):
+        click.echo(f"warning: {doubt}", err=True)
     check_loss(rows, allow_loss)
     digest = write_bundle(out, draft.manifest, draft.files, signing)
     if not as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,7 @@ from protofleet.errors import ExportError, InputError, ProvisionError, RefusedEr
 from protofleet.runtime import open_classifier
 from protofleet.strategies.common import PARAMS, prefixed
 from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import Bundle
+from protofleet.wire.bundle import Bundle, write_bundle
 from tests.export.quantise_bundles import Digits, infer_bundle
 
 
@@ -55,6 +56,42 @@ def test_the_new_bundle_has_the_old_programs_and_the_new_ones(quantise, digits_b
         found = open_classifier(written, precision=precision).predict(digits.x_test)
         assert np.mean(found.argmax(1) == digits.y_test) > 0.93
     assert all(word in result.stdout for word in ("float16", "int8", "onnx", "litert", "ratio"))
+    counts = f"scored on {len(digits.y_test)} test examples, calibrated on 256 windows"
+    assert counts in result.stdout
+    assert "no TFLite" not in result.output
+    assert "warning" not in result.output
+    shown = CliRunner().invoke(command, ["inspect", str(out)], catch_exceptions=False).stdout
+    line = next(line for line in shown.splitlines() if "infer_int8:" in line)
+    assert "int8, programs/infer_int8.tflite" in line
+
+
+def test_few_examples_are_warned_of(quantise, digits, tmp_path):
+    path = tmp_path / "few.npz"
+    few = {"x_train": digits.x_train[:40], "y_train": digits.y_train[:40]}
+    few |= {"x_test": digits.x_test[:50], "y_test": digits.y_test[:50]}
+    DeviceData(**few, classes=digits.classes).save(path)
+    result, _ = quantise("--precision", "float16", "--json", "--allow-loss", "1.9", data=path)
+    assert len(json.loads(result.stdout)) == 4
+    assert "scored on 50 test examples, calibrated on 40 windows" in result.stderr
+    assert "warning: one of 50 test examples weighs about 2 points" in result.stderr
+    assert "warning: the train part has only 40 of the 256 windows" in result.stderr
+    result, _ = quantise("--precision", "float16", "--allow-loss", "2", data=path)
+    assert "weighs" not in result.output
+
+
+def test_a_bundle_without_tflite_says_what_would_help(
+    quantise, digits_bundle, signing_key, tmp_path
+):
+    opened, path = digits_bundle[0], tmp_path / "onnx.pfb"
+    infer = msgspec.structs.replace(opened.manifest.programs["infer"], tflite=None)
+    manifest = msgspec.structs.replace(opened.manifest, programs={"infer": infer})
+    kept = [name for name in opened.manifest.files if not name.endswith(".tflite")]
+    write_bundle(path, manifest, {name: opened.read(name) for name in kept}, signing_key[0])
+    result, _ = quantise("--precision", "float16", bundle=path)
+    assert "note: the bundle has no TFLite programs" in result.stdout
+    assert "export the bundle again" in result.stdout
+    shown = CliRunner().invoke(command, ["inspect", str(path)], catch_exceptions=False).stdout
+    assert "float32, no TFLite file" in shown
 
 
 def test_the_measurements_are_to_be_had_as_json(quantise):
