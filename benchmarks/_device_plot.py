@@ -183,7 +183,9 @@ def _memory(axes: Any, runs: Sequence[Run]) -> None:
 
 def _traffic(axes: Any, report: DeviceReport, strategies: Sequence[str]) -> None:
     """A colour for each kind of codec; filled where compression follows."""
-    _title(axes, "Bytes of a round, both ways, MB")
+    largest = max((row.total or 0 for row in report.traffic), default=0)
+    unit, scale = ("MB", 1e6) if largest >= 1e6 else ("kB", 1e3)
+    _title(axes, f"Bytes of a round, both ways, {unit}")
     if not strategies:
         _nothing(axes, "no bytes counted")
         return
@@ -191,7 +193,7 @@ def _traffic(axes: Any, report: DeviceReport, strategies: Sequence[str]) -> None
     kinds = list(dict.fromkeys(name.partition("+")[0] for name in names))
     for name in names:
         points = [
-            ((row.total or 0) / 1e6, strategies.index(row.strategy))
+            ((row.total or 0) / scale, strategies.index(row.strategy))
             for row in report.traffic
             if row.codec == name and row.total
         ]
@@ -204,6 +206,7 @@ def _traffic(axes: Any, report: DeviceReport, strategies: Sequence[str]) -> None
     _rows(axes, strategies)
     axes.grid(axis="y", visible=True)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.set_xlabel("left is better")
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), handlelength=1)
 
