@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -24,10 +24,15 @@ class Figure(NamedTuple):
     Attributes:
         value: in whatever unit its name says.
         good: ``low``, ``high``, or ``score``: high, and compared by difference.
+        owner: whose it is: a run, or a strategy.
+        hangs_on: ``luck`` for a tail, which a few slow calls of other work make; ``data`` for
+            compressed bytes; else empty.
     """
 
     value: float
     good: str
+    owner: str
+    hangs_on: str = ""
 
 
 def compare_devices(first: DeviceReport, second: DeviceReport) -> list[str]:
@@ -40,51 +45,82 @@ def compare_devices(first: DeviceReport, second: DeviceReport) -> list[str]:
     both = [name for name in a if name in b]
     if not both:
         raise InputError("device reports: no figure is in both; measure the same combinations")
-    rows = [(name, *_cells(a[name], b[name])) for name in both]
+    unfair = _unfair(first, second)
+    rows = [
+        (name, *cells, "" if unfair is None or a[name].hangs_on in unfair else verdict)
+        for name in both
+        for *cells, verdict in [_cells(a[name], b[name])]
+    ]
     worse = sum(row[-1].startswith("WORSE") for row in rows)
     better = sum(row[-1] == "better" for row in rows)
     limits = f"{100 * (_NOTABLE - 1):.0f} % (macro-F1: {100 * _NOTABLE_F1:g} points)"
     return [
         *_differences(first, second),
         *aligned([_HEAD, *rows], right=(1, 2, 3)),
-        *(f"only in A: {name}" for name in a if name not in b),
-        *(f"only in B: {name}" for name in b if name not in a),
-        f"{len(both)} figures: {worse} worse, {better} better by more than {limits}",
+        *(f"only in A: {text}" for text in _alone(a, b)),
+        *(f"only in B: {text}" for text in _alone(b, a)),
+        f"{len(both)} figures: {worse} worse, {better} better by more than {limits}"
+        if unfair is not None
+        else f"{len(both)} figures, none judged: --quick takes too few calls for that",
     ]
+
+
+def _unfair(a: DeviceReport, b: DeviceReport) -> frozenset[str] | None:
+    """What figures must not hang on to be judged; None: none is."""
+    if a.settings.quick or b.settings.quick:
+        return None
+    same = (a.data, a.settings.traffic_examples) == (b.data, b.settings.traffic_examples)
+    return frozenset({"luck"} if same else {"luck", "data"})
+
+
+def _alone(mine: Mapping[str, Figure], other: Mapping[str, Figure]) -> Iterator[str]:
+    """A line for each run and strategy: all that the other report lacks of it, or just its name."""
+    shared = {figure.owner for figure in other.values()}
+    alone: dict[str, list[str]] = {}
+    for name, figure in mine.items():
+        if name not in other:
+            alone.setdefault(figure.owner, []).append(name.removeprefix(figure.owner).lstrip(": "))
+    for owner, names in alone.items():
+        yield f"{owner}: {', '.join(names)}" if owner in shared else owner
 
 
 def figures(report: DeviceReport) -> dict[str, Figure]:
     """Every number of a report, by a name that says what it is."""
     found: dict[str, Figure] = {}
     for run in report.runs:
-        found |= {f"{run.what.label}: {name}": figure for name, figure in _of_run(run)}
+        label = run.what.label
+        for name, value, good in _of_run(run):
+            tail = "luck" if name.endswith("p99") else ""
+            found[f"{label}: {name}"] = Figure(value, good, label, tail)
     for row in report.traffic:
         if row.down_bytes is not None and row.up_bytes is not None:
-            name = f"{row.strategy} {row.codec}"
-            found[f"{name}: bytes down"] = Figure(row.down_bytes, "low")
-            found[f"{name}: bytes up"] = Figure(row.up_bytes, "low")
+            name, owner = f"{row.strategy} {row.codec}", row.strategy
+            data = "data" if row.codec.endswith("+zlib") else ""
+            found[f"{name}: bytes down"] = Figure(row.down_bytes, "low", owner, data)
+            found[f"{name}: bytes up"] = Figure(row.up_bytes, "low", owner, data)
     return found
 
 
-def _of_run(run: Run) -> Iterator[tuple[str, Figure]]:
+def _of_run(run: Run) -> Iterator[tuple[str, float, str]]:
+    """Name, value and what is good."""
     if run.load_ms is not None:
-        yield "load ms", Figure(run.load_ms, "low")
+        yield "load ms", run.load_ms, "low"
     for phase in run.phases:
         if phase.batch is not None:
             for percentile, value in phase.ms.items():
-                yield f"{phase.key} ms {percentile}", Figure(value, "low")
+                yield f"{phase.key} ms {percentile}", value, "low"
         if phase.peak_rss_bytes is not None:
-            yield f"{phase.key} peak MB", Figure(phase.peak_rss_bytes / 1e6, "low")
+            yield f"{phase.key} peak MB", phase.peak_rss_bytes / 1e6, "low"
         if phase.energy_j is not None:
-            yield f"{phase.key} mJ", Figure(1e3 * phase.energy_j, "low")
+            yield f"{phase.key} mJ", 1e3 * phase.energy_j, "low"
     stream = run.phase("stream")
     if stream is not None and stream.per_s is not None:
-        yield "stream examples/s", Figure(stream.per_s, "high")
+        yield "stream examples/s", stream.per_s, "high"
     if run.phases:
         kilobytes = (sum(run.program_bytes.values()) + run.weight_bytes) / 1e3
-        yield "on disk kB", Figure(kilobytes, "low")
+        yield "on disk kB", kilobytes, "low"
     if run.score is not None:
-        yield "macro-F1", Figure(run.score.macro_f1, "score")
+        yield "macro-F1", run.score.macro_f1, "score"
 
 
 def _differences(a: DeviceReport, b: DeviceReport) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -142,25 +143,73 @@ def test_the_plot_is_a_picture(measured, folder):
 
 def test_two_reports_are_compared(measured, folder):
     _, report = measured
-    slower = json.loads((folder / "a.json").read_bytes())
+    full = json.loads((folder / "a.json").read_bytes())
+    full["settings"]["quick"] = False
+    slower = copy.deepcopy(full)
     run = next(run for run in slower["runs"] if run.get("phases"))
     infer = next(phase for phase in run["phases"] if phase["name"] == "infer")
     infer["ms"]["p50"] *= 2
     run["score"]["macro_f1"] -= 0.02
     slower["traffic"][0]["up_bytes"] //= 2
     slower["settings"]["seed"] = 7
-    (folder / "b.json").write_text(json.dumps(slower))
-    done = CliRunner().invoke(bench, ["compare", str(folder / "a.json"), str(folder / "b.json")])
-    assert done.exit_code == 0, done.output
-    text = {line.split("  ")[0]: line for line in done.output.splitlines()}
+    output = _compared(folder, full, slower)
+    text = {line.split("  ")[0]: line for line in output.splitlines()}
     assert text["onnx float32, 1 thread: infer ms p50"].split()[-2:] == ["2.000", "WORSE"]
     assert text["onnx float32, 1 thread: macro-F1"].split()[-2:] == ["-0.0200", "WORSE"]
     assert text["fedavg raw: bytes up"].endswith("better")
     assert text["onnx float32, 1 thread: load ms"].endswith("1.000")
-    assert "seed differs: A 0, B 7" in done.output
-    assert "2 worse, 1 better" in done.output
+    assert "seed differs: A 0, B 7" in output
+    assert "2 worse, 1 better" in output
     with pytest.raises(InputError, match="no figure is in both"):
         compare_devices(report, msgspec.structs.replace(report, runs=[], traffic=[]))
+
+
+def _compared(folder, first, second):
+    """What the command says of two reports' JSON."""
+    paths = folder / "first.json", folder / "second.json"
+    for path, content in zip(paths, (first, second), strict=True):
+        path.write_text(json.dumps(content))
+    done = CliRunner().invoke(bench, ["compare", *map(str, paths)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_hangs_on_luck_or_data_is_not_judged(folder):
+    quick = json.loads((folder / "a.json").read_bytes())
+    full = copy.deepcopy(quick)
+    full["settings"]["quick"] = False
+    run = next(run for run in full["runs"] if run.get("phases"))
+    next(phase for phase in run["phases"] if phase["name"] == "infer")["ms"]["p99"] = 1.0
+    other = copy.deepcopy(full)
+    run = next(run for run in other["runs"] if run.get("phases"))
+    next(phase for phase in run["phases"] if phase["name"] == "infer")["ms"]["p99"] = 9.0
+    zipped = next(row for row in other["traffic"] if row["codec"] == "fp16+zlib")
+    zipped["up_bytes"] *= 2
+    output = _compared(folder, full, other)
+    text = {line.split("  ")[0]: line for line in output.splitlines()}
+    assert text["onnx float32, 1 thread: infer ms p99"].endswith("9.000")
+    assert text["fedavg fp16+zlib: bytes up"].endswith("WORSE")
+    assert "1 worse, 0 better" in output
+    other["data"] = "elsewhere.npz"
+    assert "0 worse, 0 better" in _compared(folder, full, other)
+    output = _compared(folder, quick, {**other, "data": quick["data"]})
+    assert "WORSE" not in output
+    assert "none judged" in output
+
+
+@pytest.mark.usefixtures("measured")
+def test_what_one_report_lacks_is_a_line_for_each_run(folder):
+    full = json.loads((folder / "a.json").read_bytes())
+    less = copy.deepcopy(full)
+    less["runs"] = [run for run in less["runs"] if not run.get("phases")]
+    less["traffic"][0].pop("up_bytes")
+    output = _compared(folder, full, less)
+    alone = [line for line in output.splitlines() if line.startswith("only in")]
+    runs = [run["what"]["threads"] for run in full["runs"] if run.get("phases")]
+    assert len(alone) == len(runs) + 1
+    assert "only in A: onnx float32, 1 thread" in alone
+    assert "only in A: fedavg: raw: bytes down, raw: bytes up" in alone
 
 
 @pytest.mark.usefixtures("measured")
