@@ -26,6 +26,30 @@ _COMMANDS = {
     "bench": "protofleet.cli.bench:bench",
 }
 
+# What to install for a third-party module that a command did not find.
+EXTRAS = {
+    "ai_edge_litert": "litert",
+    "ai_edge_quantizer": "export",
+    "amqtt": "demo",
+    "cv2": "faces",
+    "flatbuffers": "export",
+    "jinja2": "coordinator",
+    "matplotlib": "coordinator",
+    "networkx": "export",
+    "numba": "edge",
+    "onnx": "export",
+    "onnxruntime": "edge",
+    "onnxruntime_extensions": "edge",
+    "onnxscript": "export",
+    "paho": "edge",
+    "PIL": "images",
+    "rich": "coordinator",
+    "scipy": "coordinator",
+    "sklearn": "export",
+    "tomli_w": "demo",
+    "torch": "export",
+}
+
 
 class _LazyGroup(click.Group):
     """Imports a subcommand's module when it is asked for."""
@@ -52,9 +76,19 @@ def _root() -> None:
 
 
 def main(args: list[str] | None = None) -> Any:
-    """Run the command line; a deliberate error is one clear line on stderr and exit status 1."""
+    """Run the command line; a deliberate error is one clear line on stderr and exit status 1.
+
+    A package that an extra would have brought is such an error too. Any other missing module, and
+    a missing part of a package that is there, keeps its traceback.
+    """
     try:
         return _root(args, prog_name="protofleet")
     except ProtofleetError as error:
-        click.echo(f"protofleet: {error}", err=True)
-        sys.exit(1)
+        message = str(error)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        extra = EXTRAS[error.name]
+        message = f"module '{error.name}' is not installed: pip install 'protofleet[{extra}]'"
+    click.echo(f"protofleet: {message}", err=True)
+    sys.exit(1)

@@ -1,0 +1,66 @@
+"""Commands whose packages are not installed, and the extra that each message names."""
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from protofleet.cli.main import EXTRAS
+
+_PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+
+
+_HIDE = """
+import sys
+
+class Hidden:
+    def find_spec(name, path, target=None):
+        if name == {module!r}:
+            raise ModuleNotFoundError(f"No module named '{{name}}'", name=name)
+
+sys.meta_path.insert(0, Hidden)
+from protofleet.cli.main import main
+main({arguments!r})
+"""
+
+
+def _run_without(module, *arguments):
+    code = _HIDE.format(module=module, arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "command", "extra"),
+    [
+        ("torch", ("export", "mlp", "--strategy", "fedavg", "--out", "{}/a.pfb"), "export"),
+        ("rich", ("experiment", "list"), "coordinator"),
+        ("jinja2", ("report", "{}"), "coordinator"),
+        ("matplotlib", ("bench", "device", "--bundle", "{}", "--plot", "{}/a.png"), "coordinator"),
+    ],
+)
+def test_a_missing_package_is_one_line_that_names_its_extra(module, command, extra, tmp_path):
+    done = _run_without(module, *(part.format(tmp_path) for part in command))
+    expected = f"protofleet: module '{module}' is not installed: pip install 'protofleet[{extra}]'"
+    assert (done.returncode, done.stderr.strip()) == (1, expected)
+
+
+def test_a_module_that_no_extra_brings_keeps_its_traceback():
+    done = _run_without("protofleet.wire.bundle", "bundle", "verify", str(_PROJECT))
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert "protofleet.wire.bundle" in done.stderr
+
+
+@pytest.mark.parametrize(("module", "extra"), EXTRAS.items())
+def test_the_extra_brings_the_module(module, extra):
+    installed = packages_distributions().get(module)
+    if installed is None:
+        pytest.skip(f"{module} is not installed here")
+    extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
+    brought = {canonicalize_name(Requirement(one).name) for one in extras[extra]}
+    assert brought & {canonicalize_name(name) for name in installed}
