@@ -67,7 +67,7 @@ def _make_bundle(
         console.print(f"$ {shown(pretrain)}", style="dim", soft_wrap=True)
         run_step(pretrain)
         export = export_arguments(prepared, folder, settings.strategy)
-        console.rule("3/4  export to ONNX programs, checked against PyTorch")
+        console.rule("3/4  export to ONNX and TFLite programs, checked against PyTorch")
         console.print(f"$ {shown(export)}", style="dim", soft_wrap=True)
         run_step(export)
     return Bundle.open(path, trusted=None)
