@@ -213,7 +213,7 @@ def test_all_benchmarks_share_one_file_and_draw_the_kernels(tmp_path, monkeypatc
     other = Row(bench="programs", case="step", threads=1, ours_ms=1.0)
     module = SimpleNamespace(run=lambda quick: [other] if quick else [])
     monkeypatch.setitem(sys.modules, "protofleet.benchmarks.programs", module)
-    monkeypatch.setattr(cli, "_NAMES", ("programs",))
+    monkeypatch.setattr(cli, "_TIMED", ("programs",))
     files = {"--json": tmp_path / "all.json", "--plot": tmp_path / "all.png"}
     options = [str(part) for pair in files.items() for part in pair]
     CliRunner().invoke(bench, ["all", "--quick", *options], catch_exceptions=False)
