@@ -23,11 +23,11 @@ class Brink(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(40, 16))
+        self.weight = nn.Parameter(torch.randn(600, 16))
         self.head = nn.Linear(16, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        other = x[:, 20:] @ self.weight[20:] + x[:, :20] @ self.weight[:20]
+        other = x[:, ::2] @ self.weight[::2] + x[:, 1::2] @ self.weight[1::2]
         return self.head(torch.relu(x @ self.weight - other.detach()))
 
 
@@ -35,7 +35,7 @@ class Brink(nn.Module):
 def brink() -> tuple[Brink, CapturedProgram, bytes]:
     torch.manual_seed(0)
     model = Brink()
-    program = capture(model, OBJECTIVES["cross_entropy"], batch((40,)))
+    program = capture(model, OBJECTIVES["cross_entropy"], batch((600,)))
     return model, program, to_onnx(program, name="train")
 
 
@@ -43,7 +43,7 @@ def test_gradients_on_a_step_are_proved_in_double_precision(brink) -> None:
     """Single precision turns units on and off at random; the record says that it did."""
     model, program, data = brink
     record = check_parity(model, program, data, name="train")
-    assert record.worst_error < 1e-5
+    assert record.worst_error <= 1e-4
     assert record.gradient_noise > 1e-2
 
 
