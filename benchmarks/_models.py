@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from torch import nn
 
+from protofleet.errors import InputError
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
@@ -28,7 +29,7 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import TensorMap
+from protofleet.wire.tensors import Model, TensorMap
 
 OBJECTIVE = "cross_entropy"
 
@@ -91,14 +92,14 @@ class Exported:
     """A model, its programs and a batch; what ``open_programs`` needs of a bundle.
 
     Attributes:
-        model: as it was captured.
+        module: as it was captured.
         captured: the training program before it became ONNX.
         manifest: names programs, parameters and state.
         files: programs by path.
         x, y: a batch.
     """
 
-    model: nn.Module
+    module: nn.Module
     captured: CapturedProgram
     manifest: Manifest
     files: Mapping[str, bytes]
@@ -118,16 +119,36 @@ class Exported:
         """One program."""
         return self.files[name]
 
-    def tensors(self) -> tuple[TensorMap, TensorMap]:
+    def model(self) -> Model:
         """Fresh parameters and state."""
-        found = model_tensors(self.model)
-        return _packed(found.params), _packed(found.state)
+        found = model_tensors(self.module)
+        return Model(
+            params=_packed(found.params),
+            state=_packed(found.state),
+            num_classes=len(self.manifest.classes),
+        )
 
     def write(self, path: Path, key: Ed25519PrivateKey) -> None:
         """Write a signed bundle."""
-        params, state = self.tensors()
-        tensors = {"params.safetensors": encode(params, {}), "state.safetensors": encode(state, {})}
+        model = self.model()
+        tensors = {
+            "params.safetensors": encode(model.params, {}),
+            "state.safetensors": encode(model.state, {}),
+        }
         write_bundle(path, self.manifest, {**self.files, **tensors}, key)
+
+
+def matching(names: Iterable[str], only: Sequence[str]) -> list[str]:
+    """The models that have one of ``only`` in their names, all where it is empty.
+
+    Raises:
+        InputError: there is none.
+    """
+    known = list(names)
+    found = [name for name in known if not only or any(part in name for part in only)]
+    if not found:
+        raise InputError(f"--only {' '.join(only)}: no such model; there are {', '.join(known)}")
+    return found
 
 
 def export_case(case: Case) -> Exported:
@@ -149,7 +170,7 @@ def export_case(case: Case) -> Exported:
     files = {_file(name): to_onnx(program, name=name) for name, program in programs.items()}
     files |= {_tflite(name): to_tflite({name: program}) for name, program in programs.items()}
     return Exported(
-        model=model,
+        module=model,
         captured=train,
         manifest=_manifest(model, programs, case, classes),
         files=files,

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,10 +20,10 @@ from protofleet.threads import thread_variables
 _NUMBA = {"with Numba": "1", "without Numba": "0"}
 
 
-def run(*, quick: bool) -> list[Row]:
+def run(*, quick: bool) -> Iterator[list[Row]]:
     """Rows for HART with ALP (FedAli) and, unless quick, the perceptron (FedAvg)."""
     specs = ("hart_alp",) if quick else ("hart_alp", "mlp")
-    return [row for case in CASES if case.spec in specs for row in _case(case, quick)]
+    return (_case(case, quick) for case in CASES if case.spec in specs)
 
 
 def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one call

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from protofleet.benchmarks._models import matching
 from protofleet.benchmarks._rows import Row
 from protofleet.export.build import BundleSpec, capture_programs
 from protofleet.export.models import MODELS, build_model
@@ -39,14 +40,19 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def run(*, quick: bool) -> list[Row]:
+def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[list[Row]]:
     """A row for each model and program: the largest relative difference in each runtime.
+
+    Args:
+        quick: two small models.
+        only: models with one of these in their names; empty: all.
 
     Raises:
         ExportError: a program differs by more than the tolerance.
+        InputError: there is no such model.
     """
     names = ("mlp", "vit_digits") if quick else tuple(sorted(MODELS))
-    return [row for name in names for row in _rows(name)]
+    return (list(_rows(name)) for name in matching(names, only))
 
 
 def _rows(name: str) -> Iterator[Row]:

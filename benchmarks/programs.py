@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -18,12 +18,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, export_case
+from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, export_case, matching
 from protofleet.benchmarks._rows import Row, paired_row
 from protofleet.benchmarks._timing import Sample, in_turns
 from protofleet.export.device_check import device_runner
 from protofleet.export.parity import check_parity
-from protofleet.runtime import Kernels, open_programs
+from protofleet.runtime import Kernels, open_classifier, open_programs
 from protofleet.runtime.programs import Programs
 from protofleet.strategies.types import Batch
 
@@ -37,15 +37,30 @@ _SIDES: Mapping[str, tuple[Literal["onnx", "litert"], Kernels]] = {
 }
 """Backend and kernels by name in the table."""
 
+_FIXED: Mapping[str, Literal["onnx", "litert"]] = {
+    "ONNX, fixed values": "onnx",
+    "LiteRT, fixed values": "litert",
+}
+"""Programs with the model inside, for inference alone."""
+
 Sides = dict[str, Callable[[], object]]
 
 
-def run(*, quick: bool) -> list[Row]:
-    """Rows of every model at one and two threads; a quick run leaves out what has to compile."""
+def run(*, quick: bool, only: Sequence[str] = ()) -> Iterator[list[Row]]:
+    """Each model's rows at one and two threads.
+
+    Args:
+        quick: the first model, few samples, and nothing that has to compile.
+        only: models with one of these in their names; empty: all.
+
+    Raises:
+        InputError: there is no such model.
+    """
     repeats = 5 if quick else 15
-    cases = CASES[:1] if quick else CASES
     compiles = not quick and compiler() is not None
-    return [row for case in cases for row in _case(case, repeats, compiles=compiles)]
+    names = matching((case.spec for case in CASES), only)
+    cases = [case for case in CASES if case.spec in names]
+    return (_case(case, repeats, compiles=compiles) for case in (cases[:1] if quick else cases))
 
 
 def compiler() -> str | None:
@@ -55,16 +70,16 @@ def compiler() -> str | None:
 
 def _case(case: Case, repeats: int, *, compiles: bool) -> list[Row]:
     exported = export_case(case)
-    tensors = exported.tensors()
-    device = device_runner("train", exported.manifest, exported.files, tensors)
+    own = exported.model()
+    device = device_runner("train", exported.manifest, exported.files, (own.params, own.state))
     parity = check_parity(
-        exported.model, exported.captured, exported.train, name="train", runners={"device": device}
+        exported.module, exported.captured, exported.train, name="train", runners={"device": device}
     )
     facts = Row(
         bench="programs",
         case=f"{case.name}: parameters and worst difference",
         details={
-            "params": tensors[0].layout.size,
+            "params": own.params.layout.size,
             "worst_relative_error": parity.worst_error,
             "torch_compile": float(compiles),
         },
@@ -102,10 +117,12 @@ def measured(
         for side, (b, k) in _SIDES.items()
         if side != "ONNX, plain graph" or b"Alp" in exported.train
     }
-    sides[_EAGER] = call[1](exported, exported.model)
+    if program == "infer":
+        sides |= {side: _fixed_window(exported, b, threads) for side, b in _FIXED.items()}
+    sides[_EAGER] = call[1](exported, exported.module)
     if compiles:
         torch.compiler.reset()
-        sides[_COMPILED] = call[1](exported, torch.compile(exported.model))
+        sides[_COMPILED] = call[1](exported, torch.compile(exported.module))
     (once,) = in_turns({_EAGER: sides[_EAGER]}, repeats=1)[_EAGER]
     calls = max(1, round(_SAMPLE_S / once.wall_s))
     samples = in_turns(sides, repeats=repeats, calls=calls)
@@ -146,20 +163,26 @@ def _kilobytes(exported: Exported, program: str, side: str) -> dict[str, float]:
 
 def _our_step(exported: Exported, programs: Programs) -> Callable[[], object]:
     grad_fn = programs.grad_fns[OBJECTIVE]
-    params, state = exported.tensors()
+    model = exported.model()
     batch: Batch = {"x": exported.x, "y": exported.y}
     rng = np.random.default_rng(0)
-    return lambda: grad_fn(params, state, batch, rng)
+    return lambda: grad_fn(model.params, model.state, batch, rng)
 
 
 def _our_window(exported: Exported, programs: Programs) -> Callable[[], object]:
-    params, state = exported.tensors()
-    window = exported.x[:1]
-    return lambda: programs.predict(params, state, window, batch_size=1)
+    model, window = exported.model(), exported.x[:1]
+    return lambda: programs.predict(model.params, model.state, window, batch_size=1)
+
+
+def _fixed_window(
+    exported: Exported, backend: Literal["onnx", "litert"], threads: int
+) -> Callable[[], object]:
+    classifier, window = open_classifier(exported, backend=backend, threads=threads), exported.x[:1]
+    return lambda: classifier.predict(window)
 
 
 def _their_step(exported: Exported, forward: Callable[..., Any]) -> Callable[[], object]:
-    model = exported.model
+    model = exported.module
     x, y = torch.from_numpy(exported.x), torch.from_numpy(exported.y)
     params = [value for value in model.parameters() if value.requires_grad]
 
@@ -172,7 +195,7 @@ def _their_step(exported: Exported, forward: Callable[..., Any]) -> Callable[[],
 
 
 def _their_window(exported: Exported, forward: Callable[..., Any]) -> Callable[[], object]:
-    model, window = exported.model, torch.from_numpy(exported.x[:1])
+    model, window = exported.module, torch.from_numpy(exported.x[:1])
 
     def infer() -> object:
         _set_training(model, training=False)

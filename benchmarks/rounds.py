@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ _PROTOFLEET = [sys.executable, "-m", "protofleet"]
 _Process = subprocess.Popen[bytes]
 
 
-def run(*, quick: bool) -> list[Row]:
+def run(*, quick: bool) -> Iterator[list[Row]]:
     """A row per model size.
 
     Raises:
         UnavailableError: Mosquitto is not installed, or the federation did not finish.
     """
     rounds = 4 if quick else 11
-    return [_row(floats, rounds) for floats in _SIZES]
+    return ([_row(floats, rounds)] for floats in _SIZES)
 
 
 def _row(floats: int, rounds: int) -> Row:

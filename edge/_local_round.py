@@ -143,10 +143,9 @@ class LocalTraining:
         new_state, update = self._learner.train(
             current.strategy, stored.state, payload, seed=task.seed, cancelled=self._cancelled
         )
-        self._learner.measure_inference(
-            *current.strategy.client_model(new_state),
-            score=current.strategy.client_score(new_state),
-        )
+        model = current.strategy.client_model(new_state)
+        rule = current.strategy.client_score(new_state)
+        self._learner.measure_inference(self._learner.window_scores(*model, score=rule))
         costs = meter.take()
         with meter.phase("encode"):
             encoded = encode_update(

@@ -9,7 +9,7 @@ from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime import BackendName
+from protofleet.runtime import BackendName, open_classifier
 from protofleet.strategies.scores import accuracy, macro_f1
 from protofleet.strategies.updates import percentiles
 from protofleet.wire.bundle import Bundle
@@ -23,7 +23,7 @@ class PersonalScores:
         round_id: the last delivered round, whose model this is.
         examples: size of the test part.
         macro_f1, accuracy: on the test part, in batches of 32.
-        infer_ms: percentiles of the latency of one window.
+        infer_ms: percentiles of the latency of one window, with the model inside the program.
     """
 
     round_id: int
@@ -57,7 +57,8 @@ def score_personal(
     counts = learner.evaluate(*model, score=rule).own
     if counts is None:
         raise InputError("device data: expected test examples to infer on, got none")
-    learner.measure_inference(*model, score=rule)
+    classifier = open_classifier(bundle, model=model, score=rule, backend=backend, threads=threads)
+    learner.measure_inference(classifier.predict)
     return PersonalScores(
         round_id=state.round_id,
         examples=int(counts.sum()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -204,13 +204,19 @@ class Learner:
             x = own.x_test if view is None else view(own.x_test, own.boxes_test)
             return self._count(self._scores(params, state, x, None), own.y_test)
 
-    def measure_inference(
+    def window_scores(
         self, params: TensorMap, state: TensorMap, *, score: Score | None = None
-    ) -> None:
-        """Time the inference of single windows, as a device in use would run it.
+    ) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
+        """Scores a model by the programs that training has loaded, window by window.
 
-        ``score`` classifies the features in place of the model's head; its time counts too.
+        ``score`` classifies the features in place of the model's head.
         """
+        return lambda x: self._scores(params, state, x, score, batch_size=1)
+
+    def measure_inference(
+        self, scores: Callable[[NDArray[np.float32]], NDArray[np.float32]]
+    ) -> None:
+        """Time ``scores`` on single windows, as a device in use would call it."""
         own = self._own
         x = own.x_test if len(own.y_test) else own.x_train
         if not len(x):
@@ -219,10 +225,10 @@ class Learner:
             for call in range(_WARM_UP_CALLS + _MEASURED_CALLS):
                 window = x[call % len(x) : call % len(x) + 1]
                 if call < _WARM_UP_CALLS:
-                    self._scores(params, state, window, score, batch_size=1)
+                    scores(window)
                     continue
                 with self.meter.inference():
-                    self._scores(params, state, window, score, batch_size=1)
+                    scores(window)
 
     def _tools(self, rng: np.random.Generator) -> ClientTools:
         own, programs = self._own, self._programs

@@ -47,8 +47,8 @@ class OnnxBackend:
         return self._programs[program].file
 
     def open(self, program: str) -> OnnxRunner:
-        """A runner with a new session."""
-        model, ports = self._models[program], self._programs[program]
+        """A runner with a new session; a program is opened once, and its file then forgotten."""
+        model, ports = self._models.pop(program), self._programs[program]
         calls_back = self.uses_kernels and _alp.contains_alp(model)
         session = _open_session(model, ports, threads=self._threads, use_kernels=calls_back)
         release()

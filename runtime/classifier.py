@@ -1,4 +1,4 @@
-"""A bundle's model as a classifier of its own, at a precision and with the bundle's own values."""
+"""A bundle's model as a classifier with fixed values, at a precision."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._backend import BackendName, ProgramSource, open_backend
+from protofleet.runtime._freeze import Frozen
 from protofleet.runtime._infer import InferProgram
 from protofleet.runtime._program import Source
+from protofleet.strategies.types import Score
 from protofleet.wire.manifest import Precision
 from protofleet.wire.tensors import Layout, Model, TensorMap
+
+_PROGRAMS = {"logits": "infer", "features": "features"}
+_NOTHING = TensorMap.zeros(Layout(()))
 
 
 class ModelSource(ProgramSource, Protocol):
@@ -25,7 +30,7 @@ class ModelSource(ProgramSource, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classifier:
-    """Logits of examples by the bundle's own parameters and state.
+    """Scores of examples by parameters and state that do not change.
 
     Attributes:
         backend: who runs it.
@@ -35,10 +40,10 @@ class Classifier:
     backend: Literal["onnx", "litert"]
     precision: Precision
     _program: InferProgram
-    _values: tuple[TensorMap, TensorMap]
+    _score: Score | None
 
     def predict(self, x: NDArray[np.float32], *, batch_size: int = 1) -> NDArray[np.float32]:
-        """Logits ``(n, C) float32`` of ``x``, ``(n, …) float32``.
+        """Logits ``(n, C) float32`` of ``x``, ``(n, …) float32``, or what a ``score`` makes.
 
         Batches are consecutive rows, the last one partial.
 
@@ -46,55 +51,65 @@ class Classifier:
             InputError: ``x`` does not fit the program, or ``batch_size`` is below 1.
             ProvisionError: the program failed or does not fit its manifest.
         """
-        return self._program(*self._values, x, batch_size)
+        found = self._program(_NOTHING, _NOTHING, x, batch_size)
+        return found if self._score is None else self._score(found)
 
 
-def open_classifier(
+def open_classifier(  # noqa: PLR0913 - what a caller chooses, each by keyword
     bundle: ModelSource,
     *,
     precision: Precision = "float32",
+    model: tuple[TensorMap, TensorMap] | None = None,
+    score: Score | None = None,
     backend: BackendName = "auto",
     threads: int = 1,
 ) -> Classifier:
-    """Prepare the bundle's classifier of a precision; it is loaded at its first call.
+    """Prepare a classifier with fixed values; it is loaded at its first call.
+
+    It answers faster than ``Programs.predict``, which reads parameters and state where they lie at
+    the time, and it holds a copy of them.
 
     Args:
         bundle: a verified bundle.
-        precision: ``float32`` is the program ``infer`` with the bundle's parameters; the others
-            have values of their own: ``infer_float16``, ``infer_int8``.
+        precision: ``float32`` is the program ``infer``; the others, ``infer_float16`` and
+            ``infer_int8``, have the bundle's values in their files.
+        model: parameters and state, copied; None: the bundle's own.
+        score: classifies features ``(n, d)`` in place of the model's head.
         backend: who runs it.
         threads: threads of the runtime.
 
     Raises:
-        InputError: ``threads`` below 1, or a backend that is not installed.
+        InputError: ``threads`` below 1, a backend that is not installed, ``model`` does not fit
+            the bundle, or ``model`` or ``score`` with another precision than ``float32``.
         ProvisionError: the bundle has no such program, or its ports contradict the manifest.
     """
     if threads < 1:
         raise InputError(f"threads: expected at least 1, got {threads}")
-    baked = precision != "float32"
-    name = f"infer_{precision}" if baked else "infer"
+    fixed = precision != "float32"
+    if fixed and not (model is None and score is None):
+        raise InputError(f"precision '{precision}': its program has values and a head of its own")
+    output = "logits" if score is None else "features"
+    name = f"infer_{precision}" if fixed else _PROGRAMS[output]
     program = bundle.manifest.programs.get(name)
     if program is None or program.precision != precision:
         raise ProvisionError(
             f"bundle '{bundle.manifest.name}': has no {precision} program '{name}', only "
             f"{sorted(bundle.manifest.programs)}"
         )
-    opened = open_backend(backend, bundle, {name: program}, threads=threads, kernels="auto")
-    values = _none() if baked else _own(bundle)
-    source = Source(name, program, (values[0].layout, values[1].layout), opened)
+    source: ProgramSource = bundle
+    if not fixed:
+        source = frozen = Frozen(bundle, name, _own(bundle) if model is None else model)
+        program = frozen.program
+    opened = open_backend(backend, source, {name: program}, threads=threads, kernels="auto")
+    layouts = (_NOTHING.layout, _NOTHING.layout)
     return Classifier(
         backend=opened.name,
         precision=precision,
-        _program=InferProgram(source, "logits"),
-        _values=values,
+        _program=InferProgram(Source(name, program, layouts, opened), output),
+        _score=score,
     )
 
 
 def _own(bundle: ModelSource) -> tuple[TensorMap, TensorMap]:
     model = bundle.model()
     return model.params, model.state
-
-
-def _none() -> tuple[TensorMap, TensorMap]:
-    empty = Layout(())
-    return TensorMap.zeros(empty), TensorMap.zeros(empty)

@@ -244,17 +244,18 @@ def _started() -> Result:
 
 
 def _measure(
-    result: Result, names: tuple[str, ...], json_file: Path | None, *, quick: bool
+    result: Result, names: tuple[str, ...], json_file: Path | None, **options: Any
 ) -> None:
     from protofleet.benchmarks import _rows
 
     for name in names:
         click.echo(f"measuring {name} …", err=True)
-        found = importlib.import_module(f"protofleet.benchmarks.{name}").run(quick=quick)
-        _rows.show(found, click.echo)
-        result.rows.extend(found)
-        if json_file is not None:
-            result.write(json_file)
+        module = importlib.import_module(f"protofleet.benchmarks.{name}")
+        for found in module.run(**options):
+            _rows.show(found, click.echo)
+            result.rows.extend(found)
+            if json_file is not None:
+                result.write(json_file)
 
 
 def _measure_kernels(
@@ -284,15 +285,19 @@ def _measure_kernels(
         draw(plot, rows, [one.case for one in planned], result.machine)
 
 
-def _command(name: str, summary: str) -> None:
-    def command(json_file: Path | None, quick: bool) -> None:
-        _measure(_started(), (name,), json_file, quick=quick)
-
-    options: Callable[[Callable[..., None]], Any] = bench.command(name, help=summary)
-    options(_quick(_json(command)))
+_only_model = click.option("--only", multiple=True, metavar="MODEL", help="Such models; repeat.")
 
 
-_command("programs", "Training steps against PyTorch eager.")
+def _command(name: str, summary: str, *more: Callable[[Any], Any]) -> None:
+    def command(json_file: Path | None, **options: Any) -> None:
+        _measure(_started(), (name,), json_file, **options)
+
+    for option in (*more, _json, _quick):
+        command = option(command)
+    bench.command(name, help=summary)(command)
+
+
+_command("programs", "Inference and training steps against PyTorch; long.", _only_model)
 _command("memory", "Peak memory of a device, with and without Numba.")
 _command("rounds", "Rounds over Mosquitto: seconds, bytes, memory.")
-_command("parity", "Every program of every model against PyTorch, in every runtime; long.")
+_command("parity", "Every program of every model against PyTorch; long.", _only_model)

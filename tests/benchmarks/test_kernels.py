@@ -211,7 +211,7 @@ def test_a_figure_without_a_curve_and_a_target_is_not_drawn(tmp_path):
 @pytest.mark.usefixtures("tiny")
 def test_all_benchmarks_share_one_file_and_draw_the_kernels(tmp_path, monkeypatch):
     other = Row(bench="programs", case="step", threads=1, ours_ms=1.0)
-    module = SimpleNamespace(run=lambda quick: [other] if quick else [])
+    module = SimpleNamespace(run=lambda quick: [[other]] if quick else [])
     monkeypatch.setitem(sys.modules, "protofleet.benchmarks.programs", module)
     monkeypatch.setattr(cli, "_TIMED", ("programs",))
     files = {"--json": tmp_path / "all.json", "--plot": tmp_path / "all.png"}

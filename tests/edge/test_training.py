@@ -115,7 +115,8 @@ def test_a_round_is_measured_step_by_step(world):
     learner = _learner(world, _data())
     learner.warm_up()
     state, _ = _round(learner)
-    learner.measure_inference(*learner.strategy("fedavg", SETTINGS).client_model(state))
+    model = learner.strategy("fedavg", SETTINGS).client_model(state)
+    learner.measure_inference(learner.window_scores(*model))
     costs = learner.meter.take()
     assert len(costs.train_step_ms) == 2 * 4
     assert len(costs.infer_ms) == 30
@@ -187,7 +188,7 @@ def test_a_rule_on_features_is_scored_and_timed_in_the_place_of_the_head(world):
         return -features
 
     assert learner.evaluate(params, learner.model.state, score=least).own.trace() == 0
-    learner.measure_inference(params, learner.model.state, score=least)
+    learner.measure_inference(learner.window_scores(params, learner.model.state, score=least))
     assert calls == [5, *[1] * 33]
     assert len(learner.meter.take().infer_ms) == 30
 

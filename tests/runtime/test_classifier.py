@@ -10,7 +10,7 @@ import pytest
 from onnx import helper
 
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime import open_classifier
+from protofleet.runtime import open_classifier, open_programs
 from protofleet.wire.tensors import Model, TensorMap
 
 
@@ -32,6 +32,11 @@ def model_bundle(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return bundle
 
 
+def _values(bundle: Any) -> tuple[TensorMap, TensorMap]:
+    model = bundle.model()
+    return model.params, model.state
+
+
 @pytest.fixture
 def x() -> np.ndarray:
     return np.random.default_rng(3).normal(size=(7, 3)).astype(np.float32)
@@ -44,6 +49,47 @@ def test_float32_is_the_program_with_the_bundles_parameters(model_bundle, x):
     np.testing.assert_array_equal(classifier.predict(x), np.zeros_like(x))
     expected = np.concatenate([(part - part.sum(0)) * [1, 2, 3] for part in (x[:4], x[4:])])
     np.testing.assert_allclose(classifier.predict(x, batch_size=4), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_its_values_are_those_of_its_opening(model_bundle, x):
+    params, state = (TensorMap.zeros(layout) for layout in model_bundle.layouts)
+    params["w"][...] = [4, 5, 6]
+    classifier = open_classifier(model_bundle, model=(params, state))
+    expected = (x - x.sum(0)) * np.float32([4, 5, 6])
+    np.testing.assert_allclose(classifier.predict(x, batch_size=7), expected, rtol=1e-5, atol=1e-6)
+    params["w"][...] = 0
+    np.testing.assert_allclose(classifier.predict(x, batch_size=7), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rule_scores_features_in_the_place_of_the_head(model_bundle, x):
+    program = model_bundle.programs["features"]
+    want = open_programs(model_bundle).features(*_values(model_bundle), x, batch_size=4)
+    classifier = open_classifier(model_bundle, score=lambda features: -2 * features)
+    assert program.outputs[0].key == "features"
+    np.testing.assert_allclose(classifier.predict(x, batch_size=4), -2 * want, rtol=1e-6)
+
+
+def test_a_model_of_another_shape_is_refused(model_bundle):
+    _, state = _values(model_bundle)
+    other = TensorMap.pack({"w": np.zeros(4, np.float32)})
+    with pytest.raises(InputError, match=r"expected param 'w' of \(3,\), got \(4,\)"):
+        open_classifier(model_bundle, model=(other, state))
+    with pytest.raises(InputError, match=r"expected param 'w' of \(3,\), got nothing"):
+        open_classifier(model_bundle, model=(state, state))
+
+
+def test_a_program_with_values_of_its_own_takes_no_others(model_bundle):
+    with pytest.raises(InputError, match="'int8': its program has values and a head of its own"):
+        open_classifier(model_bundle, precision="int8", model=_values(model_bundle))
+
+
+@pytest.mark.parametrize("backend", ["onnx", "litert"])
+def test_a_damaged_file_is_an_error_with_its_name(model_bundle, backend):
+    infer = model_bundle.programs["infer"]
+    model_bundle.programs["infer"] = msgspec.structs.replace(infer, tflite="programs/p.tflite")
+    model_bundle.files[infer.file] = model_bundle.files["programs/p.tflite"] = b"\xff" * 40
+    with pytest.raises(ProvisionError, match=r"programs/(logits\.onnx|p\.tflite)"):
+        open_classifier(model_bundle, backend=backend).predict(np.zeros((1, 3), np.float32))
 
 
 def test_another_precision_is_a_program_with_its_own_values(model_bundle, x):

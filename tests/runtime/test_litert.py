@@ -129,9 +129,12 @@ def test_the_classifier_runs_on_litert(both, values, x, monkeypatch):
     monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
     onnx, litert = (open_classifier(both, backend=name) for name in ("onnx", "litert"))
     assert litert.backend == "litert"
-    np.testing.assert_allclose(
-        litert.predict(x, batch_size=32), onnx.predict(x, batch_size=32), rtol=1e-4, atol=1e-5
-    )
+    for size in (32, 1, 7):
+        got, want = (one.predict(x, batch_size=size) for one in (litert, onnx))
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    fixed = litert.predict(x)
+    values[0]["w"][...] = 0
+    np.testing.assert_array_equal(litert.predict(x), fixed)
 
 
 def test_a_bundle_without_tflite_says_how_to_get_it(bundle):

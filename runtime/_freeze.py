@@ -1,0 +1,172 @@
+"""Programs with parameters and state inside, which a runtime prepares once instead of at each call.
+
+A runtime packs the matrices of a product into the order in which its kernels read them. It does so
+while it loads constants, and anew in every call for what is an input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, ProtofleetError, ProvisionError
+from protofleet.runtime._backend import ProgramSource
+from protofleet.wire.manifest import Manifest
+from protofleet.wire.tensors import TensorMap
+
+Values = Mapping[str, NDArray[np.float32]]
+"""Constants by the name of the input in whose place they come."""
+
+_FLOAT = 1  # TensorProto.DataType.FLOAT of the ONNX specification
+
+
+class Frozen:
+    """One program of a bundle with a model inside (``_backend.ProgramSource``).
+
+    Attributes:
+        program: its signature, without ports of parameters and state.
+
+    Raises:
+        InputError: the model does not fit the program.
+    """
+
+    def __init__(
+        self, bundle: ProgramSource, name: str, model: tuple[TensorMap, TensorMap]
+    ) -> None:
+        program = bundle.manifest.programs[name]
+        tensors = dict(zip(("param", "state"), model, strict=True))
+        inside = [port for port in program.inputs if port.role in tensors]
+        for port in inside:
+            found = tensors[port.role].get(port.key)
+            if found is None or found.shape != port.shape:
+                raise InputError(
+                    f"model: expected {port.role} '{port.key}' of {port.shape}, got "
+                    f"{'nothing' if found is None else found.shape}"
+                )
+        rest = tuple(port for port in program.inputs if port.role not in tensors)
+        self.program = msgspec.structs.replace(program, inputs=rest)
+        self._bundle, self._name = bundle, name
+        self._values = {port.name: tensors[port.role][port.key] for port in inside}
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's."""
+        return self._bundle.manifest
+
+    def read(self, name: str, /) -> bytes:
+        """The program's file with the model inside."""
+        model = self._bundle.read(name)
+        try:
+            if name == self.program.tflite:
+                return freeze_tflite(model, self._name, self._values)
+            return freeze_onnx(model, self._values)
+        except ProtofleetError:
+            raise
+        except Exception as error:  # what reading damaged bytes raises has no narrower root
+            raise ProvisionError(f"program '{name}': does not load: {error}") from error
+
+
+def freeze_onnx(model: bytes, values: Values) -> bytes:
+    """An ONNX model in which ``values`` are initialisers and no longer inputs.
+
+    Raises:
+        InputError: the protobuf package, which ONNX Runtime's wheel brings, is not installed.
+    """
+    found = _messages()["Model"]()
+    found.ParseFromString(model)
+    inputs = [one for one in found.graph.input if one.name not in values]
+    del found.graph.input[:]
+    found.graph.input.extend(inputs)
+    for name, value in values.items():
+        found.graph.initializer.add(
+            dims=value.shape, data_type=_FLOAT, name=name, raw_data=value.tobytes()
+        )
+    data: bytes = found.SerializeToString()
+    return data
+
+
+@cache
+def _messages() -> dict[str, Any]:
+    """The messages of the ONNX specification (onnx.proto3) as far as freezing changes them.
+
+    The package onnx is not for devices. What a message does not name, protobuf keeps as it is.
+    """
+    try:
+        from google.protobuf import (  # noqa: PLC0415 only who freezes pays for it
+            descriptor_pb2,
+            descriptor_pool,
+            message_factory,
+        )
+    except ImportError as error:
+        raise InputError(
+            "a classifier on ONNX Runtime: protobuf is not installed: pip install protobuf, or on "
+            "Debian: sudo apt install python3-protobuf"
+        ) from error
+    package = "protofleet.onnx"
+    kind = descriptor_pb2.FieldDescriptorProto
+    fields: dict[str, dict[str, tuple[int, Any, bool]]] = {
+        "Model": {"graph": (7, "Graph", False)},
+        "Graph": {"initializer": (5, "Tensor", True), "input": (11, "Input", True)},
+        "Input": {"name": (1, kind.TYPE_STRING, False)},
+        "Tensor": {
+            "dims": (1, kind.TYPE_INT64, True),
+            "data_type": (2, kind.TYPE_INT32, False),
+            "name": (8, kind.TYPE_STRING, False),
+            "raw_data": (9, kind.TYPE_BYTES, False),
+        },
+    }
+    file = descriptor_pb2.FileDescriptorProto(name=package, package=package, syntax="proto3")
+    for message, its_fields in fields.items():
+        described = file.message_type.add(name=message)
+        for name, (number, of, repeated) in its_fields.items():
+            label = kind.LABEL_REPEATED if repeated else kind.LABEL_OPTIONAL
+            field = described.field.add(name=name, number=number, label=label)
+            if isinstance(of, str):
+                field.type, field.type_name = kind.TYPE_MESSAGE, f".{package}.{of}"
+            else:
+                field.type = of
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return {
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in fields
+    }
+
+
+def freeze_tflite(model: bytes, signature: str, values: Values) -> bytes:
+    """A TFLite model of one signature in which ``values`` are constants and no longer inputs."""
+    import flatbuffers  # noqa: PLC0415 only who freezes pays for it
+    from ai_edge_litert import schema_py_generated as schema  # noqa: PLC0415 as above
+
+    root = schema.Model.GetRootAs(model)
+    definitions = (root.SignatureDefs(i) for i in range(root.SignatureDefsLength()))
+    chosen = {one.SignatureKey().decode(): one for one in definitions}[signature]
+    described = schema.SignatureDefT.InitFromObj(chosen)
+    graph = schema.SubGraphT.InitFromObj(root.Subgraphs(described.subgraphIndex))
+    described.subgraphIndex = 0
+    buffers = [schema.BufferT.InitFromObj(root.Buffers(i)) for i in range(root.BuffersLength())]
+    named = {entry.name.decode(): entry.tensorIndex for entry in described.inputs}
+    fixed = {named[name]: value for name, value in values.items()}
+    for index, value in fixed.items():
+        graph.tensors[index].buffer = len(buffers)
+        buffers.append(schema.BufferT(data=value.reshape(-1).view(np.uint8)))
+    graph.inputs = [index for index in graph.inputs if index not in fixed]
+    described.inputs = [entry for entry in described.inputs if entry.tensorIndex not in fixed]
+    frozen = schema.ModelT(
+        version=root.Version(),
+        operatorCodes=[
+            schema.OperatorCodeT.InitFromObj(root.OperatorCodes(i))
+            for i in range(root.OperatorCodesLength())
+        ],
+        subgraphs=[graph],
+        buffers=buffers,
+        signatureDefs=[described],
+    )
+    builder = flatbuffers.Builder(sum(buffer.nbytes for buffer in fixed.values()) + len(model))
+    builder.Finish(frozen.Pack(builder), b"TFL3")
+    return bytes(builder.Output())
