@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
+# A file's tests share what is slow to make, so they stay in one process; each has one thread.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 STAMP := $(VENV)/.installed
 
 .PHONY: demo test check format bench aarch64 wheel clean
@@ -11,9 +13,9 @@ demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="-
 	$(BIN)/protofleet demo $(ARGS)
 
 test: $(STAMP) ## every test that this machine can run; the kernels' also as plain Python
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 ifeq ($(ARGS),)
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/kernels
+	NUMBA_DISABLE_JIT=1 $(PYTEST) tests/kernels
 endif
 
 check: $(STAMP) ## lint, formatting and types

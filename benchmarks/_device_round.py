@@ -1,6 +1,6 @@
 """One local round in a process of its own, as a device runs it; prints its figures as JSON.
 
-Run as ``python -m protofleet.benchmarks._device_round BUNDLE EXAMPLES``.
+Run as ``python -m protofleet.benchmarks._device_round BUNDLE EXAMPLES BACKEND``.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import statistics
 import sys
 import threading
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,12 +21,12 @@ from protofleet.edge.meter import peak_rss_bytes
 from protofleet.wire.bundle import Bundle
 
 
-def main(path: Path, examples: int) -> dict[str, float]:
+def main(path: Path, examples: int, backend: Literal["onnx", "litert"]) -> dict[str, float]:
     """Train one epoch of the bundle's strategy and evaluate."""
     bundle = Bundle.open(path)
     data = LocalData(own=_data(bundle, examples))
     opened = peak_rss_bytes()
-    learner = open_learner(bundle, data, threads=1, device_id="bench")
+    learner = open_learner(bundle, data, threads=1, device_id="bench", backend=backend)
     learner.warm_up()  # as a device does before its first round
     strategy = learner.strategy(bundle.manifest.strategy.name, {"epochs": 1, "batch_size": 64})
     payload = strategy.downlink(
@@ -55,4 +56,4 @@ def _data(bundle: Bundle, examples: int) -> DeviceData:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]))))
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))

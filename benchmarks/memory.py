@@ -1,4 +1,4 @@
-"""Peak memory of a device process through one local round, with and without Numba."""
+"""Peak memory of a device process through one local round: runtimes, with and without Numba."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from protofleet.benchmarks._rows import Row
 from protofleet.errors import UnavailableError
 from protofleet.threads import thread_variables
 
-_NUMBA = {"with Numba": "1", "without Numba": "0"}
+_WAYS = {
+    "ONNX Runtime, with Numba": ("onnx", "1"),
+    "ONNX Runtime, without Numba": ("onnx", "0"),
+    "LiteRT, without Numba": ("litert", "0"),
+}
+"""Backend, and whether the kernels are compiled."""
 
 
 def run(*, quick: bool) -> Iterator[list[Row]]:
@@ -38,17 +43,18 @@ def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one 
                 bench="memory",
                 case=f"{case.name}: one {strategy} round, {how}",
                 threads=1,
-                details=_figures(path, examples, numba),
+                details=_figures(path, examples, way),
             )
-            for how, numba in _NUMBA.items()
+            for how, way in _WAYS.items()
         ]
 
 
-def _figures(bundle: Path, examples: int, numba: str) -> dict[str, float]:
+def _figures(bundle: Path, examples: int, way: tuple[str, str]) -> dict[str, float]:
+    backend, numba = way
     command = [sys.executable, "-m", "protofleet.benchmarks._device_round"]
     environment = {**os.environ, **thread_variables(1), "PROTOFLEET_NUMBA": numba}
     done = subprocess.run(
-        [*command, str(bundle), str(examples)],
+        [*command, str(bundle), str(examples), backend],
         env=environment,
         capture_output=True,
         text=True,

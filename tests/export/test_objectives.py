@@ -19,7 +19,7 @@ from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
-from protofleet.export.parity import check_parity, stock_runner
+from protofleet.export.parity import TOLERANCE, check_parity, stock_runner
 from protofleet.runtime import open_programs
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.manifest import Preprocessing
@@ -243,14 +243,21 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]]
 
 @pytest.mark.parametrize("name", _MODELS)
 def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
-    """Plain ONNX Runtime and the device's runtime, dropout and all."""
+    """Plain ONNX Runtime and the device's runtime, dropout and all.
+
+    LiteRT is held to the tolerance of every export: of CDFL's gradients in a net of 6 units some
+    are small differences of large numbers, and its kernels differ from processor to processor.
+    """
     torch.manual_seed(3)
     settings, shape, classes, objectives = _MODELS[name]
     spec = _spec(shape, objectives, classes)
     report = export_bundle(build_model(name, **settings), spec, out=tmp_path / "a.pfb", key=_KEY)
     names = [record.program for record in report.parity]
     assert names == ["infer", "features", "train", *(f"train_{o}" for o in objectives[1:])]
-    assert max(record.worst_error for record in report.parity) < 2e-5
+    for record in report.parity:
+        errors = dict(record.by_runner)
+        assert errors.pop("LiteRT") <= TOLERANCE
+        assert len(errors) == 2 and max(errors.values()) < 2e-5
 
 
 @pytest.mark.parametrize("name", _COMMON)
