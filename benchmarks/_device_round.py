@@ -10,18 +10,19 @@ import statistics
 import sys
 import threading
 from pathlib import Path
-from typing import Literal
 
+import msgspec
 import numpy as np
 
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.edge.meter import peak_rss_bytes
+from protofleet.runtime import BackendName
 from protofleet.wire.bundle import Bundle
 
 
-def main(path: Path, examples: int, backend: Literal["onnx", "litert"]) -> dict[str, float]:
+def main(path: Path, examples: int, backend: BackendName) -> dict[str, float]:
     """Train one epoch of the bundle's strategy and evaluate."""
     bundle = Bundle.open(path)
     data = LocalData(own=_data(bundle, examples))
@@ -55,5 +56,10 @@ def _data(bundle: Bundle, examples: int) -> DeviceData:
     )
 
 
+def _backend(name: str) -> BackendName:
+    backend: BackendName = msgspec.convert(name, BackendName)
+    return backend
+
+
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]), int(sys.argv[2]), _backend(sys.argv[3]))))

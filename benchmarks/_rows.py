@@ -133,9 +133,11 @@ def _memory_bytes() -> int:
 
 
 def show(rows: Iterable[Row], echo: Callable[[str], object]) -> None:
-    """A plain table on ``echo``."""
+    """A plain table on ``echo``, without columns that are empty."""
     head = ("bench", "case", "threads", "ours ms", "baseline", "ms", "ratio", "details")
-    for line in aligned([head, *(_cells(row) for row in rows)]):
+    columns = zip(head, *map(_cells, rows), strict=True)
+    filled = [column for column in columns if any(column[1:])]
+    for line in aligned(list(zip(*filled, strict=True))):
         echo(line)
 
 

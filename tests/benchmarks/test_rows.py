@@ -42,6 +42,7 @@ def test_the_table_has_a_line_for_each_row():
     lines: list[str] = []
     show([Row(bench="rounds", case="four devices", details={"device_rss_mb": 80.5})], lines.append)
     assert len(lines) == 2
+    assert lines[0].split() == ["bench", "case", "details"]
     assert "four devices" in lines[1]
     assert "device_rss_mb 80.5" in lines[1]
 

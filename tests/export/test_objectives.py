@@ -257,7 +257,8 @@ def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
     for record in report.parity:
         errors = dict(record.by_runner)
         assert errors.pop("LiteRT") <= TOLERANCE
-        assert len(errors) == 2 and max(errors.values()) < 2e-5
+        assert len(errors) == 2
+        assert max(errors.values()) < 2e-5
 
 
 @pytest.mark.parametrize("name", _COMMON)
