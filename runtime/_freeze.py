@@ -131,11 +131,11 @@ def _messages() -> dict[str, Any]:
             else:
                 field.type = of
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
-        for name in fields
-    }
+    pool.AddSerializedFile(file.SerializeToString())
+    # Debian 13 has protobuf 4.21, which spells it otherwise.
+    get = getattr(message_factory, "GetMessageClass", None)
+    get = get or message_factory.MessageFactory(pool).GetPrototype
+    return {name: get(pool.FindMessageTypeByName(f"{package}.{name}")) for name in fields}
 
 
 def freeze_tflite(model: bytes, signature: str, values: Values) -> bytes:

@@ -100,7 +100,8 @@ def open_classifier(  # noqa: PLR0913 - what a caller chooses, each by keyword
     if not fixed:
         source = frozen = Frozen(bundle, name, _own(bundle) if model is None else model)
         program = frozen.program
-    opened = open_backend(backend, source, {name: program}, threads=threads, kernels="auto")
+    # Of an ALP layer's graph, the runtime computes once what fixed prototypes decide.
+    opened = open_backend(backend, source, {name: program}, threads=threads, kernels="graph")
     layouts = (_NOTHING.layout, _NOTHING.layout)
     return Classifier(
         backend=opened.name,
