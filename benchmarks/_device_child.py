@@ -42,6 +42,7 @@ def main(text: str) -> None:
         )
         classifier.predict(examples.windows(1), batch_size=1)
     _infer(phases, classifier, request, examples)
+    del classifier  # a device that trains holds no second copy of the weights
     if what.precision == "float32" and request.batches:
         _train(phases, bundle, request, examples)
 

@@ -305,6 +305,8 @@ class Agent:
             self._heartbeat(self._phase.value)
 
     def _on_trained(self, trained: Trained | None) -> None:
+        if trained is None and self._stopped:
+            return
         if trained is None or self._next is not None or self._round is None:
             self._drop("a newer task came")
             return

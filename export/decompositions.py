@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
+from protofleet.errors import ExportError
 from protofleet.export import alp
 from protofleet.export.onnx_alp import alp_infer_node, alp_train_node
 
@@ -87,6 +88,8 @@ def _convolution_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of a convolution by input, weight and bias, each a convolution again."""
+    if len(stride) > 2:
+        raise ExportError(f"convolution: expected one or two spatial axes, got {len(stride)}")
     sizes = (list(stride), list(padding), list(dilation))
     by_input = by_weight = by_bias = None
     if output_mask[0] and transposed:

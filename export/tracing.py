@@ -30,7 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from protofleet.errors import ExportError
 from protofleet.export.decompositions import backward_table, forward_table
 from protofleet.export.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
-from protofleet.export.source import SourceTracker, is_users
+from protofleet.export.source import SourceTracker, is_users, place_of
 
 
 class PureFunction(Protocol):
@@ -183,13 +183,28 @@ def _record(
 
     def flat(*args: Tensor) -> Any:
         with fx_traceback.preserve_node_meta():
-            return fx.Interpreter(first).run(*args)
+            return _Placed(first).run(*args)
 
     pure = functionalize(flat, remove="mutations")
     second = make_fx(pure, decomposition_table=forward_table())(*inputs, *noise)
     _multiply_sizes(second.graph, inputs, placeholder=len(inputs) - 1)
     second.graph.eliminate_dead_code()
     return second
+
+
+class _Placed(fx.Interpreter):
+    """Runs a graph; what a decomposition refuses is told with the place that asked for it."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As ``fx.Interpreter``."""
+        try:
+            return super().run_node(n)
+        except ExportError as error:
+            raise ExportError(f"{place_of(n)}: {error}") from error
 
 
 def _multiply_sizes(graph: fx.Graph, inputs: Sequence[Tensor], *, placeholder: int) -> None:

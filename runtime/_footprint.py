@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) [0-9a-f]+ \S+ (\d+)")
+_SMAPS = Path("/proc/self/smaps")
 _DONTNEED = 4  # madvise(2), the same on every architecture of Linux
 _MMAP_THRESHOLD = -3  # mallopt(3)
 _LARGE = 1 << 20
@@ -31,7 +32,7 @@ def release() -> None:
 
     Opening a program runs most of a compiler: optimisers, parsers, LLVM. What ran once stays in
     memory until the system wants it; what runs again is read back from the page cache, a
-    microsecond a page. Does nothing where there is no Linux.
+    microsecond a page. Does what the system allows: nothing where there is no Linux.
     """
     if sys.platform != "linux":
         return
@@ -56,7 +57,11 @@ def _unwritten() -> Iterator[tuple[int, int]]:
     as anonymous, and would be lost.
     """
     start = stop = 0
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    try:
+        lines = _SMAPS.read_text().splitlines()
+    except OSError:  # a kernel or a container without it
+        return
+    for line in lines:
         if found := _MAPPING.match(line):
             inode, writable = int(found[4]), "w" in found[3] or found[3][3] == "s"
             start, stop = int(found[1], 16), int(found[2], 16)

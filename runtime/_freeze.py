@@ -6,7 +6,7 @@ while it loads constants, and anew in every call for what is an input.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.runtime._backend import ProgramSource
-from protofleet.wire.manifest import Manifest
+from protofleet.runtime._ports import Tensor, check_port
+from protofleet.wire.manifest import Manifest, Port
 from protofleet.wire.tensors import TensorMap
 
-Values = Mapping[str, NDArray[np.float32]]
-"""Constants by the name of the input in whose place they come."""
+Values = Sequence[tuple[Port, NDArray[np.float32]]]
+"""Constants, each with the input in whose place it comes."""
 
 _FLOAT = 1  # TensorProto.DataType.FLOAT of the ONNX specification
 
@@ -51,7 +52,7 @@ class Frozen:
         rest = tuple(port for port in program.inputs if port.role not in tensors)
         self.program = msgspec.structs.replace(program, inputs=rest)
         self._bundle, self._name = bundle, name
-        self._values = {port.name: tensors[port.role][port.key] for port in inside}
+        self._values = [(port, tensors[port.role][port.key]) for port in inside]
 
     @property
     def manifest(self) -> Manifest:
@@ -63,31 +64,47 @@ class Frozen:
         model = self._bundle.read(name)
         try:
             if name == self.program.tflite:
-                return freeze_tflite(model, self._name, self._values)
-            return freeze_onnx(model, self._values)
+                return freeze_tflite(model, f"{name}:{self._name}", self._values)
+            return freeze_onnx(model, name, self._values)
         except ProtofleetError:
             raise
         except Exception as error:  # what reading damaged bytes raises has no narrower root
             raise ProvisionError(f"program '{name}': does not load: {error}") from error
 
 
-def freeze_onnx(model: bytes, values: Values) -> bytes:
+def freeze_onnx(model: bytes, where: str, values: Values) -> bytes:
     """An ONNX model in which ``values`` are initialisers and no longer inputs.
+
+    Args:
+        model: the serialised model.
+        where: what to call it.
+        values: what becomes constant.
 
     Raises:
         InputError: the protobuf package, which ONNX Runtime's wheel brings, is not installed.
+        ProvisionError: the model has no such input, or one of another shape or dtype.
     """
     found = _messages()["Model"]()
     found.ParseFromString(model)
-    inputs = [one for one in found.graph.input if one.name not in values]
-    del found.graph.input[:]
-    found.graph.input.extend(inputs)
-    for name, value in values.items():
+    inputs = {one.name: one for one in found.graph.input}
+    for port, value in values:
+        check_port(where, port, _declared(inputs.pop(port.name, None)))
         found.graph.initializer.add(
-            dims=value.shape, data_type=_FLOAT, name=name, raw_data=value.tobytes()
+            dims=value.shape, data_type=_FLOAT, name=port.name, raw_data=value.tobytes()
         )
+    kept = list(inputs.values())
+    del found.graph.input[:]
+    found.graph.input.extend(kept)
     data: bytes = found.SerializeToString()
     return data
+
+
+def _declared(found: Any) -> Tensor | None:
+    if found is None:
+        return None
+    tensor = found.type.tensor_type
+    dtype = "float32" if tensor.elem_type == _FLOAT else f"ONNX's type {tensor.elem_type}"
+    return Tensor(dtype, [dim.dim_value for dim in tensor.shape.dim])
 
 
 @cache
@@ -112,7 +129,11 @@ def _messages() -> dict[str, Any]:
     fields: dict[str, dict[str, tuple[int, Any, bool]]] = {
         "Model": {"graph": (7, "Graph", False)},
         "Graph": {"initializer": (5, "Tensor", True), "input": (11, "Input", True)},
-        "Input": {"name": (1, kind.TYPE_STRING, False)},
+        "Input": {"name": (1, kind.TYPE_STRING, False), "type": (2, "Type", False)},
+        "Type": {"tensor_type": (1, "TensorType", False)},
+        "TensorType": {"elem_type": (1, kind.TYPE_INT32, False), "shape": (2, "Shape", False)},
+        "Shape": {"dim": (1, "Dim", True)},
+        "Dim": {"dim_value": (1, kind.TYPE_INT64, False)},
         "Tensor": {
             "dims": (1, kind.TYPE_INT64, True),
             "data_type": (2, kind.TYPE_INT32, False),
@@ -138,22 +159,40 @@ def _messages() -> dict[str, Any]:
     return {name: get(pool.FindMessageTypeByName(f"{package}.{name}")) for name in fields}
 
 
-def freeze_tflite(model: bytes, signature: str, values: Values) -> bytes:
-    """A TFLite model of one signature in which ``values`` are constants and no longer inputs."""
+def freeze_tflite(model: bytes, where: str, values: Values) -> bytes:
+    """A TFLite model of one signature in which ``values`` are constants and no longer inputs.
+
+    Args:
+        model: the file's bytes.
+        where: what to call it, with the signature behind a colon.
+        values: what becomes constant.
+
+    Raises:
+        ProvisionError: the file has no such signature, or that no such input, or one of another
+            shape or dtype.
+    """
     import flatbuffers  # noqa: PLC0415 only who freezes pays for it
     from ai_edge_litert import schema_py_generated as schema  # noqa: PLC0415 as above
 
     root = schema.Model.GetRootAs(model)
     definitions = (root.SignatureDefs(i) for i in range(root.SignatureDefsLength()))
-    chosen = {one.SignatureKey().decode(): one for one in definitions}[signature]
+    signatures = {one.SignatureKey().decode(): one for one in definitions}
+    chosen = signatures.get(where.rpartition(":")[2])
+    if chosen is None:
+        names = sorted(signatures)
+        raise ProvisionError(f"program '{where}': the file has the signatures {names} only")
     described = schema.SignatureDefT.InitFromObj(chosen)
     graph = schema.SubGraphT.InitFromObj(root.Subgraphs(described.subgraphIndex))
     described.subgraphIndex = 0
     buffers = [schema.BufferT.InitFromObj(root.Buffers(i)) for i in range(root.BuffersLength())]
     named = {entry.name.decode(): entry.tensorIndex for entry in described.inputs}
-    fixed = {named[name]: value for name, value in values.items()}
-    for index, value in fixed.items():
-        graph.tensors[index].buffer = len(buffers)
+    fixed = set()
+    for port, value in values:
+        index = named.get(port.name)
+        tensor: Any = None if index is None else graph.tensors[index]
+        check_port(where, port, tensor and _described(tensor, schema.TensorType.FLOAT32))
+        fixed.add(index)
+        tensor.buffer = len(buffers)
         buffers.append(schema.BufferT(data=value.reshape(-1).view(np.uint8)))
     graph.inputs = [index for index in graph.inputs if index not in fixed]
     described.inputs = [entry for entry in described.inputs if entry.tensorIndex not in fixed]
@@ -167,6 +206,11 @@ def freeze_tflite(model: bytes, signature: str, values: Values) -> bytes:
         buffers=buffers,
         signatureDefs=[described],
     )
-    builder = flatbuffers.Builder(sum(buffer.nbytes for buffer in fixed.values()) + len(model))
+    builder = flatbuffers.Builder(sum(value.nbytes for _, value in values) + len(model))
     builder.Finish(frozen.Pack(builder), b"TFL3")
     return bytes(builder.Output())
+
+
+def _described(tensor: Any, float32: int) -> Tensor:
+    dtype = "float32" if tensor.type == float32 else f"TFLite's type {tensor.type}"
+    return Tensor(dtype, [] if tensor.shape is None else [int(dim) for dim in tensor.shape])

@@ -48,9 +48,10 @@ class OnnxBackend:
 
     def open(self, program: str) -> OnnxRunner:
         """A runner with a new session; a program is opened once, and its file then forgotten."""
-        model, ports = self._models.pop(program), self._programs[program]
+        model, ports = self._models[program], self._programs[program]
         calls_back = self.uses_kernels and _alp.contains_alp(model)
         session = _open_session(model, ports, threads=self._threads, use_kernels=calls_back)
+        del self._models[program]
         release()
         return OnnxRunner(session, ports.file, calls_back=calls_back)
 

@@ -41,10 +41,12 @@ def check_ports(
         raise ProvisionError(f"program '{where}': no port for its input '{min(surplus)}'")
     for ports, found in ((program.inputs, inputs), (program.outputs, outputs)):
         for port in ports:
-            _check_port(f"program '{where}', port '{port.name}'", port, found.get(port.name))
+            check_port(where, port, found.get(port.name))
 
 
-def _check_port(where: str, port: Port, found: Tensor | None) -> None:
+def check_port(program: str, port: Port, found: Tensor | None) -> None:
+    """Raise ProvisionError unless ``found``, what the program ``program`` has, fits ``port``."""
+    where = f"program '{program}', port '{port.name}'"
     if found is None:
         raise ProvisionError(f"{where}: not in the program")
     if found.dtype != port.dtype:

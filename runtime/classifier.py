@@ -87,7 +87,10 @@ def open_classifier(  # noqa: PLR0913 - what a caller chooses, each by keyword
         raise InputError(f"threads: expected at least 1, got {threads}")
     fixed = precision != "float32"
     if fixed and not (model is None and score is None):
-        raise InputError(f"precision '{precision}': its program has values and a head of its own")
+        raise InputError(
+            f"precision '{precision}': its program has values and a head of its own; leave out "
+            "model and score, or make it of that model: protofleet bundle quantise --store"
+        )
     output = "logits" if score is None else "features"
     name = f"infer_{precision}" if fixed else _PROGRAMS[output]
     program = bundle.manifest.programs.get(name)

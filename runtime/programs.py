@@ -58,7 +58,7 @@ class Programs:
             InputError: parameters, state or ``x`` do not fit the program.
             ProvisionError: the bundle has no such program, or it failed.
         """
-        program = _required(self._infer, "infer")
+        program = _required(self._infer, self._name, "infer")
         return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
 
     def features(
@@ -70,7 +70,7 @@ class Programs:
         batch_size: int | None = None,
     ) -> NDArray[np.float32]:
         """Features ``(n, …) float32`` of ``x``; batches and errors as in ``predict``."""
-        program = _required(self._features, "features")
+        program = _required(self._features, self._name, "features")
         return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
 
     def layers(
@@ -89,7 +89,7 @@ class Programs:
         Raises:
             ProvisionError: also where the bundle's model does not tell its layers.
         """
-        program = _required(self._features, "features")
+        program = _required(self._features, self._name, "features")
         if not program.layers:
             raise ProvisionError(
                 f"{self._name}: its program 'features' has no outputs '{LAYERS}<name>'; export a "
@@ -154,7 +154,7 @@ def open_programs(
     )
 
 
-def _required(program: InferProgram | None, name: str) -> InferProgram:
+def _required(program: InferProgram | None, bundle: str, name: str) -> InferProgram:
     if program is None:
-        raise ProvisionError(f"bundle: has no program '{name}'")
+        raise ProvisionError(f"{bundle}: has no program '{name}'; export the model anew")
     return program

@@ -26,16 +26,21 @@ def config_folder() -> Path:
     return Path(override) if override else platformdirs.user_config_path("protofleet")
 
 
+def signing_key_path() -> Path:
+    """Where this user's signing key lies."""
+    return config_folder() / "signing-key.pem"
+
+
 def load_or_create_signing_key(path: Path | None = None) -> Ed25519PrivateKey:
     """The signing key at ``path``, made (mode 0600) if there is none.
 
     Args:
-        path: PEM file; default ``signing-key.pem`` in ``config_folder()``.
+        path: PEM file; default ``signing_key_path()``.
 
     Raises:
         InputError: the file is no unencrypted Ed25519 key, or others may read it.
     """
-    path = path or config_folder() / "signing-key.pem"
+    path = path or signing_key_path()
     if not path.exists():
         _create_key_file(path)
     return load_signing_key(path)

@@ -84,11 +84,6 @@ def _sum_of_two(low: Lowering, node: fx.Node) -> Result:
     return low.basics.binary(named, left, right)
 
 
-@rule(_aten.rsub.Scalar)
-def _reversed(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.binary("SUB", low.operand(args_of(node)[1]), low.small(args_of(node)[0]))
-
-
 @rule(*_COMPARISONS)
 def _compare(low: Lowering, node: fx.Node) -> Result:
     named = _COMPARISONS[node.target]

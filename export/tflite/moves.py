@@ -109,6 +109,8 @@ def _select(low: Lowering, node: fx.Node) -> Result:
     x = low.full(_node(node))
     axis, index = (int(a) for a in args_of(node)[1:])
     axis %= len(x.shape)
+    if x.shape[axis] < 0:
+        raise ExportError("a part of the batch is not a program")
     index %= x.shape[axis]
     part = low.basics.slice(x, axis, index, index + 1)
     return low.basics.reshape(part, (*x.shape[:axis], *x.shape[axis + 1 :]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from onnx import helper
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
+from protofleet.runtime._freeze import _messages
 from protofleet.wire.tensors import Model, TensorMap
 
 
@@ -79,8 +81,29 @@ def test_a_model_of_another_shape_is_refused(model_bundle):
 
 
 def test_a_program_with_values_of_its_own_takes_no_others(model_bundle):
-    with pytest.raises(InputError, match="'int8': its program has values and a head of its own"):
-        open_classifier(model_bundle, precision="int8", model=_values(model_bundle))
+    for more in ({"model": _values(model_bundle)}, {"score": np.negative}):
+        with pytest.raises(InputError, match="'int8': its program has values and a head of its"):
+            open_classifier(model_bundle, precision="int8", **more)
+
+
+def test_a_file_that_contradicts_the_manifest_is_refused(model_bundle, x):
+    """As a program whose values come with every call: the model inside hides nothing."""
+    ports = model_bundle.programs["infer"]
+    for shape, words in (((2,), r"port 'w': expected \(3,\), got \(2,\)"), (None, "not in the")):
+        inputs = [p for p in ports.inputs if shape or p.role == "input"]
+        inputs = [msgspec.structs.replace(p, shape=shape) if p.key == "w" else p for p in inputs]
+        other = msgspec.structs.replace(ports, inputs=tuple(inputs))
+        model_bundle.add("infer", other, [helper.make_node("Neg", ["x"], [ports.outputs[0].name])])
+        model_bundle.programs["infer"] = ports
+        with pytest.raises(ProvisionError, match=words):
+            open_classifier(model_bundle).predict(x)
+
+
+def test_without_protobuf_the_remedy_is_named(model_bundle, x, monkeypatch):
+    _messages.cache_clear()
+    monkeypatch.setitem(sys.modules, "google.protobuf", None)
+    with pytest.raises(InputError, match="protobuf is not installed: pip install protobuf"):
+        open_classifier(model_bundle).predict(x)
 
 
 @pytest.mark.parametrize("backend", ["onnx", "litert"])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from protofleet.runtime import _footprint
+
 SCRIPT = """
 import re
 from pathlib import Path
@@ -30,6 +32,11 @@ assert np.allclose(a @ inverse, np.eye(300))
 assert onnxruntime.get_available_providers()
 print(before, after)
 """
+
+
+def test_where_the_system_tells_no_mappings_nothing_happens(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(_footprint, "_SMAPS", tmp_path / "absent")
+    _footprint.release()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

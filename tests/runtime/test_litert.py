@@ -174,6 +174,21 @@ def test_auto_takes_litert_only_where_onnx_runtime_is_absent(both, monkeypatch):
     assert open_programs(both).backend == "litert"
 
 
+def test_a_classifier_misses_its_signature_or_input_by_name(both, values, x, monkeypatch):
+    model = Model(params=values[0], state=values[1], num_classes=3)
+    monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
+    infer = both.programs["infer"]
+    both.files[FILE] = tflite_bytes({"train": train_graph(both.programs["train"])})
+    with pytest.raises(ProvisionError, match=r":infer': the file has the signatures \['train'\]"):
+        open_classifier(both, backend="litert").predict(x)
+    wider = [msgspec.structs.replace(p, shape=(1, 3)) if p.key == "w" else p for p in infer.inputs]
+    both.files[FILE] = tflite_bytes(
+        {"infer": infer_graph(msgspec.structs.replace(infer, inputs=tuple(wider)))}
+    )
+    with pytest.raises(ProvisionError, match=r"port 'w': expected \(3,\), got \(1, 3\)"):
+        open_classifier(both, backend="litert").predict(x)
+
+
 def test_a_missing_signature_is_named(both, values, x):
     graphs = {"train": train_graph(both.programs["train"])}
     both.files[FILE] = tflite_bytes(graphs)

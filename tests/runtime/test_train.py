@@ -197,8 +197,10 @@ def test_a_port_that_is_no_tensor_of_the_bundle_is_refused(bundle, make_port, fi
 
 def test_bytes_that_are_no_program_are_refused(bundle, values):
     bundle.files["programs/train.onnx"] = b"no protobuf"
-    with pytest.raises(ProvisionError, match=r"programs/train\.onnx.*does not load"):
-        call(open_programs(bundle).grad_fns["toy"], values)
+    grad_fn = open_programs(bundle).grad_fns["toy"]
+    for _ in range(2):  # whoever tries again learns it again
+        with pytest.raises(ProvisionError, match=r"programs/train\.onnx.*does not load"):
+            call(grad_fn, values)
 
 
 def test_results_do_not_depend_on_what_ran_before(bundle, values):
