@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from protofleet.benchmarks._device_report import DeviceReport, Run
+from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Run
 from protofleet.benchmarks._kernel_rows import short
 from protofleet.benchmarks._rows import aligned
 from protofleet.errors import InputError
@@ -69,8 +69,14 @@ def _unfair(a: DeviceReport, b: DeviceReport) -> frozenset[str] | None:
     """What figures must not hang on to be judged; None: none is."""
     if a.settings.quick or b.settings.quick:
         return None
-    same = (a.data, a.settings.traffic_examples) == (b.data, b.settings.traffic_examples)
-    return frozenset({"luck"} if same else {"luck", "data"})
+    return frozenset({"luck"} if _examples(a) == _examples(b) else {"luck", "data"})
+
+
+def _examples(report: DeviceReport) -> tuple[str, int, int | None]:
+    """What makes the examples that bytes are counted with; the seed does where they are random."""
+    settings = report.settings
+    seed = settings.seed if report.data == RANDOM else None
+    return report.data, settings.traffic_examples, seed
 
 
 def _alone(mine: Mapping[str, Figure], other: Mapping[str, Figure]) -> Iterator[str]:

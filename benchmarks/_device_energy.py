@@ -16,6 +16,7 @@ from protofleet.errors import UnavailableError
 
 _POWERCAP = Path("/sys/class/powercap")
 _INTERVAL_S = 0.2
+_PATIENCE_S = 10.0
 _RAIL = re.compile(r"^\s*(\w+)_([AV])\b[^=]*=\s*([0-9.]+)[AV]\s*$", re.MULTILINE)
 _NOT_HERE = (
     "not exposed here: no readable RAPL counter in /sys/class/powercap and no 'vcgencmd "
@@ -34,7 +35,11 @@ class Meter(Protocol):
     source: str
 
     def joules(self) -> float:
-        """Since the meter was made; only differences mean something."""
+        """Since the meter was made; only differences mean something.
+
+        Raises:
+            UnavailableError: the source does not answer.
+        """
 
 
 class Found(NamedTuple):
@@ -129,16 +134,20 @@ def open_meter(powercap: Path = _POWERCAP) -> Iterator[Found]:
     if zones and not unreadable:
         yield Found(RaplMeter(zones), "")
         return
-    pmic = _pmic()
+    pmic, reason = _pmic()
     if pmic is not None:
         with _sampled(pmic):
             yield Found(pmic, "")
         return
-    yield Found(None, _root_only(unreadable[0]) if unreadable else _NOT_HERE)
+    yield Found(None, _root_only(unreadable[0]) if unreadable else reason)
 
 
 def idle_watts(meter: Meter, seconds: float) -> float:
-    """Mean power while this process sleeps."""
+    """Mean power while this process sleeps.
+
+    Raises:
+        UnavailableError: the meter's source does not answer.
+    """
     before, began = meter.joules(), time.monotonic()
     time.sleep(seconds)
     return (meter.joules() - before) / (time.monotonic() - began)
@@ -169,21 +178,29 @@ def _root_only(zone: Path) -> str:
     )
 
 
-def _pmic() -> PmicMeter | None:
+def _pmic() -> tuple[PmicMeter | None, str]:
+    """The board's power chip, or None and why."""
     command = shutil.which("vcgencmd")
     if command is None:
-        return None
-
-    def read() -> str:
-        done = subprocess.run(
-            [command, "pmic_read_adc"], capture_output=True, text=True, timeout=10, check=False
-        )
-        return done.stdout
-
+        return None, _NOT_HERE
     try:
-        return PmicMeter(read)
-    except (OSError, UnavailableError):  # a board without that chip answers with an error
-        return None
+        return PmicMeter(lambda: _answer(command)), ""
+    except UnavailableError as error:  # a board without that chip answers with an error
+        return None, f"not exposed here: {error}; a USB power meter helps"
+
+
+def _answer(command: str) -> str:
+    try:
+        done = subprocess.run(
+            [command, "pmic_read_adc"],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise UnavailableError(f"vcgencmd pmic_read_adc: {error}") from error
+    return done.stdout
 
 
 @contextlib.contextmanager
@@ -192,7 +209,8 @@ def _sampled(meter: PmicMeter) -> Iterator[None]:
 
     def sample() -> None:
         while not ended.wait(_INTERVAL_S):
-            meter.sample()
+            with contextlib.suppress(UnavailableError):  # the next sample bridges the gap
+                meter.sample()
 
     thread = threading.Thread(target=sample, name="power", daemon=True)
     thread.start()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protofleet.benchmarks._device_report import Backend, Combination, Settings
+from protofleet.runtime._backend import PACKAGES
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.manifest import Manifest, Precision, Program
 
@@ -16,7 +17,6 @@ BACKENDS: tuple[Backend, ...] = ("onnx", "litert")
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")
 BATCHES = (1, 8, 32, 64)
 
-_PACKAGES = {"onnx": ("onnxruntime", "edge"), "litert": ("ai_edge_litert", "litert")}
 _STREAM_BATCH = 32
 _MOST_THREADS = 4
 
@@ -80,18 +80,21 @@ class Options:
 
 def absence(what: Combination, manifest: Manifest) -> str:
     """Why bundle or machine lack a combination, and what helps; empty: they have it."""
-    package, extra = _PACKAGES[what.backend]
+    package, remedy = PACKAGES[what.backend]
     if importlib.util.find_spec(package) is None:
-        return f"{package} is not installed: pip install 'protofleet[{extra}]'"
-    name = infer_program(what.precision)
+        return f"{package} is not installed: {remedy}"
+    name, exact = infer_program(what.precision), what.precision == "float32"
     program = manifest.programs.get(name)
+    if program is None and exact:
+        return f"the bundle has no program '{name}'; export it again"
     if program is None:
         return (
             f"the bundle has no program '{name}'; make it: protofleet bundle quantise BUNDLE "
             f"--precision {what.precision} --data DATA --out OUT"
         )
     if program_file(program, what.backend) is None:
-        return f"the bundle has no TFLite file of '{name}'; export it again with this version"
+        again = "export it again" if exact else "export the bundle again, then quantise it again"
+        return f"the bundle has no TFLite file of '{name}'; {again} with this version"
     return ""
 
 

@@ -21,8 +21,8 @@ class Phase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing that a process did, once or many times.
 
     Attributes:
-        name: ``import``, ``verify``, ``open``, ``infer``, ``stream``, ``score``, ``open training``
-            or ``train``.
+        name: ``import``, ``verify``, ``open``, ``infer``, ``stream``, ``open training`` or
+            ``train``.
         batch: examples in a call; None where there are none.
         calls: how many were measured.
         ms: wall time of a call by percentile: ``p50``, from 20 calls on ``p95``, from 100 on

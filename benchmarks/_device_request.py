@@ -130,7 +130,9 @@ def device_data(path: str, manifest: Manifest, *, seed: int, examples: int = 64)
     shape, classes = manifest.preprocessing.input_shape, len(manifest.classes)
 
     def part(n: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        return rng.normal(size=(n, *shape)).astype(np.float32), np.arange(n) % classes
+        # Some models read inputs as numbers of words or pixels: none of those is negative.
+        x = np.abs(rng.normal(size=(n, *shape))).astype(np.float32)
+        return x, np.arange(n) % classes
 
     (x_train, y_train), (x_test, y_test) = part(examples), part(examples // 4)
     return DeviceData(

@@ -7,6 +7,7 @@ and what a codec sends is a difference from what came before.
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from protofleet.errors import InputError, ProtofleetError
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ClientState, Payload, ServerState, Strategy, Update
 from protofleet.strategies.updates import encode_update, initial_tensors, references_of
-from protofleet.wire import codecs
+from protofleet.wire import blobs, codecs
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.codecs import Codec
 
@@ -85,9 +86,11 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
     costs, model = learner.meter.take(), learner.model
     known = {**initial_tensors(model), **before.tensors}
     references = references_of(model, payload.tensors)
+    # A second payload names what it refers to, as the coordinator's does.
+    base = hashlib.sha256(blobs.encode(before.tensors)).hexdigest()
     for upwards in map(Codec.of, codecs.NAMES):
         downwards = replace(upwards, kind=_DOWN.get(upwards.kind, upwards.kind))
-        down = codecs.encode(payload.tensors, known, downwards)
+        down = codecs.encode(payload.tensors, known, downwards, base=base)
         up = encode_update(update, costs, references, upwards, {})
         say(
             traffic={

@@ -42,7 +42,7 @@ from protofleet.benchmarks._device_traffic import TrafficRequest
 from protofleet.benchmarks._rows import machine_facts
 from protofleet.edge import load_local_data
 from protofleet.edge.training import check_data
-from protofleet.errors import InputError
+from protofleet.errors import InputError, UnavailableError
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.bundle_rules import PARAMS, STATE
@@ -196,7 +196,7 @@ class _Listener:
     ) -> None:
         self._meter, self._idle_w = meter, energy.idle_w
         self._progress, self._label = progress, what.label
-        self._before = 0.0
+        self._before: float | None = None
         self.phases: list[Phase] = []
         self.facts: dict[str, Any] = {}
 
@@ -205,7 +205,7 @@ class _Listener:
         if "begin" in line:
             batch = f", batch {line['batch']}" if line["batch"] else ""
             self._progress.at(f"{self._label}: {line['begin']}{batch}")
-            self._before = self._meter.joules() if self._meter else 0.0
+            self._before = _joules(self._meter)
         elif "phase" in line:
             self.phases.append(self._with_energy(msgspec.convert(line["phase"], Phase)))
         elif "score" in line:
@@ -214,9 +214,10 @@ class _Listener:
             self.facts |= line.get("training", line)
 
     def _with_energy(self, phase: Phase) -> Phase:
-        if self._meter is None or self._idle_w is None:
+        after = _joules(self._meter)
+        if after is None or self._before is None or self._idle_w is None:
             return phase
-        joules = self._meter.joules() - self._before
+        joules = after - self._before
         return msgspec.structs.replace(
             phase,
             energy_j=joules / phase.calls,
@@ -232,7 +233,21 @@ def _strategies(options: Options, manifest: Manifest) -> Sequence[str]:
 def _energy(options: Options, found: Found) -> Energy:
     if found.meter is None:
         return Energy(source=None, reason=found.reason)
-    return Energy(source=found.meter.source, idle_w=idle_watts(found.meter, options.seconds))
+    try:
+        idle_w = idle_watts(found.meter, options.seconds)
+    except UnavailableError as error:
+        return Energy(source=None, reason=f"not measured: {error}")
+    return Energy(source=found.meter.source, idle_w=idle_w)
+
+
+def _joules(meter: Meter | None) -> float | None:
+    """None where there is no meter, or it does not answer: a phase then stands without energy."""
+    if meter is None:
+        return None
+    try:
+        return meter.joules()
+    except UnavailableError:
+        return None
 
 
 def _facts(bundle: Bundle) -> BundleFacts:

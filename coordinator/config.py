@@ -179,6 +179,11 @@ class CodecSettings(_Settings, frozen=True, kw_only=True):
         return self.up == self.down == "raw"
 
     @property
+    def identity(self) -> str:
+        """What a run's ledger keeps of it."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+    @property
     def text(self) -> str:
         """For people: ``int8 / raw``, up before down."""
         up = f"topk {self.keep:g}" if self.up == "topk" else self.up

@@ -18,6 +18,7 @@ import numpy as np
 
 from protofleet.coordinator._schema import FORMAT, SCHEMA
 from protofleet.coordinator._shared import SharedPayloads
+from protofleet.coordinator.config import CodecSettings
 from protofleet.coordinator.rounds import Phase, State
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
@@ -27,6 +28,8 @@ from protofleet.wire import blobs
 
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
+_ADDED_LATER = {"codec": CodecSettings().identity}
+"""Of an identity: what runs had that were begun before it was kept."""
 _to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
@@ -371,10 +374,11 @@ class Ledger:
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         stored = dict(self._db.execute("SELECT key, value FROM meta"))
+        held = {**_ADDED_LATER, **stored}
         for key, value in identity.items():
-            if stored and stored.get(key) != value:
+            if stored and held.get(key) != value:
                 raise InputError(
-                    f"run folder {self.folder}: it holds a run with {key} {stored.get(key)}, the "
+                    f"run folder {self.folder}: it holds a run with {key} {held.get(key)}, the "
                     f"federation file says {value}; choose another run_dir or restore the value"
                 )
         with self._db:

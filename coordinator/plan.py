@@ -48,7 +48,7 @@ class Plan:
             "strategy": self.strategy.description.name,
             "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
             "seed": str(self.config.seed),
-            "codec": msgspec.json.encode(self.config.codec, order="sorted").decode(),
+            "codec": self.config.codec.identity,
         }
 
 

@@ -21,7 +21,7 @@ that is installed. The numbers are the same. LiteRT has the graph only."""
 Feed = Callable[[], tuple[Arrays, Arrays]]
 """Gives the arrays to read and the arrays to write, by port name."""
 
-_PACKAGES = {
+PACKAGES = {
     "onnx": (
         "onnxruntime",
         "pip install 'protofleet[edge]', or on 32-bit ARM: sudo apt install python3-onnxruntime",
@@ -105,13 +105,13 @@ def open_backend(
 def _chosen(name: BackendName) -> Literal["onnx", "litert"]:
     if name == "auto":
         name = "onnx" if _installed("onnx") or not _installed("litert") else "litert"
-    if name not in _PACKAGES:
+    if name not in PACKAGES:
         raise InputError(f"backend: expected auto, onnx or litert, got '{name}'")
     if not _installed(name):
-        package, remedy = _PACKAGES[name]
+        package, remedy = PACKAGES[name]
         raise InputError(f"backend '{name}': {package} is not installed: {remedy}")
     return name
 
 
 def _installed(name: Literal["onnx", "litert"]) -> bool:
-    return importlib.util.find_spec(_PACKAGES[name][0]) is not None
+    return importlib.util.find_spec(PACKAGES[name][0]) is not None

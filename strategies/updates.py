@@ -81,11 +81,6 @@ def percentiles(samples: Collection[float], *which: int) -> dict[str, float]:
     return {f"p{q}": round(float(value), 4) for q, value in zip(which, values, strict=True)}
 
 
-def pack_update(update: Update, costs: Costs) -> bytes:
-    """The raw blob of an update."""
-    return encode_update(update, costs, {}, Codec(), {}).blob
-
-
 def encode_update(
     update: Update, costs: Costs, references: Tensors, codec: Codec, residual: Tensors
 ) -> Encoded:

@@ -107,10 +107,15 @@ class Reader:
     """Gives tensor after tensor, from streams that came from outside.
 
     Raises:
-        RefusedError: rule ``codec``: a stream of another dtype or more than one axis.
+        RefusedError: rule ``codec``: a stream that no writer knows, of another dtype or more than
+            one axis.
     """
 
     def __init__(self, tensors: Tensors) -> None:
+        known = {PREFIX + name for name in _DTYPES}
+        for name in tensors:
+            if name.startswith(PREFIX) and name not in known:
+                raise refused(f"tensor '{name[:64]}': no such stream")
         self._streams = {name: _stream(tensors, name) for name in _DTYPES}
         self._streams["halves"] = shuffle_decode(self._streams["halves"], np.float16)
 

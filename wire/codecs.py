@@ -7,8 +7,8 @@ and more finite numbers with fewer bits, and everything else as it is:
 codec     a float32 tensor travels as
 ========  =================================================================================
 ``fp16``  float16, its bytes in planes
-``int8``  8-bit codes, with one float32 scale for each tensor
-``int4``  4-bit codes with a scale, where what they lose is made up for; else as in ``int8``
+``int8``  8-bit codes, with one float32 scale for every 256 of a tensor
+``int4``  4-bit codes with such scales, where what they lose is made up for; else as in ``int8``
 ``topk``  a parameter of an update: a bitmap of its largest entries and their 8-bit codes;
           any other tensor: as in ``int8``
 ========  =================================================================================

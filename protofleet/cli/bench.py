@@ -83,7 +83,7 @@ def kernels(
 @_json
 @_plot
 def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
-    """All of them; minutes."""
+    """Programs, memory, rounds and kernels, one after another; long."""
     from protofleet.benchmarks.kernels import load_cases, plan
 
     planned = plan(load_cases(), quick=quick)
@@ -130,7 +130,7 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
     default="1,8,32,64",
     show_default=True,
     callback=_integers,
-    help="Examples in a training step.",
+    help="Examples in a training step; '' for inference alone.",
 )
 @click.option(
     "--strategy",
@@ -212,14 +212,20 @@ def compare(first: Path, second: Path) -> None:
         click.echo(line)
 
 
-def _device_options(*, quick: bool, seconds: float | None, **given: Any) -> Options:
-    """What is not given is the default, or a smaller one when it must be quick."""
+def _device_options(
+    *, quick: bool, seconds: float | None, batches: tuple[int, ...], **given: Any
+) -> Options:
+    """What is not given is the default, or a smaller one when it must be quick.
+
+    No batches are not the default: they ask for inference alone.
+    """
     from protofleet.benchmarks._device_plan import Options
 
     if quick:
         given["threads"] = given["threads"] or (1,)
     chosen = {name: value for name, value in given.items() if value not in ((), None, "")}
-    return Options(quick=quick, seconds=seconds or (0.05 if quick else 2.0), **chosen)
+    seconds = seconds or (0.05 if quick else 2.0)
+    return Options(quick=quick, seconds=seconds, batches=batches, **chosen)
 
 
 def _measure_device(
@@ -298,6 +304,6 @@ def _command(name: str, summary: str, *more: Callable[[Any], Any]) -> None:
 
 
 _command("programs", "Inference and training steps against PyTorch; long.", _only_model)
-_command("memory", "Peak memory of a device, with and without Numba.")
+_command("memory", "Peak memory of a device, with and without Numba, and with LiteRT.")
 _command("rounds", "Rounds over Mosquitto: seconds, bytes, memory.")
 _command("parity", "Every program of every model against PyTorch; long.", _only_model)

@@ -188,8 +188,9 @@ def _from_file(model: Model, path: Path) -> Model:
     surplus = tensors.keys() - {*model.params, *model.state}
     missing = model.params.keys() - tensors.keys()
     if surplus or missing:
+        name = min(surplus or missing)
         raise InputError(
-            f"parameters '{path}': tensor '{min(surplus | missing)}' is "
+            f"parameters '{path}': tensor '{name}' is "
             f"{'not in' if surplus else 'in'} the bundle, but {'' if surplus else 'not '}in the "
             "file"
         )

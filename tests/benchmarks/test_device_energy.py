@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
+from protofleet.benchmarks import _device_energy
 from protofleet.benchmarks._device_energy import (
+    Found,
     PmicMeter,
     RaplMeter,
     idle_watts,
     open_meter,
     pmic_watts,
 )
+from protofleet.benchmarks._device_plan import Options
+from protofleet.benchmarks._device_report import Combination, Energy
+from protofleet.benchmarks.device import _energy, _Listener
 from protofleet.errors import UnavailableError
 
 _PMIC = """   3V7_WL_SW_A current(0)=0.09759300A
@@ -80,6 +91,68 @@ def test_the_rails_that_tell_volts_and_amperes_are_added_up():
 def test_a_board_without_rails_is_no_zero():
     with pytest.raises(UnavailableError, match="pmic_read_adc"):
         pmic_watts("error=1 error_msg=Command not registered")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("echo error=1", "error=1"), ("exec sleep 30", "timed out"), (None, "Permission|format")],
+)
+def test_a_command_that_tells_nothing_is_the_reason(tmp_path, monkeypatch, script, words):
+    command = tmp_path / "vcgencmd"
+    command.write_text("\0" if script is None else f"#!/bin/sh\n{script}\n")
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.setattr(_device_energy, "_PATIENCE_S", 0.2)
+    with open_meter(tmp_path / "none") as found:
+        assert found.meter is None
+        assert re.search(f"not exposed here: vcgencmd.*({words})", found.reason)
+
+
+def test_a_reading_that_fails_is_left_out_by_the_thread(monkeypatch):
+    """The thread goes on, and later readings count."""
+    monkeypatch.setattr(_device_energy, "_INTERVAL_S", 0.001)
+    again, calls = threading.Event(), itertools.count(1)
+
+    def read():
+        call = next(calls)
+        if call > 2:
+            again.set()
+        return "no rails" if call == 2 else "X_A x=1.0A\nX_V x=2.0V\n"
+
+    with _device_energy._sampled(PmicMeter(read)):
+        assert again.wait(10)
+
+
+class _Silent:
+    """A meter that answers so many times."""
+
+    source = "test"
+
+    def __init__(self, answers):
+        self._answers = answers
+
+    def joules(self):
+        self._answers -= 1
+        if self._answers < 0:
+            raise UnavailableError("vcgencmd pmic_read_adc: timed out")
+        return 1.0
+
+
+@pytest.mark.parametrize("answers", [0, 1])
+def test_a_meter_that_falls_silent_leaves_a_phase_without_energy(answers):
+    meter, what = _Silent(answers), Combination(backend="onnx", precision="float32", threads=1)
+    energy = Energy(source="test", idle_w=1.0)
+    listener = _Listener(meter, energy, what, SimpleNamespace(at=lambda _text: None))
+    listener.hear({"begin": "infer", "batch": 1})
+    phase = {"name": "infer", "calls": 1, "ms": {}, "cpu_ms": 1.0, "seconds": 1.0}
+    listener.hear({"phase": phase})
+    assert listener.phases[0].energy_j is None
+
+
+def test_without_idle_power_no_energy_is_told():
+    energy = _energy(Options(bundle=Path("x"), seconds=0.001), Found(_Silent(1), ""))
+    assert energy.source is None
+    assert "timed out" in energy.reason
 
 
 def test_power_over_time_is_energy():

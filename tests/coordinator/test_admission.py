@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from packed import pack_update
 
 from protofleet.coordinator.admission import admit
 from protofleet.errors import RefusedError
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.strategies.updates import Costs, pack_update
+from protofleet.strategies.updates import Costs
 from protofleet.wire import blobs
 
 

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packed import pack_update
 
 from protofleet.coordinator import ledger as ledger_module
 from protofleet.coordinator import rounds
+from protofleet.coordinator.config import CodecSettings
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.coordinator.rounds import Phase, State
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.strategies.types import ServerState, Update
-from protofleet.strategies.updates import Costs, pack_update, unpack_update
+from protofleet.strategies.updates import Costs, unpack_update
 
 _IDENTITY = {"federation": "home", "seed": "1"}
 _CLIENTS = ("a", "b")
@@ -216,6 +218,16 @@ def test_another_run_in_the_same_folder_is_refused_by_what_differs(tmp_path):
     Ledger(tmp_path, _IDENTITY).close()
     with pytest.raises(InputError, match=r"seed 1.*says 2"):
         Ledger(tmp_path, {**_IDENTITY, "seed": "2"})
+
+
+def test_a_run_from_before_codecs_goes_on_with_raw_tensors_alone(tmp_path):
+    Ledger(tmp_path, _IDENTITY).close()
+    coded = {**_IDENTITY, "codec": CodecSettings(up="int8").identity}
+    with pytest.raises(InputError, match=r'codec .*"up":"raw".*says .*"up":"int8"'):
+        Ledger(tmp_path, coded)
+    Ledger(tmp_path, {**_IDENTITY, "codec": CodecSettings().identity}).close()
+    with pytest.raises(InputError, match="codec"):
+        Ledger(tmp_path, coded)
 
 
 def test_a_second_coordinator_in_the_same_folder_is_refused(tmp_path):

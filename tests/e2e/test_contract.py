@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from hostile_device import HostileDevice
+from packed import pack_update
 from threaded import CrashError, Federation, Thread, final_state
 from tiny_bundle import tiny_bundle, tiny_data
 
@@ -21,7 +22,7 @@ from protofleet.datasets import DeviceData
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs, pack_update
+from protofleet.strategies.updates import Costs
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, decode
 from protofleet.wire.topics import Topics

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hostile_device import HostileDevice
+from packed import pack_update
 from threaded import Federation, final_state
 from tiny_bundle import tiny_data
 
@@ -30,7 +31,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
-from protofleet.strategies.updates import Costs, pack_update
+from protofleet.strategies.updates import Costs
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.keys import save_public_key
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packed import pack_update
 from tiny_bundle import tiny_bundle
 
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs, pack_update
+from protofleet.strategies.updates import Costs
 from protofleet.wire import blobs
 from protofleet.wire.bundle import Bundle
 from protofleet.wire.endpoint import Endpoint, Incoming

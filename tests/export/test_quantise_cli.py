@@ -225,6 +225,10 @@ def test_data_of_another_shape_are_refused(quantise, digits, tmp_path):
     [
         ({"head.bias": None}, "'head.bias' is in the bundle, but not in the file"),
         ({"tail": np.zeros(3, np.float32)}, "'tail' is not in the bundle, but in the file"),
+        (
+            {"tail": np.zeros(3, np.float32), "head.bias": None},
+            "'tail' is not in the bundle, but in the file",
+        ),
         ({"head.bias": np.zeros(9, np.float32)}, r"expected \(10,\) float32, got \(9,\)"),
         ({"head.bias": np.zeros(10, np.float64)}, r"expected \(10,\) float32, got \(10,\) float64"),
         ({"head.bias": np.full(10, np.nan, np.float32)}, "expected finite numbers"),

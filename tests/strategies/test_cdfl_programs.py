@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from packed import pack_update
 
 from protofleet.coordinator.admission import admit, expect_updates
 from protofleet.coordinator.server_tools import make_server_tools
@@ -17,7 +18,7 @@ from protofleet.kernels import pixelise
 from protofleet.runtime import open_programs
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.scores import accuracy
-from protofleet.strategies.updates import Costs, pack_update, unpack_update
+from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.wire.bundle import Bundle
 
 torch = pytest.importorskip("torch")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from packed import pack_update
 from toy_model import server_tools
 
 from protofleet.coordinator.admission import expect_updates
@@ -23,7 +24,7 @@ from protofleet.export.models import build_model
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Payload
-from protofleet.strategies.updates import Costs, pack_update, unpack_update
+from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.wire import blobs
 from protofleet.wire.manifest import Preprocessing
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from packed import pack_update
 
 from protofleet.errors import RefusedError
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.strategies.updates import Costs, pack_update, percentiles, unpack_update
+from protofleet.strategies.updates import Costs, percentiles, unpack_update
 from protofleet.wire import blobs
 
 _PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"

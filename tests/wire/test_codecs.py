@@ -257,6 +257,7 @@ _HOSTILE = {
     "no table": ("int8", lambda _parts, table: table.clear(), "belong to no tensor"),
     "name twice": ("int8", lambda _parts, table: table.append(table[0]), "once"),
     "our own prefix": ("int8", _entry(0, "codec/x"), "codec/"),
+    "unknown stream": ("int8", lambda p, _t: p.update({"codec/x": p["codec/codes"]}), "no such"),
     "in both": ("int8", lambda p, _t: p.update({"params/w": p["codec/codes"]}), "once"),
 }  # fmt: skip
 

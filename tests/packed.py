@@ -1,0 +1,12 @@
+"""An update as a raw blob, as a device without a codec sends it."""
+
+from __future__ import annotations
+
+from protofleet.strategies.types import Update
+from protofleet.strategies.updates import Costs, encode_update
+from protofleet.wire.codecs import Codec
+
+
+def pack_update(update: Update, costs: Costs) -> bytes:
+    """The raw blob of an update."""
+    return encode_update(update, costs, {}, Codec(), {}).blob
