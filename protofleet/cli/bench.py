@@ -150,7 +150,7 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
     "trust_files",
     type=_FILE,
     multiple=True,
-    help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
+    help="Public key (PEM) whose bundles to accept, beside your own and those of 'bundle trust'.",
 )
 @click.option(
     "--quick", is_flag=True, help="1 thread, few calls, bytes of FedAvg and the own strategy."
@@ -234,7 +234,7 @@ def _measure_device(
     from protofleet.benchmarks._device_progress import open_progress
     from protofleet.benchmarks.device import open_device_bundle, reports
 
-    bundle = open_device_bundle(options, trusted_keys(trust_files))
+    bundle = open_device_bundle(options, trusted_keys(trust_files, own=True))
     for report in reports(options, bundle, open_progress):
         if json_file is not None:
             report.write(json_file)

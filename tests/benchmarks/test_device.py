@@ -28,13 +28,14 @@ from protofleet.benchmarks._device_report import (
 )
 from protofleet.benchmarks._device_request import Request
 from protofleet.benchmarks._device_table import lines
+from protofleet.cli._trust import trusted_keys
 from protofleet.cli.bench import bench
 from protofleet.datasets import DeviceData
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.scores import confusion, macro_f1
 from protofleet.wire import codecs
 from protofleet.wire.bundle import Bundle, write_bundle
-from protofleet.wire.keys import save_public_key
+from protofleet.wire.keys import load_or_create_signing_key, save_public_key
 from protofleet.wire.manifest import Preprocessing
 
 _CLASSES = ("class0", "class1", "class2")
@@ -303,6 +304,14 @@ def test_a_bundle_of_a_stranger_is_not_run(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path))
     with pytest.raises(RefusedError, match="not trusted"):
         CliRunner().invoke(bench, arguments, catch_exceptions=False)
+
+
+def test_what_this_user_signed_is_measured_without_being_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path))
+    mine = load_or_create_signing_key().public_key().public_bytes_raw()
+    assert trusted_keys((), own=True) == {mine}
+    with pytest.raises(InputError, match="no trusted signer"):
+        trusted_keys(())
 
 
 def test_a_signal_that_ends_a_process_is_named(tmp_path, monkeypatch):
