@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -150,9 +151,10 @@ class _FlatProgram(ExportedProgram):
 def _exported_program(program: CapturedProgram) -> ExportedProgram:
     """The traced graph in the form that the ONNX exporter takes as it is.
 
-    Exporting the graph anew would trace it once more, and would specialise sizes.
+    Exporting the graph anew would trace it once more, and would specialise sizes. The exporter
+    promotes types in the graph that it is given, hence a copy.
     """
-    graph = program.graph.graph
+    graph = copy.deepcopy(program.graph.graph)
     placeholders = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
     inputs = [node for node in placeholders if node.name not in program.constants]
@@ -164,7 +166,7 @@ def _exported_program(program: CapturedProgram) -> ExportedProgram:
         ],
     )
     return _FlatProgram(
-        root=program.graph,
+        root=fx.GraphModule(program.graph, graph),
         graph=graph,
         graph_signature=signature,
         state_dict={},

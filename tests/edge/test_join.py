@@ -15,6 +15,7 @@ import pytest
 from brokers import KillableBroker
 from scripted_coordinator import ScriptedCoordinator
 
+from protofleet.edge._journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
 from protofleet.wire.messages import Manifest
@@ -178,6 +179,23 @@ def test_sigterm_leaves_gracefully_and_keeps_the_state(world, mosquitto_url):
     assert not events[-1]["finished"]
     assert read_personal(world.root / "anna")[1].round_id >= 1
     assert coordinator.presence["anna"].status == "left"
+
+
+def test_a_device_stopped_while_it_trains_drops_nothing(world, mosquitto_url):
+    """Its training ends without a result, and the round is still its own."""
+    endless = {"epochs": 10**6, "batch_size": 16}
+    with _coordinator(world, mosquitto_url, settings=endless) as coordinator:
+        device = world.start(world.arguments(mosquitto_url, "anna"))
+        for line in device.stdout:
+            if json.loads(line)["event"] == "task":
+                break
+        while read_journal(world.root / "anna").phase != "received":
+            time.sleep(0.01)
+        device.send_signal(signal.SIGTERM)
+        events = _events(device)
+        coordinator.wait_for_status("anna", "left")
+    assert [event["event"] for event in events] == ["left"]
+    assert read_journal(world.root / "anna").phase == "received"
 
 
 def test_what_an_older_run_left_at_the_broker_does_not_end_a_device(world, mosquitto_url):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,24 @@ def test_a_device_gets_what_pytorch_computes(tmp_path: Path) -> None:
     given = (initial.params, initial.state, x)
     np.testing.assert_allclose(programs.predict(*given, batch_size=4), logits, atol=1e-6)
     np.testing.assert_allclose(programs.features(*given, batch_size=4), features, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape"),
+    [
+        ("cnn", {"hidden": 16}, (1, 28, 28)),
+        ("cnn_prototypes", {}, (1, 28, 28)),
+        ("fasttext", {"vocabulary": 50, "width": 8}, (12,)),
+        ("mlp_prototypes", {"inputs": 9}, (9,)),
+    ],
+)
+def test_one_capture_serves_both_formats(
+    name: str, settings: Mapping[str, Any], shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Writing ONNX leaves the graph as it is for TFLite, which is written from it afterwards."""
+    model = build_model(name, classes=3, **settings)
+    report = export_bundle(model, _spec(shape, 3), out=tmp_path / "model.pfb", key=_KEY)
+    assert [record.program for record in report.parity] == ["infer", "features", "train"]
 
 
 def test_no_bundle_when_a_program_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
