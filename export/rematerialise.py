@@ -6,6 +6,9 @@ to read. Which values to keep is a minimum cut of the forward graph: what lies b
 once, what lies behind it runs once more, just before its first reader in the backward pass, and the
 bytes that cross the cut are the fewest possible. A value computed twice has the same bits.
 
+Thin matrix products count as cheap only where more would be kept without them than a small device
+can afford: a tenth of HART's step is theirs.
+
 Source: Zheng et al., as in PyTorch's ``min_cut_rematerialization_partition``, for one graph instead
 of two.
 """
@@ -39,7 +42,9 @@ _DEAR = frozenset(
         _aten.embedding.default,
     }
 )
-_SHALLOW = 64  # products over as many numbers cost no more than a pass over the result
+_SHALLOW = 32  # products over as many numbers cost no more than a pass over the result
+_THIN = 64  # and over as many a few passes, which is better than to need more than
+_AFFORDABLE = 24e6  # bytes, at the nominal batch
 _NOMINAL_BATCH = 64  # at which bytes are weighed
 _FARTHEST = 100
 _NEVER = 1e18  # bytes: not infinite, so that some cut is always finite
@@ -97,7 +102,9 @@ def rematerialise(module: fx.GraphModule, symbol: sympy.Symbol) -> None:
     """
     graph = module.graph
     forward = _forward(graph)
-    kept = _kept(forward, symbol)
+    kept = _kept(forward, symbol, cheap=_SHALLOW)
+    if sum(_bytes(node, symbol) for node in kept if node.op == "call_function") > _AFFORDABLE:
+        kept = _kept(forward, symbol, cheap=_THIN)
     again: dict[fx.Node, fx.Node] = {}
     for node in [n for n in graph.nodes if n not in forward and n.op == "call_function"]:
         with graph.inserting_before(node):
@@ -143,8 +150,14 @@ def _copied(
     return again[node]
 
 
-def _kept(forward: dict[fx.Node, int], symbol: sympy.Symbol) -> set[fx.Node]:
-    """What crosses the cheapest cut, and what no tensor is."""
+def _kept(forward: dict[fx.Node, int], symbol: sympy.Symbol, *, cheap: int) -> set[fx.Node]:
+    """What crosses the smallest cut, and what no tensor is.
+
+    Args:
+        forward: up to the loss.
+        symbol: the batch size.
+        cheap: the most numbers that a product may sum up for it to be computed again.
+    """
     network = nx.DiGraph()
     distance = _distances(forward)
     for node in forward:
@@ -153,7 +166,7 @@ def _kept(forward: dict[fx.Node, int], symbol: sympy.Symbol) -> set[fx.Node]:
         name = node.name
         size = _bytes(node, symbol) * 1.1 ** min(distance[node], _FARTHEST)
         network.add_edge((name, "in"), (name, "out"), capacity=size)
-        if _dear(node):
+        if _dear(node, cheap):
             network.add_edge("source", (name, "in"), capacity=math.inf)
         for user in node.users:
             if user in forward:
@@ -183,11 +196,11 @@ def _distances(forward: dict[fx.Node, int]) -> dict[fx.Node, int]:
     return found
 
 
-def _dear(node: fx.Node) -> bool:
+def _dear(node: fx.Node, cheap: int) -> bool:
     """Whether computing ``node`` again takes longer than keeping it is worth."""
     if node.target in _PRODUCTS:
         left = _args(node)[_PRODUCTS[node.target]]
-        return not isinstance(left, fx.Node) or _value(left).shape[-1] > _SHALLOW
+        return not isinstance(left, fx.Node) or _value(left).shape[-1] > cheap
     return node.target in _DEAR or getattr(node.target, "namespace", "") not in {"aten", ""}
 
 

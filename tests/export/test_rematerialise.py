@@ -72,3 +72,32 @@ def test_values_that_are_computed_again_have_the_same_bits() -> None:
         inputs.append(drawn)
     for ours, other in zip(program.graph(*inputs), merged(*inputs), strict=True):
         assert torch.equal(ours, other)
+
+
+class Thin(nn.Module):
+    """Blocks whose inner values are large, and cheap enough to compute again if need be."""
+
+    def __init__(self, blocks: int) -> None:
+        super().__init__()
+        self.wide = nn.ModuleList(nn.Linear(48, 9600) for _ in range(blocks))
+        self.narrow = nn.ModuleList(nn.Linear(9600, 48) for _ in range(blocks))
+        self.head = nn.Linear(48, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for wide, narrow in zip(self.wide, self.narrow, strict=True):
+            x = x + narrow(torch.sin(wide(x)))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _products(blocks: int) -> int:
+    example = {"x": torch.randn(8, 48), "y": torch.arange(8) % 4}
+    graph = capture(Thin(blocks), OBJECTIVES["cross_entropy"], example).graph.graph
+    products = graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)
+    return sum(node.meta["val"].shape[1] == 9600 for node in products)
+
+
+def test_thin_products_run_twice_only_where_much_would_be_kept() -> None:
+    """Two blocks would keep 5 MB at the nominal batch, twelve would keep 29 MB."""
+    assert _products(2) == 2
+    assert _products(12) == 2 * 12
