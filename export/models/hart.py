@@ -138,7 +138,7 @@ class LightConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Convolve; the drop-path acts on the four groups, not on samples."""
         tokens = x.shape[1]
-        mixed = x.reshape(-1, _GROUPS * tokens) @ self._blocks(tokens)
+        mixed: Tensor = x.reshape(-1, _GROUPS * tokens) @ self._blocks(tokens)
         if self.mixes_samples:
             mixed = mixed.reshape(-1, _GROUPS, tokens).transpose(0, 1)
         return mixed.reshape(x.shape)
@@ -150,7 +150,7 @@ class LightConvolution(nn.Module):
         """
         bands = self.drop_path(self._band(tokens))
         apart = torch.eye(_GROUPS, dtype=bands.dtype, device=bands.device)
-        blocks = bands[:, :, None] * apart[:, None, :, None]
+        blocks: Tensor = bands[:, :, None] * apart[:, None, :, None]
         return blocks.reshape(_GROUPS * tokens, _GROUPS * tokens)
 
     def _band(self, tokens: int) -> Tensor:
