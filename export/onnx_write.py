@@ -166,7 +166,7 @@ def _exported_program(program: CapturedProgram) -> ExportedProgram:
         ],
     )
     return _FlatProgram(
-        root=fx.GraphModule(program.graph, graph),
+        root=program.graph,
         graph=graph,
         graph_signature=signature,
         state_dict={},

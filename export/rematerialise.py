@@ -103,8 +103,11 @@ def rematerialise(module: fx.GraphModule, symbol: sympy.Symbol) -> None:
     graph = module.graph
     forward = _forward(graph)
     kept = _kept(forward, symbol, cheap=_SHALLOW)
-    if sum(_bytes(node, symbol) for node in kept if node.op == "call_function") > _AFFORDABLE:
-        kept = _kept(forward, symbol, cheap=_THIN)
+    if _total(kept, symbol) > _AFFORDABLE:
+        # Without any dear node the second cut is none, and all would be kept.
+        kept = min(
+            kept, _kept(forward, symbol, cheap=_THIN), key=lambda nodes: _total(nodes, symbol)
+        )
     again: dict[fx.Node, fx.Node] = {}
     for node in [n for n in graph.nodes if n not in forward and n.op == "call_function"]:
         with graph.inserting_before(node):
@@ -151,7 +154,7 @@ def _copied(
 
 
 def _kept(forward: dict[fx.Node, int], symbol: sympy.Symbol, *, cheap: int) -> set[fx.Node]:
-    """What crosses the smallest cut, and what no tensor is.
+    """What crosses the cheapest cut, and what no tensor is.
 
     Args:
         forward: up to the loss.
@@ -181,6 +184,10 @@ def _kept(forward: dict[fx.Node, int], symbol: sympy.Symbol, *, cheap: int) -> s
         for node in forward
         if node.op != "call_function" or _is_number(node) or _crosses(node, before)
     }
+
+
+def _total(kept: set[fx.Node], symbol: sympy.Symbol) -> float:
+    return sum(_bytes(node, symbol) for node in kept if node.op == "call_function")
 
 
 def _crosses(node: fx.Node, before: set[Any]) -> bool:

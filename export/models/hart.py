@@ -146,7 +146,8 @@ class LightConvolution(nn.Module):
     def _blocks(self, tokens: int) -> Tensor:
         """(4Z, 4Z): the groups' bands along the diagonal.
 
-        One product with zeros costs less than to bring every group's rows together and back.
+        At HART's eight tokens one product with zeros costs less than to bring every group's rows
+        together and back; with many more tokens it would cost more.
         """
         bands = self.drop_path(self._band(tokens))
         apart = torch.eye(_GROUPS, dtype=bands.dtype, device=bands.device)

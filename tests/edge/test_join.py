@@ -181,8 +181,8 @@ def test_sigterm_leaves_gracefully_and_keeps_the_state(world, mosquitto_url):
     assert coordinator.presence["anna"].status == "left"
 
 
-def test_a_device_stopped_while_it_trains_drops_nothing(world, mosquitto_url):
-    """Its training ends without a result, and the round is still its own."""
+def test_a_device_stopped_in_a_round_keeps_it(world, mosquitto_url):
+    """Its training ends without a result; nothing is dropped, and the payload stays."""
     endless = {"epochs": 10**6, "batch_size": 16}
     with _coordinator(world, mosquitto_url, settings=endless) as coordinator:
         device = world.start(world.arguments(mosquitto_url, "anna"))
@@ -190,10 +190,12 @@ def test_a_device_stopped_while_it_trains_drops_nothing(world, mosquitto_url):
             if json.loads(line)["event"] == "task":
                 break
         while read_journal(world.root / "anna").phase != "received":
+            assert device.poll() is None
             time.sleep(0.01)
         device.send_signal(signal.SIGTERM)
         events = _events(device)
         coordinator.wait_for_status("anna", "left")
+    assert device.returncode == 128 + signal.SIGTERM
     assert [event["event"] for event in events] == ["left"]
     assert read_journal(world.root / "anna").phase == "received"
 

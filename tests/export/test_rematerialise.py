@@ -101,3 +101,23 @@ def test_thin_products_run_twice_only_where_much_would_be_kept() -> None:
     """Two blocks would keep 5 MB at the nominal batch, twelve would keep 29 MB."""
     assert _products(2) == 2
     assert _products(12) == 2 * 12
+
+
+class Narrow(nn.Module):
+    """Thin products alone, over long rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(48, 48) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + nn.functional.silu(layer(torch.sin(x)))
+        return x.mean(1)[:, :4]
+
+
+def test_a_model_of_thin_products_alone_does_not_keep_everything() -> None:
+    """Where all is cheap there is no second cut: the first one stays."""
+    example = {"x": torch.randn(8, 512, 48), "y": torch.arange(8) % 4}
+    graph = capture(Narrow(), OBJECTIVES["cross_entropy"], example).graph.graph
+    assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == 2 * 8
