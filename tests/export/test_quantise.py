@@ -141,7 +141,7 @@ def test_layers_have_8_bits_per_channel_and_alp_stays_a_float_node(hart_draft):
         and n.input[0] in sizes
         and sizes[n.input[0]].data_type == onnx.TensorProto.INT8
     ]
-    assert len(weights) == 15  # 2 patches, 11 in the block, 2 in the head
+    assert len(weights) == 16  # 2 patches, 11 and a light convolution in the block, 2 in the head
     assert all(len(sizes[n.input[1]].dims) == 1 and sizes[n.input[1]].dims[0] > 1 for n in weights)
     assert [n.op_type for n in model.graph.node].count("AlpInfer") == 1
     assert [function.name for function in model.functions] == ["AlpInfer"]
