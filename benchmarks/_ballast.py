@@ -10,10 +10,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, checker, helper
 
-from protofleet.datasets import DeviceData
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import write_bundle
-from protofleet.wire.manifest import (
+from protofleet.bundle import write_bundle
+from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
     Port,
@@ -22,7 +20,9 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.datasets import DeviceData
+from protofleet.tensors import Layout, TensorMap
+from protofleet.tensors.blobs import encode
 
 _FEATURES, _CLASSES = 4, 3
 _HEAD = (_FEATURES, _CLASSES)

@@ -14,8 +14,8 @@ from protofleet.benchmarks._device_phases import Phases, say
 
 if TYPE_CHECKING:
     from protofleet.benchmarks._device_request import Examples, Request
+    from protofleet.bundle import Bundle
     from protofleet.runtime import Classifier
-    from protofleet.wire.bundle import Bundle
 
 
 def main(text: str) -> None:

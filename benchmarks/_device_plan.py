@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protofleet.benchmarks._device_report import Backend, Combination, Settings
+from protofleet.bundle.manifest import Manifest, Precision, Program
 from protofleet.runtime._backend import PACKAGES
 from protofleet.strategies import DESCRIPTIONS
-from protofleet.wire.manifest import Manifest, Precision, Program
 
 BACKENDS: tuple[Backend, ...] = ("onnx", "litert")
 PRECISIONS: tuple[Precision, ...] = ("float32", "float16", "int8")

@@ -7,8 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from protofleet.bundle.manifest import Precision
 from protofleet.errors import InputError
-from protofleet.wire.manifest import Precision
 
 SCHEMA = 1
 RANDOM = "random"

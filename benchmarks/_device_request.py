@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.benchmarks._device_report import Combination
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest, Port
 from protofleet.datasets import DeviceData, load_device_data
 from protofleet.errors import InputError
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Manifest, Port
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.edge.meter import peak_rss_bytes
 from protofleet.runtime import BackendName
-from protofleet.wire.bundle import Bundle
 
 
 def main(path: Path, examples: int, backend: BackendName) -> dict[str, float]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from protofleet.benchmarks._device_phases import say
 from protofleet.benchmarks._device_request import device_data
+from protofleet.bundle import Bundle
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
@@ -29,8 +30,8 @@ from protofleet.errors import InputError, ProtofleetError
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ClientState, Payload, ServerState, Strategy, Update
 from protofleet.strategies.updates import encode_update, initial_tensors, references_of
-from protofleet.wire import blobs, codecs
-from protofleet.wire.bundle import Bundle
+from protofleet.tensors import blobs
+from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
 
 _CLIENT = "bench"

@@ -13,15 +13,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from torch import nn
 
-from protofleet.errors import InputError
-from protofleet.export.capture import CapturedProgram, capture, model_tensors
-from protofleet.export.models import build_model
-from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
-from protofleet.export.tflite import to_tflite
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import write_bundle
-from protofleet.wire.manifest import (
+from protofleet.bundle import write_bundle
+from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
     Preprocessing,
@@ -29,7 +22,14 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.errors import InputError
+from protofleet.export.capture import CapturedProgram, capture, model_tensors
+from protofleet.export.models import build_model
+from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.onnx_write import to_onnx
+from protofleet.export.tflite import to_tflite
+from protofleet.tensors import Model, TensorMap
+from protofleet.tensors.blobs import encode
 
 OBJECTIVE = "cross_entropy"
 

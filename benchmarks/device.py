@@ -40,13 +40,13 @@ from protofleet.benchmarks._device_report import (
 from protofleet.benchmarks._device_request import Request
 from protofleet.benchmarks._device_traffic import TrafficRequest
 from protofleet.benchmarks._rows import machine_facts
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest
+from protofleet.bundle.rules import PARAMS, STATE
 from protofleet.edge import load_local_data
 from protofleet.edge.training import check_data
 from protofleet.errors import InputError, UnavailableError
 from protofleet.strategies import DESCRIPTIONS
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.bundle_rules import PARAMS, STATE
-from protofleet.wire.manifest import Manifest
 
 _BASE = "fedavg"
 """What others are compared with."""

@@ -11,13 +11,13 @@ from torch import nn
 
 from protofleet.benchmarks._models import matching
 from protofleet.benchmarks._rows import Row
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.export.build import BundleSpec, capture_programs
 from protofleet.export.models import MODELS, build_model
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
 from protofleet.export.parity import TOLERANCE, check_parity
 from protofleet.export.tflite import tflite_runner, to_tflite
-from protofleet.wire.manifest import Preprocessing
 
 _CLASSES = 6
 _SHAPES: Mapping[str, tuple[int, ...]] = {

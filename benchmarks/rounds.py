@@ -19,12 +19,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.benchmarks._ballast import ballast_data, write_ballast
 from protofleet.benchmarks._rows import Row
+from protofleet.bundle.keys import save_public_key
 from protofleet.edge.meter import high_water_bytes
 from protofleet.errors import UnavailableError
+from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.threads import thread_variables
-from protofleet.wire.broker import local_broker
-from protofleet.wire.keys import save_public_key
 
 _DEVICES = 4
 _SIZES = (1_450_000, 1_000)

@@ -18,8 +18,8 @@ from protofleet.coordinator.plan import Plan
 from protofleet.errors import RefusedError
 from protofleet.strategies.types import ClientTools, Evaluation, Update
 from protofleet.strategies.updates import UpdateRecord, unpack_update
-from protofleet.wire.blobs import check_finite
-from protofleet.wire.tensors import Tensors
+from protofleet.tensors import Tensors
+from protofleet.tensors.blobs import check_finite
 
 _MOST_SCORES = 8
 _MOST_CHARS = 64

@@ -16,7 +16,7 @@ from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.strategies.types import ServerState, ServerTools
 from protofleet.strategies.updates import to_evaluation
-from protofleet.wire import blobs
+from protofleet.tensors import blobs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle import Bundle
 from protofleet.coordinator.config import EvaluationSettings
 from protofleet.datasets import load_pooled
 from protofleet.errors import InputError
 from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import ServerState, Strategy
-from protofleet.wire.bundle import Bundle
 
 Scorer = Callable[[ServerState], NDArray[np.int64] | None]
 """Confusion counts ``(C, C) int64`` of a server state's model; None where it has none."""

@@ -24,7 +24,7 @@ from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.strategies.types import ServerState, Update
 from protofleet.strategies.updates import UpdateRecord, unpack_update
-from protofleet.wire import blobs
+from protofleet.tensors import blobs
 
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"

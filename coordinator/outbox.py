@@ -10,9 +10,9 @@ from pathlib import Path
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
 from protofleet.strategies.updates import initial_tensors
-from protofleet.wire import blobs, codecs
+from protofleet.tensors import Model, Tensors, blobs
+from protofleet.wire import codecs
 from protofleet.wire.codecs import RAW, Codec, Coding
-from protofleet.wire.tensors import Model, Tensors
 
 _SUFFIX = ".safetensors"
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
+from protofleet.bundle import Bundle
 from protofleet.coordinator.config import FederationConfig
 from protofleet.coordinator.rounds import Policy
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ServerState, Strategy
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

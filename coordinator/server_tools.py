@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ServerTools, Strategy
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 
 def make_server_tools(

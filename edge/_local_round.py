@@ -19,10 +19,10 @@ from protofleet.strategies.updates import (
     percentiles,
     references_of,
 )
-from protofleet.wire import blobs, codecs
+from protofleet.tensors import Model, Tensors, blobs
+from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.messages import Manifest, Task
-from protofleet.wire.tensors import Model, Tensors
 from protofleet.wire.transfer import Limits, Received
 
 

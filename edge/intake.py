@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import InputError
-from protofleet.wire.manifest import Preprocessing
 
 _ZERO_CROSSINGS = 8  # kernel half-length: -60 dB with the window below
 _KAISER_BETA = 6.0

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from protofleet.bundle import Bundle
 from protofleet.edge._identity import Identity
 from protofleet.edge._journal import Binding
 from protofleet.edge.agent import Agent, Report
@@ -20,7 +21,6 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
-from protofleet.wire.bundle import Bundle
 from protofleet.wire.endpoint import Endpoint
 from protofleet.wire.link import Link, LinkOptions, Will
 from protofleet.wire.messages import encode

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
-from protofleet.wire.manifest import Preprocessing
 
 _UCI_HAR = "uci-har"
 

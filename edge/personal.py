@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from protofleet.bundle import Bundle
 from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
@@ -12,7 +13,6 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import BackendName, open_classifier
 from protofleet.strategies.scores import accuracy, macro_f1
 from protofleet.strategies.updates import percentiles
-from protofleet.wire.bundle import Bundle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

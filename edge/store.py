@@ -43,9 +43,8 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.strategies.types import ClientState
-from protofleet.wire import blobs
+from protofleet.tensors import Tensors, blobs
 from protofleet.wire.codecs import Coding
-from protofleet.wire.tensors import Tensors
 from protofleet.wire.topics import check_id
 
 _READ_ATTEMPTS = 5

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.errors import InputError, ProtofleetError
@@ -33,9 +35,7 @@ from protofleet.strategies.types import (
     Update,
     View,
 )
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Manifest
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 _log = logging.getLogger(__name__)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protofleet.bundle import Bundle
 from protofleet.datasets import load_device_data, load_pooled
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
@@ -18,8 +19,7 @@ from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import ClientState, Payload
 from protofleet.strategies.updates import Costs, encode_update, initial_tensors, references_of
-from protofleet.wire import blobs
-from protofleet.wire.bundle import Bundle
+from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding, to_raw
 
 _NO_LIMIT = 2**62

@@ -42,10 +42,9 @@ from protofleet.strategies.updates import (
     to_evaluation,
     unpack_update,
 )
+from protofleet.tensors import Tensors, blobs
 from protofleet.threads import thread_variables
-from protofleet.wire import blobs
 from protofleet.wire.codecs import RAW, to_raw
-from protofleet.wire.tensors import Tensors
 
 _CHECKPOINT = "checkpoint.safetensors"
 _CHECKPOINT_S = 60.0

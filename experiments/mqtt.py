@@ -15,9 +15,9 @@ from protofleet.coordinator.config import FederationConfig
 from protofleet.errors import UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, save_result
+from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
-from protofleet.wire.broker import local_broker
 
 _CONNECT_S = 5.0
 _COMPILED = {"PROTOFLEET_NUMBA": "1"}

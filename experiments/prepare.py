@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.keys import load_or_create_signing_key
 from protofleet.datasets import DeviceData
 from protofleet.datasets.catalogue import fingerprint, load
 from protofleet.datasets.federate import federate, pooled, without_classes
@@ -26,7 +27,6 @@ from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, ModelSettings
 from protofleet.strategies import DESCRIPTIONS
-from protofleet.wire.keys import load_or_create_signing_key
 
 MERGED = "everybody"
 """The one client of a central training."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from protofleet.bundle import Bundle
 from protofleet.coordinator.config import (
     CohortSettings,
     EvaluationSettings,
@@ -27,7 +28,6 @@ from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
 from protofleet.experiments.store import Engine, Round, RunResult
 from protofleet.strategies import build
-from protofleet.wire.bundle import Bundle
 
 _HOUR_S = 3600.0
 _UPDATE_BYTES = 2**31

@@ -15,16 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protofleet import __version__
-from protofleet.errors import ExportError
-from protofleet.export.capture import CapturedProgram, capture, model_tensors
-from protofleet.export.device_check import device_runner
-from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
-from protofleet.export.onnx_write import to_onnx
-from protofleet.export.parity import ParityRecord, check_parity
-from protofleet.export.tflite import tflite_runner, to_tflite
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import write_bundle
-from protofleet.wire.manifest import (
+from protofleet.bundle import write_bundle
+from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
     Preprocessing,
@@ -32,7 +24,15 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import Layout
+from protofleet.errors import ExportError
+from protofleet.export.capture import CapturedProgram, capture, model_tensors
+from protofleet.export.device_check import device_runner
+from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
+from protofleet.export.onnx_write import to_onnx
+from protofleet.export.parity import ParityRecord, check_parity
+from protofleet.export.tflite import tflite_runner, to_tflite
+from protofleet.tensors import Layout
+from protofleet.tensors.blobs import encode
 
 _EXAMPLE_BATCH = 4
 _TFLITE = "programs/programs.tflite"

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
+from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.objectives import ModelCall, Objective
 from protofleet.export.ports import Names, finish
 from protofleet.export.rematerialise import rematerialise, tidy
 from protofleet.export.tracing import Trace, trace
-from protofleet.wire.manifest import Port
 
 Arrays = Mapping[str, Tensor]
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Manifest, Port, Program
 from protofleet.export.parity import Runner
 from protofleet.export.parity_inputs import Arrays
 from protofleet.runtime import Kernels, Programs, open_programs
-from protofleet.wire.manifest import Manifest, Port, Program
-from protofleet.wire.tensors import TensorMap, Tensors
+from protofleet.tensors import TensorMap, Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

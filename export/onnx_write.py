@@ -28,11 +28,11 @@ from torch.export.graph_signature import (
 from torch.onnx import OnnxExporterError
 from torch.utils import _pytree as pytree
 
+from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
 from protofleet.export.onnx_alp import define_functions
 from protofleet.export.source import place_of
-from protofleet.wire.manifest import Port
 
 OPSET = 18
 _MAX_INITIALISER_BYTES = 65536

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Port
 from protofleet.export.capture import CapturedProgram
-from protofleet.wire.manifest import Port
 
 Arrays = dict[str, NDArray[Any]]
 

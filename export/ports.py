@@ -10,9 +10,9 @@ import msgspec
 import torch
 from torch import Tensor, fx
 
+from protofleet.bundle.manifest import Port, Role
 from protofleet.errors import ExportError
 from protofleet.export.tracing import Trace, shape_template
-from protofleet.wire.manifest import Port, Role
 
 _COPIES = {
     torch.ops.aten.clone.default,

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest, Precision, Program
 from protofleet.errors import InputError
 from protofleet.export import quantise_onnx, quantise_tflite
 from protofleet.export.quantise_common import Batch
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Manifest, Precision, Program
-from protofleet.wire.tensors import Model, Tensors
+from protofleet.tensors import Model, Tensors
+from protofleet.tensors.blobs import encode
 
 Backend = Literal["onnx", "litert"]
 

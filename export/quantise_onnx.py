@@ -26,7 +26,7 @@ from onnxscript.optimizer import fold_constants
 
 from protofleet.errors import ExportError
 from protofleet.export.quantise_common import Batch, worth_halving
-from protofleet.wire.tensors import Tensors
+from protofleet.tensors import Tensors
 
 _LAYERS = {"Conv", "Gemm", "MatMul"}
 _PASSES_ON = {"MaxPool", "Relu"}

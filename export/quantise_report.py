@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Precision
 from protofleet.errors import ExportError, InputError
 from protofleet.export.quantise import Backend, Draft
 from protofleet.runtime import Classifier, open_classifier
 from protofleet.strategies.scores import confusion, macro_f1
-from protofleet.wire.manifest import Precision
 
 EVALUATION_BATCH = 32
 """As devices score; ALP couples the examples of a batch, so the number belongs to the result."""

@@ -14,7 +14,7 @@ from protofleet.errors import ExportError
 from protofleet.export.quantise_common import Batch, worth_halving
 from protofleet.export.quantise_fold import LAYERS, simplify
 from protofleet.export.quantise_graph import TfliteGraph
-from protofleet.wire.tensors import Tensors
+from protofleet.tensors import Tensors
 
 _QUANTISED = "int8/"
 _PASSES_ON = {"MAX_POOL_2D", "RESHAPE", "TRANSPOSE"}

@@ -11,11 +11,11 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
+from protofleet.bundle import Bundle, write_bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.export.build import BundleSpec, export_bundle, initial_values
 from protofleet.export.models import build_model, has_setting
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import Bundle, write_bundle
-from protofleet.wire.manifest import Preprocessing
+from protofleet.tensors.blobs import encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.device_data import DeviceData
 from protofleet.datasets.windows import Windows, split_in_time
 from protofleet.edge.intake import SensorIntake, Window
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile, readings
 from protofleet.firmware_sim.motion import Motion
-from protofleet.wire.manifest import Preprocessing
 
 _BLOCK = 256  # readings handed over at a time, as a driver's FIFO would
 

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.join import JoinOptions, join
 from protofleet.edge.training import LocalData
@@ -22,8 +24,6 @@ from protofleet.errors import InputError, ProtofleetError
 from protofleet.firmware_sim.fleet import DeviceSpec
 from protofleet.firmware_sim.motion import Motion, load_motion, synthesise
 from protofleet.firmware_sim.senses import collect
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Manifest
 
 _FAILED = 1
 

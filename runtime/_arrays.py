@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError
-from protofleet.wire.manifest import Port
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, TensorMap
 
 Arrays = Mapping[str, NDArray[Any]]
 """Contiguous arrays by port name."""

@@ -6,9 +6,9 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
+from protofleet.bundle.manifest import Manifest, Program
 from protofleet.errors import InputError
 from protofleet.runtime._arrays import Arrays
-from protofleet.wire.manifest import Manifest, Program
 
 BackendName = Literal["auto", "onnx", "litert"]
 """Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed, else

@@ -14,11 +14,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Manifest, Port
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.runtime._backend import ProgramSource
 from protofleet.runtime._ports import Tensor, check_port
-from protofleet.wire.manifest import Manifest, Port
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 Values = Sequence[tuple[Port, NDArray[np.float32]]]
 """Constants, each with the input in whose place it comes."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, address, check_map, views
 from protofleet.runtime._program import Intake, Source
-from protofleet.wire.manifest import Port
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 LAYERS = "layers."
 """What the keys of hidden layers' activations begin with."""

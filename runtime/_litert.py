@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from protofleet.bundle.manifest import MAX_TFLITE_BATCH, Program
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._ports import Tensor, check_ports
-from protofleet.wire.manifest import MAX_TFLITE_BATCH, Program
 
 
 class LiteRtBackend:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal
 
+from protofleet.bundle.manifest import Program
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import _alp
 from protofleet.runtime._arrays import Arrays, address
@@ -13,7 +14,6 @@ from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._footprint import release
 from protofleet.runtime._ports import Tensor, check_ports
 from protofleet.runtime._signals import deferred_signals
-from protofleet.wire.manifest import Program
 
 _DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 # Training programs compute values twice where that is cheaper than to keep them.

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from protofleet.bundle.manifest import Port, Program
 from protofleet.errors import ProvisionError
-from protofleet.wire.manifest import Port, Program
 
 _SYMBOLIC_DIM = re.compile(r"batch(\*[1-9][0-9]*)?")
 

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Port, Program, Role
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, resolve
 from protofleet.runtime._backend import Backend, Runner
-from protofleet.wire.manifest import Port, Program, Role
-from protofleet.wire.tensors import Layout
+from protofleet.tensors import Layout
 
 
 class Source:

@@ -7,12 +7,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, address, check_map, resolve, views
 from protofleet.runtime._program import Intake, Source
 from protofleet.strategies.types import Batch, Step
-from protofleet.wire.manifest import Port
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, TensorMap
 
 
 class TrainProgram:

@@ -8,14 +8,14 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Precision
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._backend import BackendName, ProgramSource, open_backend
 from protofleet.runtime._freeze import Frozen
 from protofleet.runtime._infer import InferProgram
 from protofleet.runtime._program import Source
 from protofleet.strategies.types import Score
-from protofleet.wire.manifest import Precision
-from protofleet.wire.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Layout, Model, TensorMap
 
 _PROGRAMS = {"logits": "infer", "features": "features"}
 _NOTHING = TensorMap.zeros(Layout(()))

@@ -15,7 +15,7 @@ from protofleet.runtime._infer import LAYERS, InferProgram
 from protofleet.runtime._program import Source
 from protofleet.runtime._train import TrainProgram
 from protofleet.strategies.types import GradFn
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, TensorMap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from protofleet.strategies import (
     protohar,
 )
 from protofleet.strategies.types import Description, Factory, Strategy
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofleet.strategies._cdfl_settings import Bytes, CdflSettings, Network, to_values
 from protofleet.strategies.training import Fit, Rows, Training, train
 from protofleet.strategies.types import Batch, ClientTools, GradFn, ServerTools, Step
-from protofleet.wire.tensors import TensorMap, Tensors
+from protofleet.tensors import TensorMap, Tensors
 
 _PREFIX = "images/"
 _PREDICTED = 32

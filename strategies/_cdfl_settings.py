@@ -12,7 +12,7 @@ from protofleet.kernels import pixelise
 from protofleet.strategies.common import PARAMS, STATE, prefixed
 from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.training import Training
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

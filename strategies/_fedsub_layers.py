@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.strategies._fedsub_fusion import Active, Flags
 from protofleet.strategies.common import PARAMS
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 MASKS = "masks/"
 """Prefix of the masks in an update."""

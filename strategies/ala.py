@@ -44,7 +44,7 @@ from protofleet.kernels import ala_step
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, Rows
 from protofleet.strategies.types import Batch, ClientTools, Step
-from protofleet.wire.tensors import Layout, TensorMap, Tensors
+from protofleet.tensors import Layout, TensorMap, Tensors
 
 
 class Ala(

@@ -40,7 +40,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Layout, Model, TensorMap, check_names
+from protofleet.tensors import Layout, Model, TensorMap, check_names
 
 WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""

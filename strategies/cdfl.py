@@ -98,7 +98,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Layout, Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
 UPLOADS = "uploads"
 IMAGES = "shown/images"

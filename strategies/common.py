@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
 from protofleet.strategies.types import ClientState, Payload, ServerState, Update, Updates
-from protofleet.wire.tensors import Layout, Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
 PARAMS = "params/"
 STATE = "state/"

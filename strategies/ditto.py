@@ -52,7 +52,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
 )
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 _SHARED = "shared/"
 

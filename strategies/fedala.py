@@ -34,7 +34,7 @@ from protofleet.strategies.common import parse_settings
 from protofleet.strategies.fedavg import client_update
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.types import Description, Strategy, Travels
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 DESCRIPTION = Description(
     name="fedala",

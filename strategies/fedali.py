@@ -70,7 +70,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Layout, Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
 _LOCAL = ".local_prototypes"
 _GLOBAL = ".global_prototypes"

@@ -14,7 +14,7 @@ from typing import Any
 
 from protofleet.strategies import fedavg
 from protofleet.strategies.types import Strategy
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 DESCRIPTION = replace(fedavg.DESCRIPTION, name="fedavg_c", final_fit=True)
 

@@ -71,7 +71,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 _HEAD = "head.prototypes"
 _PROTOTYPES = PARAMS + _HEAD

@@ -23,7 +23,7 @@ from protofleet.strategies.averaging import SharedTraining, Sharing, averaging
 from protofleet.strategies.common import parse_settings, shared_layout
 from protofleet.strategies.fedavg import client_update
 from protofleet.strategies.types import Description, Strategy, Travels
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 DESCRIPTION = Description(
     name="fedper",

@@ -69,7 +69,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Model, Tensors
+from protofleet.tensors import Model, Tensors
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"

@@ -44,7 +44,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
 )
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 DESCRIPTION = Description(
     name="fedprox",

@@ -92,7 +92,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 _PROTOTYPES = "prototypes"
 _ACCURACY = "accuracy"

@@ -47,7 +47,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 DESCRIPTION = Description(
     name="local",

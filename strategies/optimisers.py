@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import EpsForm, adam_step, clip_by_norm, sgd_step
-from protofleet.wire.tensors import Layout, TensorMap, Tensors
+from protofleet.tensors import Layout, TensorMap, Tensors
 
 _KEPT = "optimiser/"
 

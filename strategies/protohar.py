@@ -77,7 +77,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.wire.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Layout, Model, TensorMap
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"

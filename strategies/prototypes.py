@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.strategies.types import Score, Update
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 Rows = NDArray[np.float32]
 """``(C, d)``, one prototype per class."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
 from protofleet.strategies.types import Batch, ClientTools
-from protofleet.wire.tensors import TensorMap, Tensors
+from protofleet.tensors import TensorMap, Tensors
 
 Rows = NDArray[np.int64]
 """Numbers of examples."""

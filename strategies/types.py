@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.wire.tensors import Model, TensorMap, Tensors
+from protofleet.tensors import Model, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""

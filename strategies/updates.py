@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from protofleet.errors import RefusedError
 from protofleet.strategies.common import PARAMS, STATE, prefixed
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.wire import blobs, codecs
+from protofleet.tensors import Model, Tensors, blobs
+from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Encoded
-from protofleet.wire.tensors import Model, Tensors
 
 _log = logging.getLogger(__name__)
 

@@ -50,10 +50,10 @@ def test_a_missing_package_is_one_line_that_names_its_extra(module, command, ext
 
 
 def test_a_module_that_no_extra_brings_keeps_its_traceback():
-    done = _run_without("protofleet.wire.bundle", "bundle", "verify", str(_PROJECT))
+    done = _run_without("protofleet.bundle", "bundle", "verify", str(_PROJECT))
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
-    assert "protofleet.wire.bundle" in done.stderr
+    assert "protofleet.bundle" in done.stderr
 
 
 @pytest.mark.parametrize(("module", "extra"), EXTRAS.items())

@@ -9,15 +9,35 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parent.parent
 _ALLOWED = {
+    "tensors": set(),
+    "bundle": {"tensors"},
     "kernels": set(),
-    "wire": {"kernels"},
-    "strategies": {"kernels", "wire"},
+    "wire": {"tensors", "kernels"},
+    "strategies": {"tensors", "kernels", "wire"},
     "datasets": set(),
-    "runtime": {"kernels", "wire", "strategies"},
-    "edge": {"kernels", "strategies", "wire", "runtime", "datasets"},
-    "coordinator": {"strategies", "wire", "runtime", "datasets"},
-    "export": {"wire", "kernels", "runtime", "strategies"},
-    "firmware_sim": {"edge", "wire", "datasets"},
+    "runtime": {"tensors", "bundle", "kernels", "strategies"},
+    "federation": {"tensors", "bundle", "wire", "kernels", "strategies", "runtime", "datasets"},
+    "edge": {
+        "tensors",
+        "bundle",
+        "wire",
+        "kernels",
+        "strategies",
+        "runtime",
+        "datasets",
+        "federation",
+    },
+    "coordinator": {
+        "tensors",
+        "bundle",
+        "wire",
+        "strategies",
+        "runtime",
+        "datasets",
+        "federation",
+    },
+    "export": {"tensors", "bundle", "kernels", "runtime", "strategies"},
+    "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets"},
 }
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}
 _EVERYONES = {"errors", "durable", "threads"}

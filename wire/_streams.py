@@ -22,7 +22,7 @@ from protofleet.kernels import (
     shuffle_encode,
     topk_encode,
 )
-from protofleet.wire.tensors import Tensors
+from protofleet.tensors import Tensors
 
 Coded = Literal["fp16", "int8", "int4", "topk"]
 """How one tensor is coded."""

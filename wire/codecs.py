@@ -36,9 +36,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.wire import blobs
+from protofleet.tensors import Tensors, blobs
 from protofleet.wire._streams import MOST_VALUE, PREFIX, Coded, Reader, Writer, refused
-from protofleet.wire.tensors import Tensors
 
 Kind = Literal["raw", "fp16", "int8", "int4", "topk"]
 """What a file may ask for."""

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import fx
 
+from protofleet.bundle.manifest import MAX_TFLITE_BATCH
 from protofleet.errors import ExportError
 from protofleet.export.onnx_alp import node_attributes
 from protofleet.export.tflite.basics import Basics
 from protofleet.export.tflite.graph import F32, I32, I64, Value
 from protofleet.export.tflite.lower import Lowering, Result, args_of, rule
-from protofleet.wire.manifest import MAX_TFLITE_BATCH
 
 _NORM_FLOOR = 1e-12
 

@@ -15,8 +15,8 @@ def trusted_keys(files: tuple[Path, ...], *, own: bool = False) -> frozenset[byt
     Raises:
         InputError: there are none.
     """
+    from protofleet.bundle import keys
     from protofleet.errors import InputError
-    from protofleet.wire import keys
 
     trusted = frozenset(map(keys.load_public_key, files)) | keys.trusted_keys()
     if own and keys.signing_key_path().exists():

@@ -11,8 +11,8 @@ import click
 from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
-    from protofleet.wire.bundle import Bundle
-    from protofleet.wire.manifest import Program
+    from protofleet.bundle import Bundle
+    from protofleet.bundle.manifest import Program
 
 _PATH = click.Path(path_type=Path)
 
@@ -30,7 +30,7 @@ bundle.add_command(quantise)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(path: Path, as_json: bool) -> None:
     """Show what the bundle PATH holds, after checking every rule but the signer."""
-    from protofleet.wire.bundle import Bundle
+    from protofleet.bundle import Bundle
 
     opened = Bundle.open(path)
     if as_json:
@@ -55,9 +55,8 @@ def verify(
     as_json: bool,
 ) -> None:
     """Say whether a device would take the bundle PATH; exit with 1 and the reason if not."""
+    from protofleet.bundle import Bundle, keys
     from protofleet.errors import RefusedError
-    from protofleet.wire import keys
-    from protofleet.wire.bundle import Bundle
 
     trusted = frozenset(map(keys.load_public_key, trust_files)) or keys.trusted_keys()
     try:
@@ -80,7 +79,7 @@ def keygen(out: Path | None) -> None:
     """Make this user's signing key, unless there is one, and print its public half."""
     from cryptography.hazmat.primitives import serialization
 
-    from protofleet.wire import keys
+    from protofleet.bundle import keys
 
     public = keys.load_or_create_signing_key().public_key()
     pem = public.public_bytes(
@@ -96,7 +95,7 @@ def keygen(out: Path | None) -> None:
 @click.argument("public_key", type=_PATH)
 def trust(public_key: Path) -> None:
     """Accept bundles signed with PUBLIC_KEY (a PEM file) on this machine."""
-    from protofleet.wire import keys
+    from protofleet.bundle import keys
 
     public = keys.load_public_key(public_key)
     click.echo(f"trusting {keys.fingerprint(public)}: {keys.trust(public)}")
@@ -105,7 +104,7 @@ def trust(public_key: Path) -> None:
 def _summary(opened: Bundle) -> dict[str, Any]:
     import msgspec
 
-    from protofleet.wire import keys
+    from protofleet.bundle import keys
 
     manifest: dict[str, Any] = msgspec.to_builtins(opened.manifest)
     signer = keys.fingerprint(bytes.fromhex(opened.signer))

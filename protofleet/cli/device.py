@@ -141,8 +141,8 @@ def infer(
     _prepare(threads)
     import msgspec
 
+    from protofleet.bundle import Bundle
     from protofleet.edge import score_personal
-    from protofleet.wire.bundle import Bundle
 
     trusted = trusted_keys(source["trust_files"])
     data = _load(source, trusted)
@@ -172,8 +172,8 @@ def _load(
     pooled: Path | None = None,
     later: tuple[tuple[int, str], ...] = (),
 ) -> LocalData:
+    from protofleet.bundle import Bundle
     from protofleet.edge import load_local_data
-    from protofleet.wire.bundle import Bundle
 
     preprocessing = Bundle.open(source["bundle"], trusted=trusted).manifest.preprocessing
     return load_local_data(

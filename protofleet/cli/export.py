@@ -17,8 +17,8 @@ from protofleet.errors import InputError, MissingDataError
 if TYPE_CHECKING:
     from torch import nn
 
+    from protofleet.bundle.manifest import Preprocessing
     from protofleet.export.build import BundleSpec, ExportReport
-    from protofleet.wire.manifest import Preprocessing
 
 _PATH = click.Path(path_type=Path)
 
@@ -87,8 +87,8 @@ def export(
     the strategy needs. Every program is compared with PyTorch in ONNX Runtime first: loss,
     outputs, every gradient.
     """
+    from protofleet.bundle import keys
     from protofleet.export.build import export_bundle
-    from protofleet.wire import keys
 
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _preprocessing(model, input_shape, preprocessing)
@@ -132,7 +132,7 @@ def _spec(
     """The bundle's description; the strategy itself checks its settings and the model."""
     from protofleet import strategies
     from protofleet.export.build import BundleSpec, initial_values
-    from protofleet.wire.tensors import Model, TensorMap
+    from protofleet.tensors import Model, TensorMap
 
     params, state = initial_values(model)
     initial = Model(
@@ -154,7 +154,7 @@ def _spec(
 def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preprocessing:
     import msgspec
 
-    from protofleet.wire.manifest import Preprocessing
+    from protofleet.bundle.manifest import Preprocessing
 
     if file is not None:
         if not file.is_file():

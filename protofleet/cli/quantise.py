@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from protofleet.bundle import Bundle
+    from protofleet.bundle.manifest import Precision
     from protofleet.edge import LocalData
     from protofleet.export.quantise_report import Measured
-    from protofleet.wire.bundle import Bundle
-    from protofleet.wire.manifest import Precision
-    from protofleet.wire.tensors import Model
+    from protofleet.tensors import Model
 
 _PATH = click.Path(path_type=Path)
 _PRECISIONS = ("float16", "int8")
@@ -105,11 +105,10 @@ def quantise(
     float16 halves the file; int8 quarters it and computes with 8 bits. Every variant is scored on
     the test part in each runtime; if one loses more macro-F1 than allowed, nothing is written.
     """
+    from protofleet.bundle import Bundle, keys, write_bundle
     from protofleet.edge import load_local_data
     from protofleet.export.quantise import quantise as make
     from protofleet.export.quantise_report import check_loss, doubts, measure
-    from protofleet.wire import keys
-    from protofleet.wire.bundle import Bundle, write_bundle
 
     if params is not None and store is not None:
         raise InputError("values: expected --params or --store, got both")
@@ -175,7 +174,7 @@ def _values(opened: Bundle, params: Path | None, store: Path | None) -> Model:
 def _from_file(model: Model, path: Path) -> Model:
     """All parameters from a safetensors file, and the state as far as it is there too."""
     from protofleet.errors import RefusedError
-    from protofleet.wire import blobs
+    from protofleet.tensors import blobs
 
     if not path.is_file():
         raise MissingDataError(f"parameters '{path}': no such file")
@@ -213,7 +212,7 @@ def _from_store(opened: Bundle, store: Path) -> Model:
     """The personal model of a device."""
     from protofleet import strategies
     from protofleet.edge.store import read_personal
-    from protofleet.wire.tensors import Model
+    from protofleet.tensors import Model
 
     journal, state = read_personal(store)
     if journal.binding is None or journal.binding.bundle != opened.digest:

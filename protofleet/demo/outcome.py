@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from protofleet.bundle import Bundle
 from protofleet.edge.store import read_personal
 from protofleet.report import (
     Prototypes,
@@ -21,8 +22,7 @@ from protofleet.report import (
 )
 from protofleet.report.result import Device, Metrics, Result
 from protofleet.strategies.common import STATE
-from protofleet.wire import blobs
-from protofleet.wire.bundle import Bundle
+from protofleet.tensors import blobs
 
 _GLOBAL = ".global_prototypes"
 _LOCAL = ".local_prototypes"

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.demo.settings import DemoSettings
 from protofleet.errors import InputError
@@ -19,7 +20,6 @@ from protofleet.firmware_sim.link_proxy import LinkProfile
 from protofleet.firmware_sim.motion import Motion, join_recordings, synthesise
 from protofleet.firmware_sim.profile import DeviceProfile, VirtualDevice
 from protofleet.firmware_sim.senses import collect, sense
-from protofleet.wire.manifest import Preprocessing
 
 PROFILES = {
     "pi": DeviceProfile(imu=ImuProfile(rate_hz=200.0, noise_g=0.005, noise_rad_s=0.005)),

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from protofleet.bundle import Bundle
 from protofleet.demo.commands import (
     export_arguments,
     pretrain_arguments,
@@ -22,10 +23,9 @@ from protofleet.demo.live import LiveView
 from protofleet.demo.outcome import finish
 from protofleet.demo.recipes import FLEET_SEED, RECIPES, Prepared, dealt_backends
 from protofleet.demo.settings import DemoSettings
+from protofleet.firmware_sim.broker import find_mosquitto, local_broker
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
-from protofleet.wire.broker import find_mosquitto, local_broker
-from protofleet.wire.bundle import Bundle
 
 _DEADLINE_S = 3600.0  # a rehearsal waits for every device, so that a seed gives one result
 

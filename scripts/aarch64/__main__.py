@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from compare import personal_distance, server_distance
-from federation import Material, Place, Run, federate, prepare
 from machine import KINDS, ROOT, Machine, open_machine, output, say
 
+from federation import Material, Place, Run, federate, prepare
 from protofleet.errors import ProtofleetError
-from protofleet.wire.broker import find_mosquitto
+from protofleet.firmware_sim.broker import find_mosquitto
 
 _TOLERANCE = 1e-4
 _MODULES = ("numpy", "cryptography", "onnxruntime", "ai_edge_litert", "numba", "protofleet.edge")

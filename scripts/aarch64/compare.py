@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle import Bundle
 from protofleet.edge.store import read_personal
-from protofleet.wire import blobs
-from protofleet.wire.bundle import Bundle
+from protofleet.tensors import blobs
 
 Arrays = Mapping[str, NDArray[Any]]
 _PARAMS = "params/"

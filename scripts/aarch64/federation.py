@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 from machine import say
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.keys import save_public_key
 from protofleet.demo.commands import export_arguments, pretrain_arguments, run_step
 from protofleet.demo.recipes import Prepared, prepare_digits
 from protofleet.demo.settings import DemoSettings
 from protofleet.errors import ProtofleetError
+from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.tail import Tail
-from protofleet.wire.broker import local_broker
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.keys import save_public_key
 
 _NATIVE = (sys.executable,)
 _POLL_S = 0.05

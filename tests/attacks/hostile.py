@@ -14,10 +14,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.files import MANIFEST, SIGNATURE, archive
 from protofleet.errors import RefusedError
-from protofleet.wire.blobs import decode, encode
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.bundle_files import MANIFEST, SIGNATURE, archive
+from protofleet.tensors.blobs import decode, encode
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protofleet.errors import RefusedError
-from protofleet.wire.blobs import decode, encode
+from protofleet.tensors.blobs import decode, encode
 
 
 def test_a_blob_above_the_callers_limit_is_refused_unparsed():

@@ -6,7 +6,7 @@ import zipfile
 import pytest
 from attacks.hostile import PARAMS, assert_refused
 
-from protofleet.wire.bundle_files import MANIFEST
+from protofleet.bundle.files import MANIFEST
 
 
 def _zip(content, method=zipfile.ZIP_STORED, comment=b"", **special):

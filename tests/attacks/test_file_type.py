@@ -6,7 +6,7 @@ import shutil
 import pytest
 from attacks.hostile import INFER, PARAMS, assert_refused
 
-from protofleet.wire.bundle_files import MANIFEST, SIGNATURE
+from protofleet.bundle.files import MANIFEST, SIGNATURE
 
 
 @pytest.mark.parametrize("name", [MANIFEST, SIGNATURE, PARAMS, INFER])

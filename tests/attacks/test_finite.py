@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from attacks.hostile import assert_refused
 
-from protofleet.wire.blobs import encode
+from protofleet.tensors.blobs import encode
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from attacks.hostile import INFER, PARAMS, assert_refused
 
-from protofleet.wire.bundle_files import MANIFEST
+from protofleet.bundle.files import MANIFEST
 
 
 @pytest.mark.parametrize("name", [MANIFEST, PARAMS, INFER])

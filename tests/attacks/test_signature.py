@@ -4,7 +4,7 @@ import pytest
 from attacks.hostile import PUBLIC, assert_refused
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.wire.bundle_files import MANIFEST, SIGNATURE
+from protofleet.bundle.files import MANIFEST, SIGNATURE
 
 
 @pytest.mark.parametrize("place", [0, 31, 32, 95])

@@ -5,8 +5,8 @@ import os
 import pytest
 from attacks.hostile import INFER, PARAMS, assert_refused
 
-from protofleet.wire.bundle import MAX_MANIFEST_BYTES
-from protofleet.wire.bundle_files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
+from protofleet.bundle import MAX_MANIFEST_BYTES
+from protofleet.bundle.files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
 
 
 @pytest.mark.parametrize("name", [PARAMS, INFER])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from attacks.hostile import assert_refused
 
-from protofleet.wire.bundle_files import SIGNATURE
+from protofleet.bundle.files import SIGNATURE
 
 
 def test_a_directory_without_a_signature_is_refused(forge):

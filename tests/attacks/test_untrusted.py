@@ -3,8 +3,8 @@ from __future__ import annotations
 from attacks.hostile import assert_refused
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.bundle_files import MANIFEST, SIGNATURE
+from protofleet.bundle import Bundle
+from protofleet.bundle.files import MANIFEST, SIGNATURE
 
 
 def _signed_by_a_stranger(forge):

@@ -28,15 +28,15 @@ from protofleet.benchmarks._device_report import (
 )
 from protofleet.benchmarks._device_request import Request
 from protofleet.benchmarks._device_table import lines
+from protofleet.bundle import Bundle, write_bundle
+from protofleet.bundle.keys import load_or_create_signing_key, save_public_key
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli.bench import bench
 from protofleet.datasets import DeviceData
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.scores import confusion, macro_f1
 from protofleet.wire import codecs
-from protofleet.wire.bundle import Bundle, write_bundle
-from protofleet.wire.keys import load_or_create_signing_key, save_public_key
-from protofleet.wire.manifest import Preprocessing
 
 _CLASSES = ("class0", "class1", "class2")
 

@@ -24,10 +24,11 @@ from protofleet.benchmarks._device_report import (
     Traffic,
 )
 from protofleet.benchmarks._device_request import device_data
+from protofleet.bundle import Bundle
 from protofleet.cli.bench import bench
 from protofleet.strategies.updates import initial_tensors
-from protofleet.wire import blobs, codecs
-from protofleet.wire.bundle import Bundle
+from protofleet.tensors import blobs
+from protofleet.wire import codecs
 
 
 @pytest.fixture(scope="module")

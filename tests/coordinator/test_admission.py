@@ -11,7 +11,7 @@ from protofleet.coordinator.admission import admit
 from protofleet.errors import RefusedError
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.strategies.updates import Costs
-from protofleet.wire import blobs
+from protofleet.tensors import blobs
 
 
 def _blob(tensors, **changes):

@@ -18,8 +18,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_data
 
+from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
-from protofleet.wire.keys import save_public_key
 
 _PROGRAM = ["-c", "from protofleet.cli import main; main()"]
 

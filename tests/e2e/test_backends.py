@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.demo.recipes import PROFILES, dealt_backends
 from protofleet.firmware_sim.profile import VirtualDevice
-from protofleet.wire.manifest import Preprocessing
 
 _ROUNDS = 3
 _CLASSES = ("class0", "class1", "class2")

@@ -23,6 +23,8 @@ from packed import pack_update
 from threaded import Federation, final_state
 from tiny_bundle import tiny_data
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.keys import save_public_key
 from protofleet.coordinator.config import load_config
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, score_personal
@@ -32,8 +34,6 @@ from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
 from protofleet.strategies.updates import Costs
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.keys import save_public_key
 
 _CLASSES = ("class0", "class1", "class2")
 _DEVICES = ("anna", "berta", "carla")
@@ -193,9 +193,9 @@ def exported(tmp_path_factory):
 def _export(model, path, key):
     import torch  # noqa: PLC0415 - heavy, and only here
 
+    from protofleet.bundle.manifest import Preprocessing  # noqa: PLC0415 - with the others
     from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415 - torch
     from protofleet.export.models import build_model  # noqa: PLC0415 - torch
-    from protofleet.wire.manifest import Preprocessing  # noqa: PLC0415 - with the others
 
     torch.manual_seed(0)
     spec = BundleSpec(

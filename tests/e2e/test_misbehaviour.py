@@ -11,10 +11,10 @@ import pytest
 from packed import pack_update
 from tiny_bundle import tiny_bundle
 
+from protofleet.bundle import Bundle
 from protofleet.strategies.types import Update
 from protofleet.strategies.updates import Costs
-from protofleet.wire import blobs
-from protofleet.wire.bundle import Bundle
+from protofleet.tensors import blobs
 from protofleet.wire.endpoint import Endpoint, Incoming
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Manifest, Presence, Task, encode

@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scripted_coordinator import FEDERATION
 from tiny_bundle import tiny_bundle, tiny_data
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.keys import save_public_key
 
 CLASSES = ("class0", "class1", "class2")
 

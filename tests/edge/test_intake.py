@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import signal
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.intake import Resampler, SensorIntake
 from protofleet.errors import InputError
-from protofleet.wire.manifest import Preprocessing
 
 MOTION = Preprocessing(
     input_shape=(128, 6),

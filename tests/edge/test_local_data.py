@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.edge import load_local_data
 from protofleet.errors import InputError, MissingDataError
-from protofleet.wire.manifest import Preprocessing
 
 _PLAIN = Preprocessing(input_shape=(2,))
 

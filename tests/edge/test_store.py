@@ -18,7 +18,7 @@ from protofleet.edge._journal import read_blob
 from protofleet.edge.store import Binding, Store, read_personal
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import ClientState
-from protofleet.wire import blobs
+from protofleet.tensors import blobs
 
 _BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
 

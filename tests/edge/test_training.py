@@ -16,7 +16,7 @@ from protofleet.errors import InputError
 from protofleet.runtime import open_programs
 from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.types import Payload
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 CLASSES = ("class0", "class1", "class2")
 SETTINGS = {"epochs": 2, "batch_size": 16}

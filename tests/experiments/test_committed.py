@@ -20,7 +20,7 @@ from protofleet.experiments.store import run_folder
 from protofleet.export.capture import model_tensors
 from protofleet.export.models import build_model, has_setting
 from protofleet.strategies import STRATEGIES, build
-from protofleet.wire.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Layout, Model, TensorMap
 
 NAMES = tuple(committed())
 SMALL = tuple(name for name in NAMES if name.endswith("-small"))

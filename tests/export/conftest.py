@@ -12,9 +12,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 from torch.nn import functional
 
+from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData
 from protofleet.datasets.digits import CLASSES, load_digits
-from protofleet.wire.bundle import Bundle
 from tests.export.quantise_bundles import Digits, infer_bundle
 
 

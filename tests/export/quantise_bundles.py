@@ -8,13 +8,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
-from protofleet.export.build import initial_values
-from protofleet.export.capture import capture
-from protofleet.export.onnx_write import to_onnx
-from protofleet.export.tflite import to_tflite
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import Bundle, write_bundle
-from protofleet.wire.manifest import (
+from protofleet.bundle import Bundle, write_bundle
+from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
     Preprocessing,
@@ -22,7 +17,12 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import Layout
+from protofleet.export.build import initial_values
+from protofleet.export.capture import capture
+from protofleet.export.onnx_write import to_onnx
+from protofleet.export.tflite import to_tflite
+from protofleet.tensors import Layout
+from protofleet.tensors.blobs import encode
 
 
 class Digits(nn.Module):

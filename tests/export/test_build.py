@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.export import export as export_command
 from protofleet.errors import ExportError, InputError
 from protofleet.export import build
@@ -23,8 +25,6 @@ from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
 from protofleet.runtime import open_programs
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Preprocessing
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron
 
@@ -158,7 +158,7 @@ def test_the_command_needs_the_shape_of_a_users_model(tmp_path: Path) -> None:
 
 
 def _key_file(path: Path) -> Path:
-    from protofleet.wire import keys  # noqa: PLC0415 - only this helper needs it
+    from protofleet.bundle import keys  # noqa: PLC0415 - only this helper needs it
 
     keys.load_or_create_signing_key(path)
     return path

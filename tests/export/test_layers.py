@@ -12,6 +12,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import ProvisionError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.capture import capture
@@ -20,8 +22,6 @@ from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
 from protofleet.export.parity import check_parity, stock_runner
 from protofleet.runtime import open_programs
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Preprocessing
 
 _KEY = Ed25519PrivateKey.generate()
 

@@ -12,6 +12,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import ExportError, InputError
 from protofleet.export import geometry
 from protofleet.export.build import BundleSpec, capture_programs, export_bundle
@@ -21,8 +23,6 @@ from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx_write import to_onnx
 from protofleet.export.parity import TOLERANCE, check_parity, stock_runner
 from protofleet.runtime import open_programs
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Preprocessing
 from tests.export.toys import Perceptron
 
 _KEY = Ed25519PrivateKey.generate()

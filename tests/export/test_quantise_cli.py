@@ -11,14 +11,14 @@ import torch
 from click.testing import CliRunner
 
 from protofleet import strategies
+from protofleet.bundle import Bundle, write_bundle
 from protofleet.cli.bundle import bundle as command
 from protofleet.datasets import DeviceData
 from protofleet.edge.store import Binding, Store
 from protofleet.errors import ExportError, InputError, ProvisionError, RefusedError
 from protofleet.runtime import open_classifier
 from protofleet.strategies.common import PARAMS, prefixed
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import Bundle, write_bundle
+from protofleet.tensors.blobs import encode
 from tests.export.quantise_bundles import Digits, infer_bundle
 
 

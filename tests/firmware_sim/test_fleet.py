@@ -9,6 +9,7 @@ from brokers import wait_until
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.windows import Windows
 from protofleet.errors import InputError
 from protofleet.firmware_sim.fleet import Fleet
@@ -16,7 +17,6 @@ from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.motion import ACTIVITIES, synthesise
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice, load_fleet
 from protofleet.firmware_sim.senses import collect, sense
-from protofleet.wire.manifest import Preprocessing
 
 WINDOWS = Preprocessing(
     input_shape=(128, 6), rate_hz=50.0, window=128, hop=64, channels=tuple("abcdef"),

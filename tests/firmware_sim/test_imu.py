@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.intake import SensorIntake
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile, readings
@@ -11,7 +12,6 @@ from protofleet.firmware_sim.motion import (
     load_motion,
     synthesise,
 )
-from protofleet.wire.manifest import Preprocessing
 
 WINDOWS = Preprocessing(
     input_shape=(128, 6), rate_hz=50.0, window=128, hop=64, channels=tuple("abcdef"),

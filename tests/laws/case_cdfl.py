@@ -11,7 +11,7 @@ from laws.cases import Case
 from toy_model import frozen_map
 
 from protofleet.strategies.types import ServerTools, Step
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 SETTINGS = {
     "epochs": 1,

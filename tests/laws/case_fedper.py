@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from toy_model import frozen_map
 
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 
 def case(make_tools, toy):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from toy_model import grad_fn
 
 from protofleet.strategies.types import Step
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 
 def moon_grad_fn(params, state, batch, rng):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 
 @dataclass(frozen=True, kw_only=True)

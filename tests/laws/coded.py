@@ -16,9 +16,9 @@ from protofleet.strategies.updates import (
     references_of,
     unpack_update,
 )
+from protofleet.tensors import Tensors
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
-from protofleet.wire.tensors import Tensors
 
 _LIMIT = 1 << 24
 

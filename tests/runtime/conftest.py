@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from onnx import TensorProto, checker, helper
 
-from protofleet.wire.manifest import (
+from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
     Port,
@@ -19,7 +19,7 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import Layout
+from protofleet.tensors import Layout
 
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 OPSET = 17

@@ -15,10 +15,10 @@ import pytest
 from onnx import helper
 
 from protofleet import kernels
+from protofleet.bundle.manifest import Program
 from protofleet.errors import InputError
 from protofleet.runtime import KernelError, open_programs
-from protofleet.wire.manifest import Program
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 _ATTRIBUTES: dict[str, Any] = {"epsilon": 0.05, "iterations": 3}
 _TRAIN: dict[str, Any] = {"variant": "bulk_code", "gamma": 0.999, **_ATTRIBUTES}

@@ -13,7 +13,7 @@ from onnx import helper
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
 from protofleet.runtime._freeze import _messages
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 
 @pytest.fixture

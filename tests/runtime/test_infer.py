@@ -10,7 +10,7 @@ import pytest
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_programs
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tflite_by_hand import Graph, tflite_bytes
 
+from protofleet.bundle.manifest import MAX_TFLITE_BATCH
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
-from protofleet.wire.manifest import MAX_TFLITE_BATCH
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 FILE = "programs/programs.tflite"
 _NAMES = ("train", "infer", "features")
@@ -245,8 +245,8 @@ def test_a_device_on_litert_loads_no_onnx_runtime(both, tmp_path):
 import sys, pathlib, msgspec, numpy as np
 from protofleet.edge.join import open_learner
 from protofleet.runtime import open_programs
-from protofleet.wire.manifest import Manifest
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.bundle.manifest import Manifest
+from protofleet.tensors import Layout, TensorMap
 folder = pathlib.Path(sys.argv[1])
 class Bundle:
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)

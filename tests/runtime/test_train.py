@@ -12,7 +12,7 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_programs
 from protofleet.runtime._arrays import address
 from protofleet.strategies.types import GradFn, Step
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, TensorMap
 
 
 @pytest.fixture

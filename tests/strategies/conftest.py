@@ -5,7 +5,7 @@ import pytest
 from toy_model import GLOBAL, LOCAL, array, frozen_map, grad_fn
 
 from protofleet.strategies.types import ClientTools, Evaluation
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from protofleet.strategies import build
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.training import Fit
 from protofleet.strategies.types import Payload, Step
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 _ALA = {"kind": "ala"}
 _LAYOUT = {"low.weight": (4, 3), "low.bias": (3,), "head.weight": (3, 2), "head.bias": (2,)}

@@ -8,6 +8,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packed import pack_update
 
+from protofleet.bundle import Bundle
 from protofleet.coordinator.admission import admit, expect_updates
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData
@@ -19,7 +20,6 @@ from protofleet.runtime import open_programs
 from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.scores import accuracy
 from protofleet.strategies.updates import Costs, unpack_update
-from protofleet.wire.bundle import Bundle
 
 torch = pytest.importorskip("torch")
 
@@ -39,9 +39,9 @@ _SETTINGS = {
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
+    from protofleet.bundle.manifest import Preprocessing  # noqa: PLC0415 - beside its user
     from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415 - needs torch
     from protofleet.export.models import build_model  # noqa: PLC0415 - needs torch
-    from protofleet.wire.manifest import Preprocessing  # noqa: PLC0415 - beside its user
 
     torch.manual_seed(0)
     spec = BundleSpec(

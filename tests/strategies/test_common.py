@@ -12,7 +12,7 @@ from protofleet.strategies.common import weighted
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import Step, Update
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 _FIVE = [[1, 0], [2, 0], [3, 0], [4, 0], [5, 0]]
 

@@ -13,7 +13,7 @@ from protofleet.strategies import _MODULES, fedali, fedavg
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 

@@ -7,7 +7,7 @@ from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.types import Payload, ServerState, Update
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 _LOCAL, _GLOBAL = "state/" + LOCAL, "state/" + GLOBAL
 

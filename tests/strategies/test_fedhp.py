@@ -16,8 +16,7 @@ from protofleet.kernels import cosine_similarities
 from protofleet.strategies import DESCRIPTIONS, build
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.types import ServerState, Update
-from protofleet.wire import blobs
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model, blobs
 
 _KEY = "params/" + HEAD
 _HALF = {"kind": "sgd", "lr": 0.5}

@@ -10,8 +10,7 @@ from toy_prototypes import prototype_model, registered, with_programs
 from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS, build
 from protofleet.strategies.types import ServerState, Update
-from protofleet.wire import blobs
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model, blobs
 
 _EXAMPLES = ((2, 4), (4, 0), (6, 2))
 _CLASSES = (0, 1, 0)

@@ -13,8 +13,7 @@ from toy_model import new_rng, server_tools
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
 from protofleet.strategies.types import Update
-from protofleet.wire import blobs
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap, blobs
 
 _CHAIN = ("body.0", "body.2", "head")
 _STILL = {"kind": "sgd", "lr": 0.0}

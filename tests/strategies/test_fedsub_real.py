@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packed import pack_update
 from toy_model import server_tools
 
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.coordinator.admission import expect_updates
 from protofleet.coordinator.config import FederationConfig, StrategySettings
 from protofleet.coordinator.plan import make_plan
@@ -25,8 +26,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Payload
 from protofleet.strategies.updates import Costs, unpack_update
-from protofleet.wire import blobs
-from protofleet.wire.manifest import Preprocessing
+from protofleet.tensors import blobs
 
 pytestmark = pytest.mark.data
 

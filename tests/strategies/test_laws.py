@@ -9,7 +9,8 @@ from laws.coded import CodedRounds, assert_same_form
 from toy_model import SGD, new_rng, server_tools
 
 from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
-from protofleet.wire import blobs, codecs
+from protofleet.tensors import blobs
+from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
 
 _EXAMPLES = {

@@ -12,6 +12,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toy_model import server_tools
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.datasets.mnist import CLASSES, mnist_pool
 from protofleet.edge.meter import Meter
@@ -21,8 +23,6 @@ from protofleet.export.models import build_model
 from protofleet.kernels import cosine_similarities
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Preprocessing
 
 pytestmark = pytest.mark.data
 

@@ -16,7 +16,7 @@ from protofleet.strategies.prototypes import (
     nearest,
 )
 from protofleet.strategies.types import Update
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 _FLOATS = st.floats(-1e3, 1e3, width=32)
 

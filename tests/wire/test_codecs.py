@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire import blobs, codecs
+from protofleet.tensors import blobs
+from protofleet.wire import codecs
 from protofleet.wire.codecs import SMALL, Codec, Coding, decode, encode, to_raw
 
 _LIMIT = 1 << 22

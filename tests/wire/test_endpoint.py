@@ -7,7 +7,7 @@ import pytest
 from brokers import mosquitto
 
 from protofleet.errors import InputError, UnavailableError
-from protofleet.wire.broker import local_broker
+from protofleet.firmware_sim.broker import local_broker
 from protofleet.wire.chunks import Chunk, pack
 from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
 from protofleet.wire.link import Connected, Delivery, Link, LinkEvent, LinkOptions
@@ -271,6 +271,6 @@ def test_records_of_a_transfer_cannot_be_published_alone(tmp_path):
 
 
 def test_an_unknown_kind_of_broker_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("protofleet.wire.broker.find_mosquitto", lambda: None)
+    monkeypatch.setattr("protofleet.firmware_sim.broker.find_mosquitto", lambda: None)
     with pytest.raises(UnavailableError, match="apt install mosquitto"), local_broker("mosquitto"):
         pass

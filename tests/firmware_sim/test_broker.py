@@ -8,11 +8,11 @@ import pytest
 from brokers import answers, wait_until
 
 from protofleet.errors import UnavailableError
-from protofleet.wire.broker import find_mosquitto, local_broker
+from protofleet.firmware_sim.broker import find_mosquitto, local_broker
 
 _SCRIPT = (
     "import sys, time\n"
-    "from protofleet.wire.broker import local_broker\n"
+    "from protofleet.firmware_sim.broker import local_broker\n"
     "with local_broker(sys.argv[1]) as url:\n"
     "    print(url, flush=True)\n"
     "    time.sleep(60)\n"

@@ -1,4 +1,4 @@
-"""The embedded amqtt broker: ``python -m protofleet.wire._amqtt PORT``. Demonstrations only."""
+"""The embedded amqtt broker (demonstrations): ``python -m protofleet.firmware_sim._amqtt PORT``."""
 
 from __future__ import annotations
 

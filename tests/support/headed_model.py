@@ -3,7 +3,7 @@ w + b - mean(x). Its single buffer counts the program's calls.
 """
 
 from protofleet.strategies.types import Step
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 
 def headed(frozen_map, w=(0, 0), b=(0, 0)):

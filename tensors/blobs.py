@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire import strict_json
-from protofleet.wire.tensors import Tensors
+from protofleet.tensors import Tensors, strict_json
 
 MAX_TENSORS = 4096
 MAX_NAME_CHARS = 256

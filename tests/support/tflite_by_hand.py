@@ -10,7 +10,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from protofleet.wire.manifest import Port
+from protofleet.bundle.manifest import Port
 
 _TYPES = {
     "float32": schema.TensorType.FLOAT32,

@@ -20,7 +20,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
 )
-from protofleet.wire.tensors import Model
+from protofleet.tensors import Model
 
 
 def counting(_settings: object, model: Model | None) -> Strategy:

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny_bundle import initial_params, tiny_bundle
 
+from protofleet.bundle import Bundle, write_bundle
+from protofleet.bundle.rules import parse
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire.bundle import Bundle, write_bundle
-from protofleet.wire.bundle_rules import parse
 
 
 @pytest.fixture(params=["bundle", "bundle.pfb"])

@@ -14,9 +14,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, checker, helper
 
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import write_bundle
-from protofleet.wire.manifest import (
+from protofleet.bundle import write_bundle
+from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
     Port,
@@ -25,7 +24,8 @@ from protofleet.wire.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.wire.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, TensorMap
+from protofleet.tensors.blobs import encode
 
 SETTINGS: Mapping[str, Any] = {"epochs": 1, "batch_size": 16}
 
@@ -97,7 +97,7 @@ def _manifest(
         preprocessing=Preprocessing(input_shape=(features,)),
         classes=tuple(f"class{i}" for i in range(classes)),
         strategy=StrategyDecl(name=strategy, settings=dict(settings)),
-        provenance={"model": "tests/tiny_bundle.py"},
+        provenance={"model": "tests/support/tiny_bundle.py"},
         files={},
     )
 

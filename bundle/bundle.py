@@ -17,10 +17,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
-from protofleet.durable import sync_folder, write_synced
-from protofleet.errors import InputError, RefusedError
-from protofleet.wire import blobs, keys
-from protofleet.wire.bundle_files import (
+from protofleet.bundle import keys
+from protofleet.bundle.files import (
     MANIFEST,
     MAX_BUNDLE_BYTES,
     SIGNATURE,
@@ -30,9 +28,11 @@ from protofleet.wire.bundle_files import (
     Source,
     archive,
 )
-from protofleet.wire.bundle_rules import PARAMS, STATE, check_manifest, check_tensors, parse
-from protofleet.wire.manifest import FileEntry, Manifest, TensorDecl
-from protofleet.wire.tensors import Layout, Model, TensorMap
+from protofleet.bundle.manifest import FileEntry, Manifest, TensorDecl
+from protofleet.bundle.rules import PARAMS, STATE, check_manifest, check_tensors, parse
+from protofleet.durable import sync_folder, write_synced
+from protofleet.errors import InputError, RefusedError
+from protofleet.tensors import Layout, Model, TensorMap, blobs
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 SUFFIX = ".pfb"

@@ -13,15 +13,15 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_data
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import accuracy
 from protofleet.strategies.types import Payload, Update
-from protofleet.wire import blobs
-from protofleet.wire.bundle import Bundle
-from protofleet.wire.manifest import Preprocessing
+from protofleet.tensors import blobs
 
 CLASSES = ("class0", "class1", "class2")
 TRAINING = {"epochs": 2, "batch_size": 10, "optimiser": {"kind": "sgd", "lr": 0.1}}

@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from tiny_bundle import tiny_bundle
 
+from protofleet.bundle import keys
 from protofleet.cli.bundle import bundle as command
 from protofleet.cli.main import main
 from protofleet.errors import InputError
-from protofleet.wire import keys
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from protofleet.strategies.types import Step
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 HIDDEN = ("body.0", "body.2")
 

@@ -1,4 +1,4 @@
-"""Runs a command for as long as the parent lives: ``python -m protofleet.wire._child command…``.
+"""Runs a command while the parent lives: ``python -m protofleet.firmware_sim._child command…``.
 
 The parent holds the other end of standard input; when it closes it or dies, even by SIGKILL, the
 end of file is seen here and the command is stopped. This works on every POSIX system, and a

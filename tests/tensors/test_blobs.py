@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.wire.blobs import check_finite, decode, encode
+from protofleet.tensors.blobs import check_finite, decode, encode
 
 _DTYPES = ["f8", "f4", "f2", "i8", "i4", "i2", "i1", "u8", "u4", "u2", "u1", "?"]
 _NAMES = st.text(st.characters(categories=["L", "N", "P"]), min_size=1, max_size=20).filter(

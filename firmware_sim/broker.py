@@ -63,7 +63,7 @@ def local_broker(
         command = _command(kind, port, folder)
         log = stack.enter_context((folder / "broker.log").open("w+b"))
         broker = subprocess.Popen(
-            [sys.executable, "-m", "protofleet.wire._child", *command],
+            [sys.executable, "-m", "protofleet.firmware_sim._child", *command],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -71,7 +71,7 @@ def local_broker(
         stack.callback(_stop, broker)
         _await_port(port, broker, folder / "broker.log")
         # amqtt does not answer MQTT 5 at all; saying so spares every client a timeout.
-        embedded = "protofleet.wire._amqtt" in command
+        embedded = "protofleet.firmware_sim._amqtt" in command
         yield f"mqtt://127.0.0.1:{port}{'?version=3.1.1' if embedded else ''}"
 
 
@@ -83,7 +83,7 @@ def _command(kind: str, port: int, folder: Path) -> list[str]:
         return [mosquitto, "-c", str(config)]
     if kind in ("auto", "amqtt") and find_spec("amqtt") is not None:
         _log.warning("embedded amqtt: for demonstrations only (install mosquitto for real use)")
-        return [sys.executable, "-m", "protofleet.wire._amqtt", str(port)]
+        return [sys.executable, "-m", "protofleet.firmware_sim._amqtt", str(port)]
     raise UnavailableError(
         f"broker {kind}: expected Mosquitto or amqtt, found neither; install Mosquitto "
         "(apt install mosquitto), or pip install 'protofleet[demo]', or give --broker URL"

@@ -8,7 +8,7 @@ prototypes are the old ones plus 0.1.
 import numpy as np
 
 from protofleet.strategies.types import ServerTools, Step
-from protofleet.wire.tensors import TensorMap
+from protofleet.tensors import TensorMap
 
 LOCAL, GLOBAL = "block.local_prototypes", "block.global_prototypes"
 SGD = {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.5}}

@@ -12,12 +12,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.bundle.files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
+from protofleet.bundle.manifest import FORMAT_VERSION, Manifest, Port, Program, TensorDecl
 from protofleet.errors import RefusedError
-from protofleet.wire import strict_json
-from protofleet.wire.blobs import MAX_NAME_CHARS, MAX_TENSORS, check_finite
-from protofleet.wire.bundle_files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
-from protofleet.wire.manifest import FORMAT_VERSION, Manifest, Port, Program, TensorDecl
-from protofleet.wire.tensors import Layout
+from protofleet.tensors import Layout, strict_json
+from protofleet.tensors.blobs import MAX_NAME_CHARS, MAX_TENSORS, check_finite
 
 PARAMS, STATE = "params.safetensors", "state.safetensors"
 MAX_FILES = 256

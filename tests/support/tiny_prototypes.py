@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from onnx import TensorProto, helper
 from tiny_bundle import tiny_bundle
 
-from protofleet.wire.blobs import encode
-from protofleet.wire.bundle import Bundle, write_bundle
-from protofleet.wire.manifest import Port, StrategyDecl, TensorDecl
+from protofleet.bundle import Bundle, write_bundle
+from protofleet.bundle.manifest import Port, StrategyDecl, TensorDecl
+from protofleet.tensors.blobs import encode
 
 _G, _D = 6, 4
 _SHAPES = {"alp.local_prototypes": (_G, _D), "alp.global_prototypes": (_G, _D), "beta": ()}

@@ -11,7 +11,7 @@ import numpy as np
 from toy_model import frozen_map
 
 from protofleet.strategies.types import Step
-from protofleet.wire.tensors import Model, TensorMap
+from protofleet.tensors import Model, TensorMap
 
 HEAD = "head.prototypes"
 

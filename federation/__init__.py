@@ -1,0 +1,1 @@
+"""The round, both halves, without sockets, disks or clocks."""

@@ -1,0 +1,12 @@
+"""Named arrays: maps over one buffer, safetensors blobs, and JSON that is read strictly."""
+
+from protofleet.tensors.tensors import (
+    Layout,
+    Model,
+    TensorMap,
+    Tensors,
+    TensorSpec,
+    check_names,
+)
+
+__all__ = ["Layout", "Model", "TensorMap", "TensorSpec", "Tensors", "check_names"]
