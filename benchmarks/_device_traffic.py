@@ -27,9 +27,9 @@ from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.edge.training import Learner
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.strategies.randomness import server_rng
+from protofleet.federation.coding import encode_update, initial_tensors, references_of
+from protofleet.federation.randomness import server_rng
 from protofleet.strategies.types import ClientState, Payload, ServerState, Strategy, Update
-from protofleet.strategies.updates import encode_update, initial_tensors, references_of
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec

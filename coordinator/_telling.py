@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from protofleet.coordinator import events, rounds
+from protofleet.coordinator import events
 from protofleet.coordinator._sparing import Sparing
-from protofleet.coordinator.config import FederationConfig
-from protofleet.coordinator.rounds import Phase
 from protofleet.errors import RefusedError
+from protofleet.federation import synchronous as rounds
+from protofleet.federation.settings import FederationConfig
+from protofleet.federation.synchronous import Phase
 
 
 class Teller:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from protofleet.coordinator.ledger import Accepted, Ledger
 from protofleet.coordinator.outbox import Outbox, Posted
-from protofleet.coordinator.plan import Plan
 from protofleet.durable import replace_whole
 from protofleet.errors import RefusedError
+from protofleet.federation.coding import references_of
+from protofleet.federation.plan import Plan
 from protofleet.strategies.types import ServerState
-from protofleet.strategies.updates import references_of
 from protofleet.wire import codecs
 from protofleet.wire.codecs import RAW, Codec
 from protofleet.wire.transfer import Received

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.config import EvaluationSettings
 from protofleet.datasets import load_pooled
 from protofleet.errors import InputError
+from protofleet.federation.settings import EvaluationSettings
 from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import ServerState, Strategy
 

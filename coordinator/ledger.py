@@ -18,12 +18,12 @@ import numpy as np
 
 from protofleet.coordinator._schema import FORMAT, SCHEMA
 from protofleet.coordinator._shared import SharedPayloads
-from protofleet.coordinator.config import CodecSettings
-from protofleet.coordinator.rounds import Phase, State
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.federation.coding import UpdateRecord, unpack_update
+from protofleet.federation.settings import CodecSettings
+from protofleet.federation.synchronous import Phase, State
 from protofleet.strategies.types import ServerState, Update
-from protofleet.strategies.updates import UpdateRecord, unpack_update
 from protofleet.tensors import blobs
 
 _NO_LIMIT = 2**62

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import ProtofleetError
-from protofleet.strategies.updates import initial_tensors
+from protofleet.federation.coding import initial_tensors
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import RAW, Codec, Coding

@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.coordinator.config import CodecSettings
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.durable import replace_whole
+from protofleet.federation.coding import Costs, EvaluationRecord, percentiles
+from protofleet.federation.settings import CodecSettings
 from protofleet.strategies import scores
 from protofleet.strategies.types import Evaluation
-from protofleet.strategies.updates import Costs, EvaluationRecord, percentiles
 
 _SAMPLES = 2000
 """Latencies kept per device: percentiles are those of its last so many."""

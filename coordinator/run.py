@@ -7,18 +7,18 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protofleet.coordinator.admission import expect_updates
-from protofleet.coordinator.closing import Closer
-from protofleet.coordinator.config import FederationConfig
 from protofleet.coordinator.evaluation import make_scorer
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.plan import make_plan
 from protofleet.coordinator.results import Results
-from protofleet.coordinator.rounds import Phase, State
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.coordinator.service import Service
 from protofleet.errors import InputError, UnavailableError
+from protofleet.federation.admission import expect_updates
+from protofleet.federation.plan import make_plan
+from protofleet.federation.server import Closer
+from protofleet.federation.settings import FederationConfig
+from protofleet.federation.synchronous import Phase, State
 from protofleet.wire.endpoint import Endpoint
 from protofleet.wire.link import Link, LinkOptions
 from protofleet.wire.topics import Topics

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
-from protofleet.strategies.randomness import server_rng
+from protofleet.federation.randomness import server_rng
 from protofleet.strategies.types import ServerTools, Strategy
 from protofleet.tensors import TensorMap
 

@@ -10,16 +10,17 @@ import secrets
 import time
 from typing import Literal, assert_never
 
-from protofleet.coordinator import events, rounds
+from protofleet.coordinator import events
 from protofleet.coordinator._telling import Teller
-from protofleet.coordinator.admission import Expected, admit
-from protofleet.coordinator.closing import Closer
 from protofleet.coordinator.downlink import Downlink
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
-from protofleet.coordinator.plan import Plan, policy_of
 from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.rounds import Phase
 from protofleet.errors import RefusedError, UnavailableError
+from protofleet.federation import synchronous as rounds
+from protofleet.federation.admission import Expected, admit
+from protofleet.federation.plan import Plan, policy_of
+from protofleet.federation.server import Closer
+from protofleet.federation.synchronous import Phase
 from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task

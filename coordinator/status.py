@@ -6,8 +6,8 @@ import sqlite3
 
 import msgspec
 
-from protofleet.coordinator.config import FederationConfig
 from protofleet.errors import InputError
+from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
 
 

@@ -10,15 +10,15 @@ from typing import Any, Self
 
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingCancelledError
-from protofleet.strategies.scores import macro_f1
-from protofleet.strategies.types import ClientState, Payload, Strategy, Update
-from protofleet.strategies.updates import (
+from protofleet.federation.coding import (
     Costs,
     encode_update,
     initial_tensors,
     percentiles,
     references_of,
 )
+from protofleet.strategies.scores import macro_f1
+from protofleet.strategies.types import ClientState, Payload, Strategy, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Coding

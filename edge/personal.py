@@ -10,9 +10,9 @@ from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
+from protofleet.federation.coding import percentiles
 from protofleet.runtime import BackendName, open_classifier
 from protofleet.strategies.scores import accuracy, macro_f1
-from protofleet.strategies.updates import percentiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.federation.randomness import client_rng
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
-from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.scores import confusion, mean_cross_entropy
 from protofleet.strategies.types import (
     Batch,

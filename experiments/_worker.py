@@ -14,11 +14,11 @@ from protofleet.datasets import load_device_data, load_pooled
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.experiments.prepare import ClientFiles
+from protofleet.federation.coding import Costs, encode_update, initial_tensors, references_of
 from protofleet.firmware_sim.leash import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import ClientState, Payload
-from protofleet.strategies.updates import Costs, encode_update, initial_tensors, references_of
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding, to_raw
 

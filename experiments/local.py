@@ -20,12 +20,8 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from protofleet.coordinator import rounds
-from protofleet.coordinator.admission import Expected, admit, expect_updates
-from protofleet.coordinator.config import count_of
 from protofleet.coordinator.evaluation import Scorer, make_scorer
 from protofleet.coordinator.outbox import Sent, encode_payload
-from protofleet.coordinator.plan import Plan, policy_of
 from protofleet.coordinator.results import round_scores
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.durable import write_whole
@@ -34,14 +30,18 @@ from protofleet.experiments import _worker
 from protofleet.experiments._worker import Kept, Outcome, Task, WorkerSpec
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, load_run, save_result
-from protofleet.strategies.types import ServerState, ServerTools, Update
-from protofleet.strategies.updates import (
+from protofleet.federation import synchronous as rounds
+from protofleet.federation.admission import Expected, admit, expect_updates
+from protofleet.federation.coding import (
     UpdateRecord,
     initial_tensors,
     references_of,
     to_evaluation,
     unpack_update,
 )
+from protofleet.federation.plan import Plan, policy_of
+from protofleet.federation.settings import count_of
+from protofleet.strategies.types import ServerState, ServerTools, Update
 from protofleet.tensors import Tensors, blobs
 from protofleet.threads import thread_variables
 from protofleet.wire.codecs import RAW, to_raw

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from protofleet.coordinator.config import FederationConfig
 from protofleet.errors import UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Round, RunResult, save_result
+from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse

@@ -13,7 +13,12 @@ from typing import Any
 import msgspec
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.config import (
+from protofleet.coordinator.results import run_scores
+from protofleet.experiments.config import Experiment, Method, digest
+from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
+from protofleet.experiments.store import Engine, Round, RunResult
+from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.settings import (
     CohortSettings,
     EvaluationSettings,
     FederationConfig,
@@ -22,11 +27,6 @@ from protofleet.coordinator.config import (
     RoundSettings,
     StrategySettings,
 )
-from protofleet.coordinator.plan import Plan, make_plan
-from protofleet.coordinator.results import run_scores
-from protofleet.experiments.config import Experiment, Method, digest
-from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
-from protofleet.experiments.store import Engine, Round, RunResult
 from protofleet.strategies import build
 
 _HOUR_S = 3600.0

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from protofleet.bundle import Bundle
 from protofleet.edge.store import read_personal
+from protofleet.federation.records import Device, Metrics, Result
 from protofleet.report import (
     Prototypes,
     details_of_run,
@@ -20,7 +21,6 @@ from protofleet.report import (
     to_prototypes,
     write_report,
 )
-from protofleet.report.result import Device, Metrics, Result
 from protofleet.strategies.common import STATE
 from protofleet.tensors import blobs
 

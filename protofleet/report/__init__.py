@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from protofleet.federation.records import Result, load_result, save_result
 from protofleet.report._compare import Difference, compare
 from protofleet.report.details import (
     Confusion,
@@ -18,7 +19,6 @@ from protofleet.report.details import (
     save_details,
     to_prototypes,
 )
-from protofleet.report.result import Result, load_result, save_result
 
 __all__ = [
     "Confusion",

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from protofleet.federation.records import Metrics, Result
 from protofleet.report._units import median
-from protofleet.report.result import Metrics, Result
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from protofleet.federation.records import Device, Metrics, Round, Scores
 from protofleet.report._units import unit_of
 from protofleet.report.details import Confusion, Latencies, Prototypes
-from protofleet.report.result import Device, Metrics, Round, Scores
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = (

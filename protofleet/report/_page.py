@@ -11,9 +11,9 @@ from pathlib import Path
 import jinja2
 
 from protofleet.durable import replace_whole
+from protofleet.federation.records import Metrics, Result, Scores, load_result
 from protofleet.report import _figures, _units
 from protofleet.report.details import Details, Latencies, Prototypes, load_details
-from protofleet.report.result import Metrics, Result, Scores, load_result
 
 _FOLDER = Path(__file__).parent
 _MAX_LAYERS = 6

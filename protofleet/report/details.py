@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.report.result import load_record, save_record
+from protofleet.federation.records import load_record, save_record
 
 MAX_SAMPLES = 2000
 MAX_PROTOTYPES = 2000

@@ -26,7 +26,7 @@ from protofleet.benchmarks._device_report import (
 from protofleet.benchmarks._device_request import device_data
 from protofleet.bundle import Bundle
 from protofleet.cli.bench import bench
-from protofleet.strategies.updates import initial_tensors
+from protofleet.federation.coding import initial_tensors
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 

@@ -10,9 +10,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.coordinator.admission import Expected, expect_updates
-from protofleet.coordinator.config import FederationConfig, LimitSettings
-from protofleet.coordinator.plan import Plan, make_plan
+from protofleet.federation.admission import Expected, expect_updates
+from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.settings import FederationConfig, LimitSettings
 
 _LIMITS = LimitSettings(update_bytes=10_000)
 

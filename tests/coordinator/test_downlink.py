@@ -9,19 +9,19 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.coordinator.config import CodecSettings, FederationConfig
 from protofleet.coordinator.downlink import Downlink
 from protofleet.coordinator.ledger import Accepted, Ledger
-from protofleet.coordinator.plan import make_plan
 from protofleet.errors import InputError, ProtofleetError, RefusedError
-from protofleet.strategies.types import ServerState, Update
-from protofleet.strategies.updates import (
+from protofleet.federation.coding import (
     Costs,
     encode_update,
     initial_tensors,
     references_of,
     unpack_update,
 )
+from protofleet.federation.plan import make_plan
+from protofleet.federation.settings import CodecSettings, FederationConfig
+from protofleet.strategies.types import ServerState, Update
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
 from protofleet.wire.transfer import Received, describe

@@ -13,13 +13,13 @@ import pytest
 from packed import pack_update
 
 from protofleet.coordinator import ledger as ledger_module
-from protofleet.coordinator import rounds
-from protofleet.coordinator.config import CodecSettings
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
-from protofleet.coordinator.rounds import Phase, State
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
+from protofleet.federation import synchronous as rounds
+from protofleet.federation.coding import Costs, unpack_update
+from protofleet.federation.settings import CodecSettings
+from protofleet.federation.synchronous import Phase, State
 from protofleet.strategies.types import ServerState, Update
-from protofleet.strategies.updates import Costs, unpack_update
 
 _IDENTITY = {"federation": "home", "seed": "1"}
 _CLIENTS = ("a", "b")

@@ -7,8 +7,8 @@ import pytest
 
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.coordinator.results import Results, round_scores, run_scores
+from protofleet.federation.coding import Costs, EvaluationRecord, UpdateRecord
 from protofleet.strategies.types import Evaluation, ServerState
-from protofleet.strategies.updates import Costs, EvaluationRecord, UpdateRecord
 
 
 def _counts(right, wrong):

@@ -10,10 +10,10 @@ from threaded import CrashError, Federation, final_state
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.coordinator import events
-from protofleet.coordinator.config import CodecSettings, CohortSettings, FederationConfig
 from protofleet.datasets import DeviceData
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
+from protofleet.federation.settings import CodecSettings, CohortSettings, FederationConfig
 
 pytestmark = pytest.mark.mosquitto
 

@@ -16,13 +16,13 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet import strategies
 from protofleet.coordinator import events
-from protofleet.coordinator.config import CohortSettings, FederationConfig, StrategySettings
 from protofleet.coordinator.run import open_service
 from protofleet.datasets import DeviceData
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
+from protofleet.federation.coding import Costs
+from protofleet.federation.settings import CohortSettings, FederationConfig, StrategySettings
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, decode
 from protofleet.wire.topics import Topics

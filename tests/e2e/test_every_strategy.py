@@ -25,15 +25,15 @@ from tiny_bundle import tiny_data
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
-from protofleet.coordinator.config import load_config
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, score_personal
 from protofleet.edge.join import open_learner
+from protofleet.federation.coding import Costs
+from protofleet.federation.randomness import server_rng
+from protofleet.federation.settings import load_config
 from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
-from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
-from protofleet.strategies.updates import Costs
 
 _CLASSES = ("class0", "class1", "class2")
 _DEVICES = ("anna", "berta", "carla")

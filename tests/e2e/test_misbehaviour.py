@@ -12,8 +12,8 @@ from packed import pack_update
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
+from protofleet.federation.coding import Costs
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import Endpoint, Incoming
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions

@@ -13,8 +13,8 @@ from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData, TrainingCancelledError
 from protofleet.errors import InputError
+from protofleet.federation.randomness import client_rng
 from protofleet.runtime import open_programs
-from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.types import Payload
 from protofleet.tensors import TensorMap
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.strategies.types import ClientState, Payload, ServerState, Update
-from protofleet.strategies.updates import (
+from protofleet.federation.coding import (
     Costs,
     encode_update,
     initial_tensors,
     references_of,
     unpack_update,
 )
+from protofleet.strategies.types import ClientState, Payload, ServerState, Update
 from protofleet.tensors import Tensors
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec

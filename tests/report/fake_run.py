@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protofleet.federation.records import Device, Metrics, Percentiles, Round, Scores, Spread
 from protofleet.report import (
     Confusion,
     Details,
@@ -16,7 +17,6 @@ from protofleet.report import (
     save_result,
     to_prototypes,
 )
-from protofleet.report.result import Device, Metrics, Percentiles, Round, Scores, Spread
 
 CLASSES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
 

@@ -10,6 +10,7 @@ import pytest
 from report.fake_run import CLASSES, write_run
 
 from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.records import Scores, Spread
 from protofleet.report import (
     Details,
     Result,
@@ -21,7 +22,6 @@ from protofleet.report import (
 )
 from protofleet.report._figures import principal_plane
 from protofleet.report._page import render
-from protofleet.report.result import Scores, Spread
 
 
 class _Page(HTMLParser):

@@ -9,17 +9,17 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packed import pack_update
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.admission import admit, expect_updates
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData
 from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
+from protofleet.federation.admission import admit, expect_updates
+from protofleet.federation.coding import Costs, unpack_update
+from protofleet.federation.randomness import server_rng
 from protofleet.kernels import pixelise
 from protofleet.runtime import open_programs
-from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.scores import accuracy
-from protofleet.strategies.updates import Costs, unpack_update
 
 torch = pytest.importorskip("torch")
 

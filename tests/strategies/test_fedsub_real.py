@@ -13,19 +13,19 @@ from packed import pack_update
 from toy_model import server_tools
 
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.coordinator.admission import expect_updates
-from protofleet.coordinator.config import FederationConfig, StrategySettings
-from protofleet.coordinator.plan import make_plan
 from protofleet.datasets.derived import WESAD_CLASSES, wesad_features_pool
 from protofleet.datasets.federate import Natural, Stratified, federate
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
+from protofleet.federation.admission import expect_updates
+from protofleet.federation.coding import Costs, unpack_update
+from protofleet.federation.plan import make_plan
+from protofleet.federation.settings import FederationConfig, StrategySettings
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Payload
-from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.tensors import blobs
 
 pytestmark = pytest.mark.data

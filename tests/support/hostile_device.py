@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.config import FederationConfig
+from protofleet.federation.settings import FederationConfig
 from protofleet.wire.endpoint import Endpoint, Incoming
 from protofleet.wire.link import Connected, Link, LinkOptions
 from protofleet.wire.messages import Presence, Task

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from protofleet.federation.coding import Costs, encode_update
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs, encode_update
 from protofleet.wire.codecs import Codec
 
 

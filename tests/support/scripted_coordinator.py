@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 from toy_model import new_rng, server_tools
 
 from protofleet.bundle import Bundle
+from protofleet.federation.coding import Costs, unpack_update
 from protofleet.strategies.types import ServerState, Strategy, Update
-from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import Endpoint, Incoming
 from protofleet.wire.link import Connected, Link, LinkOptions

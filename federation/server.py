@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from protofleet.coordinator.evaluation import Scorer
 from protofleet.coordinator.events import Finished, RoundClosed
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.plan import Plan
 from protofleet.coordinator.results import Results, round_scores
-from protofleet.coordinator.rounds import Close
 from protofleet.durable import sync_folder, write_whole
 from protofleet.errors import ProtofleetError
+from protofleet.federation.coding import to_evaluation
+from protofleet.federation.plan import Plan
+from protofleet.federation.synchronous import Close
 from protofleet.strategies.types import ServerState, ServerTools
-from protofleet.strategies.updates import to_evaluation
 from protofleet.tensors import blobs
 
 

@@ -10,8 +10,8 @@ import pytest
 from packed import pack_update
 
 from protofleet.errors import RefusedError
+from protofleet.federation.coding import Costs, percentiles, unpack_update
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.strategies.updates import Costs, percentiles, unpack_update
 from protofleet.tensors import blobs
 
 _PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from packed import pack_update
 
-from protofleet.coordinator.admission import admit
 from protofleet.errors import RefusedError
+from protofleet.federation.admission import admit
+from protofleet.federation.coding import Costs
 from protofleet.strategies.types import Evaluation, Update
-from protofleet.strategies.updates import Costs
 from protofleet.tensors import blobs
 
 

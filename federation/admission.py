@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.coordinator.plan import Plan
 from protofleet.errors import RefusedError
+from protofleet.federation.coding import UpdateRecord, unpack_update
+from protofleet.federation.plan import Plan
 from protofleet.strategies.types import ClientTools, Evaluation, Update
-from protofleet.strategies.updates import UpdateRecord, unpack_update
 from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import check_finite
 

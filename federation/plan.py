@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.config import FederationConfig
-from protofleet.coordinator.rounds import Policy
 from protofleet.errors import InputError
+from protofleet.federation.randomness import server_rng
+from protofleet.federation.settings import FederationConfig
+from protofleet.federation.synchronous import Policy
 from protofleet.strategies import build
-from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ServerState, Strategy
 from protofleet.tensors import Model
 

@@ -9,7 +9,7 @@ import pytest
 
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.errors import InputError
-from protofleet.strategies.randomness import server_rng
+from protofleet.federation.randomness import server_rng
 
 
 def _asking(strategy, *objectives):

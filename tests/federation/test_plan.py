@@ -4,8 +4,8 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.coordinator.config import StrategySettings
-from protofleet.coordinator.plan import make_plan
+from protofleet.federation.plan import make_plan
+from protofleet.federation.settings import StrategySettings
 from protofleet.strategies.optimisers import Adam
 
 

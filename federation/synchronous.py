@@ -25,7 +25,7 @@ from typing import Literal, assert_never
 
 import numpy as np
 
-from protofleet.coordinator.config import Amount, count_of
+from protofleet.federation.settings import Amount, count_of
 
 _NOBODY: frozenset[str] = frozenset()
 

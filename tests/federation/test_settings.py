@@ -5,9 +5,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from protofleet.coordinator import config
-from protofleet.coordinator.config import FederationConfig, StrategySettings, count_of, load_config
 from protofleet.errors import InputError
+from protofleet.federation import settings as config
+from protofleet.federation.settings import FederationConfig, StrategySettings, count_of, load_config
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "coordinator.md"
 _MINIMAL = """

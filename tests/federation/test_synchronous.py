@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protofleet.coordinator import rounds
-from protofleet.coordinator.rounds import (
+from protofleet.federation import synchronous as rounds
+from protofleet.federation.synchronous import (
     Appeared,
     Close,
     Committed,

@@ -9,9 +9,9 @@ from report.fake_run import write_run
 
 from protofleet.cli.report import report as command
 from protofleet.errors import InputError
+from protofleet.federation.records import Percentiles
 from protofleet.report import compare, details_of_run, load_result, to_prototypes
 from protofleet.report.details import MAX_PROTOTYPES, MAX_SAMPLES
-from protofleet.report.result import Percentiles
 
 _SCORE = {"macro_f1": {"mean": 0.5, "std": 0.1}, "accuracy": {"mean": 0.6, "std": 0.1}}
 
