@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import threading
 from pathlib import Path
 
 import msgspec
@@ -33,7 +32,7 @@ def main(path: Path, examples: int, backend: BackendName) -> dict[str, float]:
     payload = strategy.downlink(
         strategy.server_init(learner.model, np.random.default_rng(0)), "bench"
     )
-    _, update = learner.train(strategy, None, payload, seed=0, cancelled=threading.Event())
+    _, update = learner.train(strategy, None, payload, seed=0)
     steps = learner.meter.take().train_step_ms
     return {
         "imported_rss_mb": opened / 1e6,

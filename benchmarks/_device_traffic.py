@@ -7,29 +7,41 @@ and what a codec sends is a difference from what came before.
 
 from __future__ import annotations
 
-import hashlib
 import sys
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from protofleet.benchmarks._device_phases import say
 from protofleet.benchmarks._device_request import device_data
 from protofleet.bundle import Bundle
-from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData
 from protofleet.edge.join import open_learner
 from protofleet.edge.training import Learner
 from protofleet.errors import InputError, ProtofleetError
-from protofleet.federation.coding import encode_update, initial_tensors, references_of
+from protofleet.federation.client import (
+    ClientMemory,
+    ReceivedPayload,
+    RoundOrder,
+    TrainedRound,
+    open_payload,
+    train_round,
+)
+from protofleet.federation.coding import (
+    encode_payload,
+    encode_update,
+    payload_baseline,
+    read_update,
+    reference_of,
+    update_baseline,
+)
 from protofleet.federation.randomness import server_rng
-from protofleet.strategies.types import ClientState, Payload, ServerState, Strategy, Update
+from protofleet.federation.server_tools import make_server_tools
+from protofleet.strategies.types import Strategy
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
@@ -80,19 +92,22 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
     strategy = learner.strategy(request.strategy, settings)
     make_tools = make_server_tools(bundle, strategy, seed=request.seed)
     server = strategy.server_init(learner.model, server_rng(request.seed, 0))
-    before, state, update = _round(strategy, learner, server, None, request.seed)
-    server = strategy.aggregate(server, [update], make_tools(1))
-    learner.meter.take()
-    payload, _, update = _round(strategy, learner, server, state, request.seed)
-    costs, model = learner.meter.take(), learner.model
-    known = {**initial_tensors(model), **before.tensors}
-    references = references_of(model, payload.tensors)
-    # A second payload names what it refers to, as the coordinator's does.
-    base = hashlib.sha256(blobs.encode(before.tensors)).hexdigest()
+    raw = blobs.encode(strategy.downlink(server, _CLIENT).tensors)
+    order = RoundOrder(round_id=1, seed=request.seed)
+    first = _train(learner, strategy, ClientMemory(), open_payload(raw, order))
+    counts = learner.class_counts(1) if strategy.description.class_counts else None
+    server = strategy.aggregate(server, [read_update(first.blob, counts)], make_tools(1))
+    payload = strategy.downlink(server, _CLIENT).tensors
+    order = RoundOrder(round_id=2, seed=request.seed)
+    received = open_payload(blobs.encode(payload), order)
+    second = _train(learner, strategy, ClientMemory(state=first.state), received)
+    before, _ = blobs.decode(raw, max_bytes=len(raw))
     for upwards in map(Codec.of, codecs.NAMES):
         downwards = replace(upwards, kind=_DOWN.get(upwards.kind, upwards.kind))
-        down = codecs.encode(payload.tensors, known, downwards, base=base)
-        up = encode_update(update, costs, references, upwards, {})
+        baseline = payload_baseline(learner.model, before)
+        down = encode_payload(payload, downwards, reference_of(raw), baseline)
+        baseline = update_baseline(learner.model, payload)
+        up = encode_update(second.update, second.costs, baseline, upwards, {})
         say(
             traffic={
                 "strategy": request.strategy,
@@ -103,24 +118,15 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
         )
 
 
+def _train(
+    learner: Learner, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload
+) -> TrainedRound:
+    return train_round(learner, strategy, memory, received, costs=lambda _: learner.meter.take())
+
+
 def _name(up: Codec, down: Codec) -> str:
     """As experiments call a pair: the update's / the payload's; compression is that of both."""
     return up.name if up == down else f"{up.kind} / {down.name}"
-
-
-def _round(
-    strategy: Strategy,
-    learner: Learner,
-    server: ServerState,
-    state: ClientState | None,
-    seed: int,
-) -> tuple[Payload, ClientState, Update]:
-    payload = strategy.downlink(server, _CLIENT)
-    state, update = learner.train(strategy, state, payload, seed=seed, cancelled=threading.Event())
-    if strategy.description.class_counts:
-        counts = np.array(learner.class_counts(payload.round_id))
-        update = replace(update, class_counts=counts)
-    return payload, state, update
 
 
 def _first(data: DeviceData, most: int) -> DeviceData:

@@ -10,17 +10,21 @@ import secrets
 import time
 from typing import Literal, assert_never
 
+import msgspec
+
 from protofleet.coordinator import events
-from protofleet.coordinator._telling import Teller
-from protofleet.coordinator.downlink import Downlink
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.reporter import Reporter
+from protofleet.coordinator.results import Results
+from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
-from protofleet.federation import synchronous as rounds
-from protofleet.federation.admission import Expected, admit
-from protofleet.federation.plan import Plan, policy_of
-from protofleet.federation.server import Closer
-from protofleet.federation.synchronous import Phase
+from protofleet.federation import schedule as rounds
+from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.server import Server
+from protofleet.tensors import blobs
+from protofleet.wire.codecs import RAW
 from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task
@@ -36,41 +40,40 @@ class Service:
     """One run of one federation; made by ``run.open_service``.
 
     Args:
-        plan: bundle, strategy and settings.
+        server: the server's half of the rounds.
         ledger: of the run folder.
         endpoint: not yet started.
-        expected: what updates must look like.
-        closer: ends rounds.
+        results: what is written after each round.
         sink: told what happens.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts it is wired from, each named at the call
+    def __init__(
         self,
-        plan: Plan,
+        server: Server,
         ledger: Ledger,
         endpoint: Endpoint,
         *,
-        expected: Expected,
-        closer: Closer,
+        results: Results,
         sink: events.Sink,
     ) -> None:
-        self._plan, self._config = plan, plan.config
-        self._policy = policy_of(plan.config, final_fit=plan.strategy.description.final_fit)
-        self._ledger, self._endpoint, self._closer = ledger, endpoint, closer
-        self._expected, self._sink = expected, sink
+        plan = server.plan
+        self._server, self._plan, self._config = server, plan, plan.config
+        self._schedule = plan.schedule()
+        self._ledger, self._endpoint = ledger, endpoint
+        self._results, self._sink = results, sink
         self._boot_id = secrets.token_hex(8)
-        self._server = ledger.server_state() or plan.server_init()
-        self._state = rounds.State()
-        self._downlink = Downlink(plan, ledger)
+        self._server_state = ledger.server_state() or plan.server_init()
+        self._state = RoundState()
+        self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
         self._transfers: set[str] = set()
-        self._teller = Teller(plan.config, self._policy, sink)
+        self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
             silent_after_s=plan.config.liveness.silent_after_s,
-            num_classes=plan.model.num_classes if expected.class_counts else None,
+            num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
     def run(self) -> events.Finished:
@@ -82,7 +85,7 @@ class Service:
         try:
             self._endpoint.start()
             self._resume()
-            while self._state.phase is not Phase.FINISHED:
+            while self._state.phase is not RoundPhase.FINISHED:
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
@@ -91,8 +94,8 @@ class Service:
 
     def _resume(self) -> None:
         found = self._ledger.state()
-        resumed = found != rounds.State()
-        self._state, actions = rounds.resume(self._policy, found, time.monotonic())
+        resumed = found != RoundState()
+        self._state, actions = self._schedule.resume(found, time.monotonic())
         self._sink(
             events.Started(
                 federation=self._config.federation,
@@ -105,18 +108,18 @@ class Service:
                 run_dir=str(self._ledger.folder),
             )
         )
-        if self._state.phase is Phase.OPEN:
-            self._teller.opened(self._state, resumed=True)
+        if self._state.phase is RoundPhase.OPEN:
+            self._reporter.opened(self._state, resumed=True)
         for action in actions:
             self._do(action)
 
     def _watch(self) -> None:
         """What comes with time alone."""
         now = time.monotonic()
-        for device_id in self._registry.fall_silent(now):
+        for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
         self._apply(rounds.Tick())
-        self._teller.waiting(self._state)
+        self._reporter.waiting(self._state, self._schedule.needed_devices(self._state))
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -136,7 +139,7 @@ class Service:
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._teller.refused(event.peer, RefusedError(event.rule, event.detail))
+                self._reporter.refused(event.peer, RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
 
@@ -150,14 +153,14 @@ class Service:
             elif isinstance(message, Manifest):
                 self._on_offer(peer, message)
         except RefusedError as error:
-            self._teller.refused(peer, error)
+            self._reporter.refused(peer, error)
 
     def _on_presence(self, peer: str, presence: Presence) -> None:
         try:
             device = self._registry.presence(peer, presence, time.monotonic())
         except RefusedError as error:
-            self._apply(rounds.Departed(peer))
-            if self._teller.may_answer(peer, error):
+            self._apply(rounds.DeviceDeparted(peer))
+            if self._reporter.may_answer(peer, error):
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
@@ -169,7 +172,7 @@ class Service:
             self._depart(peer, "unregistered" if unregistered else presence.status)
 
     def _register(self, peer: str, class_counts: tuple[int, ...]) -> None:
-        if self._expected.class_counts and self._class_counts.get(peer) != class_counts:
+        if self._server.expected.class_counts and self._class_counts.get(peer) != class_counts:
             self._ledger.register(peer, class_counts)
             self._class_counts[peer] = class_counts
 
@@ -183,7 +186,7 @@ class Service:
                 bytes_down=heartbeat.bytes_down,
                 peak_rss_bytes=heartbeat.peak_rss_bytes,
             )
-            self._ledger.pay(peer, heartbeat.round_id, totals)
+            self._ledger.note_totals(peer, heartbeat.round_id, totals)
 
     def _on_offer(self, peer: str, manifest: Manifest) -> None:
         if self._registry.heard(peer, time.monotonic()):
@@ -193,103 +196,117 @@ class Service:
             self._endpoint.remember(manifest.transfer_id)
             self._endpoint.expect(peer, manifest)
             return
-        reason = self._refusal(peer, manifest)
-        if reason is None:
+        refused = self._refusal(peer, manifest)
+        if refused is None:
             self._transfers.add(manifest.transfer_id)
             self._endpoint.expect(peer, manifest)
         else:
-            self._reject(peer, manifest, reason)
+            self._reject(peer, manifest, refused)
 
     def _on_received(self, event: Received) -> None:
         peer, manifest = event.peer, event.manifest
         self._registry.heard(peer, time.monotonic())
-        reason = self._refusal(peer, manifest)
-        if reason is not None:
-            self._reject(peer, manifest, reason)
+        refused = self._refusal(peer, manifest)
+        if refused is not None:
+            self._reject(peer, manifest, refused)
             return
         try:
-            blob = self._downlink.raw_update(event, self._server)
-            record = admit(
-                blob,
-                self._expected,
-                client_id=peer,
-                round_id=manifest.round_id,
-                class_counts=self._class_counts.get(peer),
-            )
+            accepted = self._admit(event)
         except RefusedError as error:
-            self._reject(peer, manifest, str(error))
-            self._apply(rounds.Failed(peer))
+            self._reject(peer, manifest, error)
+            self._apply(rounds.DeviceFailed(peer))
             return
-        accepted = Accepted(client_id=peer, transfer_id=manifest.transfer_id, record=record)
-        self._downlink.accept(event, blob, accepted)
         self._accepted_ids.add(manifest.transfer_id)
         self._transfers.discard(manifest.transfer_id)
         self._endpoint.accept(manifest.transfer_id)
         self._sink(
             events.UpdateReceived(
                 round_id=manifest.round_id,
-                device=peer,
+                device_id=peer,
                 bytes=manifest.total_bytes,
-                num_examples=record.num_examples,
-                loss=record.loss,
+                num_examples=accepted.record.num_examples,
+                loss=accepted.record.loss,
                 delivered=len(self._state.delivered) + 1,
                 cohort=len(self._state.cohort),
             )
         )
-        self._apply(rounds.Delivered(peer))
+        self._apply(rounds.UpdateStored(peer))
 
-    def _refusal(self, peer: str, manifest: Manifest) -> str | None:
+    def _admit(self, event: Received) -> Accepted:
+        """Decode, check and spool an update that has arrived; its device now has its payload.
+
+        Raises:
+            RefusedError: it breaks a rule.
+        """
+        peer, manifest = event.peer, event.manifest
+        decoded = self._server.admit(
+            event.path.read_bytes(),
+            manifest.coding,
+            baseline=self._payloads.update_baseline(self._server_state, peer, manifest.coding),
+            client_id=peer,
+            round_id=manifest.round_id,
+            class_counts=self._class_counts.get(peer),
+        )
+        path = event.path
+        if manifest.codec != RAW:
+            path = event.path.with_suffix(".raw")
+            replace_whole(path, decoded.raw)
+        accepted = Accepted(client_id=peer, transfer_id=manifest.transfer_id, record=decoded.record)
+        self._ledger.accept(path, accepted, reference=self._payloads.held_reference(peer))
+        return accepted
+
+    def _refusal(self, peer: str, manifest: Manifest) -> RefusedError | None:
         if manifest.kind != "update":
-            return f"expected an update, got a {manifest.kind}"
-        return rounds.refusal(self._state, peer, manifest.round_id)
+            return RefusedError("kind", f"expected an update, got a {manifest.kind}")
+        return self._schedule.refusal(self._state, peer, manifest.round_id)
 
-    def _reject(self, peer: str, manifest: Manifest, reason: str) -> None:
+    def _reject(self, peer: str, manifest: Manifest, error: RefusedError) -> None:
         self._transfers.discard(manifest.transfer_id)
-        self._endpoint.reject(peer, manifest.transfer_id, reason)
-        self._teller.rejected(peer, manifest.round_id, reason)
+        self._endpoint.reject(peer, manifest.transfer_id, str(error))
+        self._reporter.rejected(peer, manifest.round_id, str(error))
 
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.manifest.round_id
         self._transfers.discard(event.manifest.transfer_id)
         current = round_id == self._state.round_id and event.peer in self._state.outstanding
-        if current and self._downlink.falls_back(event.peer, event.reason):
+        if current and self._payloads.send_otherwise(event.peer, event.reason.partition(":")[0]):
             self._invite((event.peer,))
             return
-        self._sink(events.TaskRefused(round_id=round_id, device=event.peer, reason=event.reason))
+        self._sink(events.TaskRefused(round_id=round_id, device_id=event.peer, reason=event.reason))
         if round_id == self._state.round_id:
-            self._apply(rounds.Failed(event.peer))
+            self._apply(rounds.DeviceFailed(event.peer))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
-        self._apply(rounds.Appeared(device_id))
+        self._apply(rounds.DeviceAppeared(device_id))
         if not known:
             live = len(self._registry.live)
-            self._sink(events.DeviceOnline(device=device_id, live=live))
+            self._sink(events.DeviceOnline(device_id=device_id, live=live))
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
-        self._apply(rounds.Departed(device_id))
+        self._apply(rounds.DeviceDeparted(device_id))
         if known:
             live = len(self._registry.live)
-            self._sink(events.DeviceOffline(device=device_id, reason=reason, live=live))
+            self._sink(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
 
     def _apply(self, event: rounds.Event) -> None:
-        self._state, actions = rounds.step(self._policy, self._state, event, time.monotonic())
+        self._state, actions = self._schedule.step(self._state, event, time.monotonic())
         for action in actions:
             self._do(action)
 
     def _do(self, action: rounds.Action) -> None:
         match action:
-            case rounds.Open(round_id, cohort, final):
+            case rounds.OpenRound(round_id, cohort, final):
                 self._ledger.open_round(round_id, cohort, time.time(), final=final)
                 self._announce()
-                self._teller.opened(self._state, resumed=False)
+                self._reporter.opened(self._state, resumed=False)
                 self._invite(cohort)
             case rounds.Invite(client_id):
                 self._invite((client_id,))
-            case rounds.Extend():
+            case rounds.ExtendRound():
                 self._extend(action)
-            case rounds.Close():
+            case rounds.CloseRound():
                 self._close(action)
             case rounds.Finish():
                 pass
@@ -310,24 +327,38 @@ class Service:
             update_keep=self._config.codec.keep,
         )
         for client_id in clients:
-            posted = self._downlink.post(self._server, client_id)
-            manifest = self._endpoint.send_task(client_id, task, posted.path, posted.coding)
+            payload = self._payloads.payload_for(self._server_state, client_id)
+            manifest = self._endpoint.send_task(client_id, task, payload.path, payload.coding)
             self._transfers.add(manifest.transfer_id)
 
-    def _extend(self, action: rounds.Extend) -> None:
+    def _extend(self, action: rounds.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
-        self._teller.extended(self._state, action)
+        self._reporter.extended(self._state, action)
         self._invite(tuple(c for c in self._state.outstanding if c in self._state.live))
 
-    def _close(self, action: rounds.Close) -> None:
-        self._ledger.close_round(action.round_id)
+    def _close(self, action: rounds.CloseRound) -> None:
+        """Aggregate, score and commit; done again after a crash, it gives the same bits."""
+        round_id = action.round_id
+        self._ledger.close_round(round_id)
         for transfer_id in self._transfers:
             self._endpoint.cancel(transfer_id)
         self._transfers.clear()
-        self._downlink.clear()
-        self._server, closed = self._closer.close(self._server, action)
-        self._sink(closed)
-        self._apply(rounds.Committed())
+        self._payloads.clear()
+        accepted = self._ledger.accepted(round_id)
+        self._server_state, scores = self._server.close(
+            self._server_state,
+            round_id,
+            self._ledger.updates(round_id),
+            [one.record for one in accepted],
+            final=action.final,
+        )
+        self._ledger.commit_round(
+            self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
+        )
+        self._results.add(accepted)
+        closed = self._results.write().rounds[-1]
+        self._sink(events.RoundClosed(**msgspec.structs.asdict(closed)))
+        self._apply(rounds.StateCommitted())
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.
@@ -346,9 +377,27 @@ class Service:
                 break
             self._handle(self._endpoint.poll(_POLL_S))
         self._announce()
-        finished = self._closer.finish(self._server)
+        finished = self._finish()
         self._sink(finished)
         return finished
+
+    def _finish(self) -> events.Finished:
+        """Write the final global state and the final results."""
+        aggregated = sum(not done.final for done in self._ledger.committed())
+        model = self._plan.strategy.server_model(self._server_state)
+        tensors = self._server_state.tensors if model is None else {**model[0], **model[1]}
+        metadata = {
+            "strategy": self._plan.strategy.description.name,
+            "round_id": str(aggregated),
+            "content": "server state" if model is None else "model",
+        }
+        folder = self._ledger.folder
+        write_whole(folder / "global.safetensors", blobs.encode(tensors, metadata))
+        sync_folder(folder)
+        record = self._results.write()
+        return events.Finished(
+            rounds=aggregated, scores=record.scores, result=str(self._results.path)
+        )
 
     def _await_broker(self) -> None:
         until = time.monotonic() + _BROKER_S
@@ -362,9 +411,9 @@ class Service:
 
     def _announce(self) -> None:
         phase: Literal["waiting", "training", "finished"] = "training"
-        if self._state.phase is Phase.WAITING:
+        if self._state.phase is RoundPhase.WAITING:
             phase = "waiting"
-        elif self._state.phase is Phase.FINISHED:
+        elif self._state.phase is RoundPhase.FINISHED:
             phase = "finished"
         self._endpoint.publish(
             Announcement(

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import FrameType
 
 from protofleet.bundle import Bundle
-from protofleet.edge._identity import Identity
-from protofleet.edge._journal import Binding
 from protofleet.edge.agent import Agent, Report
+from protofleet.edge.identity import Identity
+from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData

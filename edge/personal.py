@@ -10,7 +10,7 @@ from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
-from protofleet.federation.coding import percentiles
+from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import BackendName, open_classifier
 from protofleet.strategies.scores import accuracy, macro_f1
 
@@ -30,7 +30,7 @@ class PersonalScores:
     examples: int
     macro_f1: float
     accuracy: float
-    infer_ms: dict[str, float]
+    infer_ms: Percentiles
 
 
 def score_personal(

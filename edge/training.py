@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,14 @@ from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.federation.client import (
+    ClientMemory,
+    ReceivedPayload,
+    TrainedRound,
+    train_round,
+)
 from protofleet.federation.randomness import client_rng
+from protofleet.federation.records import Costs
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
 from protofleet.strategies.scores import confusion, mean_cross_entropy
@@ -83,6 +92,11 @@ class LocalData:
 class Learner:
     """Runs a bundle's programs on local data, for whichever strategy the coordinator names.
 
+    Attributes:
+        model: the bundle's initial values.
+        meter: what is spent.
+        cancelled: set by another thread, ends the training in progress at its next step.
+
     Raises:
         InputError: the data do not fit the bundle's input shape or classes.
     """
@@ -97,6 +111,7 @@ class Learner:
         self._data = data
         self._own = data.own
         self.meter = meter
+        self.cancelled = threading.Event()
         self._device_id = device_id
 
     def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
@@ -162,24 +177,27 @@ class Learner:
         payload: Payload,
         *,
         seed: int,
-        cancelled: threading.Event,
     ) -> tuple[ClientState, Update]:
         """One local round on that round's data: the same arguments give the same bits.
 
         Raises:
-            TrainingCancelledError: ``cancelled`` was set.
+            TrainingCancelledError: ``cancelled`` is set.
         """
         self.enter(payload.round_id)
         tools = replace(
             self._tools(client_rng(seed, payload.round_id, self._device_id)),
             grad_fns={
-                name: _Timed(grad_fn, self.meter, cancelled)
+                name: _Timed(grad_fn, self.meter, self.cancelled)
                 for name, grad_fn in self._programs.grad_fns.items()
             },
         )
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
+
+    def phase(self, name: Literal["encode"]) -> AbstractContextManager[None]:
+        """Count the time in the block."""
+        return self.meter.phase(name)
 
     def evaluate(
         self, params: TensorMap, state: TensorMap, *, score: Score | None = None
@@ -212,6 +230,14 @@ class Learner:
         ``score`` classifies the features in place of the model's head.
         """
         return lambda x: self._scores(params, state, x, score, batch_size=1)
+
+    def take_costs(self, strategy: Strategy, state: ClientState) -> Costs:
+        """Measure inference with the model of ``state``, and take what was spent up to now."""
+        scores = self.window_scores(
+            *strategy.client_model(state), score=strategy.client_score(state)
+        )
+        self.measure_inference(scores)
+        return self.meter.take()
 
     def measure_inference(
         self, scores: Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -304,3 +330,62 @@ class _Timed:
             raise TrainingCancelledError
         with self._meter.train_step():
             return self._grad_fn(params, state, batch, rng)
+
+
+class TrainingThread:
+    """One local round at a time in a thread of its own, so that the link is served meanwhile.
+
+    Args:
+        learner: what trains.
+        wake: called in that thread when a round is done.
+    """
+
+    def __init__(self, learner: Learner, wake: Callable[[], None]) -> None:
+        self._learner = learner
+        self._wake = wake
+        self._worker = ThreadPoolExecutor(1, "training")
+        self._warm_up: Future[None] | None = None
+        self._running: Future[TrainedRound] | None = None
+
+    def warm_up(self) -> None:
+        """Prepare programs and kernels, before the first round if there is time."""
+        self._warm_up = self._worker.submit(self._learner.warm_up)
+
+    def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
+        """Begin to train."""
+        self._learner.cancelled.clear()
+        self._running = self._worker.submit(
+            train_round,
+            self._learner,
+            strategy,
+            memory,
+            received,
+            costs=partial(self._learner.take_costs, strategy),
+        )
+        self._running.add_done_callback(lambda _: self._wake())
+
+    def cancel(self) -> None:
+        """Give the running round up at its next step."""
+        self._learner.cancelled.set()
+
+    def finished(self) -> bool:
+        """Whether a round is done and waits for ``take``; raises what the warm-up raised."""
+        if self._warm_up is not None and self._warm_up.done():
+            self._warm_up.result()
+            self._warm_up = None
+        return self._running is not None and self._running.done()
+
+    def take(self) -> TrainedRound | None:
+        """The finished round's result, or what it raised; None if it was cancelled."""
+        running, self._running = self._running, None
+        if running is None:
+            return None
+        try:
+            return running.result()
+        except TrainingCancelledError:
+            return None
+
+    def close(self) -> None:
+        """Cancel and wait for the thread."""
+        self._learner.cancelled.set()
+        self._worker.shutdown(wait=True, cancel_futures=True)

@@ -13,7 +13,8 @@ import msgspec
 
 from protofleet.errors import UnavailableError
 from protofleet.experiments.run import Job, Watch
-from protofleet.experiments.store import Round, RunResult, save_result
+from protofleet.experiments.store import MethodResult, save_result
+from protofleet.federation.records import RoundRecord, RunRecord, load_record
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
@@ -24,7 +25,7 @@ _COMPILED = {"PROTOFLEET_NUMBA": "1"}
 """The coordinator computes with the kernels of the local engine."""
 
 
-def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> RunResult:
+def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> MethodResult:
     """Run, or go on with, one method with one seed.
 
     Args:
@@ -43,9 +44,8 @@ def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> RunResult:
         file = job.folder / "federation.toml"
         file.write_bytes(msgspec.toml.encode(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
-        rehearse(file, fleet, run_dir, _told(watch), env=_COMPILED)
-    document = msgspec.json.decode((run_dir / "result.json").read_bytes())
-    rounds = tuple(msgspec.convert(row, Round) for row in document["rounds"])
+        rehearse(file, fleet, run_dir, _on_rounds(watch), env=_COMPILED)
+    rounds = load_record(run_dir / "result.json", RunRecord).rounds
     result = job.result(plan, "mqtt", rounds, finished=True)
     save_result(job.folder, result)
     return result
@@ -116,9 +116,9 @@ def _fleet(job: Job, config: FederationConfig, signer: str) -> FleetFile:
     )
 
 
-def _told(watch: Watch) -> OnEvent:
+def _on_rounds(watch: Watch) -> OnEvent:
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "round_closed":
-            watch(msgspec.convert(event, Round))
+            watch(msgspec.convert(event, RoundRecord))
 
     return on_event

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.results import run_scores
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
-from protofleet.experiments.store import Engine, Round, RunResult
+from protofleet.experiments.store import Engine, MethodResult
 from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.records import RoundRecord
+from protofleet.federation.scores import run_scores
 from protofleet.federation.settings import (
     CohortSettings,
     EvaluationSettings,
@@ -33,7 +34,7 @@ _HOUR_S = 3600.0
 _UPDATE_BYTES = 2**31
 """Updates of our own processes; images of CDFL are large."""
 
-Watch = Callable[[Round], None]
+Watch = Callable[[RoundRecord], None]
 """Told of every finished round."""
 
 
@@ -117,10 +118,10 @@ class Job:
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
 
     def result(
-        self, plan: Plan, engine: Engine, rounds: tuple[Round, ...], *, finished: bool
-    ) -> RunResult:
+        self, plan: Plan, engine: Engine, rounds: tuple[RoundRecord, ...], *, finished: bool
+    ) -> MethodResult:
         """The result of the rounds so far."""
-        return RunResult(
+        return MethodResult(
             experiment=self.name,
             label=self.method.label,
             strategy=plan.strategy.description.name,

@@ -19,8 +19,9 @@ from protofleet.experiments.local import run_local
 from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.run import Job
-from protofleet.experiments.store import Engine, Round, RunResult, load_run, run_folder
+from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
 from protofleet.experiments.table import METRICS
+from protofleet.federation.records import RoundRecord
 
 _MARKER = "identity"
 _NOWHERE = "mqtt://127.0.0.1"
@@ -53,7 +54,7 @@ class RunOptions:
 
 def run_experiment(
     name: str, experiment: Experiment, folder: Path, options: RunOptions, console: Console
-) -> list[RunResult]:
+) -> list[MethodResult]:
     """Run what has no finished result yet.
 
     Args:
@@ -125,7 +126,7 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
     return [method for label, method in known.items() if labels is None or label in labels]
 
 
-def _run(job: Job, options: RunOptions, console: Console) -> RunResult:
+def _run(job: Job, options: RunOptions, console: Console) -> MethodResult:
     done = load_run(job.folder)
     plan = job.plan(_NOWHERE)
     identity = job.identity(plan, options.engine)
@@ -179,7 +180,7 @@ class _Shown:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def round(self, done: Round) -> None:
+    def round(self, done: RoundRecord) -> None:
         """One more round is finished."""
         text = f"{self._title}: {_scores(done, self._metric)}"
         self._progress.update(self._task, completed=done.round_id, description=text)
@@ -188,10 +189,10 @@ class _Shown:
             self._console.print(f"{text}, round {done.round_id}/{self._rounds}", soft_wrap=True)
 
 
-def _scores(done: Round, metric: str) -> str:
+def _scores(done: RoundRecord, metric: str) -> str:
     shown = [
-        f"{name} {100 * metrics[metric]['mean']:.1f}"
-        for name, metrics in done.scores.items()
-        if isinstance(metrics, dict) and metric in metrics
+        f"{name} {100 * found.mean:.1f}"
+        for name, metrics in done.scores.sections.items()
+        if name not in done.scores.more and (found := getattr(metrics, metric))
     ]
     return f"{METRICS[metric]} " + ", ".join(shown) if shown else "no scores"

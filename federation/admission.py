@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from protofleet.errors import RefusedError
-from protofleet.federation.coding import UpdateRecord, unpack_update
+from protofleet.federation.coding import DecodedUpdate
 from protofleet.federation.plan import Plan
 from protofleet.strategies.types import ClientTools, Evaluation, Update
 from protofleet.tensors import Tensors
@@ -28,7 +28,7 @@ _MOST_LOSS = 1e12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedUpdate:
     """What an update must look like.
 
     Attributes:
@@ -52,7 +52,7 @@ class Expected:
     max_norm: float
 
 
-def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> Expected:
+def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> ExpectedUpdate:
     """Find out what the strategy sends up: run its client's half with no examples, once."""
     strategy, model, limits = plan.strategy, plan.model, plan.config.limits
     tools = ClientTools(
@@ -69,7 +69,7 @@ def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> Expected:
     )
     payload = strategy.downlink(plan.server_init(), "")
     _, update = strategy.client_update(strategy.client_init(model), payload, tools)
-    return Expected(
+    return ExpectedUpdate(
         tensors={name: (value.shape, value.dtype) for name, value in update.tensors.items()},
         rows=frozenset(strategy.description.rows),
         may_abstain=strategy.description.may_abstain,
@@ -82,51 +82,44 @@ def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> Expected:
 
 
 def admit(
-    data: bytes,
-    expected: Expected,
-    *,
-    client_id: str,
-    round_id: int,
-    class_counts: tuple[int, ...] | None = None,
-) -> UpdateRecord:
+    decoded: DecodedUpdate, expected: ExpectedUpdate, *, client_id: str, round_id: int
+) -> None:
     """Check a complete update.
 
     Args:
-        data: the transferred blob.
+        decoded: from ``decode_update``, with the class counts that its client has registered.
         expected: from ``expect_updates``.
         client_id: whose topic it came on.
-        round_id: the round its manifest names.
-        class_counts: what the client has registered; None: nothing.
+        round_id: the round its offer names.
 
     Raises:
         RefusedError: a rule is broken; the update must not be used.
     """
-    update, record = unpack_update(data, max_bytes=expected.max_bytes)
-    if (record.client_id, record.round_id) != (client_id, round_id):
+    update = decoded.update
+    if (update.client_id, update.round_id) != (client_id, round_id):
         raise RefusedError(
             "identity",
             f"update of '{client_id}' for round {round_id}: its record names "
-            f"'{record.client_id}' and round {record.round_id}",
+            f"'{update.client_id}' and round {update.round_id}",
         )
     _check_tensors(update.tensors, expected)
     _check_evaluation(update.evaluation, expected.num_classes)
     check_finite(update.tensors)
     _check_norms(update.tensors, expected.max_norm)
     if expected.class_counts:
-        update = _with_counts(update, class_counts)
+        _check_counts(update)
     expected.check(update)
-    return record
 
 
-def _with_counts(update: Update, class_counts: tuple[int, ...] | None) -> Update:
-    registered = None if class_counts is None else sum(class_counts)
-    if class_counts is None or update.num_examples != registered:
+def _check_counts(update: Update) -> None:
+    counts = update.class_counts
+    registered = None if counts is None else int(counts.sum())
+    if update.num_examples != registered:
         raise RefusedError(
             "class-counts",
             f"update of '{update.client_id}': expected num_examples to be the sum of its "
             f"registered class counts, {registered}, got {update.num_examples}",
         )
-    return replace(update, class_counts=np.array(class_counts, np.int64))
 
 
 def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
@@ -157,7 +150,7 @@ def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
             )
 
 
-def _check_tensors(tensors: Tensors, expected: Expected) -> None:
+def _check_tensors(tensors: Tensors, expected: ExpectedUpdate) -> None:
     if expected.may_abstain and not tensors:
         return
     surplus = tensors.keys() - expected.tensors.keys()

@@ -1,95 +1,182 @@
-"""An update as it travels: one safetensors blob, its tensors beside one JSON record.
+"""Payloads and updates as they travel: strategy's tensors ⇄ coded blobs, once each way.
 
-The record stands in the blob's metadata under ``update``; ``docs/protocol.md`` specifies it.
-Both halves of the system use this module, so they cannot disagree.
+A codec takes the difference to a *baseline*, the tensors that both ends have already. Where the
+baseline is an earlier payload it is named by its *reference*, the SHA-256 of the raw blob that its
+receiver decoded it to. What coding a payload loses is made up for by the next difference; what
+coding an update loses is its *residual*, which the client keeps and hands in the next time.
+
+An update's record stands in its blob's metadata under ``update``; ``docs/protocol.md`` specifies
+both. The server's and the client's half use this module, so they cannot disagree.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
-from collections.abc import Collection
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import RefusedError
+from protofleet.errors import InputError, RefusedError
+from protofleet.federation.records import ConfusionRows, Costs, EvaluationRecord, UpdateRecord
 from protofleet.strategies.common import PARAMS, STATE, prefixed
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
-from protofleet.wire.codecs import Codec, Encoded
+from protofleet.wire.codecs import RAW, Codec, Coding, Encoded
 
 _log = logging.getLogger(__name__)
 
 _KEY = "update"
 _MAX_CHARS = blobs.MAX_HEADER_BYTES // 2
 """Of the record; the tensors' entries share the header, and its quotes are escaped there."""
+_NO_LIMIT = 2**62
 
 
-_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
+    """A bundle's values by the names that they have in payloads: what every device has."""
+    return {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round cost its device.
+def payload_baseline(model: Model, earlier: Tensors) -> dict[str, NDArray[Any]]:
+    """What a payload is compared with: an earlier one, for other tensors the bundle."""
+    return {**initial_tensors(model), **earlier}
+
+
+def update_baseline(model: Model, payload: Tensors) -> dict[str, NDArray[Any]]:
+    """What an update is compared with: the payload, for other parameters the bundle.
+
+    Buffers that no payload holds have no baseline: what they were at first says nothing of them.
+    """
+    return {**prefixed(PARAMS, model.params), **payload}
+
+
+def reference_of(raw: bytes) -> str:
+    """How a payload is named that was decoded to the blob ``raw``."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedPayload:
+    """A payload as it travels.
 
     Attributes:
-        train_step_ms: samples of the time of one training step.
-        infer_ms: samples of the latency of one inference.
-        phases_s: wall time by phase, e.g. ``receive``, ``train``, ``evaluate``, ``encode``.
-        cpu_s: CPU time by phase.
-        peak_rss_bytes: largest resident memory of the process so far.
+        blob: its bytes.
+        coding: for its offer.
+        raw: the raw blob that its receiver decodes it to.
     """
 
-    train_step_ms: tuple[_Amount, ...] = ()
-    infer_ms: tuple[_Amount, ...] = ()
-    phases_s: dict[str, _Amount] = {}
-    cpu_s: dict[str, _Amount] = {}
-    peak_rss_bytes: int = 0
+    blob: bytes
+    coding: Coding
+    raw: bytes
+
+    @property
+    def reference(self) -> str:
+        """How later payloads, and the update made from it, name this one."""
+        return reference_of(self.raw)
 
 
-_Rows = tuple[tuple[int, ...], ...]
+Sent = TypeVar("Sent")
 
 
-class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Confusion counts, rows true and columns predicted class; fields as in ``Evaluation``."""
+class PayloadEncoder(Generic[Sent]):
+    """Encodes payloads for what each device has, once per distinct content and reference.
 
-    own: _Rows | None = None
-    pooled: _Rows | None = None
-    own_loss: float | None = None
-    more: dict[str, _Rows] = {}
+    Args:
+        model: the bundle's initial values, which every device has.
+        earlier: the tensors of a payload that devices have, by its reference.
+        keep: makes of an encoded payload what ``encode`` returns, for example a file.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        earlier: Callable[[str], Tensors],
+        keep: Callable[[CodedPayload], Sent],
+    ) -> None:
+        self._model, self._earlier, self._keep = model, earlier, keep
+        self._latest: dict[tuple[Codec, str], tuple[Tensors, Sent]] = {}
+
+    def encode(self, payload: Tensors, codec: Codec, reference: str) -> Sent:
+        """The payload for a device that has ``reference``; empty: only the bundle."""
+        latest = self._latest.get((codec, reference))
+        if latest is not None and _same_arrays(payload, latest[0]):
+            return latest[1]
+        known = self._earlier(reference) if reference else {}
+        sent = self._keep(
+            encode_payload(payload, codec, reference, payload_baseline(self._model, known))
+        )
+        self._latest[codec, reference] = payload, sent
+        return sent
+
+    def clear(self) -> None:
+        """The round is over; nothing of it is handed out again."""
+        self._latest.clear()
 
 
-class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of an update but its tensors; ``loss`` is None where nothing was trained."""
-
-    client_id: str
-    round_id: int
-    num_examples: int
-    loss: float | None = None
-    evaluation: EvaluationRecord = EvaluationRecord()
-    costs: Costs = Costs()
+def _same_arrays(left: Tensors, right: Tensors) -> bool:
+    """Whether both hold the very same arrays, as most strategies give to all clients."""
+    return left.keys() == right.keys() and all(left[name] is right[name] for name in left)
 
 
-def percentiles(samples: Collection[float], *which: int) -> dict[str, float]:
-    """``{"p50": …, "p95": …}`` with linear interpolation; empty without samples."""
-    if not samples:
-        return {}
-    values = np.percentile(np.asarray(samples), which)
-    return {f"p{q}": round(float(value), 4) for q, value in zip(which, values, strict=True)}
+def encode_payload(
+    payload: Tensors, codec: Codec, reference: str, baseline: Tensors
+) -> CodedPayload:
+    """A payload for a device that has ``baseline``.
+
+    Args:
+        payload: from the strategy.
+        codec: how.
+        reference: name of the baseline; empty for the bundle's initial values.
+        baseline: from ``payload_baseline``.
+    """
+    encoded = codecs.encode(payload, baseline, codec, base=reference)
+    coding = encoded.coding(reference)
+    raw = codecs.to_raw(encoded.blob, baseline, coding, max_bytes=_NO_LIMIT)
+    return CodedPayload(blob=encoded.blob, coding=coding, raw=raw)
+
+
+def decode_payload(
+    blob: bytes,
+    coding: Coding,
+    model: Model,
+    earlier: Callable[[str], Tensors],
+    *,
+    max_bytes: int,
+) -> bytes:
+    """The raw blob of a payload that has arrived.
+
+    Args:
+        blob: its bytes.
+        coding: what its offer says.
+        model: the bundle's initial values.
+        earlier: the tensors of an earlier payload, by its reference.
+        max_bytes: largest blob that the caller is ready for.
+
+    Raises:
+        RefusedError: it is not what its codec writes, or (from ``earlier``) refers to what is not
+            here.
+    """
+    if coding.codec == RAW:
+        return blob
+    known = earlier(coding.base) if coding.base else {}
+    return codecs.to_raw(blob, payload_baseline(model, known), coding, max_bytes=max_bytes)
 
 
 def encode_update(
-    update: Update, costs: Costs, references: Tensors, codec: Codec, residual: Tensors
+    update: Update, costs: Costs, baseline: Tensors, codec: Codec, residual: Tensors
 ) -> Encoded:
     """The blob of an update, and what its client has to add to the next one.
 
     Args:
         update: what the strategy made.
         costs: of the round.
-        references: from ``references_of``.
+        baseline: from ``update_baseline``.
         codec: how to encode.
         residual: what this function returned after the last round that counted.
     """
@@ -101,21 +188,88 @@ def encode_update(
         evaluation=_to_record(update.evaluation),
         costs=costs,
     )
-    about = {_KEY: _fitting(record)}
-    return codecs.encode(update.tensors, references, codec, residual=residual, metadata=about)
+    metadata = {_KEY: _fitting(record)}
+    return codecs.encode(update.tensors, baseline, codec, residual=residual, metadata=metadata)
 
 
-def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
-    """A bundle's values by the names that they have in payloads: what every device has."""
-    return {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedUpdate:
+    """An update that has arrived, not yet admitted.
 
-
-def references_of(model: Model, payload: Tensors) -> dict[str, NDArray[Any]]:
-    """What an update's tensors are compared with: the payload, for other parameters the bundle.
-
-    States that no payload holds have no reference: what they were at first says nothing of them.
+    Attributes:
+        update: for the strategy.
+        record: what its client says of it.
+        raw: the raw blob, which needs no baseline to be read again.
     """
-    return {**prefixed(PARAMS, model.params), **payload}
+
+    update: Update
+    record: UpdateRecord
+    raw: bytes
+
+
+def decode_update(
+    blob: bytes,
+    coding: Coding,
+    baseline: Tensors,
+    *,
+    max_bytes: int,
+    class_counts: tuple[int, ...] | None = None,
+) -> DecodedUpdate:
+    """The update in a blob that came from outside.
+
+    Args:
+        blob: its bytes.
+        coding: what its offer says.
+        baseline: from ``update_baseline``; a raw blob needs none.
+        max_bytes: largest blob that the caller is ready for, also decoded.
+        class_counts: what its client has registered; None: nothing.
+
+    Raises:
+        RefusedError: not what its codec writes, no record, or a field of it is missing or wrong.
+    """
+    tensors, metadata = codecs.decode(blob, baseline, coding, max_bytes=max_bytes)
+    record = _record_of(metadata)
+    raw = blob
+    if coding.codec != RAW:
+        try:
+            raw = blobs.encode(tensors, metadata)
+        except InputError as error:
+            raise RefusedError("codec", f"codec: {error}") from error
+        if len(raw) > max_bytes:
+            raise RefusedError("blob-size", f"blob: {len(raw)} bytes > {max_bytes} allowed")
+    return DecodedUpdate(update=_update_of(record, tensors, class_counts), record=record, raw=raw)
+
+
+def read_update(raw: bytes, class_counts: tuple[int, ...] | None = None) -> Update:
+    """An admitted update, from its raw blob; its tensors are views into that."""
+    return decode_update(raw, Coding(), {}, max_bytes=_NO_LIMIT, class_counts=class_counts).update
+
+
+def _update_of(
+    record: UpdateRecord, tensors: Tensors, class_counts: tuple[int, ...] | None
+) -> Update:
+    return Update(
+        client_id=record.client_id,
+        round_id=record.round_id,
+        num_examples=record.num_examples,
+        tensors=tensors,
+        evaluation=to_evaluation(record.evaluation),
+        loss=math.nan if record.loss is None else record.loss,
+        class_counts=None if class_counts is None else np.array(class_counts, np.int64),
+    )
+
+
+def _record_of(metadata: Mapping[str, str]) -> UpdateRecord:
+    if _KEY not in metadata:
+        raise RefusedError("update-schema", f"update: its blob has no metadata '{_KEY}'")
+    try:
+        record = msgspec.json.decode(metadata[_KEY], type=UpdateRecord)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RefusedError("update-schema", f"update: {error}") from error
+    _check_count("num_examples", record.num_examples)
+    _check_count("round_id", record.round_id)
+    _check_count("peak_rss_bytes", record.costs.peak_rss_bytes)
+    return record
 
 
 def _fitting(record: UpdateRecord) -> str:
@@ -131,33 +285,6 @@ def _fitting(record: UpdateRecord) -> str:
             break
         _log.warning("update: confusion counts of so many classes do not fit and are left out")
     return text
-
-
-def unpack_update(data: bytes, *, max_bytes: int) -> tuple[Update, UpdateRecord]:
-    """The update in a blob, its tensors views into ``data``, and its record as it came.
-
-    Raises:
-        RefusedError: not a blob, no record, or a field of it is missing or of a wrong type.
-    """
-    tensors, metadata = blobs.decode(data, max_bytes=max_bytes)
-    if _KEY not in metadata:
-        raise RefusedError("update-schema", f"update: its blob has no metadata '{_KEY}'")
-    try:
-        record = msgspec.json.decode(metadata[_KEY], type=UpdateRecord)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RefusedError("update-schema", f"update: {error}") from error
-    _check_count("num_examples", record.num_examples)
-    _check_count("round_id", record.round_id)
-    _check_count("peak_rss_bytes", record.costs.peak_rss_bytes)
-    update = Update(
-        client_id=record.client_id,
-        round_id=record.round_id,
-        num_examples=record.num_examples,
-        tensors=tensors,
-        evaluation=to_evaluation(record.evaluation),
-        loss=float("nan") if record.loss is None else record.loss,
-    )
-    return update, record
 
 
 def to_evaluation(record: EvaluationRecord) -> Evaluation:
@@ -184,11 +311,11 @@ def _to_record(evaluation: Evaluation) -> EvaluationRecord:
     )
 
 
-def _to_rows(counts: NDArray[np.int64]) -> _Rows:
+def _to_rows(counts: NDArray[np.int64]) -> ConfusionRows:
     return tuple(tuple(row) for row in counts.tolist())
 
 
-def _to_counts(name: str, rows: _Rows) -> NDArray[np.int64]:
+def _to_counts(name: str, rows: ConfusionRows) -> NDArray[np.int64]:
     if any(len(row) != len(rows) for row in rows):
         raise RefusedError("update-schema", f"evaluation '{name}': expected a square of counts")
     for count in (value for row in rows for value in row):

@@ -1,4 +1,4 @@
-"""What is the same at every start of a run: bundle, strategy, settings, rules of a round."""
+"""What is the same at every start of a run: bundle, strategy, settings, schedule."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import msgspec
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
+from protofleet.federation.schedule import Schedule
 from protofleet.federation.settings import FederationConfig
-from protofleet.federation.synchronous import Policy
+from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies import build
 from protofleet.strategies.types import ServerState, Strategy
 from protofleet.tensors import Model
@@ -38,6 +39,21 @@ class Plan:
     def server_init(self) -> ServerState:
         """The server's state before round 1, the same at every start."""
         return self.strategy.server_init(self.model, server_rng(self.config.seed, 0))
+
+    def schedule(self) -> Schedule:
+        """The rules of the federation file, and whether the strategy wants a final fit."""
+        config = self.config
+        return SynchronousSchedule(
+            rounds=config.rounds,
+            seed=config.seed,
+            size=config.cohort.size,
+            minimum=config.cohort.minimum,
+            wait_s=config.cohort.wait_s,
+            deadline_s=config.round.deadline_s,
+            quorum=config.round.quorum,
+            grace_s=config.liveness.grace_s,
+            final_fit=self.strategy.description.final_fit,
+        )
 
     @property
     def identity(self) -> dict[str, str]:
@@ -70,21 +86,6 @@ def make_plan(config: FederationConfig) -> Plan:
         model=model,
         strategy=build(name, settings, model),
         settings=settings,
-    )
-
-
-def policy_of(config: FederationConfig, *, final_fit: bool = False) -> Policy:
-    """The round's rules in a federation file, and whether the strategy wants a final fit."""
-    return Policy(
-        rounds=config.rounds,
-        seed=config.seed,
-        size=config.cohort.size,
-        minimum=config.cohort.minimum,
-        wait_s=config.cohort.wait_s,
-        deadline_s=config.round.deadline_s,
-        quorum=config.round.quorum,
-        grace_s=config.liveness.grace_s,
-        final_fit=final_fit,
     )
 
 

@@ -103,7 +103,7 @@ def _json_sink() -> Sink:
 def _text_sink() -> Sink:
     from rich.console import Console
 
-    from protofleet.coordinator.lines import to_text
+    from protofleet.coordinator.console import to_text
 
     console = Console(highlight=False, soft_wrap=True)
 

@@ -151,7 +151,9 @@ def infer(
     if as_json:
         click.echo(msgspec.json.encode(scores).decode())
         return
-    latency = "  ".join(f"{name} {value:.2f}" for name, value in scores.infer_ms.items())
+    latency = "  ".join(
+        f"{name} {value:.2f}" for name, value in msgspec.to_builtins(scores.infer_ms).items()
+    )
     click.echo(
         f"model of round {scores.round_id}: macro-F1 {scores.macro_f1:.4f}, "
         f"accuracy {scores.accuracy:.4f} on {scores.examples} examples\n"

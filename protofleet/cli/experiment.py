@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from protofleet.experiments.config import Experiment
-    from protofleet.experiments.store import RunResult
+    from protofleet.experiments.store import MethodResult
     from protofleet.experiments.table import Table
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -216,7 +216,7 @@ def table(
 
 def _conclude(
     asked: Experiment,
-    results: list[RunResult],
+    results: list[MethodResult],
     console: Console,
     *,
     json_file: Path | None,
@@ -245,7 +245,7 @@ def _conclude(
         click.echo(f"pictures: {plot}, {bars}", err=True)
 
 
-def _write_json(path: Path, asked: Experiment, found: Table, results: list[RunResult]) -> None:
+def _write_json(path: Path, asked: Experiment, found: Table, results: list[MethodResult]) -> None:
     import msgspec
 
     from protofleet.durable import replace_whole

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.federation.records import Result, load_result, save_result
 from protofleet.report._compare import Difference, compare
 from protofleet.report.details import (
     Confusion,
@@ -26,13 +25,10 @@ __all__ = [
     "Difference",
     "Latencies",
     "Prototypes",
-    "Result",
     "compare",
     "details_of_run",
     "load_details",
-    "load_result",
     "save_details",
-    "save_result",
     "to_prototypes",
     "write_report",
 ]

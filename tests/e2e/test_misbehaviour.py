@@ -156,7 +156,7 @@ def test_below_the_quorum_a_round_is_extended_until_a_substitute_delivers(fakes)
     mute = make("mute", _silent)
     coordinator.wait_for(lambda e: e["event"] == "round_opened")
     spare = make("spare", _honest)
-    coordinator.wait_for(lambda e: e["event"] == "device_online" and e["device"] == "spare")
+    coordinator.wait_for(lambda e: e["event"] == "device_online" and e["device_id"] == "spare")
     mute._endpoint.publish(
         Presence(device_id="mute", boot_id="1", status="left", bundle="", layout_hash="")
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.edge._decide import Decision, Phase, Standing, decide
+from protofleet.edge.decide import Decision, Phase, Standing, decide
 from protofleet.wire.messages import Manifest, Task
 
 

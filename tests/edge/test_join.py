@@ -15,7 +15,7 @@ import pytest
 from brokers import KillableBroker
 from scripted_coordinator import ScriptedCoordinator
 
-from protofleet.edge._journal import read_journal
+from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
 from protofleet.wire.messages import Manifest

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofleet.edge._journal import read_blob
+from protofleet.edge.journal import read_blob
 from protofleet.edge.store import Binding, Store, read_personal
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.strategies.types import ClientState

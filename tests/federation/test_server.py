@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
+from protofleet.federation.server_tools import make_server_tools
 
 
 def _asking(strategy, *objectives):
@@ -46,7 +46,7 @@ def test_without_a_reason_a_coordinator_loads_no_runtime(tiny):
         "import sys\n"
         "from pathlib import Path\n"
         "from protofleet.coordinator import run\n"
-        "from protofleet.coordinator.server_tools import make_server_tools\n"
+        "from protofleet.federation.server_tools import make_server_tools\n"
         "from protofleet.strategies import build\n"
         "from protofleet.bundle import Bundle\n"
         "bundle = Bundle.open(Path(sys.argv[1]))\n"

@@ -9,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packed import pack_update
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData
 from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge.meter import Meter
@@ -17,6 +16,7 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.federation.admission import admit, expect_updates
 from protofleet.federation.coding import Costs, unpack_update
 from protofleet.federation.randomness import server_rng
+from protofleet.federation.server_tools import make_server_tools
 from protofleet.kernels import pixelise
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import accuracy

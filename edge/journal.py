@@ -12,9 +12,9 @@ from protofleet.errors import ProvisionError
 from protofleet.wire.codecs import Coding
 
 BLOB_SUFFIX = ".blob"
-_FORMAT = 1
+_FORMAT = 2
 
-Phase = Literal["idle", "received", "outbox"]
+RoundStage = Literal["idle", "received", "outbox"]
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +72,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided by one rename.
 
-    ``bases``: decoded payloads that a later one may refer to: the last one, and the one that it
+    ``payloads``: decoded ones that a later one may refer to: the last one, and the one that it
     referred to itself, because the coordinator may not know yet that the device is past that.
     """
 
@@ -83,10 +83,10 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     state: StoredState | None = None
     received: Received | None = None
     pending: Pending | None = None
-    bases: tuple[StoredFile, ...] = ()
+    payloads: tuple[StoredFile, ...] = ()
 
     @property
-    def phase(self) -> Phase:
+    def stage(self) -> RoundStage:
         """Where the device stands in its round."""
         if self.pending is not None:
             return "outbox"
@@ -103,7 +103,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[StoredFile, ...]:
         """Every content that must be kept."""
-        found = [*self.bases, *(self.state.files if self.state else ())]
+        found = [*self.payloads, *(self.state.files if self.state else ())]
         found += [self.received.file] if self.received else []
         found += [self.pending.update, *self.pending.state.files] if self.pending else []
         return tuple(found)

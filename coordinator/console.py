@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from rich.markup import escape
 
 from protofleet.coordinator import events
-
-_SCORES = ("personalisation", "generalisation", "global")
+from protofleet.federation.records import Scores
 
 
 def to_text(report: events.Report) -> str:
@@ -49,10 +47,10 @@ def _closed(e: events.RoundClosed) -> str:
     )
 
 
-def _scores(scores: Mapping[str, Any]) -> str:
-    sections = [(name, scores[name]) for name in _SCORES if name in scores]
-    sections += scores.get("more", {}).items()
-    parts = [f"{escape(name)} {section['macro_f1']['mean']:.4f}" for name, section in sections]
+def _scores(scores: Scores) -> str:
+    parts = [
+        f"{escape(name)} {metrics.macro_f1.mean:.4f}" for name, metrics in scores.sections.items()
+    ]
     return f"; macro-F1: {', '.join(parts)}" if parts else ""
 
 
@@ -68,23 +66,23 @@ _LINES: dict[type[events.Report], Any] = {
     events.Started: _started,
     events.Connected: lambda e: f"connected to the broker ({e.protocol})",
     events.Disconnected: lambda e: f"[yellow]broker lost[/yellow]: {escape(e.reason)}",
-    events.DeviceOnline: lambda e: f"{e.device} is online ({e.live} live)",
-    events.DeviceOffline: lambda e: f"{e.device} is gone: {e.reason} ({e.live} live)",
+    events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
+    events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
     events.DeviceRefused: lambda e: (
-        f"[yellow]refused[/yellow] {e.device} ({e.rule}): {escape(e.reason)}"
+        f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {escape(e.reason)}"
     ),
     events.Waiting: lambda e: f"round {e.round_id} waits for devices: {e.live} of {e.needed}",
     events.RoundOpened: _opened,
     events.RoundExtended: _extended,
     events.UpdateReceived: lambda e: (
-        f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device}, {_mb(e.bytes)}"
+        f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device_id}, {_mb(e.bytes)}"
     ),
     events.UpdateRejected: lambda e: (
-        f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device}: "
+        f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
         f"{escape(e.reason)}"
     ),
     events.TaskRefused: lambda e: (
-        f"round {e.round_id}: {e.device} takes no part: {escape(e.reason)}"
+        f"round {e.round_id}: {e.device_id} takes no part: {escape(e.reason)}"
     ),
     events.RoundClosed: _closed,
     events.Finished: lambda e: (

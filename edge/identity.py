@@ -1,17 +1,50 @@
-"""What a device says about itself, and what it must agree on with a federation."""
+"""What a device says about itself and its data, and what it must agree on with a federation."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from protofleet.edge._journal import Binding
-from protofleet.edge._registration import Told
+from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import ProvisionError
+from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task
 
-DevicePhase = Literal["idle", "receive", "train", "send", "leave"]
+HeartbeatPhase = Literal["idle", "receive", "train", "send", "leave"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    """What the presence says of the data.
+
+    Attributes:
+        num_examples: training samples.
+        class_counts: of each class; empty unless the federation's strategy asks for them.
+    """
+
+    num_examples: int
+    class_counts: tuple[int, ...] = ()
+
+
+class Registration:
+    """What a device says of its data for a strategy and a round; class counts only if asked.
+
+    Args:
+        class_counts: of the data of a round.
+    """
+
+    def __init__(self, class_counts: Callable[[int], tuple[int, ...]]) -> None:
+        self._class_counts = class_counts
+        self.summary = DataSummary(num_examples=sum(class_counts(1)))
+
+    def update(self, strategy: str, round_id: int) -> bool:
+        """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
+        before, counts = self.summary, self._class_counts(round_id)
+        asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
+        self.summary = DataSummary(num_examples=sum(counts), class_counts=counts if asked else ())
+        return self.summary != before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +64,21 @@ class Identity:
     num_examples: int
 
     def presence(
-        self, status: Literal["online", "offline", "left"], told: Told | None = None
+        self, status: Literal["online", "offline", "left"], data: DataSummary | None = None
     ) -> Presence:
-        """The retained record with what is ``told`` of the data; without it, the last will."""
-        told = told or Told(num_examples=self.num_examples)
+        """The retained record with what is said of the ``data``; without it, the last will."""
+        data = data or DataSummary(num_examples=self.num_examples)
         return Presence(
             device_id=self.device_id,
             boot_id=self.boot_id,
             status=status,
             bundle=self.binding.bundle,
             layout_hash=self.binding.layout_hash,
-            num_examples=told.num_examples,
-            class_counts=told.class_counts,
+            num_examples=data.num_examples,
+            class_counts=data.class_counts,
         )
 
-    def heartbeat(self, phase: DevicePhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:
+    def heartbeat(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:
         """Liveness and costs; ``totals`` are bytes up and down at the socket."""
         return Heartbeat(
             device_id=self.device_id,

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from protofleet.wire.messages import Task
 
 
-class Phase(Enum):
+class DevicePhase(Enum):
     """Where a device stands."""
 
     IDLE = "idle"
@@ -34,7 +34,7 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RoundProgress:
     """What the decision depends on.
 
     Attributes:
@@ -45,30 +45,30 @@ class Standing:
         last_transfer_id: its payload's transfer.
     """
 
-    phase: Phase
+    phase: DevicePhase
     round_id: int = 0
     transfer_id: str = ""
     last_round_id: int = 0
     last_transfer_id: str = ""
 
 
-def decide(standing: Standing, task: Task) -> Decision:
-    """What a device at ``standing`` does with ``task``."""
+def decide(progress: RoundProgress, task: Task) -> Decision:
+    """What a device at ``progress`` does with ``task``."""
     if task.task == "train":
         if task.payload is None:
             return Decision.REFUSE
         offered = (task.round_id, task.payload.transfer_id)
         if offered in (
-            (standing.round_id, standing.transfer_id),
-            (standing.last_round_id, standing.last_transfer_id),
+            (progress.round_id, progress.transfer_id),
+            (progress.last_round_id, progress.last_transfer_id),
         ):
             return Decision.REPEAT
-        if task.round_id < standing.round_id or task.round_id <= standing.last_round_id:
+        if task.round_id < progress.round_id or task.round_id <= progress.last_round_id:
             return Decision.REFUSE
     return {
-        Phase.IDLE: Decision.BEGIN,
-        Phase.RECEIVE: Decision.REPLACE,
-        Phase.TRAIN: Decision.REPLACE,
-        Phase.SEND: Decision.SETTLE,
-        Phase.LEAVE: Decision.REPEAT,
-    }[standing.phase]
+        DevicePhase.IDLE: Decision.BEGIN,
+        DevicePhase.RECEIVE: Decision.REPLACE,
+        DevicePhase.TRAIN: Decision.REPLACE,
+        DevicePhase.SEND: Decision.SETTLE,
+        DevicePhase.LEAVE: Decision.REPEAT,
+    }[progress.phase]
