@@ -20,7 +20,7 @@ from protofleet.coordinator.run import open_service
 from protofleet.datasets import DeviceData
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
-from protofleet.federation.coding import Costs
+from protofleet.federation.records import Costs
 from protofleet.federation.settings import CohortSettings, FederationConfig, StrategySettings
 from protofleet.strategies.types import Update
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions

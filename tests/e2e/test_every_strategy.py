@@ -8,7 +8,6 @@ and the same devices in threads, because starting processes takes longer than al
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,8 +27,8 @@ from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, score_personal
 from protofleet.edge.join import open_learner
-from protofleet.federation.coding import Costs
 from protofleet.federation.randomness import server_rng
+from protofleet.federation.records import Costs
 from protofleet.federation.settings import load_config
 from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
@@ -159,7 +158,7 @@ def in_one_process(case: Case) -> Expected:
         for client_id, learner in learners.items():
             payload = replace(strategy.downlink(server, client_id), final=final)
             states[client_id], update = learner.train(
-                strategy, states[client_id], payload, seed=_SEED, cancelled=threading.Event()
+                strategy, states[client_id], payload, seed=_SEED
             )
             counts = np.array(learner.class_counts(round_id))
             updates.append(replace(update, class_counts=counts if asked.class_counts else None))

@@ -12,7 +12,7 @@ from packed import pack_update
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
-from protofleet.federation.coding import Costs
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import Update
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import Endpoint, Incoming

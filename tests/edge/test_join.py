@@ -189,7 +189,7 @@ def test_a_device_stopped_in_a_round_keeps_it(world, mosquitto_url):
         for line in device.stdout:
             if json.loads(line)["event"] == "task":
                 break
-        while read_journal(world.root / "anna").phase != "received":
+        while read_journal(world.root / "anna").stage != "received":
             assert device.poll() is None
             time.sleep(0.01)
         device.send_signal(signal.SIGTERM)
@@ -197,7 +197,7 @@ def test_a_device_stopped_in_a_round_keeps_it(world, mosquitto_url):
         coordinator.wait_for_status("anna", "left")
     assert device.returncode == 128 + signal.SIGTERM
     assert [event["event"] for event in events] == ["left"]
-    assert read_journal(world.root / "anna").phase == "received"
+    assert read_journal(world.root / "anna").stage == "received"
 
 
 def test_what_an_older_run_left_at_the_broker_does_not_end_a_device(world, mosquitto_url):

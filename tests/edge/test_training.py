@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -81,7 +80,7 @@ def _round(learner: Learner, seed: int = 7):
     payload = strategy.downlink(
         strategy.server_init(learner.model, np.random.default_rng(0)), "anna"
     )
-    return learner.train(strategy, None, payload, seed=seed, cancelled=threading.Event())
+    return learner.train(strategy, None, payload, seed=seed)
 
 
 def test_a_rerun_of_a_round_gives_the_same_bits_and_another_seed_others(world):
@@ -102,13 +101,12 @@ def test_randomness_depends_on_seed_round_and_device():
 def test_a_cancelled_round_ends_at_its_next_step(world):
     learner = _learner(world, _data())
     strategy = learner.strategy("fedavg", SETTINGS)
-    cancelled = threading.Event()
-    cancelled.set()
+    learner.cancelled.set()
     payload = strategy.downlink(
         strategy.server_init(learner.model, np.random.default_rng(0)), "anna"
     )
     with pytest.raises(TrainingCancelledError):
-        learner.train(strategy, None, payload, seed=1, cancelled=cancelled)
+        learner.train(strategy, None, payload, seed=1)
 
 
 def test_a_round_is_measured_step_by_step(world):
@@ -159,7 +157,7 @@ def test_each_round_has_its_own_data(world):
         6: ([0, 0, 1], 1),
     }.items():
         payload = Payload(round_id=round_id, tensors=server.tensors)
-        _, update = learner.train(strategy, None, payload, seed=1, cancelled=threading.Event())
+        _, update = learner.train(strategy, None, payload, seed=1)
         assert update.num_examples == examples
         assert update.evaluation.own.sum(axis=1).tolist() == own
         assert update.evaluation.pooled.sum(axis=1).tolist() == [1, 1, 0]
@@ -198,4 +196,4 @@ def test_an_unfitting_payload_is_an_error_and_not_a_result(world):
     strategy = learner.strategy("fedavg", SETTINGS)
     payload = Payload(round_id=1, tensors={"params/w": np.zeros((2, 2), np.float32)})
     with pytest.raises(InputError, match="tensor"):
-        learner.train(strategy, None, payload, seed=1, cancelled=threading.Event())
+        learner.train(strategy, None, payload, seed=1)

@@ -9,9 +9,11 @@ from packed import pack_update
 
 from protofleet.errors import RefusedError
 from protofleet.federation.admission import admit
-from protofleet.federation.coding import Costs
+from protofleet.federation.coding import decode_update
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import blobs
+from protofleet.wire.codecs import Coding
 
 
 def _blob(tensors, **changes):
@@ -19,9 +21,18 @@ def _blob(tensors, **changes):
     return pack_update(Update(**fields), Costs(train_step_ms=(1.0,)))
 
 
+def _admitted(data, expected, class_counts=None):
+    """Decoded and checked, as the server does it."""
+    decoded = decode_update(
+        data, Coding(), {}, max_bytes=expected.max_bytes, class_counts=class_counts
+    )
+    admit(decoded, expected, client_id="a", round_id=3)
+    return decoded.record
+
+
 def _rule(data, expected):
     with pytest.raises(RefusedError) as caught:
-        admit(data, expected, client_id="a", round_id=3)
+        _admitted(data, expected)
     return caught.value.rule
 
 
@@ -33,7 +44,7 @@ def test_expected_is_what_the_strategy_sends_without_asking_it_by_name(tiny):
 
 
 def test_a_right_update_is_let_in(tiny):
-    record = admit(_blob(tiny.tensors()), tiny.expected, client_id="a", round_id=3)
+    record = _admitted(_blob(tiny.tensors()), tiny.expected)
     assert (record.num_examples, record.costs.train_step_ms) == (5, (1.0,))
 
 
@@ -89,21 +100,21 @@ def test_where_class_counts_are_needed_they_are_registered_and_sum_to_the_exampl
     """Else what the aggregation weighs by would not be what was trained on."""
     expected = replace(tiny.expected, class_counts=True)
     with pytest.raises(RefusedError, match="registered class counts") as caught:
-        admit(_blob(tiny.tensors()), expected, client_id="a", round_id=3, class_counts=counts)
+        _admitted(_blob(tiny.tensors()), expected, counts)
     assert caught.value.rule == "class-counts"
 
 
 def test_the_strategy_s_own_check_sees_the_registered_counts(tiny):
     seen = []
     expected = replace(tiny.expected, class_counts=True, check=seen.append)
-    admit(_blob(tiny.tensors()), expected, client_id="a", round_id=3, class_counts=(1, 0, 4))
+    _admitted(_blob(tiny.tensors()), expected, (1, 0, 4))
     assert seen[0].class_counts.tolist() == [1, 0, 4]
 
 
 def test_an_update_without_tensors_is_let_in_where_the_strategy_may_abstain(tiny):
     assert _rule(_blob({}), tiny.expected) == "layout"
     expected = replace(tiny.expected, may_abstain=True)
-    assert admit(_blob({}), expected, client_id="a", round_id=3).num_examples == 5
+    assert _admitted(_blob({}), expected).num_examples == 5
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,17 @@ import pytest
 from packed import pack_update
 
 from protofleet.errors import RefusedError
-from protofleet.federation.coding import Costs, percentiles, unpack_update
+from protofleet.federation.coding import decode_update
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import blobs
+from protofleet.wire.codecs import Coding
+
+
+def _decoded(blob, *, max_bytes):
+    found = decode_update(blob, Coding(), {}, max_bytes=max_bytes)
+    return found.update, found.record
+
 
 _PROTOCOL = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
 
@@ -47,7 +55,7 @@ def test_the_record_is_the_one_that_the_protocol_shows():
 
 
 def test_an_update_arrives_as_it_was_sent():
-    update, record = unpack_update(pack_update(_update(), _COSTS), max_bytes=10**6)
+    update, record = _decoded(pack_update(_update(), _COSTS), max_bytes=10**6)
     np.testing.assert_array_equal(update.tensors["params/w"], _update().tensors["params/w"])
     np.testing.assert_array_equal(update.evaluation.own, [[9, 1], [2, 8]])
     assert update.evaluation.pooled is None
@@ -56,19 +64,14 @@ def test_an_update_arrives_as_it_was_sent():
 
 
 def test_an_update_without_training_has_no_loss():
-    update, record = unpack_update(pack_update(_update(loss=np.nan), Costs()), max_bytes=10**6)
+    update, record = _decoded(pack_update(_update(loss=np.nan), Costs()), max_bytes=10**6)
     assert np.isnan(update.loss)
     assert record.loss is None
 
 
 def test_a_blob_without_a_record_is_refused():
     with pytest.raises(RefusedError, match="metadata"):
-        unpack_update(blobs.encode(_update().tensors), max_bytes=10**6)
-
-
-def test_percentiles_interpolate():
-    assert percentiles([1, 2, 3, 4], 50, 100) == {"p50": 2.5, "p100": 4}
-    assert percentiles([], 50) == {}
+        _decoded(blobs.encode(_update().tensors), max_bytes=10**6)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +86,7 @@ def test_counts_of_very_many_classes_are_left_out_and_the_update_still_travels(c
         tensors={"w": np.ones(3, np.float32)},
         evaluation=Evaluation(own=counts, pooled=counts),
     )
-    found, _ = unpack_update(pack_update(update, Costs()), max_bytes=10**7)
+    found, _ = _decoded(pack_update(update, Costs()), max_bytes=10**7)
     evaluation = found.evaluation
     assert (evaluation.own is not None, evaluation.pooled is not None) == kept
 
@@ -94,4 +97,4 @@ def test_counts_that_wrap_around_in_their_sum_are_refused():
     counts.reshape(-1)[:2048] = 2**53 - 1
     update = dataclasses.replace(_update(), evaluation=Evaluation(own=counts))
     with pytest.raises(RefusedError, match="evaluation 'own', in all: expected a count"):
-        unpack_update(pack_update(update, Costs()), max_bytes=10**6)
+        _decoded(pack_update(update, Costs()), max_bytes=10**6)

@@ -9,8 +9,8 @@ from report.fake_run import write_run
 
 from protofleet.cli.report import report as command
 from protofleet.errors import InputError
-from protofleet.federation.records import Percentiles
-from protofleet.report import compare, details_of_run, load_result, to_prototypes
+from protofleet.federation.records import Percentiles, RunRecord, load_record, percentiles
+from protofleet.report import compare, details_of_run, to_prototypes
 from protofleet.report.details import MAX_PROTOTYPES, MAX_SAMPLES
 
 _SCORE = {"macro_f1": {"mean": 0.5, "std": 0.1}, "accuracy": {"mean": 0.6, "std": 0.1}}
@@ -43,7 +43,7 @@ def _write(path, document):
 
 
 def test_the_documented_fields_are_the_record(tmp_path):
-    result = load_result(_write(tmp_path / "result.json", _result()))
+    result = load_record(_write(tmp_path / "result.json", _result()), RunRecord)
     assert result.scores.global_.macro_f1.mean == 0.5
     assert result.devices[0].infer_ms == Percentiles(p50=1.0, p95=2.0, p99=3.0)
 
@@ -52,7 +52,7 @@ def test_what_was_not_measured_may_be_absent(tmp_path):
     """No server model, no inference samples: empty objects, as the coordinator writes them."""
     device = {**_result()["devices"][0], "infer_ms": {}}
     path = _write(tmp_path / "result.json", _result(devices=[device], scores={}))
-    result = load_result(path)
+    result = load_record(path, RunRecord)
     assert result.scores.global_ is None
     assert result.devices[0].infer_ms.p99 is None
 
@@ -64,16 +64,18 @@ def test_what_was_not_measured_may_be_absent(tmp_path):
 def test_a_wrong_field_is_named(tmp_path, changes, field):
     path = _write(tmp_path / "result.json", _result(**changes))
     with pytest.raises(InputError, match=field):
-        load_result(path)
+        load_record(path, RunRecord)
 
 
 def test_details_come_from_what_the_coordinator_leaves(tmp_path):
     """Samples are thinned over the whole run; the first scored device gives its confusion."""
     samples = [float(index) for index in range(3 * MAX_SAMPLES)]
+    about = {"num_examples": 5, "rounds": 2}
     devices = [
-        {"id": "a", "train_step_ms": samples, "infer_ms": [], "confusion": {"own": None}},
+        {"id": "a", **about, "train_step_ms": samples, "infer_ms": [], "confusion": {"own": None}},
         {
             "id": "b",
+            **about,
             "train_step_ms": [1.0],
             "infer_ms": [2.0],
             "confusion": {"own": [[1, 0], [2, 3]]},
@@ -100,9 +102,11 @@ def test_prototypes_are_capped_and_of_one_width():
 
 
 def test_a_comparison_gives_change_and_ratio(tmp_path):
-    first = load_result(_write(tmp_path / "a.json", _result()))
+    first = load_record(_write(tmp_path / "a.json", _result()), RunRecord)
     better = {**_SCORE, "macro_f1": {"mean": 0.75, "std": 0.1}}
-    second = load_result(_write(tmp_path / "b.json", _result(scores={"personalisation": better})))
+    second = load_record(
+        _write(tmp_path / "b.json", _result(scores={"personalisation": better})), RunRecord
+    )
     rows = {row.name: row for row in compare(first, second)}
     row = rows["personalisation macro-F1 (%)"]
     assert (row.first, row.second, row.change, row.ratio) == (50.0, 75.0, 25.0, 1.5)
@@ -116,7 +120,9 @@ def _with_more(tmp_path, name, loss, **more):
     scores = {"personalisation": _SCORE, "own_loss": {"mean": loss, "std": 0.1}, "more": more}
     one = _result()["rounds"][0]
     last = {**one, "round_id": 2, "final": True, "bytes_up": 1000, "scores": scores}
-    return load_result(_write(tmp_path / name, _result(rounds=[one, last], scores=scores)))
+    return load_record(
+        _write(tmp_path / name, _result(rounds=[one, last], scores=scores)), RunRecord
+    )
 
 
 def test_a_comparison_has_losses_and_further_scores_of_either_run(tmp_path):
@@ -129,7 +135,7 @@ def test_a_comparison_has_losses_and_further_scores_of_either_run(tmp_path):
         None,
     )
     assert rows["<other> macro-F1 (%)"].second == 50
-    plain = load_result(_write(tmp_path / "c.json", _result()))
+    plain = load_record(_write(tmp_path / "c.json", _result()), RunRecord)
     assert "own loss" not in {row.name for row in compare(plain, plain)}
 
 
@@ -151,3 +157,8 @@ def test_the_command_rebuilds_the_page_and_compares(tmp_path):
     assert {"name", "first", "second", "change", "ratio"} == rows[0].keys()
     assert run(command, []).exit_code == 2
     assert run(command, [one, "--compare", one, two]).exit_code == 2
+
+
+def test_percentiles_interpolate():
+    assert percentiles([1, 2, 3, 4], 50, 95) == Percentiles(p50=2.5, p95=3.85)
+    assert percentiles([], 50) == Percentiles()

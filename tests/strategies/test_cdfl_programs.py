@@ -1,6 +1,5 @@
 """CDFL with a really exported network on real digits: devices, admission, server, two rounds."""
 
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +13,9 @@ from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.federation.admission import admit, expect_updates
-from protofleet.federation.coding import Costs, unpack_update
+from protofleet.federation.coding import read_update
 from protofleet.federation.randomness import server_rng
+from protofleet.federation.records import Costs
 from protofleet.federation.server_tools import make_server_tools
 from protofleet.kernels import pixelise
 from protofleet.runtime import open_programs
@@ -107,12 +107,10 @@ def run(bundle, learners):
         sent = {}
         for client, learner in learners.items():
             payload = strategy.downlink(server, client)
-            states[client], update = learner.train(
-                strategy, states[client], payload, seed=_SEED, cancelled=threading.Event()
-            )
+            states[client], update = learner.train(strategy, states[client], payload, seed=_SEED)
             sent[client] = pack_update(update, Costs())
             admit(sent[client], expected, client_id=client, round_id=round_id)
-        updates = [unpack_update(blob, max_bytes=1 << 24)[0] for blob in sent.values()]
+        updates = [read_update(blob) for blob in sent.values()]
         server = strategy.aggregate(server, updates, tools(round_id))
         servers.append(server)
         blobs.append(sent)
@@ -121,7 +119,7 @@ def run(bundle, learners):
 
 def updates_of(world, round_id):
     blobs = world.blobs[round_id - 1]
-    return {c: unpack_update(blob, max_bytes=1 << 24)[0] for c, blob in blobs.items()}
+    return {c: read_update(blob) for c, blob in blobs.items()}
 
 
 def test_networks_and_images_come_up_from_the_asked_half_only(world):

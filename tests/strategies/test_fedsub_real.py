@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -20,8 +19,9 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 from protofleet.federation.admission import expect_updates
-from protofleet.federation.coding import Costs, unpack_update
+from protofleet.federation.coding import read_update
 from protofleet.federation.plan import make_plan
+from protofleet.federation.records import Costs
 from protofleet.federation.settings import FederationConfig, StrategySettings
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
@@ -93,10 +93,10 @@ class Federation:
         tensors = blobs.decode(blobs.encode(sent.tensors, {}), max_bytes=1 << 20)[0]
         payload = Payload(round_id=sent.round_id, tensors=tensors, final=final)
         self.states[client], update = self.learners[client].train(
-            self.strategy, self.states[client], payload, seed=3, cancelled=threading.Event()
+            self.strategy, self.states[client], payload, seed=3
         )
         data = pack_update(update, Costs())
-        received, _ = unpack_update(data, max_bytes=1 << 20)
+        received = read_update(data)
         self.strategy.check(received)
         assert self.expected == {n: (v.shape, v.dtype) for n, v in received.tensors.items()}
         return dataclasses.replace(received, class_counts=self.counts[client])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from itertools import pairwise
 
 import numpy as np
@@ -93,8 +92,7 @@ def federate(learners):
         return strategy, server, states, history
 
     def train(client_id, strategy, state, payload):
-        cancelled = threading.Event()
-        return learners[client_id].train(strategy, state, payload, seed=1, cancelled=cancelled)
+        return learners[client_id].train(strategy, state, payload, seed=1)
 
     run.train = train
     return run

@@ -5,7 +5,6 @@ Unless they agree, two clients have two classes mixed up, so that personal model
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ class RealFederation:
                 round_id=sent.round_id, tensors=_through_a_blob(sent.tensors), final=final
             )
             self.states[client], update = learner.train(
-                self.strategy, self.states[client], payload, seed=5, cancelled=threading.Event()
+                self.strategy, self.states[client], payload, seed=5
             )
             updates.append(update)
         if not final:

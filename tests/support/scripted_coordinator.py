@@ -11,9 +11,11 @@ from typing import Any, Literal, Self
 from toy_model import new_rng, server_tools
 
 from protofleet.bundle import Bundle
-from protofleet.federation.coding import Costs, unpack_update
+from protofleet.federation.coding import decode_update
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import ServerState, Strategy, Update
 from protofleet.tensors import blobs
+from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Endpoint, Incoming
 from protofleet.wire.link import Connected, Link, LinkOptions
 from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task
@@ -200,10 +202,12 @@ class ScriptedCoordinator:
                 self._endpoint.reject(peer, message.transfer_id, "as the test wants it")
 
     def _take(self, event: Received) -> None:
-        update, record = unpack_update(event.path.read_bytes(), max_bytes=1 << 30)
-        self.updates[update.round_id][event.peer] = update
-        self.costs[update.round_id][event.peer] = record.costs
-        self._settled[update.round_id].add(event.peer)
+        blob = event.path.read_bytes()
+        decoded = decode_update(blob, Coding(), {}, max_bytes=1 << 30)
+        round_id = decoded.record.round_id
+        self.updates[round_id][event.peer] = decoded.update
+        self.costs[round_id][event.peer] = decoded.record.costs
+        self._settled[round_id].add(event.peer)
         self._endpoint.accept(event.manifest.transfer_id)
 
     def _count(self, status: str) -> int:

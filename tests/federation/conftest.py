@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.federation.admission import Expected, expect_updates
+from protofleet.federation.admission import ExpectedUpdate, expect_updates
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.settings import FederationConfig, LimitSettings
 
@@ -22,7 +22,7 @@ class Tiny:
     """A plan and what its updates look like."""
 
     plan: Plan
-    expected: Expected
+    expected: ExpectedUpdate
 
     def tensors(self) -> dict[str, Any]:
         """An update's tensors, ones everywhere."""

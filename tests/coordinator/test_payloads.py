@@ -9,17 +9,17 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.coordinator.downlink import Downlink
 from protofleet.coordinator.ledger import Accepted, Ledger
+from protofleet.coordinator.payloads import Payloads
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.coding import (
-    Costs,
+    decode_update,
     encode_update,
     initial_tensors,
-    references_of,
-    unpack_update,
+    update_baseline,
 )
 from protofleet.federation.plan import make_plan
+from protofleet.federation.records import Costs, Scores
 from protofleet.federation.settings import CodecSettings, FederationConfig
 from protofleet.strategies.types import ServerState, Update
 from protofleet.wire import codecs
@@ -46,7 +46,7 @@ class World:
         )
         self.plan = make_plan(config)
         self.ledger = Ledger(config.run_dir, self.plan.identity)
-        self.downlink = Downlink(self.plan, self.ledger)
+        self.payloads = Payloads(self.plan, self.ledger)
         self.initial = initial_tensors(self.plan.model)
 
     def close(self):
@@ -56,7 +56,7 @@ class World:
     def restart(self):
         self.ledger.close()
         self.ledger = Ledger(self.plan.config.run_dir, self.plan.identity)
-        self.downlink = Downlink(self.plan, self.ledger)
+        self.payloads = Payloads(self.plan, self.ledger)
 
     def server(self, round_id):
         """Another model every round."""
@@ -67,17 +67,17 @@ class World:
         }
         return ServerState(round_id=round_id - 1, tensors=tensors)
 
-    def decoded(self, posted, base=None):
-        """What a device with ``base`` makes of a payload."""
-        blob, known = posted.path.read_bytes(), {**self.initial, **(base or {})}
+    def decoded(self, posted, earlier=None):
+        """What a device with an ``earlier`` one makes of a payload."""
+        blob, known = posted.path.read_bytes(), {**self.initial, **(earlier or {})}
         return codecs.decode(blob, known, posted.coding, max_bytes=_LIMIT)[0]
 
     def update(self, client_id, round_id, payload, posted, codec):
         """A received update of the payload, a little moved."""
         tensors = {name: value + np.float32(0.25) for name, value in payload.items()}
         update = Update(client_id=client_id, round_id=round_id, num_examples=3, tensors=tensors)
-        references = references_of(self.plan.model, payload)
-        encoded = encode_update(update, Costs(), references, codec, {})
+        baseline = update_baseline(self.plan.model, payload)
+        encoded = encode_update(update, Costs(), baseline, codec, {})
         path = self.plan.config.run_dir / f"{client_id}.part"
         path.write_bytes(encoded.blob)
         manifest = describe(
@@ -90,26 +90,30 @@ class World:
         return Received(client_id, manifest, path)
 
     def accept(self, event):
-        blob = self.downlink.raw_update(event, self.server(event.manifest.round_id))
-        _, record = unpack_update(blob, max_bytes=_LIMIT)
-        accepted = Accepted(client_id=event.peer, transfer_id="t", record=record)
-        self.downlink.accept(event, blob, accepted)
+        """As the service does."""
+        state, coding = self.server(event.manifest.round_id), event.manifest.coding
+        baseline = self.payloads.update_baseline(state, event.peer, coding)
+        decoded = decode_update(event.path.read_bytes(), coding, baseline, max_bytes=_LIMIT)
+        event.path.write_bytes(decoded.raw)
+        accepted = Accepted(client_id=event.peer, transfer_id="t", record=decoded.record)
+        reference = self.payloads.held_reference(event.peer)
+        self.ledger.accept(event.path, accepted, reference=reference)
 
     def a_round(self, round_id, *clients, codec=None):
         """One round from opening to commit; returns what was sent to each client."""
         server, sent = self.server(round_id), {}
         self.ledger.open_round(round_id, clients, 0.0)
         for client_id in clients:
-            base = self.ledger.shared.bases().get(client_id)
-            known = None if base is None else self.downlink._outbox.tensors(base)
-            posted = self.downlink.post(server, client_id)
+            reference = self.ledger.reference_of(client_id)
+            known = self.payloads._tensors(reference) if reference else None
+            posted = self.payloads.payload_for(server, client_id)
             payload = self.decoded(posted, known)
             self.accept(self.update(client_id, round_id, payload, posted, codec or Codec()))
             sent[client_id] = posted, payload
         self.ledger.close_round(round_id)
         after = ServerState(round_id=round_id, tensors=server.tensors)
-        self.ledger.commit_round(after, {}, 1.0, keep_states=1)
-        self.downlink.clear()
+        self.ledger.commit_round(after, Scores(), 1.0, keep_states=1)
+        self.payloads.clear()
         return sent
 
 
@@ -135,7 +139,7 @@ def test_devices_with_the_same_payload_share_one_copy(make):
     sent = world.a_round(1, "anna", "berta")
     assert sent["anna"][0] == sent["berta"][0]
     assert _references(world) == [sent["anna"][0].reference]
-    assert world.ledger.shared.bases() == dict.fromkeys(("anna", "berta"), _references(world)[0])
+    assert world.ledger.references() == dict.fromkeys(("anna", "berta"), _references(world)[0])
     world.a_round(2, "anna")
     assert len(_references(world)) == 2
     world.a_round(3, "anna", "berta")
@@ -145,17 +149,17 @@ def test_devices_with_the_same_payload_share_one_copy(make):
 def test_a_payload_refers_to_that_of_the_last_accepted_update(make):
     world = make(down="int8")
     first = world.a_round(1, "anna")["anna"][0]
-    posted = world.downlink.post(world.server(2), "anna")
+    posted = world.payloads.payload_for(world.server(2), "anna")
     assert posted.coding.base == first.reference
-    assert world.downlink.post(world.server(2), "berta").coding.base == ""
+    assert world.payloads.payload_for(world.server(2), "berta").coding.base == ""
     world.restart()
-    assert world.downlink.post(world.server(2), "anna") == posted
+    assert world.payloads.payload_for(world.server(2), "anna") == posted
 
 
 def test_a_raw_federation_keeps_no_payloads(make):
     world = make()
     posted, payload = world.a_round(1, "anna")["anna"]
-    assert (posted.coding.codec, _references(world), world.ledger.shared.bases()) == ("raw", [], {})
+    assert (posted.coding.codec, _references(world), world.ledger.references()) == ("raw", [], {})
     np.testing.assert_array_equal(payload["params/w"], world.server(1).tensors["params/w"])
 
 
@@ -164,7 +168,7 @@ def test_what_is_spooled_is_the_raw_blob(make, down):
     """A raw payload serves as the reference of a coded update too."""
     world = make(up="int8", down=down)
     world.ledger.open_round(1, ["anna"], 0.0)
-    posted = world.downlink.post(world.server(1), "anna")
+    posted = world.payloads.payload_for(world.server(1), "anna")
     payload = world.decoded(posted)
     event = world.update("anna", 1, payload, posted, Codec(kind="int8", compressed=True))
     world.accept(event)
@@ -175,33 +179,33 @@ def test_what_is_spooled_is_the_raw_blob(make, down):
 def test_an_update_of_another_payload_is_refused(make):
     world = make(up="int8", down="int8")
     world.ledger.open_round(1, ["anna"], 0.0)
-    posted = world.downlink.post(world.server(1), "anna")
-    other = world.downlink.post(world.server(2), "berta")
+    posted = world.payloads.payload_for(world.server(1), "anna")
+    other = world.payloads.payload_for(world.server(2), "berta")
     event = world.update("anna", 1, world.decoded(posted), other, Codec(kind="int8"))
     with pytest.raises(RefusedError, match="expected one that refers to payload") as caught:
-        world.downlink.raw_update(event, world.server(1))
+        world.accept(event)
     assert caught.value.rule == "base"
 
 
 def test_a_device_without_its_base_gets_one_that_refers_to_the_bundle_once(make):
     world = make(down="int4")
     world.a_round(1, "anna")
-    assert world.downlink.post(world.server(2), "anna").coding.base
-    assert world.downlink.falls_back("anna", "base: not here")
+    assert world.payloads.payload_for(world.server(2), "anna").coding.base
+    assert world.payloads.send_otherwise("anna", "base")
     world.restart()
-    assert not world.downlink.post(world.server(2), "anna").coding.base
-    assert not world.downlink.falls_back("anna", "base: not here")
+    assert not world.payloads.payload_for(world.server(2), "anna").coding.base
+    assert not world.payloads.send_otherwise("anna", "base")
 
 
 def test_a_device_that_does_not_know_the_codec_gets_raw_payloads_for_good(make):
     world = make(down="int4")
-    assert world.downlink.falls_back("old", "codec: expected raw, got int4+zlib")
+    assert world.payloads.send_otherwise("old", "codec")
     world.restart()
-    posted = world.downlink.post(world.server(1), "old")
+    posted = world.payloads.payload_for(world.server(1), "old")
     assert posted.coding.codec == "raw"
-    assert not world.downlink.falls_back("old", "codec: expected raw")
-    assert world.downlink.post(world.server(1), "new").coding.codec == "int4+zlib"
-    assert not world.downlink.falls_back("new", "disk full")
+    assert not world.payloads.send_otherwise("old", "codec")
+    assert world.payloads.payload_for(world.server(1), "new").coding.codec == "int4+zlib"
+    assert not world.payloads.send_otherwise("new", "")
 
 
 def test_a_damaged_reference_is_named(make):
@@ -210,7 +214,7 @@ def test_a_damaged_reference_is_named(make):
     (path,) = Path(world.ledger.folder / "references").iterdir()
     path.write_bytes(b"flipped")
     with pytest.raises(ProtofleetError, match="damaged"):
-        world.downlink.post(world.server(2), "anna")
+        world.payloads.payload_for(world.server(2), "anna")
 
 
 def test_another_codec_is_another_run(make):
