@@ -16,13 +16,10 @@ from numpy.typing import NDArray
 
 from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
 from protofleet.kernels import (
-    bf16_decode,
-    bf16_encode,
     fp16_decode,
     fp16_encode,
     int8_decode,
     int8_encode,
-    segments,
     shuffle_decode,
     shuffle_encode,
     topk_encode,
@@ -49,8 +46,11 @@ def _int8(megabytes: float, *, per_channel: bool, threads: int) -> Sides:
     import torch  # noqa: PLC0415 - only a benchmark that runs needs it
 
     x, shapes = _update(megabytes), _shapes(megabytes)
-    starts = segments(shapes, per_channel=per_channel)
     rows = [shape[0] if per_channel and len(shape) > 1 else 1 for shape in shapes]
+    lengths = [
+        math.prod(shape) // n for shape, n in zip(shapes, rows, strict=True) for _ in range(n)
+    ]
+    starts = np.cumsum([0, *lengths])
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
     tensors = [part.reshape(n, -1) for part, n in zip(np.split(x, ends), rows, strict=True)]
     torch_tensors = [torch.from_numpy(tensor) for tensor in tensors]
@@ -100,18 +100,6 @@ def _fp16(megabytes: float) -> Sides:
             Peer(name="NumPy", run=lambda: x.astype(np.float16).astype(np.float32)),
             Peer(name="PyTorch", run=lambda: tensor.half().float()),
         ),
-    )
-
-
-def _bf16(megabytes: float) -> Sides:
-    import torch  # noqa: PLC0415 - only a benchmark that runs needs it
-
-    x = _update(megabytes)
-    tensor = torch.from_numpy(x)
-    np.testing.assert_array_equal(bf16_decode(bf16_encode(x)), tensor.bfloat16().float().numpy())
-    return Sides(
-        ours=lambda: bf16_decode(bf16_encode(x)),
-        peers=(Peer(name="PyTorch", run=lambda: tensor.bfloat16().float()),),
     )
 
 
@@ -199,7 +187,6 @@ CASES: tuple[KernelCase, ...] = (
     *_int8_curve("channel", 1),
     *_int8_curve("channel", 2),
     *_curve("fp16 encode + decode", _fp16),
-    *_curve("bf16 encode + decode", _bf16),
     *_curve("top-k 1 %", _topk),
     *_curve("byte-shuffle", _shuffle),
 )

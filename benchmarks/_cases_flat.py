@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
-from protofleet.kernels import WeightedMean, adam_step, ala_step, delta, sgd_step
+from protofleet.kernels import WeightedMean, adam_step, ala_step, sgd_step
 from protofleet.kernels._pool import spread
 
 _Floats = NDArray[np.float32]
@@ -163,18 +163,6 @@ def _ala(size: int) -> Sides:
     return _checked(ours, {"PyTorch": pytorch}, (weights, theirs), moved=6)
 
 
-def _delta(size: int) -> Sides:
-    import torch  # noqa: PLC0415
-
-    client, server, out, theirs, ours_too = _made(5, size)
-    a, b, c = (torch.from_numpy(array) for array in (client, server, theirs))
-    peers: Mapping[str, Callable[[], object]] = {
-        "PyTorch": lambda: torch.sub(a, b, out=c),
-        "NumPy": partial(np.subtract, client, server, ours_too),
-    }
-    return _checked(partial(delta, client, server, out), peers, (out, theirs, ours_too), moved=3)
-
-
 def _made(count: int, size: int) -> list[_Floats]:
     first = np.random.default_rng(0).random(size, dtype=np.float32)
     return [np.roll(first, 7 * k) for k in range(count)]
@@ -236,7 +224,6 @@ CASES = (
             ("FedProx step", _fedprox),
             ("SCAFFOLD step", _scaffold),
             ("ALA step", _ala),
-            ("delta", _delta),
         )
         for size in (100_000, _MODEL, 11_700_000)
     ),

@@ -12,13 +12,10 @@ from protofleet.kernels._clusters import (
 )
 from protofleet.kernels._codecs import (
     Rounding,
-    bf16_decode,
-    bf16_encode,
     fp16_decode,
     fp16_encode,
     int8_decode,
     int8_encode,
-    segments,
     shuffle_decode,
     shuffle_encode,
 )
@@ -35,13 +32,12 @@ from protofleet.kernels._pixelise import pixelise
 from protofleet.kernels._pool import set_threads
 from protofleet.kernels._sinkhorn import SinkhornResult, sinkhorn
 from protofleet.kernels._sphere import (
-    cosine_similarities,
     hyperspherical_prototypes,
     uniform_loss,
 )
 from protofleet.kernels._switch import numba_enabled
 from protofleet.kernels._topk import topk_decode, topk_encode
-from protofleet.kernels._updates import ala_step, apply_delta, clip_by_norm, control_update, delta
+from protofleet.kernels._updates import ala_step, clip_by_norm, control_update
 from protofleet.kernels._warm import Warmed, warm
 
 __all__ = [
@@ -56,15 +52,10 @@ __all__ = [
     "ala_step",
     "alp_infer",
     "alp_train",
-    "apply_delta",
-    "bf16_decode",
-    "bf16_encode",
     "clip_by_norm",
     "cluster_means",
     "control_update",
-    "cosine_similarities",
     "davies_bouldin",
-    "delta",
     "fp16_decode",
     "fp16_encode",
     "hyperspherical_prototypes",
@@ -76,7 +67,6 @@ __all__ = [
     "numba_enabled",
     "pixelise",
     "predict_missing_prototypes",
-    "segments",
     "set_threads",
     "sgd_step",
     "shared_class_similarity",

@@ -13,11 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
+from protofleet.kernels._blas import one_blas_thread
 from protofleet.kernels._check import Floats, finite, read_only
-from protofleet.kernels._sphere import products, unit_rows
+from protofleet.kernels._pool import spread
+from protofleet.kernels._sphere import unit_rows
 from protofleet.kernels._switch import backend
 
 Owned = NDArray[np.bool_]
+
+_ROWS = 256  # of a block of a product
 
 
 def shared_class_similarity(prototypes: NDArray[Any], present: Owned) -> Floats:
@@ -41,7 +45,7 @@ def shared_class_similarity(prototypes: NDArray[Any], present: Owned) -> Floats:
     # Absent rows are zero, so that one product sums the cosines over the shared classes.
     flat_rows = owned.reshape(clients, classes * width)
     owns = present.astype(np.float32)
-    sums = products(flat_rows, flat_rows)
+    sums = _products(flat_rows)
     sums /= np.maximum(owns @ owns.T, 1)
     return sums
 
@@ -133,3 +137,17 @@ def _owned(prototypes: NDArray[Any], present: Owned) -> Floats:
     owned: Floats = prototypes.copy()
     owned[~present] = 0
     return owned
+
+
+def _products(rows: Floats) -> Floats:
+    """``rows @ rows.T`` in blocks, so that no bit depends on a number of threads."""
+    out = np.empty((len(rows), len(rows)), np.float32)
+
+    def work(start: int, stop: int) -> None:
+        for first in range(start, stop, _ROWS):
+            part = slice(first, min(first + _ROWS, stop))
+            np.matmul(rows[part], rows.T, out=out[part])
+
+    with one_blas_thread():
+        spread(work, len(rows), _ROWS)
+    return out

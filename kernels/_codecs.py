@@ -7,8 +7,7 @@ written. Byte planes assume a little-endian machine, as the wire does.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from math import prod
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -58,51 +57,6 @@ def fp16_decode(codes: NDArray[Any]) -> Floats:
     return out
 
 
-def bf16_encode(x: NDArray[Any]) -> NDArray[np.uint16]:
-    """``x: (n,) float32`` as bfloat16 in ``(n,) uint16``, rounded to nearest, ties to even.
-
-    What rounds to an infinity becomes ±3.3895e38, the largest bfloat16.
-
-    Raises:
-        InputError: another shape or dtype, NaN or an infinity.
-    """
-    x = read_only("bf16", x, 1)
-    codes = np.empty(x.size, np.uint16)
-    _convert("bf16", x, backend("codecs").bf16_encode, x.view(np.uint32), codes, _FLOAT32_INF)
-    return codes
-
-
-def bf16_decode(codes: NDArray[Any]) -> Floats:
-    """bfloat16 in ``codes: (n,) uint16`` as ``(n,) float32``, exactly.
-
-    Raises:
-        InputError: another shape or dtype, NaN or an infinity.
-    """
-    codes = _codes("bf16 codes", codes, np.uint16)
-    out = np.empty(codes.size, np.float32)
-    bits, loop = out.view(np.uint32), backend("codecs").bf16_decode
-    _convert("bf16 codes", out, loop, codes, bits, 0x7F80)
-    return out
-
-
-def segments(shapes: Sequence[tuple[int, ...]], *, per_channel: bool) -> Indices:
-    """Boundaries of what shares a scale in a buffer of tensors that follow one another.
-
-    Args:
-        shapes: of the tensors, in the buffer's order.
-        per_channel: each row (first axis) of a tensor of two and more dimensions is a segment of
-            its own; otherwise each tensor is one.
-
-    Returns:
-        ``(s + 1,) int64``: segment ``i`` is ``buffer[starts[i]:starts[i + 1]]``.
-    """
-    lengths: list[int] = []
-    for shape in shapes:
-        rows = shape[0] if per_channel and len(shape) > 1 else 1
-        lengths += [prod(shape) // max(rows, 1)] * rows
-    return np.cumsum([0, *lengths], dtype=np.int64)
-
-
 def int8_encode(
     x: NDArray[Any], starts: NDArray[Any], *, seed: int = 0, rounding: Rounding = "stochastic"
 ) -> tuple[NDArray[np.int8], Floats]:
@@ -115,7 +69,8 @@ def int8_encode(
 
     Args:
         x: ``(n,) float32``.
-        starts: ``(s + 1,) int64``, from ``segments``.
+        starts: ``(s + 1,) int64``, where segments begin, and ``n``: segment ``i`` is
+            ``x[starts[i]:starts[i + 1]]``.
         seed: of the rounding, below 2^64. The same seed gives the same codes everywhere.
         rounding: ``nearest`` rounds ties to even and draws nothing.
 

@@ -69,31 +69,6 @@ def fp16_decode(codes: Words, out: Words, worst: Words) -> None:
     worst[0] = top
 
 
-@kernel("u4[1]", "u2[1] out", "u4[1] out")
-def bf16_encode(bits: Words, out: Words, worst: Words) -> None:
-    """float32 bits to bfloat16 bits; ``worst[0]`` becomes the largest bits without sign."""
-    top = np.uint32(0)
-    for i in range(bits.size):
-        size = np.uint32(bits[i] & np.uint32(0x7FFFFFFF))
-        sign = np.uint32(np.uint32(bits[i] >> np.uint32(16)) & np.uint32(0x8000))
-        top = size if size > top else top
-        size = np.uint32(0x7F7F0000) if size > np.uint32(0x7F7F0000) else size
-        odd = np.uint32(np.uint32(size >> np.uint32(16)) & np.uint32(1))
-        out[i] = np.uint16(np.uint32((size + np.uint32(0x7FFF) + odd) >> np.uint32(16)) | sign)
-    worst[0] = top
-
-
-@kernel("u2[1]", "u4[1] out", "u4[1] out")
-def bf16_decode(codes: Words, out: Words, worst: Words) -> None:
-    """bfloat16 bits to float32 bits; ``worst[0]`` becomes the largest code without sign."""
-    top = np.uint32(0)
-    for i in range(codes.size):
-        size = np.uint32(codes[i] & np.uint32(0x7FFF))
-        top = size if size > top else top
-        out[i] = np.uint32(np.uint32(codes[i]) << np.uint32(16))
-    worst[0] = top
-
-
 @kernel("u4[1]", "i8[1]", "u4[1] out")
 def peaks(bits: Words, bounds: Indices, out: Words) -> None:
     """Largest bits without sign of every segment ``bounds[s]:bounds[s + 1]``; 0 if empty."""

@@ -39,25 +39,6 @@ def fp16_decode(codes: Words, out: Words, worst: Words) -> None:
         values[part] = halves[part]
 
 
-def bf16_encode(bits: Words, out: Words, worst: Words) -> None:
-    """float32 bits to bfloat16 bits; ``worst[0]`` becomes the largest bits without sign."""
-    worst[0] = 0
-    for part in _blocks(bits.size):
-        size = bits[part] & _SIZE
-        worst[0] = max(worst[0], size.max())
-        size = np.minimum(size, np.uint32(0x7F7F0000))
-        rounded = size + np.uint32(0x7FFF) + (size >> 16 & 1)
-        out[part] = rounded >> 16 | (bits[part] >> 16 & 0x8000)
-
-
-def bf16_decode(codes: Words, out: Words, worst: Words) -> None:
-    """bfloat16 bits to float32 bits; ``worst[0]`` becomes the largest code without sign."""
-    worst[0] = 0
-    for part in _blocks(codes.size):
-        worst[0] = max(worst[0], (codes[part] & 0x7FFF).max())
-        out[part] = codes[part].astype(np.uint32) << 16
-
-
 def peaks(bits: Words, bounds: Indices, out: Words) -> None:
     """Largest bits without sign of every segment ``bounds[s]:bounds[s + 1]``; 0 if empty."""
     out[:] = 0

@@ -1,4 +1,4 @@
-"""Prototypes spread over the unit sphere, and cosines.
+"""Prototypes spread over the unit sphere.
 
 Source: Mettes, van der Pol and Snoek, "Hyperspherical Prototype Networks" (arXiv:1901.10514),
 section 3.1; FedHP (Fonio et al., ESANN 2024) starts its server with them.
@@ -19,7 +19,6 @@ from protofleet.kernels._flat import sgd_step
 from protofleet.kernels._pool import spread
 from protofleet.kernels._switch import backend
 
-_ROWS = 256  # of a block of a product
 _BLOCK_VALUES = 1 << 21  # similarities held at once: 8 MiB
 _FEW = 48  # rows up to which two products of halves beat the symmetric product
 
@@ -103,52 +102,6 @@ def hyperspherical_prototypes(  # noqa: PLR0913 - the optimiser's settings, by k
     return prototypes
 
 
-def cosine_similarities(a: NDArray[Any], b: NDArray[Any] | None = None) -> Floats:
-    """Cosine of every row of ``a`` with every row of ``b``, or with every row of ``a``.
-
-    Norms are floored at 1e-6, the root of 1e-12: a row of zeros has the cosine 0 with all.
-
-    Args:
-        a: ``(n, d) float32``, may be read-only.
-        b: ``(m, d) float32``, may be read-only.
-
-    Returns:
-        ``(n, m) float32``, or ``(n, n)`` without ``b``.
-
-    Raises:
-        InputError: wrong shape or dtype, a number that is not finite.
-    """
-    left = _cosine_rows("left rows", a)
-    right = left if b is None else _cosine_rows("right rows", b)
-    if left.shape[1] != right.shape[1]:
-        raise InputError(
-            f"cosines: expected rows of one width, got {left.shape[1]} and {right.shape[1]}"
-        )
-    return products(left, right)
-
-
-def products(left: Floats, right: Floats) -> Floats:
-    """``left @ right.T`` in blocks of rows, so that no bit depends on a number of threads.
-
-    Args:
-        left: ``(n, d) float32``.
-        right: ``(m, d) float32``.
-
-    Returns:
-        ``(n, m) float32``.
-    """
-    out = np.empty((len(left), len(right)), np.float32)
-
-    def work(start: int, stop: int) -> None:
-        for first in range(start, stop, _ROWS):
-            part = slice(first, min(first + _ROWS, stop))
-            np.matmul(left[part], right.T, out=out[part])
-
-    with one_blas_thread():
-        spread(work, len(left), _ROWS)
-    return out
-
-
 def unit_rows(rows: Floats) -> bool:
     """Scale rows to unit length in place, those shorter than 1e-6 by that; norms are float64.
 
@@ -161,14 +114,6 @@ def unit_rows(rows: Floats) -> bool:
     good = np.zeros(1, np.int64)
     backend("sphere").unit_rows(rows, good)
     return bool(good[0])
-
-
-def _cosine_rows(name: str, rows: NDArray[Any]) -> Floats:
-    rows = read_only(name, rows, 2)
-    unit = rows.copy()
-    if not unit_rows(unit):
-        finite(name, rows)
-    return unit
 
 
 def _largest(prototypes: Floats) -> tuple[Indices, Floats]:

@@ -1,4 +1,4 @@
-"""Updates of flat parameter buffers: differences, control variates, mixing weights, clipping."""
+"""Updates of flat parameter buffers: control variates, mixing weights, clipping."""
 
 from __future__ import annotations
 
@@ -18,35 +18,6 @@ _GRAIN = 1 << 14  # a multiple of the blocks of ``squares``: its sums are cut no
 _WORTH_THREADS = 1 << 20  # below, a step ends before a second thread is awake
 
 
-def delta(client: NDArray[Any], server: NDArray[Any], out: Floats | None = None) -> Floats:
-    """``client - server``, ``(size,) float32``.
-
-    Args:
-        client: ``(size,) float32``.
-        server: same.
-        out: where to write it, may be one of the two; None for a new buffer.
-
-    Raises:
-        InputError: a buffer of another shape or dtype, or an ``out`` that cannot be written.
-    """
-    client = read_only("client", client, 1)
-    server = alike("server", server, client.size)
-    out = np.empty_like(client) if out is None else flat("out", out, client.size)
-    in_parts(np.subtract, (client, server, out))  # alone it is as fast as memory
-    return out
-
-
-def apply_delta(params: Floats, delta: NDArray[Any], scale: float = 1.0) -> None:
-    """``params += scale · delta``, in place.
-
-    Raises:
-        InputError: a buffer of another shape or dtype, or ``params`` that cannot be written.
-    """
-    flat("params", params, params.size)
-    delta = alike("delta", delta, params.size)
-    in_parts(backend("updates").add_scaled, (params, delta), float(scale))
-
-
 def control_update(  # noqa: PLR0913 - the symbols of the formula
     control: Floats,
     server_control: NDArray[Any],
@@ -61,7 +32,7 @@ def control_update(  # noqa: PLR0913 - the symbols of the formula
 
     ``control += (server_params - params) / (steps · lr) - server_control``, after Karimireddy et
     al., arXiv:1910.06378v4, algorithm 1, line 12. Returns what was added, the client's delta.
-    The steps before it take ``correction=delta(server_control, control)``.
+    The steps before it take ``correction=server_control - control``.
 
     Args:
         control: c_i, ``(size,) float32``, written.

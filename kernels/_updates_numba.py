@@ -15,14 +15,6 @@ SQUARES = 1 << 12
 """Elements that ``squares`` sums at a time."""
 
 
-@kernel("f4[1] out", "f4[1]", "f8")
-def add_scaled(params: Floats, delta: Floats, scale: float) -> None:
-    """``params += scale · delta``."""
-    factor = np.float32(scale)
-    for i in range(params.size):
-        params[i] += factor * delta[i]
-
-
 @kernel("f4[1] out", "f4[1]", "f4[1]", "f4[1]", "f4[1] out", "f8")
 def move_control(
     control: Floats,

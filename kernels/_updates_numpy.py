@@ -15,12 +15,6 @@ SQUARES = 1 << 12
 _BLOCK = 1 << 14
 
 
-def add_scaled(params: Floats, delta: Floats, scale: float) -> None:
-    """``params += scale · delta``."""
-    for part in _blocks(params.size):
-        params[part] += np.float32(scale) * delta[part]
-
-
 def move_control(
     control: Floats,
     server_control: Floats,

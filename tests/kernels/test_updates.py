@@ -1,4 +1,4 @@
-"""Differences, control variates, mixing weights and clipping against PyTorch and float64."""
+"""Control variates, mixing weights and clipping against PyTorch and float64."""
 
 import numpy as np
 import pytest
@@ -12,10 +12,8 @@ from protofleet.kernels import (
     _pool,
     _updates,
     ala_step,
-    apply_delta,
     clip_by_norm,
     control_update,
-    delta,
     sgd_step,
 )
 
@@ -45,25 +43,6 @@ def normal(count, size):
 
 
 @examples
-@given(buffers(2, bound=float(np.float32(1e37))), st.floats(-2, 2))
-def test_a_delta_is_a_difference_and_moves_by_its_scale(made, scale):
-    client, server = made
-    moved = delta(client, server)
-    np.testing.assert_array_equal(moved, client - server)
-    params = server.copy()
-    apply_delta(params, moved, scale)
-    expected = server.astype(np.float64) + scale * moved.astype(np.float64)
-    size = np.abs(made).max(initial=1e-30)
-    np.testing.assert_allclose(params, expected, rtol=1e-6, atol=1e-6 * size)
-
-
-def test_a_delta_may_take_the_place_of_its_client():
-    client, server = np.array([3, 4], np.float32), np.array([1, 1], np.float32)
-    assert delta(client, server, out=client) is client
-    np.testing.assert_array_equal(client, [2, 3])
-
-
-@examples
 @given(buffers(4), st.integers(1, 50), st.floats(1e-3, 1))
 def test_a_control_variate_is_scaffold_s(made, steps, lr):
     control, server_control, server_params, params = made
@@ -79,7 +58,7 @@ def test_a_control_variate_becomes_the_mean_of_the_gradients():
     """What option II is for: corrected steps cancel in it."""
     server_params, server_control, control, *grads = normal(8, 100)
     params, new = server_params.copy(), control.copy()
-    correction = delta(server_control, control)
+    correction = server_control - control
     for gradient in grads:
         sgd_step(params, gradient, None, lr=0.1, correction=correction)
     control_update(new, server_control, server_params, params, steps=len(grads), lr=0.1)
@@ -138,11 +117,10 @@ def test_neither_threads_nor_compiler_change_a_bit(monkeypatch):
         monkeypatch.setenv("PROTOFLEET_NUMBA", switch)
         for threads in (1, 2, 3):
             monkeypatch.setattr(_pool._Setting, "threads", threads)
-            moved, control, weights = delta(first, second), third.copy(), first.copy()
-            apply_delta(moved, third, 0.3)
+            control, weights = third.copy(), first.copy()
             mixed = control_update(control, first, second, third, steps=3, lr=0.1)
             ala_step(weights, second, third, fourth, mixed)
-            results.add(b"".join(a.tobytes() for a in (moved, control, weights, mixed)))
+            results.add(b"".join(a.tobytes() for a in (control, weights, mixed)))
             clipped = first.copy()
             norms.append((clip_by_norm(clipped, 1.0), clipped.tobytes()))
     assert len(results) == 1
@@ -154,14 +132,10 @@ def test_what_does_not_fit_is_named():
     good, short = np.ones(3, np.float32), np.ones(2, np.float32)
     frozen = good.copy()
     frozen.flags.writeable = False
-    with pytest.raises(InputError, match=r"server: expected \(3,\) float32, got \(2,\)"):
-        delta(good, short)
-    with pytest.raises(InputError, match="out: expected a writable"):
-        delta(good, good, out=frozen)
-    with pytest.raises(InputError, match="params: expected a writable"):
-        apply_delta(frozen, good)
-    with pytest.raises(InputError, match="server_params: expected"):
+    with pytest.raises(InputError, match=r"server_params: expected \(3,\) float32, got \(2,\)"):
         control_update(good, good, short, good, steps=1, lr=1.0)
+    with pytest.raises(InputError, match="out: expected a writable"):
+        control_update(good, good, good, good, steps=1, lr=1.0, out=frozen)
     with pytest.raises(InputError, match="expected steps >= 1, got 0"):
         control_update(good, good, good, good, steps=0, lr=1.0)
     with pytest.raises(InputError, match="expected a positive lr, got 0"):
