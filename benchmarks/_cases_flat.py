@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
 from protofleet.kernels import WeightedMean, adam_step, ala_step, sgd_step
-from protofleet.kernels._pool import spread
+from protofleet.kernels.native.pool import spread
 
 _Floats = NDArray[np.float32]
 

@@ -23,7 +23,7 @@ from protofleet.cli import bench as cli
 from protofleet.cli.bench import bench
 from protofleet.cli.main import main
 from protofleet.errors import InputError, UnavailableError
-from protofleet.kernels import _pool
+from protofleet.kernels.native import pool
 
 _KEYS = {
     "kernel", "case", "threads", "ours_ms", "baseline", "baseline_ms", "speedup", "target",
@@ -104,14 +104,14 @@ def test_measurements_share_the_time_that_is_left():
 
 
 def test_threads_are_set_alike_before_each_measurement(monkeypatch):
-    monkeypatch.setattr(_pool._Setting, "threads", None)
+    monkeypatch.setattr(pool._Setting, "threads", None)
     monkeypatch.setitem(sys.modules, "torch", torch := SimpleNamespace())
     torch.set_num_threads = lambda n: setattr(torch, "threads", n)
     seen = []
 
     def ours():
         blas = {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
-        seen.append((_pool.threads(), torch.threads, max(blas, default=None)))
+        seen.append((pool.threads(), torch.threads, max(blas, default=None)))
 
     one = case(prepare=lambda: Sides(ours=ours, peers=()), threads=(1, 2))
     with threadpool_limits(None):

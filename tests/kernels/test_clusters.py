@@ -8,14 +8,14 @@ from oracles import clusters as oracle
 from sklearn.metrics import davies_bouldin_score
 
 from protofleet.errors import InputError
-from protofleet.kernels import _clusters_numpy as loops
 from protofleet.kernels import (
-    _pool,
     davies_bouldin,
     predict_missing_prototypes,
     set_threads,
     shared_class_similarity,
 )
+from protofleet.kernels.native import pool
+from protofleet.kernels.plain import clusters as loops
 
 pytestmark = pytest.mark.usefixtures("backend")
 examples = settings(
@@ -202,7 +202,7 @@ def test_threads_change_no_bit():
     """Clients are compared in blocks of 256: here there are three."""
     prototypes, present = population(5, (600, 4, 33))
     results = []
-    before = _pool.threads()
+    before = pool.threads()
     for threads in (1, 2):
         set_threads(threads)
         results.append(shared_class_similarity(prototypes, present))

@@ -165,14 +165,14 @@ def test_rounding_is_independent_between_neighbours_and_seeds():
 @pytest.mark.jit
 @pytest.mark.parametrize("width", [9, 128, _LARGE])
 def test_results_do_not_depend_on_threads_or_compiler(monkeypatch, width):
-    for limit in ("_codecs._MANY", "_codecs._MANY_TO_ROUND", "_topk._MANY"):
-        monkeypatch.setattr(f"protofleet.kernels.{limit}", 0)
+    for limit in ("_MANY", "_MANY_TO_ROUND", "_MANY_TO_SELECT"):
+        monkeypatch.setattr(f"protofleet.kernels.codecs.{limit}", 0)
     values = normal(_LARGE)
     starts = np.append(np.arange(0, _LARGE, width), _LARGE)
     results = []
     for switch, threads in (("1", 1), ("1", 2), ("1", 3), ("0", 1), ("0", 2)):
         monkeypatch.setenv("PROTOFLEET_NUMBA", switch)
-        monkeypatch.setattr("protofleet.kernels._pool._Setting.threads", threads)
+        monkeypatch.setattr("protofleet.kernels.native.pool._Setting.threads", threads)
         codes, scales = int8_encode(values, starts, seed=7)
         near, _ = int8_encode(values, starts, rounding="nearest")
         decoded = int8_decode(codes, scales, starts)

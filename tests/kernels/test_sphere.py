@@ -7,13 +7,8 @@ from hypothesis import strategies as st
 from oracles import sphere as oracle
 
 from protofleet.errors import InputError
-from protofleet.kernels import (
-    _pool,
-    hyperspherical_prototypes,
-    set_threads,
-    uniform_loss,
-)
-from protofleet.kernels import _sphere as sphere
+from protofleet.kernels import hyperspherical_prototypes, set_threads, sphere, uniform_loss
+from protofleet.kernels.native import pool
 
 pytestmark = pytest.mark.usefixtures("backend")
 examples = settings(
@@ -157,7 +152,7 @@ def test_its_steps_are_pytorch_s():
 def test_threads_change_no_bit(monkeypatch):
     prototypes, results = normal((200, 48), 5, 0.1), []
     monkeypatch.setattr(sphere, "_BLOCK_VALUES", 200 * 30)
-    before = _pool.threads()
+    before = pool.threads()
     for threads in (1, 2):
         set_threads(threads)
         made = hyperspherical_prototypes(10, 40, steps=20, rng=np.random.default_rng(1))
