@@ -13,12 +13,19 @@ import pytest
 from click.testing import CliRunner
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from protofleet.benchmarks import kernels
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
-from protofleet.benchmarks._kernel_plot import draw
-from protofleet.benchmarks._kernel_rows import KernelRow, kernel_row, show_kernels, verdict
 from protofleet.benchmarks._rows import Row
 from protofleet.benchmarks._timing import Sample, within
+from protofleet.benchmarks.kernels import measure as kernels
+from protofleet.benchmarks.kernels.comparison import (
+    KernelCase,
+    KernelRow,
+    Peer,
+    Sides,
+    kernel_row,
+    show_kernels,
+    verdict,
+)
+from protofleet.benchmarks.kernels.plot import draw
 from protofleet.cli import bench as cli
 from protofleet.cli.bench import bench
 from protofleet.cli.main import main

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from protofleet.benchmarks._device_phases import Peak, Phases, _percentiles
+from protofleet.benchmarks.device.child import Peak, Phases, _percentiles
 
 
 def _lines(capsys):
@@ -59,7 +59,7 @@ def test_the_peak_of_a_phase_is_not_the_one_before():
 def test_nothing_but_the_standard_library_is_loaded_before_the_first_phase():
     """Else imports would be missing from the time and the memory of loading."""
     code = (
-        "import sys, protofleet.benchmarks._device_child\n"
+        "import sys, protofleet.benchmarks.device.child\n"
         "print([m for m in ('numpy', 'msgspec', 'torch', 'onnxruntime') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

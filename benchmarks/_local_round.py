@@ -1,6 +1,6 @@
 """One local round in a process of its own, as a device runs it; prints its figures as JSON.
 
-Run as ``python -m protofleet.benchmarks._device_round BUNDLE EXAMPLES BACKEND``.
+Run as ``python -m protofleet.benchmarks._local_round BUNDLE EXAMPLES BACKEND``.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.benchmarks import _device_traffic
-from protofleet.benchmarks._device_compare import compare_devices
-from protofleet.benchmarks._device_plan import absence
-from protofleet.benchmarks._device_report import (
+from protofleet.benchmarks.device import traffic
+from protofleet.benchmarks.device.compare import compare_devices
+from protofleet.benchmarks.device.plan import absence
+from protofleet.benchmarks.device.report import (
     RANDOM,
     BundleFacts,
     Combination,
@@ -23,7 +23,7 @@ from protofleet.benchmarks._device_report import (
     Settings,
     Traffic,
 )
-from protofleet.benchmarks._device_request import device_data
+from protofleet.benchmarks.device.request import device_data
 from protofleet.bundle import Bundle
 from protofleet.cli.bench import bench
 from protofleet.strategies.updates import initial_tensors
@@ -91,7 +91,7 @@ def test_an_empty_batch_asks_for_inference_alone(monkeypatch, tmp_path, given, b
     monkeypatch.setattr(
         "protofleet.cli.bench._measure_device", lambda options, *_: seen.append(options)
     )
-    monkeypatch.setattr("protofleet.benchmarks._device_table.lines", lambda _report: [])
+    monkeypatch.setattr("protofleet.benchmarks.device.table.lines", lambda _report: [])
     arguments = ["device", "--bundle", str(tmp_path), *given]
     done = CliRunner().invoke(bench, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -108,7 +108,7 @@ def test_a_coded_payload_names_the_one_before(tmp_path, monkeypatch):
         return encode(*arguments, base=base, **more)
 
     monkeypatch.setattr(codecs, "encode", spied)
-    request = _device_traffic.TrafficRequest(
+    request = traffic.TrafficRequest(
         bundle=str(tmp_path / "b.pfb"),
         digest=bundle.digest,
         strategy="fedavg",
@@ -116,7 +116,7 @@ def test_a_coded_payload_names_the_one_before(tmp_path, monkeypatch):
         data="",
         examples=8,
     )
-    _device_traffic.main(msgspec.json.encode(request).decode())
+    traffic.main(msgspec.json.encode(request).decode())
     model = bundle.model()
     first = hashlib.sha256(blobs.encode(initial_tensors(model))).hexdigest()
     assert named == [first, ""] * len(codecs.NAMES)

@@ -1,4 +1,4 @@
-"""A bundle of any size whose training costs nothing: rounds then measure the road alone."""
+"""A synthetic bundle of any size whose training costs nothing: its rounds are transfer alone."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ SETTINGS: Mapping[str, Any] = {"epochs": 1, "batch_size": 64, "drop_last": True}
 """A device with fewer examples than a batch returns its parameters as they came."""
 
 
-def write_ballast(path: Path, floats: int, key: Ed25519PrivateKey) -> None:
+def write_synthetic_bundle(path: Path, floats: int, key: Ed25519PrivateKey) -> None:
     """Write a bundle with ``floats`` parameters, all but twelve of which no program reads."""
-    params = TensorMap.zeros(Layout.of({"head": _HEAD, "ballast": (floats - 12,)}))
+    params = TensorMap.zeros(Layout.of({"head": _HEAD, "padding": (floats - 12,)}))
     params.buffer[...] = np.random.default_rng(0).normal(size=floats)
     programs = {"infer": _infer(), "train": _train()}
     files = {program.file: _onnx(program) for program in programs.values()}
     manifest = Manifest(
         format=FORMAT_VERSION,
-        name=f"ballast of {floats} floats",
+        name=f"synthetic, {floats} floats",
         created="2026-01-01T00:00:00Z",
         layout_hash=params.layout.hash,
         params=tuple(TensorDecl(name=n, shape=s) for n, s in params.layout.shapes.items()),
@@ -49,13 +49,13 @@ def write_ballast(path: Path, floats: int, key: Ed25519PrivateKey) -> None:
         preprocessing=Preprocessing(input_shape=(_FEATURES,)),
         classes=tuple(f"class {number}" for number in range(_CLASSES)),
         strategy=StrategyDecl(name="fedavg", settings=dict(SETTINGS)),
-        provenance={"model": "benchmarks/_ballast.py"},
+        provenance={"model": "benchmarks/_synthetic_bundle.py"},
         files={},
     )
     write_bundle(path, manifest, {**files, "params.safetensors": encode(params, {})}, key)
 
 
-def ballast_data() -> DeviceData:
+def synthetic_data() -> DeviceData:
     """Too few examples for a batch."""
     x, y = np.ones((6, _FEATURES), np.float32), np.arange(6) % _CLASSES
     classes = tuple(f"class {number}" for number in range(_CLASSES))
@@ -92,7 +92,7 @@ def _onnx(program: Program) -> bytes:
         nodes.append(helper.make_node("ReduceSum", ["logits"], ["loss"], keepdims=0))
     graph = helper.make_graph(
         nodes,
-        "ballast",
+        "synthetic",
         [_info(port) for port in program.inputs],
         [_info(p) for p in program.outputs],
     )

@@ -12,20 +12,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from protofleet.benchmarks._kernel_case import KernelCase, Sides
-from protofleet.benchmarks._kernel_rows import KernelRow, kernel_row
 from protofleet.benchmarks._timing import within
+from protofleet.benchmarks.kernels.comparison import KernelCase, KernelRow, Sides, kernel_row
 from protofleet.errors import InputError, UnavailableError
 from protofleet.kernels import set_threads
 
 _MODULES = (
-    "_cases_alp",
-    "_cases_sinkhorn",
-    "_cases_kmeans",
-    "_cases_flat",
-    "_cases_codecs",
-    "_cases_sphere",
-    "_cases_clusters",
+    "alp",
+    "sinkhorn",
+    "kmeans",
+    "steps",
+    "codecs",
+    "sphere",
+    "clusters",
 )
 _OURS = ""
 
@@ -61,7 +60,9 @@ class Planned(NamedTuple):
 
 def load_cases() -> tuple[KernelCase, ...]:
     """Every declared case."""
-    modules = (importlib.import_module(f"protofleet.benchmarks.{name}") for name in _MODULES)
+    modules = (
+        importlib.import_module(f"protofleet.benchmarks.kernels.cases.{name}") for name in _MODULES
+    )
     return tuple(case for module in modules for case in module.CASES)
 
 

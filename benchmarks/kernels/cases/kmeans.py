@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
+from protofleet.benchmarks.kernels.comparison import KernelCase, Peer, Sides
 from protofleet.kernels import kmeans
 
 _TARGET = 2.0

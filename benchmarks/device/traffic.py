@@ -1,6 +1,6 @@
 """Bytes of a round of one strategy: of the second of two real rounds with the bundle's model.
 
-Run as ``python -m protofleet.benchmarks._device_traffic REQUEST``, a ``TrafficRequest`` as JSON;
+Run as ``python -m protofleet.benchmarks.device.traffic REQUEST``, a ``TrafficRequest`` as JSON;
 writes a line of JSON for each codec. The first round differs from all others in some strategies,
 and what a codec sends is a difference from what came before.
 """
@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from protofleet.benchmarks._device_phases import say
-from protofleet.benchmarks._device_request import device_data
+from protofleet.benchmarks.device.child import say
+from protofleet.benchmarks.device.request import device_data
 from protofleet.bundle import Bundle
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData

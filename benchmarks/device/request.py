@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.benchmarks._device_report import Combination
+from protofleet.benchmarks.device.report import Combination
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest, Port
 from protofleet.datasets import DeviceData, load_device_data

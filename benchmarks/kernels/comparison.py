@@ -1,17 +1,65 @@
-"""What the kernel benchmarks report: a row per comparison, a table, and which targets are met."""
+"""A kernel against its peers: what a case declares, the row that is measured, the table of rows."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
-from protofleet.benchmarks._kernel_case import KernelCase, Peer
-from protofleet.benchmarks._rows import aligned
+from protofleet.benchmarks._rows import aligned, short
 from protofleet.benchmarks._timing import Sample
 
 _HEAD = ("kernel", "case", "threads", "ours ms", "baseline", "its ms", "speedup", "target", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What a user would pick instead, or a bound that no program can beat.
+
+    Attributes:
+        name: in the table, ``PyTorch``, ``matrix product alone``.
+        run: one call on the same numbers; None if ``fixed_ms`` says what it takes.
+        fixed_ms: time that a required rate allows, in milliseconds.
+        target: least peer time ÷ our time; None where the row only informs.
+    """
+
+    name: str
+    run: Callable[[], object] | None = None
+    fixed_ms: float | None = None
+    target: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """The two sides of a comparison on arrays that lie in memory."""
+
+    ours: Callable[[], object]
+    peers: tuple[Peer, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCase:
+    """One kernel at one size.
+
+    Attributes:
+        kernel: name of the kernel; cases of one kernel form a growth curve.
+        case: the size in words, ``N=512 2G=4096 d=192``.
+        size: what grows along the curve.
+        unit: of ``size``, ``prototypes``.
+        prepare: makes the arrays; called just before timing, released after.
+        quick: part of ``--quick`` runs.
+        threads: numbers of threads to measure with.
+    """
+
+    kernel: str
+    case: str
+    size: float
+    unit: str
+    prepare: Callable[[], Sides]
+    quick: bool = False
+    threads: tuple[int, ...] = (1, 2)
 
 
 class KernelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,11 +137,6 @@ def verdict(rows: Sequence[KernelRow]) -> str:
     ]
     line = f"targets: {len(judged) - len(missed)} of {len(judged)} met"
     return f"{line}; missed: {'; '.join(missed)}" if missed else line
-
-
-def short(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _block(rows: Sequence[KernelRow]) -> list[tuple[str, ...]]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
-from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Phase, Run, Traffic
-from protofleet.benchmarks._kernel_rows import short
-from protofleet.benchmarks._rows import aligned
+from protofleet.benchmarks._rows import aligned, short
+from protofleet.benchmarks.device.report import RANDOM, DeviceReport, Phase, Run, Traffic
 from protofleet.wire import codecs
 
 Cells = tuple[str, ...]

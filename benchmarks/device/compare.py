@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Run
-from protofleet.benchmarks._kernel_rows import short
-from protofleet.benchmarks._rows import aligned
+from protofleet.benchmarks._rows import aligned, short
+from protofleet.benchmarks.device.report import RANDOM, DeviceReport, Run
 from protofleet.errors import InputError
 
 _NOTABLE = 1.1
@@ -25,14 +24,14 @@ class Figure(NamedTuple):
         value: in whatever unit its name says.
         good: ``low``, ``high``, or ``score``: high, and compared by difference.
         owner: whose it is: a run, or a strategy.
-        hangs_on: ``luck`` for a tail, which a few slow calls of other work make; ``data`` for
-            compressed bytes; else empty.
+        depends_on: ``chance`` for the 99th percentile, which a few slow calls of other work make;
+            ``data`` for compressed bytes; else empty.
     """
 
     value: float
     good: str
     owner: str
-    hangs_on: str = ""
+    depends_on: str = ""
 
 
 def compare_devices(first: DeviceReport, second: DeviceReport) -> list[str]:
@@ -47,7 +46,7 @@ def compare_devices(first: DeviceReport, second: DeviceReport) -> list[str]:
         raise InputError("device reports: no figure is in both; measure the same combinations")
     unfair = _unfair(first, second)
     rows = [
-        (name, *cells, "" if unfair is None or a[name].hangs_on in unfair else verdict)
+        (name, *cells, "" if unfair is None or a[name].depends_on in unfair else verdict)
         for name in both
         for *cells, verdict in [_cells(a[name], b[name])]
     ]
@@ -69,7 +68,7 @@ def _unfair(a: DeviceReport, b: DeviceReport) -> frozenset[str] | None:
     """What figures must not hang on to be judged; None: none is."""
     if a.settings.quick or b.settings.quick:
         return None
-    return frozenset({"luck"} if _examples(a) == _examples(b) else {"luck", "data"})
+    return frozenset({"chance"} if _examples(a) == _examples(b) else {"chance", "data"})
 
 
 def _examples(report: DeviceReport) -> tuple[str, int, int | None]:
@@ -96,8 +95,8 @@ def figures(report: DeviceReport) -> dict[str, Figure]:
     for run in report.runs:
         label = run.what.label
         for name, value, good in _of_run(run):
-            tail = "luck" if name.endswith("p99") else ""
-            found[f"{label}: {name}"] = Figure(value, good, label, tail)
+            spread = "chance" if name.endswith("p99") else ""
+            found[f"{label}: {name}"] = Figure(value, good, label, spread)
     for row in report.traffic:
         if row.down_bytes is not None and row.up_bytes is not None:
             name, owner = f"{row.strategy} {row.codec}", row.strategy

@@ -6,8 +6,12 @@ without PyTorch, with imports, memory and caches of its own. One that crashes lo
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,17 +20,17 @@ from typing import Any
 
 import msgspec
 
-from protofleet.benchmarks._device_energy import Found, Meter, idle_watts, open_meter
-from protofleet.benchmarks._device_plan import (
+from protofleet.benchmarks._rows import machine_facts
+from protofleet.benchmarks.device.energy import Found, Meter, idle_watts, open_meter
+from protofleet.benchmarks.device.plan import (
     Options,
     absence,
     infer_program,
     program_file,
     training_program,
 )
-from protofleet.benchmarks._device_process import run_process
-from protofleet.benchmarks._device_progress import Progress
-from protofleet.benchmarks._device_report import (
+from protofleet.benchmarks.device.progress import Progress
+from protofleet.benchmarks.device.report import (
     RANDOM,
     BundleFacts,
     Combination,
@@ -37,9 +41,8 @@ from protofleet.benchmarks._device_report import (
     Score,
     Traffic,
 )
-from protofleet.benchmarks._device_request import Request
-from protofleet.benchmarks._device_traffic import TrafficRequest
-from protofleet.benchmarks._rows import machine_facts
+from protofleet.benchmarks.device.request import Request
+from protofleet.benchmarks.device.traffic import TrafficRequest
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.bundle.rules import PARAMS, STATE
@@ -47,6 +50,7 @@ from protofleet.edge import load_local_data
 from protofleet.edge.training import check_data
 from protofleet.errors import InputError, UnavailableError
 from protofleet.strategies import DESCRIPTIONS
+from protofleet.threads import thread_variables
 
 _BASE = "fedavg"
 """What others are compared with."""
@@ -149,7 +153,7 @@ def _run(
         seed=options.seed,
         data=data,
     )
-    failure = run_process("_device_child", request, threads=what.threads, hear=listener.hear)
+    failure = run_process("child", request, threads=what.threads, hear=listener.hear)
     programs = [infer_program(what.precision), *([training] if training else [])]
     files = {program_file(manifest.programs[name], what.backend) or "" for name in programs}
     weights = (PARAMS, STATE) if what.precision == "float32" else ()
@@ -180,7 +184,7 @@ def _traffic(
         examples=options.settings.traffic_examples,
     )
     failure = run_process(
-        "_device_traffic",
+        "traffic",
         request,
         threads=1,
         hear=lambda line: found.append(msgspec.convert(line["traffic"], Traffic)),
@@ -260,3 +264,48 @@ def _facts(bundle: Bundle) -> BundleFacts:
         state=sum(math.prod(tensor.shape) for tensor in manifest.state),
         bytes=sum(entry.bytes for entry in manifest.files.values()),
     )
+
+
+def run_process(
+    module: str, request: msgspec.Struct, *, threads: int, hear: Callable[[dict[str, Any]], None]
+) -> str:
+    """Start ``module`` of this package with ``request``; returns why it ended early, or nothing.
+
+    Args:
+        module: its name.
+        request: its one argument, as JSON.
+        threads: bound of its thread pools.
+        hear: takes each line that it writes, as soon as it comes.
+    """
+    command = [sys.executable, "-m", f"protofleet.benchmarks.device.{module}"]
+    environment = {**os.environ, **thread_variables(threads)}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            [*command, msgspec.json.encode(request).decode()],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                if line.startswith("{"):  # a runtime's own words may come between
+                    hear(json.loads(line))
+        except BaseException:
+            process.kill()
+            raise
+        status = process.wait()
+        errors.seek(0)
+        return "" if status == 0 else _ended(status, errors.read())
+
+
+def _ended(status: int, errors: str) -> str:
+    """An exit status and the last words."""
+    how = f"exit status {status}" if status > 0 else signal.Signals(-status).name
+    if status == -signal.SIGKILL:
+        how += " (the system kills what takes too much memory)"
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    last = lines[-1].removeprefix("protofleet.errors.") if lines else "no message"
+    return f"{how}: {last}"

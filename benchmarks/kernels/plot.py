@@ -13,8 +13,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from protofleet.benchmarks._kernel_case import KernelCase
-from protofleet.benchmarks._kernel_rows import KernelRow, short
+from protofleet.benchmarks._rows import short
+from protofleet.benchmarks.kernels.comparison import KernelCase, KernelRow
 from protofleet.errors import InputError
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
 

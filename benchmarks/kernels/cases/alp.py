@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
+from protofleet.benchmarks.kernels.comparison import KernelCase, Peer, Sides
 from protofleet.kernels import AlpVariant, alp_infer, alp_train
 
 _BATCH, _TOKENS, _WIDTH = 64, 8, 192

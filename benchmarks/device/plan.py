@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.benchmarks._device_report import Backend, Combination, Settings
+from protofleet.benchmarks.device.report import Backend, Combination, Settings
 from protofleet.bundle.manifest import Manifest, Precision, Program
 from protofleet.runtime._backend import PACKAGES
 from protofleet.strategies import DESCRIPTIONS

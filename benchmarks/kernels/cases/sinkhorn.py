@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
+from protofleet.benchmarks.kernels.comparison import KernelCase, Peer, Sides
 from protofleet.kernels import sinkhorn
 
 _ITERATIONS = 100

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
+from protofleet.benchmarks.kernels.comparison import KernelCase, Peer, Sides
 from protofleet.kernels import davies_bouldin, shared_class_similarity
 
 

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from protofleet.benchmarks._device_report import RANDOM, DeviceReport, Phase, Run
-from protofleet.benchmarks._kernel_rows import short
+from protofleet.benchmarks._rows import short
+from protofleet.benchmarks.device.report import RANDOM, DeviceReport, Phase, Run
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
 
 _GREY = "#6b7580"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
+from protofleet.benchmarks.kernels.comparison import KernelCase, Peer, Sides
 from protofleet.kernels import hyperspherical_prototypes, uniform_loss
 
 
