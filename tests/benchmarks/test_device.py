@@ -15,19 +15,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.benchmarks._compare import compare
-from protofleet.benchmarks._device_compare import compare_devices
-from protofleet.benchmarks._device_plan import absence, training_program
-from protofleet.benchmarks._device_plot import draw_device
-from protofleet.benchmarks._device_process import run_process
-from protofleet.benchmarks._device_report import (
+from protofleet.benchmarks.device.compare import compare_devices
+from protofleet.benchmarks.device.measure import run_process
+from protofleet.benchmarks.device.plan import absence, training_program
+from protofleet.benchmarks.device.plot import draw_device
+from protofleet.benchmarks.device.report import (
     Combination,
     Run,
     Traffic,
     is_device_report,
     read_report,
 )
-from protofleet.benchmarks._device_request import Request
-from protofleet.benchmarks._device_table import lines
+from protofleet.benchmarks.device.request import Request
+from protofleet.benchmarks.device.table import lines
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.bundle.keys import load_or_create_signing_key, save_public_key
 from protofleet.bundle.manifest import Preprocessing
@@ -243,7 +243,7 @@ def test_a_process_that_dies_says_how_and_keeps_what_it_measured(folder):
         seed=0,
         data="",
     )
-    failure = run_process("_device_child", request, threads=1, hear=heard.append)
+    failure = run_process("child", request, threads=1, hear=heard.append)
     assert "has changed since the measuring began" in failure
     assert [line["phase"]["name"] for line in heard if "phase" in line] == ["import"]
 
@@ -320,7 +320,7 @@ def test_a_signal_that_ends_a_process_is_named(tmp_path, monkeypatch):
     package.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     request = Combination(backend="onnx", precision="float32", threads=1)
-    failure = run_process("_device_child", request, threads=1, hear=lambda _line: None)
+    failure = run_process("child", request, threads=1, hear=lambda _line: None)
     assert failure.startswith("SIGSEGV")
 
 
