@@ -26,7 +26,7 @@ from protofleet.errors import InputError
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.tflite import to_tflite
 from protofleet.tensors import Model, TensorMap
 from protofleet.tensors.blobs import encode

@@ -114,7 +114,7 @@ def _model(
     spec: str, settings: dict[str, Any], checkpoint: Path | None
 ) -> tuple[nn.Module, dict[str, str]]:
     if checkpoint is not None:
-        from protofleet.export.checkpoints import load_model
+        from protofleet.export.pretraining.checkpoints import load_model
 
         return load_model(checkpoint, spec, settings)
     from protofleet.export.models import build_model

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofleet.errors import ExportError
 from protofleet.export.capture import capture, model_tensors
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from tests.export.toys import Perceptron, batch
 
 _OBJECTIVE = OBJECTIVES["cross_entropy"]

@@ -11,10 +11,10 @@ from click.testing import CliRunner
 
 from protofleet.cli.pretrain import pretrain
 from protofleet.errors import InputError, MissingDataError
-from protofleet.export.checkpoints import load_checkpoint, load_model
-from protofleet.export.masked import MaskedAutoencoder
 from protofleet.export.models import build_model
-from protofleet.export.training import TrainOptions, masked, supervised, train
+from protofleet.export.pretraining.checkpoints import load_checkpoint, load_model
+from protofleet.export.pretraining.masked import MaskedAutoencoder
+from protofleet.export.pretraining.training import TrainOptions, masked, supervised, train
 
 HART = {"kernels": (3, 7), "width": 32, "head_width": 16, "heads": 2}
 ALP = {**HART, "prototypes": (8, 4)}

@@ -28,9 +28,9 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 
 from protofleet.errors import ExportError
-from protofleet.export.decompositions import backward_table, forward_table
-from protofleet.export.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
-from protofleet.export.source import SourceTracker, is_users, place_of
+from protofleet.export.capture.decompositions import backward_table, forward_table
+from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
+from protofleet.export.capture.source import SourceTracker, is_users, place_of
 
 
 class PureFunction(Protocol):

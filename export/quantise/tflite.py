@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from protofleet.errors import ExportError
-from protofleet.export.quantise_common import Batch, worth_halving
-from protofleet.export.quantise_fold import LAYERS, simplify
-from protofleet.export.quantise_graph import TfliteGraph
+from protofleet.export.quantise.fold import LAYERS, simplify
+from protofleet.export.quantise.graph import TfliteGraph
+from protofleet.export.quantise.halving import worth_halving
 from protofleet.tensors import Tensors
 
 _QUANTISED = "int8/"
@@ -59,7 +59,7 @@ def _halve(graph: TfliteGraph, *, except_for: set[int]) -> None:
     graph.operations = widened + graph.operations
 
 
-def to_int8(graph: TfliteGraph, signature: str, batches: Sequence[Batch]) -> bytes:
+def to_int8(graph: TfliteGraph, signature: str, batches: Sequence[Tensors]) -> bytes:
     """Dense and convolutional layers with 8-bit weights (per channel) and activations.
 
     Other matrices, such as prototypes, are stored in float16.

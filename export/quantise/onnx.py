@@ -25,7 +25,7 @@ from onnxruntime.quantization import (
 from onnxscript.optimizer import fold_constants
 
 from protofleet.errors import ExportError
-from protofleet.export.quantise_common import Batch, worth_halving
+from protofleet.export.quantise.halving import worth_halving
 from protofleet.tensors import Tensors
 
 _LAYERS = {"Conv", "Gemm", "MatMul"}
@@ -100,7 +100,7 @@ def _halved(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def to_int8(model: onnx.ModelProto, name: str, batches: Iterable[Batch]) -> bytes:
+def to_int8(model: onnx.ModelProto, name: str, batches: Iterable[Tensors]) -> bytes:
     """Dense and convolutional layers with 8-bit weights (per channel) and activations.
 
     Other matrices, such as prototypes, are stored in float16.
@@ -154,10 +154,10 @@ def _layers(graph: onnx.GraphProto) -> list[str]:
 class _Reader(CalibrationDataReader):  # type: ignore[misc]
     """Hands out batches until there are none."""
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+    def __init__(self, batches: Iterable[Tensors]) -> None:
         self._batches = iter(batches)
 
-    def get_next(self) -> Batch | None:
+    def get_next(self) -> Tensors | None:
         return next(self._batches, None)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from protofleet.bundle.manifest import Port, Role
 from protofleet.errors import ExportError
-from protofleet.export.tracing import Trace, shape_template
+from protofleet.export.capture.tracing import Trace, shape_template
 
 _COPIES = {
     torch.ops.aten.clone.default,

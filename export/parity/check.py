@@ -37,8 +37,8 @@ from torch import nn
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.parity_inputs import Arrays
-from protofleet.export.parity_reference import Reference, run_in_double
+from protofleet.export.parity.inputs import Arrays
+from protofleet.export.parity.reference import Reference, run_in_double
 
 TOLERANCE = 1e-4
 MIN_MARGIN = 2e-5

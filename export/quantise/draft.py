@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest, Precision, Program
 from protofleet.errors import InputError
-from protofleet.export import quantise_onnx, quantise_tflite
-from protofleet.export.quantise_common import Batch
+from protofleet.export.quantise import onnx as quantise_onnx
+from protofleet.export.quantise import tflite as quantise_tflite
 from protofleet.tensors import Model, Tensors
 from protofleet.tensors.blobs import encode
 
@@ -26,7 +26,7 @@ PRECISIONS: tuple[Precision, ...] = ("float16", "int8")
 _PARAMS, _STATE = "params.safetensors", "state.safetensors"
 _CALIBRATION_BATCH = 32
 
-_Writer = Callable[[Any, str, Sequence[Batch]], bytes]
+_Writer = Callable[[Any, str, Sequence[Tensors]], bytes]
 
 _ONNX: Mapping[Precision, _Writer] = {
     "float16": lambda model, name, _: quantise_onnx.to_float16(model, name),
@@ -133,7 +133,7 @@ def _by_port(infer: Program, values: Model) -> dict[str, NDArray[np.float32]]:
     return {p.name: tensors[p.role][p.key] for p in infer.inputs if p.role in tensors}
 
 
-def _batches(infer: Program, windows: NDArray[np.float32]) -> list[Batch]:
+def _batches(infer: Program, windows: NDArray[np.float32]) -> list[Tensors]:
     (name,) = (port.name for port in infer.inputs if port.role == "input")
     starts = range(0, len(windows), _CALIBRATION_BATCH)
     return [{name: np.ascontiguousarray(windows[i : i + _CALIBRATION_BATCH])} for i in starts]

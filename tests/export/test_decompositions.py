@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from protofleet.export.decompositions import _max_pool2d_backward
+from protofleet.export.capture.decompositions import _max_pool2d_backward
 
 
 @pytest.mark.parametrize("seed", range(5))

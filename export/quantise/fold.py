@@ -14,9 +14,9 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from protofleet.export.quantise_common import worth_halving
-from protofleet.export.quantise_convolution import name_convolutions
-from protofleet.export.quantise_graph import Operation, TfliteGraph, until_done
+from protofleet.export.quantise.convolution import name_convolutions
+from protofleet.export.quantise.graph import Operation, TfliteGraph, until_done
+from protofleet.export.quantise.halving import worth_halving
 
 LAYERS = ("FULLY_CONNECTED", "CONV_2D")
 """Operators that a bias and an activation belong to."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,15 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofleet.errors import ExportError
 
-_HERE = Path(__file__).resolve().parent
 _NOT_THE_USERS = (
     str(Path(torch.__file__).parent),
     str(Path(onnxscript.__file__).parent),
     sysconfig.get_path("stdlib"),
-    *(
-        str(_HERE / name)
-        for name in ("capture.py", "decompositions.py", "noise.py", "source.py", "tracing.py")
-    ),
+    f"{Path(__file__).resolve().parent}{os.sep}",
     "<",
 )
 

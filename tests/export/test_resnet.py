@@ -13,7 +13,7 @@ from protofleet.errors import InputError, MissingDataError
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
 from tests.export.toys import batch
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
-from protofleet.export import alp
-from protofleet.export.onnx_alp import alp_infer_node, alp_train_node
+from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
+from protofleet.export.models import alp
 
 Table = Mapping[Any, Callable[..., Any]]
 Sizes = tuple[list[int], list[int], list[int]]

@@ -6,7 +6,7 @@ outputs. ``tracing`` records it with a symbolic batch size; ``ports`` names what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -16,12 +16,10 @@ from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
-from protofleet.export.objectives import ModelCall, Objective
-from protofleet.export.ports import Names, finish
-from protofleet.export.rematerialise import rematerialise, tidy
-from protofleet.export.tracing import Trace, trace
-
-Arrays = Mapping[str, Tensor]
+from protofleet.export.capture.ports import Names, finish
+from protofleet.export.capture.rematerialise import rematerialise, tidy
+from protofleet.export.capture.tracing import Trace, trace
+from protofleet.export.objectives import Inputs, ModelCall, Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +81,7 @@ def model_tensors(model: nn.Module) -> ModelTensors:
 
 
 def evaluate(
-    model: nn.Module, objective: Objective | None, batch: Arrays, *, features: bool = False
+    model: nn.Module, objective: Objective | None, batch: Inputs, *, features: bool = False
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Loss (None without an objective) and named outputs of one forward pass."""
     if objective is not None:
@@ -96,7 +94,7 @@ def evaluate(
 def capture(
     model: nn.Module,
     objective: Objective | None,
-    example: Arrays,
+    example: Inputs,
     *,
     features: bool = False,
 ) -> CapturedProgram:
@@ -126,14 +124,14 @@ def capture(
         model.train(was_training)
 
 
-def _by_axis(objective: Objective | None, example: Arrays) -> tuple[Arrays, Arrays]:
+def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inputs]:
     """The inputs without and those with a batch axis."""
     declared = {} if objective is None else objective.inputs
     whole = {k: v for k, v in example.items() if k in declared and not declared[k].per_example}
     return whole, {key: value for key, value in example.items() if key not in whole}
 
 
-def _capture(pure: _Pure, whole: Arrays, batch: Arrays) -> CapturedProgram:
+def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     tensors = pure.tensors
     fixed = [*tensors.all().values(), *whole.values()]
     result: Trace = trace(pure, pure.joint, fixed, list(batch.values()))
@@ -167,7 +165,7 @@ class _Joint(nn.Module):
         self.model = model
         self._objective, self._features = objective, features
 
-    def forward(self, batch: Arrays) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, batch: Inputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         return evaluate(self.model, self._objective, batch, features=self._features)
 
 
@@ -221,7 +219,7 @@ class _Pure:
         return params, others, dict(zip(self.keys, values, strict=True))
 
     def _forward(
-        self, tensors: dict[str, Tensor], batch: Arrays
+        self, tensors: dict[str, Tensor], batch: Inputs
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
         loss, outputs = functional_call(self.joint, tensors, (batch,))
         self.output_keys = tuple(outputs)
@@ -229,7 +227,7 @@ class _Pure:
 
 
 def _loss_and_logits(
-    model: nn.Module, objective: Objective, batch: Arrays
+    model: nn.Module, objective: Objective, batch: Inputs
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and the logits if the objective calls the model as a whole."""
     logits: list[Tensor] = []

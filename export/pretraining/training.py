@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.alp import Alignment
-from protofleet.export.checkpoints import fill, load_checkpoint, save_checkpoint
-from protofleet.export.masked import MaskedAutoencoder
-from protofleet.export.objectives import OBJECTIVES, ModelCall, Objective
+from protofleet.export.models.alp import Alignment
+from protofleet.export.objectives import OBJECTIVES, Inputs, ModelCall, Objective
+from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
+from protofleet.export.pretraining.masked import MaskedAutoencoder
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "training.safetensors"
@@ -33,9 +33,6 @@ STATE_FILE = "training.safetensors"
 _RNG = "rng"
 _MODULE = "module."
 _OPTIMISER = "optimiser."
-
-Arrays = Mapping[str, Tensor]
-"""A batch by key: ``x``, ``y`` and whatever the objective needs, equal in length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +67,7 @@ class TrainOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TrainTask:
     """What is trained.
 
     Attributes:
@@ -84,12 +81,12 @@ class Task:
     objective: str
     model: nn.Module
     module: nn.Module
-    loss: Callable[[Arrays], Tensor]
-    correct: Callable[[Arrays], Tensor] | None = None
+    loss: Callable[[Inputs], Tensor]
+    correct: Callable[[Inputs], Tensor] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TrainProgress:
     """Told after every step, and once more when an epoch has been validated.
 
     Attributes:
@@ -130,7 +127,7 @@ class TrainResult:
 class _Run:
     """A run's moving parts."""
 
-    task: Task
+    task: TrainTask
     options: TrainOptions
     folder: Path
     provenance: Mapping[str, str]
@@ -140,14 +137,14 @@ class _Run:
     epoch: int = 0
 
 
-def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entropy"]) -> Task:
+def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entropy"]) -> TrainTask:
     """Train a classifier on batches with ``x`` and ``y``."""
 
-    def correct(batch: Arrays) -> Tensor:
+    def correct(batch: Inputs) -> Tensor:
         logits: Tensor = model(batch["x"])
         return (logits.argmax(1) == batch["y"]).sum()
 
-    return Task(
+    return TrainTask(
         objective=objective.name,
         model=model,
         module=model,
@@ -156,10 +153,10 @@ def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entrop
     )
 
 
-def masked(model: nn.Module, example: Tensor) -> Task:
+def masked(model: nn.Module, example: Tensor) -> TrainTask:
     """Pretrain an encoder on batches with ``x``; ``example`` is one input, (1, …) float32."""
     autoencoder = MaskedAutoencoder(model, example)
-    return Task(
+    return TrainTask(
         objective="mae",
         model=model,
         module=autoencoder,
@@ -168,14 +165,14 @@ def masked(model: nn.Module, example: Tensor) -> Task:
 
 
 def train(  # noqa: PLR0913 - a run has these six things
-    task: Task,
-    data: Arrays,
+    task: TrainTask,
+    data: Inputs,
     options: TrainOptions,
     *,
     folder: Path,
     provenance: Mapping[str, str] | None = None,
     resume: bool = False,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[TrainProgress], None] = lambda _: None,
 ) -> TrainResult:
     """Train and keep the best model in ``folder``; PyTorch's generator is left as it was.
 
@@ -217,7 +214,7 @@ def _is_beta(name: str) -> bool:
     return name.rpartition(".")[2] == "beta"
 
 
-def _split(data: Arrays, options: TrainOptions) -> tuple[Arrays, Arrays]:
+def _split(data: Inputs, options: TrainOptions) -> tuple[Inputs, Inputs]:
     lengths = {name: len(values) for name, values in data.items()}
     count = lengths.get("x", 0)
     if count < 1 or set(lengths.values()) != {count}:
@@ -231,39 +228,41 @@ def _split(data: Arrays, options: TrainOptions) -> tuple[Arrays, Arrays]:
     )
 
 
-def _batches(data: Arrays, order: Tensor, size: int) -> Iterator[Arrays]:
+def _batches(data: Inputs, order: Tensor, size: int) -> Iterator[Inputs]:
     for start in range(0, len(order), size):
         rows = order[start : start + size]
         yield {name: values[rows] for name, values in data.items()}
 
 
 def _run_epoch(
-    run: _Run, training: Arrays, held_out: Arrays, on_progress: Callable[[Progress], None]
+    run: _Run, training: Inputs, held_out: Inputs, on_progress: Callable[[TrainProgress], None]
 ) -> None:
     count, size = len(training["x"]), run.options.batch_size
     order = torch.randperm(count)
     steps, total = -(-count // size), 0.0
     _set_beta(run, scale=0.0 if run.epoch == 1 else 1.0)
     run.task.module.train()
-    told = Progress(epoch=run.epoch, epochs=run.options.epochs, step=0, steps=steps, loss=math.nan)
+    progress = TrainProgress(
+        epoch=run.epoch, epochs=run.options.epochs, step=0, steps=steps, loss=math.nan
+    )
     seen = 0
     for step, batch in enumerate(_batches(training, order, size), start=1):
         total += _step(run, batch) * len(batch["x"])
         seen += len(batch["x"])
-        told = Progress(
+        progress = TrainProgress(
             epoch=run.epoch, epochs=run.options.epochs, step=step, steps=steps, loss=total / seen
         )
-        on_progress(told)
-    loss, accuracy = _validate(run, held_out) if len(held_out["x"]) else (told.loss, None)
+        on_progress(progress)
+    loss, accuracy = _validate(run, held_out) if len(held_out["x"]) else (progress.loss, None)
     _close_epoch(run, loss, accuracy)
-    on_progress(_validated(told, loss, accuracy))
+    on_progress(_validated(progress, loss, accuracy))
 
 
-def _validated(told: Progress, loss: float, accuracy: float | None) -> Progress:
-    return Progress(**{**asdict(told), "validation_loss": loss, "accuracy": accuracy})
+def _validated(progress: TrainProgress, loss: float, accuracy: float | None) -> TrainProgress:
+    return TrainProgress(**{**asdict(progress), "validation_loss": loss, "accuracy": accuracy})
 
 
-def _step(run: _Run, batch: Arrays) -> float:
+def _step(run: _Run, batch: Inputs) -> float:
     run.optimiser.zero_grad(set_to_none=True)
     loss = run.task.loss(batch)
     value = loss.item()
@@ -277,7 +276,7 @@ def _step(run: _Run, batch: Arrays) -> float:
     return value
 
 
-def _validate(run: _Run, data: Arrays) -> tuple[float, float | None]:
+def _validate(run: _Run, data: Inputs) -> tuple[float, float | None]:
     """Mean loss and accuracy in evaluation mode, with the same masks after every epoch."""
     task, total, right = run.task, 0.0, 0
     count = len(data["x"])

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Precision
 from protofleet.errors import ExportError, InputError
-from protofleet.export.quantise import Backend, Draft
+from protofleet.export.quantise.draft import Backend, Draft
 from protofleet.runtime import Classifier, open_classifier
 from protofleet.strategies.scores import confusion, macro_f1
 

@@ -31,8 +31,8 @@ from torch.utils import _pytree as pytree
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.onnx_alp import define_functions
-from protofleet.export.source import place_of
+from protofleet.export.capture.source import place_of
+from protofleet.export.onnx.alp import define_functions
 
 OPSET = 18
 _MAX_INITIALISER_BYTES = 65536

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protofleet.errors import InputError
-from protofleet.export.models._layers import dense, layer_norm
-from protofleet.export.models.hart import Block, HartConfig
+from protofleet.export.models.hart import HartBlock, HartConfig
+from protofleet.export.models.layers import dense, layer_norm
 
 MASKED_SHARE = 0.6
 
@@ -92,7 +92,7 @@ class MaskedAutoencoder(nn.Module):
         config = HartConfig(width=narrow, kernels=decoder_kernels, dropout=0.1)
         self.mask_patch = nn.Parameter(torch.randn(patch_values))
         self.enter = dense(width, narrow)
-        self.decoder = nn.ModuleList(Block(config, i) for i in range(len(decoder_kernels)))
+        self.decoder = nn.ModuleList(HartBlock(config, i) for i in range(len(decoder_kernels)))
         self.leave = nn.Sequential(layer_norm(narrow), dense(narrow, patch_values))
 
     def forward(self, x: Tensor) -> Tensor:

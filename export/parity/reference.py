@@ -1,21 +1,29 @@
-"""The two sides of the parity check that run in PyTorch: the module, and its captured graph."""
+"""The two sides of the parity check that run in PyTorch: the module, and its captured graph.
+
+Beside its results the module says how close its prototype assignments were to a tie, which another
+float order would break.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from protofleet.export.alp_margin import alp_margins
 from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
-from protofleet.export.noise import NoiseReplay, explicit_noise
-from protofleet.export.parity_inputs import Arrays, draw_inputs
+from protofleet.export.capture.noise import NoiseReplay, explicit_noise
+from protofleet.export.models.alp import transport_plan
+from protofleet.export.parity.inputs import Arrays, draw_inputs
+
+_SAME = 1e-5
 
 
 class Reference:
@@ -56,7 +64,7 @@ class Reference:
                 noise.append(self._tensor(feed[port.name]))
         self._model.zero_grad(set_to_none=True)
         with torch.set_grad_enabled(program.objective is not None):
-            with explicit_noise(NoiseReplay(noise)), alp_margins() as margins:
+            with explicit_noise(NoiseReplay(noise)), _alp_margins() as margins:
                 loss, outputs = evaluate(
                     self._model, program.objective, batch, features=program.features
                 )
@@ -111,3 +119,76 @@ class _Double(fx.Interpreter):
 
 def _in(dtype: torch.dtype, value: Tensor) -> Tensor:
     return value.to(dtype) if value.is_floating_point() else value
+
+
+@contextmanager
+def _alp_margins() -> Iterator[list[float]]:
+    """Collect, per ALP call inside, the smallest margin of its decisions.
+
+    That is the relative gap between a chosen plan value and the best that was not chosen, in
+    double precision.
+    """
+    found: list[float] = []
+    with _MarginMode(found):
+        yield found
+
+
+class _MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, found: list[float]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found = found
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.ops.protofleet.alp_train.default:
+            self._found.append(_train_margin(*args))
+        elif func is torch.ops.protofleet.alp_infer.default:
+            self._found.append(_infer_margin(*args))
+        return func(*args, **(kwargs or {}))
+
+
+def _train_margin(  # noqa: PLR0913, PLR0917 - the operator's signature
+    x: Tensor,
+    local: Tensor,
+    global_: Tensor,
+    variant: str,
+    _gamma: float,
+    epsilon: float,
+    iterations: int,
+) -> float:
+    rows, count = x.flatten(0, 1).double(), len(local)
+    plan = transport_plan(rows, torch.cat((local, global_)).double(), epsilon, iterations)
+    choice = _gap(plan[:, count:].T, global_, k=1)
+    if variant == "single_code":
+        return min(choice, _gap(plan[:, :count].T, local, k=1))
+    k = max(1, len(x) // count) if variant == "bulk_code" else -(-len(rows) // count)
+    return min(choice, _gap(plan[:, :count], rows, k=k))
+
+
+def _infer_margin(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> float:
+    plan = transport_plan(x.flatten(0, 1).double(), local.double(), epsilon, iterations)
+    return _gap(plan.T, local, k=1)
+
+
+def _gap(plan: Tensor, candidates: Tensor, *, k: int) -> float:
+    """Smallest relative difference, over columns, between the k-th and the next largest value.
+
+    Args:
+        plan: (n, m); the n candidates compete in every column.
+        candidates: (n, d), what is chosen. Two that are equal may change places unseen: class
+            tokens of different samples are, in the first block.
+        k: number of candidates chosen per column.
+    """
+    if len(plan) <= k:
+        return 1.0
+    top = plan.topk(k + 1, dim=0)
+    last, following = top.values[k - 1], top.values[k]
+    difference = (candidates[top.indices[k - 1]] - candidates[top.indices[k]]).abs().amax(-1)
+    same = difference <= _SAME * candidates.abs().max()
+    gaps = torch.where(same, torch.ones_like(last), (last - following) / last)
+    return float(gaps.min())

@@ -1,15 +1,11 @@
-"""What the ONNX and the TFLite form of a quantised program agree on."""
+"""Which weights of a quantised program are stored in half precision (float16)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-Batch = Mapping[str, NDArray[np.float32]]
-"""Examples by input name."""
 
 _HALF_STEP = 2.0**-10
 

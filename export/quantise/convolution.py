@@ -15,7 +15,7 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 from numpy.typing import NDArray
 
-from protofleet.export.quantise_graph import Operation, TfliteGraph
+from protofleet.export.quantise.graph import Operation, TfliteGraph
 
 _SHIFTS = {"CONCATENATION", "RESHAPE", "STRIDED_SLICE", "TRANSPOSE"}
 _COUNTABLE = 1 << 24  # float32 numbers every pixel below exactly
