@@ -100,10 +100,10 @@ def export_bundle(
     """
     captured = capture_programs(model, spec)
     written = {name: to_onnx(program, name=name) for name, program in captured.items()}
-    params, state = initial_values(model)
+    params, buffers = initial_values(model)
     files = {_file_of(name): data for name, data in written.items()}
     files[_TFLITE] = to_tflite(captured)
-    manifest = _manifest(spec, captured, params, state)
+    manifest = _manifest(spec, captured, params, buffers)
     records = tuple(
         check_parity(
             model,
@@ -112,20 +112,20 @@ def export_bundle(
             name=name,
             runners={
                 "LiteRT": tflite_runner(files[_TFLITE], name),
-                "the device runtime": device_runner(name, manifest, files, (params, state)),
+                "the device runtime": device_runner(name, manifest, files, (params, buffers)),
             },
         )
         for name, data in written.items()
     )
     files["params.safetensors"] = encode(params)
-    if state:
-        files["state.safetensors"] = encode(state)
+    if buffers:
+        files["state.safetensors"] = encode(buffers)
     return ExportReport(
         digest=write_bundle(out, manifest, files, key),
         path=out,
         parity=records,
         params=sum(value.size for value in params.values()),
-        state=sum(value.size for value in state.values()),
+        state=sum(value.size for value in buffers.values()),
     )
 
 
@@ -175,13 +175,13 @@ def _example(
 
 
 def initial_values(model: nn.Module) -> tuple[NumpyTensors, NumpyTensors]:
-    """A model's parameters and state, as the bundle stores them."""
+    """A model's parameters and buffers, as the bundle stores them."""
     tensors = model_tensors(model)
-    params, state = (
+    params, buffers = (
         {name: value.detach().numpy().astype(np.float32) for name, value in group.items()}
-        for group in (tensors.params, tensors.state)
+        for group in (tensors.params, tensors.buffers)
     )
-    return params, state
+    return params, buffers
 
 
 def _file_of(name: str) -> str:
@@ -192,7 +192,7 @@ def _manifest(
     spec: BundleSpec,
     captured: Mapping[str, CapturedProgram],
     params: NumpyTensors,
-    state: NumpyTensors,
+    buffers: NumpyTensors,
 ) -> Manifest:
     return Manifest(
         format=FORMAT_VERSION,
@@ -200,7 +200,7 @@ def _manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         layout_hash=Layout.of({name: value.shape for name, value in params.items()}).hash,
         params=tuple(TensorDecl(name=n, shape=v.shape) for n, v in params.items()),
-        state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in state.items()),
+        state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in buffers.items()),
         programs={name: _program(name, program) for name, program in captured.items()},
         preprocessing=spec.preprocessing,
         classes=spec.classes,
@@ -264,13 +264,13 @@ def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519Pr
     """Write the same programs with the initial values that a seed draws."""
     bundle = Bundle.open(compiled)
     manifest = bundle.manifest
-    params, state = initial_values(_build(recipe, seed))
+    params, buffers = initial_values(_build(recipe, seed))
     programs = manifest.programs.values()
     paths = {path for program in programs for path in (program.file, program.tflite) if path}
     files = {path: bundle.read(path) for path in paths}
     files["params.safetensors"] = encode(params)
-    if state:
-        files["state.safetensors"] = encode(state)
+    if buffers:
+        files["state.safetensors"] = encode(buffers)
     write_bundle(path, manifest, files, key)
 
 

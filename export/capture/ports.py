@@ -32,13 +32,13 @@ class Names:
     """What the function's arguments and results are called, in their order.
 
     Attributes:
-        params, state, constants, batch: arguments; constants with their values.
+        params, buffers, constants, batch: arguments; constants with their values.
         outputs: named results.
-        trains: results begin with loss, gradients and state.
+        trains: results begin with loss, gradients and buffers.
     """
 
     params: tuple[str, ...]
-    state: tuple[str, ...]
+    buffers: tuple[str, ...]
     constants: Mapping[str, Tensor]
     batch: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -48,7 +48,7 @@ class Names:
 def finish(
     trace: Trace, names: Names
 ) -> tuple[tuple[Port, ...], tuple[Port, ...], dict[str, Tensor]]:
-    """Drop unused inputs and unchanged state, and name the rest.
+    """Drop unused inputs and unchanged buffers, and name the rest.
 
     Returns:
         Ports of the inputs and of the outputs, and the values of the graph's other placeholders,
@@ -86,7 +86,7 @@ def _arguments(trace: Trace, names: Names) -> list[Port | Tensor]:
         return _port(trace, next(nodes), prefix + key, role, key)
 
     ports: list[Port | Tensor] = [port("param.", "param", key) for key in names.params]
-    ports += [port("state.", "state", key) for key in names.state]
+    ports += [port("state.", "state", key) for key in names.buffers]
     for value in names.constants.values():
         next(nodes)
         ports.append(value)
@@ -100,7 +100,7 @@ def _arguments(trace: Trace, names: Names) -> list[Port | Tensor]:
 def _name_results(
     trace: Trace, names: Names, arguments: Mapping[fx.Node, Port | Tensor]
 ) -> tuple[Port, ...]:
-    """Ports of the results; state that the function leaves alone is no result."""
+    """Ports of the results; a buffer that the function leaves alone is no result."""
     graph = trace.graph.graph
     (output,) = graph.find_nodes(op="output")
     results = iter(output.args[0])
@@ -115,7 +115,7 @@ def _name_results(
         keep(next(results), "loss", "loss", "loss")
         for key in names.params:
             keep(next(results), f"grad.{key}", "grad", key)
-        for key in names.state:
+        for key in names.buffers:
             node = next(results)
             if not _is_input(node, arguments, key):
                 keep(node, f"new.{key}", "state", key)

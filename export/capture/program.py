@@ -1,7 +1,8 @@
 """Captures a model as a pure function: one flat graph of ATen operators, forward and backward.
 
-The function takes parameters, state, batch and noise and gives loss, gradients, changed state and
-outputs. ``tracing`` records it with a symbolic batch size; ``ports`` names what goes in and out.
+The function takes parameters, buffers, batch and noise and gives loss, gradients, changed buffers
+and outputs. ``tracing`` records it with a symbolic batch size; ``ports`` names what goes in and
+out.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ class ModelTensors:
 
     Attributes:
         params: trained: ``requires_grad``.
-        state: float32 tensors that are not trained: persistent buffers and frozen parameters.
-        constants: every other buffer (counters, masks); embedded where a program reads it.
+        buffers: float32 tensors that are not trained: persistent buffers and frozen parameters.
+        constants: the remaining buffers (counters, masks); embedded where a program reads it.
     """
 
     params: dict[str, Tensor]
-    state: dict[str, Tensor]
+    buffers: dict[str, Tensor]
     constants: dict[str, Tensor]
 
     def all(self) -> dict[str, Tensor]:
-        """Parameters, state and constants, in this order."""
-        return self.params | self.state | self.constants
+        """Parameters, buffers and constants, in this order."""
+        return self.params | self.buffers | self.constants
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +68,16 @@ def model_tensors(model: nn.Module) -> ModelTensors:
     Raises:
         ExportError: a parameter is not float32.
     """
-    tensors = ModelTensors(params={}, state={}, constants={})
+    tensors = ModelTensors(params={}, buffers={}, constants={})
     for name, value in model.named_parameters():
         if value.dtype != torch.float32:
             raise ExportError(f"parameter '{name}': expected float32, got {value.dtype}")
-        kind = tensors.params if value.requires_grad else tensors.state
+        kind = tensors.params if value.requires_grad else tensors.buffers
         kind[name] = value.detach()
     kept = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
-        is_state = name in kept and buffer.dtype == torch.float32
-        (tensors.state if is_state else tensors.constants)[name] = buffer
+        travels = name in kept and buffer.dtype == torch.float32
+        (tensors.buffers if travels else tensors.constants)[name] = buffer
     return tensors
 
 
@@ -137,7 +138,7 @@ def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     result: Trace = trace(pure, pure.joint, fixed, list(batch.values()))
     names = Names(
         params=tuple(tensors.params),
-        state=tuple(tensors.state),
+        buffers=tuple(tensors.buffers),
         constants=tensors.constants,
         batch=pure.keys,
         outputs=pure.output_keys,
@@ -170,7 +171,7 @@ class _Joint(nn.Module):
 
 
 class _Pure:
-    """(params…, state…, constants…, batch…) → (loss, grads…, state…, outputs…), or → outputs."""
+    """(params…, buffers…, constants…, batch…) → (loss, grads…, buffers…, outputs…) or outputs."""
 
     def __init__(
         self,
@@ -201,8 +202,8 @@ class _Pure:
         grads = torch.autograd.grad(
             loss, list(params.values()), allow_unused=True, materialize_grads=True
         )
-        state = (named[f"model.{n}"].detach() for n in self.tensors.state)
-        return loss.detach(), *grads, *state, *(value.detach() for value in outputs.values())
+        buffers = (named[f"model.{n}"].detach() for n in self.tensors.buffers)
+        return loss.detach(), *grads, *buffers, *(value.detach() for value in outputs.values())
 
     def forward(self, args: Sequence[Tensor]) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Loss and outputs."""
@@ -213,7 +214,7 @@ class _Pure:
         self, args: Sequence[Tensor]
     ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
         values = iter(args)
-        fixed = (*self.tensors.state, *self.tensors.constants)
+        fixed = (*self.tensors.buffers, *self.tensors.constants)
         params = {f"model.{n}": next(values).detach() for n in self.tensors.params}
         others = {f"model.{n}": next(values).clone() for n in fixed}
         return params, others, dict(zip(self.keys, values, strict=True))

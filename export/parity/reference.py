@@ -39,7 +39,7 @@ class Reference:
         self._model = copy.deepcopy(model).train(program.objective is not None)
         self._program, self._dtype = program, dtype
         tensors = model_tensors(self._model)
-        keys = (*tensors.params, *tensors.state)
+        keys = (*tensors.params, *tensors.buffers)
         self._model.to(dtype)
         named = dict(self._model.named_parameters()) | dict(self._model.named_buffers())
         # Views into the copy: writing to them sets the module's tensors.

@@ -64,7 +64,7 @@ def test_frozen_parameters_are_state() -> None:
     """A parameter that is not trained travels as state and gets no gradient."""
     model = Perceptron()
     model.first.weight.requires_grad_(requires_grad=False)
-    assert "first.weight" in model_tensors(model).state
+    assert "first.weight" in model_tensors(model).buffers
     program = capture(model, _OBJECTIVE, batch((5,)))
     assert ("state", "first.weight") in {(p.role, p.key) for p in program.inputs}
     assert "grad.first.weight" not in {p.name for p in program.outputs}
