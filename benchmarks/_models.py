@@ -26,7 +26,7 @@ from protofleet.errors import InputError
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.tflite import to_tflite
 from protofleet.tensors import Model, TensorMap
 from protofleet.tensors.blobs import encode
@@ -124,7 +124,7 @@ class Exported:
         found = model_tensors(self.module)
         return Model(
             params=_packed(found.params),
-            state=_packed(found.state),
+            state=_packed(found.buffers),
             num_classes=len(self.manifest.classes),
         )
 
@@ -190,7 +190,7 @@ def _manifest(
         created="2026-01-01T00:00:00Z",
         layout_hash=params.layout.hash,
         params=_declared(params),
-        state=_declared(_packed(tensors.state)),
+        state=_declared(_packed(tensors.buffers)),
         programs={
             name: Program(
                 file=_file(name),

@@ -21,8 +21,7 @@ from torch.nn import functional
 from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, export_case, matching
 from protofleet.benchmarks._rows import Row, paired_row
 from protofleet.benchmarks._timing import Sample, in_turns
-from protofleet.export.device_check import device_runner
-from protofleet.export.parity import check_parity
+from protofleet.export.parity import check_parity, device_runner
 from protofleet.runtime import Kernels, open_classifier, open_programs
 from protofleet.runtime.programs import Programs
 from protofleet.strategies.types import Batch

@@ -2,7 +2,7 @@
 
 Source: Ek et al., "FedAli: Personalized Federated Learning Alignment with Prototype Layers for
 Generalized Mobile Services" (arXiv:2411.10595), and the authors' published TensorFlow code. The
-layer itself is a part of the model (``export/alp.py``); its plan and the update of its local
+layer itself is a part of the model (``export/models/alp.py``); its plan and the update of its local
 prototypes run inside the training program, which was compiled with their settings (variant,
 gamma, epsilon). Here stands what happens between rounds.
 

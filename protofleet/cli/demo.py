@@ -108,9 +108,9 @@ def _settings(folder: Path, ctx: click.Context, options: dict[str, Any]) -> Demo
     """What was asked for; a run that goes on keeps what is not asked for otherwise."""
     import msgspec
 
-    from protofleet.demo import DemoSettings, begun, load_settings
+    from protofleet.demo import DemoSettings, has_settings, load_settings
 
-    before = msgspec.structs.asdict(load_settings(folder)) if begun(folder) else {}
+    before = msgspec.structs.asdict(load_settings(folder)) if has_settings(folder) else {}
     given = {name for name in options if ctx.get_parameter_source(name) is _COMMANDLINE}
     chosen = {**options, **{key: before[key] for key in before if key not in given}}
     chosen["rounds"] = chosen["rounds"] or _DEFAULT_ROUNDS[chosen["data"]]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofleet.bundle import Bundle
     from protofleet.bundle.manifest import Precision
     from protofleet.edge import LocalData
-    from protofleet.export.quantise_report import Measured
+    from protofleet.export.quantise import Measured
     from protofleet.tensors import Model
 
 _PATH = click.Path(path_type=Path)
@@ -107,8 +107,8 @@ def quantise(
     """
     from protofleet.bundle import Bundle, keys, write_bundle
     from protofleet.edge import load_local_data
+    from protofleet.export.quantise import check_loss, doubts, measure
     from protofleet.export.quantise import quantise as make
-    from protofleet.export.quantise_report import check_loss, doubts, measure
 
     if params is not None and store is not None:
         raise InputError("values: expected --params or --store, got both")

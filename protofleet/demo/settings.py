@@ -45,7 +45,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: the run in ``folder`` has other settings.
         """
-        if not begun(folder):
+        if not has_settings(folder):
             folder.mkdir(parents=True, exist_ok=True)
             data = msgspec.json.format(msgspec.json.encode(self, enc_hook=str))
             (folder / _FILE).write_bytes(data)
@@ -59,7 +59,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-def begun(folder: Path) -> bool:
+def has_settings(folder: Path) -> bool:
     """Whether a demonstration was begun in ``folder``."""
     return (folder / _FILE).exists()
 

@@ -81,7 +81,7 @@ def _layouts(module: torch.nn.Module) -> tuple[Layout, Layout]:
     tensors = model_tensors(module)
     params, state = (
         Layout.of({name: tuple(value.shape) for name, value in group.items()})
-        for group in (tensors.params, tensors.state)
+        for group in (tensors.params, tensors.buffers)
     )
     return params, state
 

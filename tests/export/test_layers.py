@@ -19,7 +19,7 @@ from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity, stock_runner
 from protofleet.runtime import open_programs
 

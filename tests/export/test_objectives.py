@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import ExportError, InputError
-from protofleet.export import geometry
 from protofleet.export.build import BundleSpec, capture_programs, export_bundle
 from protofleet.export.capture import capture
-from protofleet.export.models import build_model
+from protofleet.export.models import build_model, layers
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import TOLERANCE, check_parity, stock_runner
 from protofleet.runtime import open_programs
 from tests.export.toys import Perceptron
@@ -204,13 +203,13 @@ def test_a_feature_on_its_prototype_has_a_finite_gradient() -> None:
     """The distance's derivative does not exist there; zero is taken."""
     points = torch.eye(3)
     x = points.clone().requires_grad_()
-    found = geometry.distances(x, points)
+    found = layers.distances(x, points)
     found.sum().backward()
     np.testing.assert_allclose(found.diagonal().detach(), np.zeros(3), atol=1e-6)
     assert found[0, 1].item() == pytest.approx(2**0.5)
     assert torch.isfinite(x.grad).all()
     zero = torch.zeros(1, 3, requires_grad=True)
-    (geometry.length(zero) + geometry.unit(zero).sum()).sum().backward()
+    (layers.length(zero) + layers.unit(zero).sum()).sum().backward()
     assert torch.equal(zero.grad, torch.zeros(1, 3))
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from protofleet.errors import ExportError
-from protofleet.export import alp
 from protofleet.export.capture import capture
+from protofleet.export.models import alp
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_alp import define_functions
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
+from protofleet.export.onnx.alp import define_functions
 from protofleet.export.parity import check_parity, stock_runner
 from tests.export.toys import INPUT_SHAPES, Perceptron, batch
 

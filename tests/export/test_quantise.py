@@ -14,10 +14,9 @@ from protofleet.datasets.ucihar import CLASSES, load_ucihar
 from protofleet.datasets.windows import normalise
 from protofleet.errors import ExportError, InputError
 from protofleet.export.models import build_model
-from protofleet.export.quantise import quantise
-from protofleet.export.quantise_graph import TfliteGraph
-from protofleet.export.quantise_report import check_loss, measure
-from protofleet.export.quantise_tflite import bake
+from protofleet.export.quantise import check_loss, measure, quantise
+from protofleet.export.quantise.graph import TfliteGraph
+from protofleet.export.quantise.tflite import bake
 from protofleet.runtime import open_classifier
 from tests.export.conftest import fitted
 from tests.export.quantise_bundles import infer_bundle

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from protofleet.export.capture import capture
+from protofleet.export.capture.rematerialise import tidy
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.rematerialise import tidy
 
 BATCH, WIDTH = 64, 128
 

@@ -14,7 +14,7 @@ from protofleet.errors import ExportError
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
 from protofleet.export.tflite import tflite_runner, to_tflite
 from tests.export.toys import INPUT_SHAPES, Perceptron, batch
