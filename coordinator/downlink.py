@@ -71,27 +71,27 @@ class Downlink:
             RefusedError: it is not what its codec writes, or was made from another payload than
                 its device got.
         """
-        blob, manifest = event.path.read_bytes(), event.manifest
-        if manifest.codec == RAW:
+        blob, offer = event.path.read_bytes(), event.offer
+        if offer.codec == RAW:
             return blob
-        reference = self.post(server, event.peer).reference
-        if manifest.base != reference:
+        reference = self.post(server, event.device_id).reference
+        if offer.base != reference:
             raise RefusedError(
                 "base",
-                f"update of '{event.peer}': expected one that refers to payload {reference}, "
-                f"got {manifest.base or 'none'}",
+                f"update of '{event.device_id}': expected one that refers to payload {reference}, "
+                f"got {offer.base or 'none'}",
             )
         references = references_of(self._plan.model, self._outbox.tensors(reference))
         limit = self._plan.config.limits.update_bytes
-        return codecs.to_raw(blob, references, manifest.coding, max_bytes=limit)
+        return codecs.to_raw(blob, references, offer.coding, max_bytes=limit)
 
     def accept(self, event: Received, blob: bytes, accepted: Accepted) -> None:
         """Spool an update whose raw ``blob`` was admitted; its device now has its payload."""
         path: Path = event.path
-        if event.manifest.codec != RAW:
+        if event.offer.codec != RAW:
             path = event.path.with_suffix(".raw")
             replace_whole(path, blob)
-        posted = self._posted.get(event.peer)
+        posted = self._posted.get(event.device_id)
         coded = posted is not None and posted.coding.codec != RAW
         self._ledger.accept(path, accepted, base=posted.reference if posted and coded else "")
 

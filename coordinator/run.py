@@ -19,10 +19,10 @@ from protofleet.coordinator.rounds import Phase, State
 from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.coordinator.service import Service
 from protofleet.errors import InputError, UnavailableError
-from protofleet.wire.endpoint import Endpoint
+from protofleet.wire.endpoint import CoordinatorEndpoint
 from protofleet.wire.link import Link, LinkOptions
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Limits
+from protofleet.wire.transfer import Limits
 
 
 @contextmanager
@@ -84,16 +84,13 @@ def _check_rounds(config: FederationConfig, found: State) -> None:
         )
 
 
-def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
+def _make_endpoint(config: FederationConfig, ledger: Ledger) -> CoordinatorEndpoint:
     topics = Topics(config.federation)
     folder = ledger.folder / "partial"
     if ledger.state().phase is not Phase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
-    courier = Courier(folder, limits)
-    for transfer_id in ledger.transfer_ids():
-        courier.remember(transfer_id)
     link = Link(
         LinkOptions(
             url=config.broker,
@@ -101,4 +98,7 @@ def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
             filters=topics.coordinator_filters(),
         )
     )
-    return Endpoint(link, topics, courier)
+    endpoint = CoordinatorEndpoint(link, topics, folder, limits)
+    for transfer_id in ledger.transfer_ids():
+        endpoint.remember(transfer_id)
+    return endpoint

@@ -20,9 +20,9 @@ from protofleet.coordinator.plan import Plan, policy_of
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.rounds import Phase
 from protofleet.errors import RefusedError, UnavailableError
-from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task
+from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _POLL_S = 0.1
@@ -47,7 +47,7 @@ class Service:
         self,
         plan: Plan,
         ledger: Ledger,
-        endpoint: Endpoint,
+        endpoint: CoordinatorEndpoint,
         *,
         expected: Expected,
         closer: Closer,
@@ -128,25 +128,25 @@ class Service:
                 if event.final:
                     raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
                 self._sink(events.Disconnected(reason=event.reason))
-            case Incoming():
+            case PeerMessage():
                 self._on_message(event)
             case Received():
                 self._on_received(event)
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._teller.refused(event.peer, RefusedError(event.rule, event.detail))
+                self._teller.refused(event.device_id, RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
 
-    def _on_message(self, incoming: Incoming) -> None:
-        peer, message = incoming.peer, incoming.message
+    def _on_message(self, incoming: PeerMessage) -> None:
+        peer, message = incoming.device_id, incoming.message
         try:
             if isinstance(message, Presence):
                 self._on_presence(peer, message)
             elif isinstance(message, Heartbeat):
                 self._on_heartbeat(peer, message)
-            elif isinstance(message, Manifest):
+            elif isinstance(message, TransferOffer):
                 self._on_offer(peer, message)
         except RefusedError as error:
             self._teller.refused(peer, error)
@@ -184,11 +184,11 @@ class Service:
             )
             self._ledger.pay(peer, heartbeat.round_id, totals)
 
-    def _on_offer(self, peer: str, manifest: Manifest) -> None:
+    def _on_offer(self, peer: str, manifest: TransferOffer) -> None:
         if self._registry.heard(peer, time.monotonic()):
             self._appear(peer)
         if manifest.transfer_id in self._accepted_ids:
-            # The courier forgets old decisions; it must not fetch a counted update again.
+            # The endpoint forgets old decisions; it must not fetch a counted update again.
             self._endpoint.remember(manifest.transfer_id)
             self._endpoint.expect(peer, manifest)
             return
@@ -200,7 +200,7 @@ class Service:
             self._reject(peer, manifest, reason)
 
     def _on_received(self, event: Received) -> None:
-        peer, manifest = event.peer, event.manifest
+        peer, manifest = event.device_id, event.offer
         self._registry.heard(peer, time.monotonic())
         reason = self._refusal(peer, manifest)
         if reason is not None:
@@ -237,26 +237,28 @@ class Service:
         )
         self._apply(rounds.Delivered(peer))
 
-    def _refusal(self, peer: str, manifest: Manifest) -> str | None:
+    def _refusal(self, peer: str, manifest: TransferOffer) -> str | None:
         if manifest.kind != "update":
             return f"expected an update, got a {manifest.kind}"
         return rounds.refusal(self._state, peer, manifest.round_id)
 
-    def _reject(self, peer: str, manifest: Manifest, reason: str) -> None:
+    def _reject(self, peer: str, manifest: TransferOffer, reason: str) -> None:
         self._transfers.discard(manifest.transfer_id)
         self._endpoint.reject(peer, manifest.transfer_id, reason)
         self._teller.rejected(peer, manifest.round_id, reason)
 
     def _on_rejected(self, event: Rejected) -> None:
-        round_id = event.manifest.round_id
-        self._transfers.discard(event.manifest.transfer_id)
-        current = round_id == self._state.round_id and event.peer in self._state.outstanding
-        if current and self._downlink.falls_back(event.peer, event.reason):
-            self._invite((event.peer,))
+        round_id = event.offer.round_id
+        self._transfers.discard(event.offer.transfer_id)
+        current = round_id == self._state.round_id and event.device_id in self._state.outstanding
+        if current and self._downlink.falls_back(event.device_id, event.reason):
+            self._invite((event.device_id,))
             return
-        self._sink(events.TaskRefused(round_id=round_id, device=event.peer, reason=event.reason))
+        self._sink(
+            events.TaskRefused(round_id=round_id, device=event.device_id, reason=event.reason)
+        )
         if round_id == self._state.round_id:
-            self._apply(rounds.Failed(event.peer))
+            self._apply(rounds.Failed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
@@ -339,7 +341,7 @@ class Service:
         asked: set[str] = set()
         while time.monotonic() < until:
             for device_id in set(self._registry.live) - asked:
-                if self._endpoint.publish(self._finish_task(), device_id):
+                if self._endpoint.send_finish(device_id, self._finish_task()):
                     asked.add(device_id)
             if asked and not self._registry.live:
                 break

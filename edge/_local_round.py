@@ -22,7 +22,7 @@ from protofleet.strategies.updates import (
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Coding
-from protofleet.wire.messages import Manifest, Task
+from protofleet.wire.messages import Task, TransferOffer
 from protofleet.wire.transfer import Limits, Received
 
 
@@ -31,7 +31,7 @@ class Round:
     """The round in progress, up to its commit."""
 
     task: Task
-    payload: Manifest
+    payload: TransferOffer
     strategy: Strategy
 
 
@@ -171,12 +171,12 @@ def raw_payload(event: Received, store: Store, model: Model) -> bytes:
     Raises:
         RefusedError: it is not what its codec writes, or refers to what is not here.
     """
-    manifest, blob = event.manifest, event.path.read_bytes()
-    if manifest.codec == codecs.RAW:
+    offer, blob = event.offer, event.path.read_bytes()
+    if offer.codec == codecs.RAW:
         return blob
-    base = store.load_base(manifest.base) if manifest.base else {}
+    base = store.load_base(offer.base) if offer.base else {}
     references = {**initial_tensors(model), **base}
-    return codecs.to_raw(blob, references, manifest.coding, max_bytes=Limits().max_blob_bytes)
+    return codecs.to_raw(blob, references, offer.coding, max_bytes=Limits().max_blob_bytes)
 
 
 def open_payload(blob: bytes, task: Task) -> Payload:

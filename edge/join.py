@@ -21,11 +21,10 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
-from protofleet.wire.endpoint import Endpoint
+from protofleet.wire.endpoint import DeviceEndpoint
 from protofleet.wire.link import Link, LinkOptions, Will
 from protofleet.wire.messages import encode
 from protofleet.wire.topics import Channel, Topics
-from protofleet.wire.transfer import Courier
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ def open_learner(
     return Learner(bundle, programs, data, Meter(), device_id)
 
 
-def _endpoint(options: JoinOptions, store: Store, who: Identity) -> Endpoint:
+def _endpoint(options: JoinOptions, store: Store, who: Identity) -> DeviceEndpoint:
     topics = Topics(options.federation)
     will = Will(
         topic=topics.of(Channel.PRESENCE, who.device_id), payload=encode(who.presence("offline"))
@@ -157,7 +156,7 @@ def _endpoint(options: JoinOptions, store: Store, who: Identity) -> Endpoint:
             ca_file=options.ca_file,
         )
     )
-    device = Endpoint(link, topics, Courier(store.partial), device_id=who.device_id)
+    device = DeviceEndpoint(link, topics, store.partial, who.device_id)
     for transfer_id in store.journal.transfers:
         device.remember(transfer_id)
     return device

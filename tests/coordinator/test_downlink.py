@@ -80,19 +80,19 @@ class World:
         encoded = encode_update(update, Costs(), references, codec, {})
         path = self.plan.config.run_dir / f"{client_id}.part"
         path.write_bytes(encoded.blob)
-        manifest = describe(
+        offer = describe(
             encoded.blob,
             kind="update",
             device_id=client_id,
             round_id=round_id,
             coding=encoded.coding(posted.reference),
         )
-        return Received(client_id, manifest, path)
+        return Received(client_id, offer, path)
 
     def accept(self, event):
-        blob = self.downlink.raw_update(event, self.server(event.manifest.round_id))
+        blob = self.downlink.raw_update(event, self.server(event.offer.round_id))
         _, record = unpack_update(blob, max_bytes=_LIMIT)
-        accepted = Accepted(client_id=event.peer, transfer_id="t", record=record)
+        accepted = Accepted(client_id=event.device_id, transfer_id="t", record=record)
         self.downlink.accept(event, blob, accepted)
 
     def a_round(self, round_id, *clients, codec=None):

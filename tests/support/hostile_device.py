@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from protofleet.bundle import Bundle
 from protofleet.coordinator.config import FederationConfig
-from protofleet.wire.endpoint import Endpoint, Incoming
+from protofleet.wire.endpoint import DeviceEndpoint, PeerMessage
 from protofleet.wire.link import Connected, Link, LinkOptions
 from protofleet.wire.messages import Presence, Task
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Received, Rejected
+from protofleet.wire.transfer import Received, Rejected
 
 
 class HostileDevice:
@@ -48,13 +48,13 @@ class HostileDevice:
             boot_id="1",
             status="online",
             bundle=bundle.digest,
-            layout_hash=bundle.manifest.layout_hash,
+            layout_hash=bundle.offer.layout_hash,
             num_examples=sum(class_counts),
             class_counts=class_counts,
         )
         filters = topics.device_filters(name)
         link = Link(LinkOptions(url=config.broker, client_id=name, filters=filters))
-        self._endpoint = Endpoint(link, topics, Courier(folder), device_id=name)
+        self._endpoint = DeviceEndpoint(link, topics, folder, name)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -68,14 +68,15 @@ class HostileDevice:
             match self._endpoint.poll(0.05):
                 case Connected():
                     self._endpoint.publish(self._presence)
-                case Incoming(message=Task(task="train") as task):
-                    self._endpoint.expect("", task.payload)
-                case Incoming(message=Task()):
+                case PeerMessage(message=Task(task="train") as task):
+                    self._endpoint.expect(task.payload)
+                case PeerMessage(message=Task()):
                     break
-                case Received(manifest=manifest):
-                    self._endpoint.accept(manifest.transfer_id)
-                    blob = self._answer(manifest.round_id)
-                    self._endpoint.send_update(blob, manifest.round_id)
+                case Received(offer=offer):
+                    self._endpoint.accept(offer.transfer_id)
+                    blob = self._answer(offer.round_id)
+                    self._endpoint.send_update(blob, offer.round_id)
                 case Rejected(reason=reason):
                     self.rejections.append(reason)
-        self._endpoint.close(replace(self._presence, status="left"))
+        self._endpoint.publish(replace(self._presence, status="left"))
+        self._endpoint.close()
