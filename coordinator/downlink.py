@@ -44,13 +44,12 @@ class Downlink:
             self._posted[client_id] = self._outbox.put(payload.tensors, codec, base)
         return self._posted[client_id]
 
-    def falls_back(self, client_id: str, reason: str) -> bool:
-        """Whether a payload that a device refused for ``reason`` can be sent in another way.
+    def falls_back(self, client_id: str, rule: str) -> bool:
+        """Whether a payload that a device refused by ``rule`` can be sent in another way.
 
         Without the base that it was taken to have, it gets one that refers to the bundle; with
         a codec that it does not know or could not read, raw ones.
         """
-        rule = reason.partition(":")[0]
         if rule == "base" and self._ledger.shared.base_of(client_id):
             self._ledger.shared.forget(client_id)
         elif (

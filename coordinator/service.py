@@ -216,7 +216,7 @@ class Service:
                 class_counts=self._class_counts.get(peer),
             )
         except RefusedError as error:
-            self._reject(peer, manifest, str(error))
+            self._reject(peer, manifest, str(error), error.rule)
             self._apply(rounds.Failed(peer))
             return
         accepted = Accepted(client_id=peer, transfer_id=manifest.transfer_id, record=record)
@@ -242,16 +242,16 @@ class Service:
             return f"expected an update, got a {manifest.kind}"
         return rounds.refusal(self._state, peer, manifest.round_id)
 
-    def _reject(self, peer: str, manifest: TransferOffer, reason: str) -> None:
+    def _reject(self, peer: str, manifest: TransferOffer, reason: str, rule: str = "offer") -> None:
         self._transfers.discard(manifest.transfer_id)
-        self._endpoint.reject(peer, manifest.transfer_id, reason)
+        self._endpoint.reject(peer, manifest.transfer_id, rule, reason)
         self._teller.rejected(peer, manifest.round_id, reason)
 
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.offer.round_id
         self._transfers.discard(event.offer.transfer_id)
         current = round_id == self._state.round_id and event.device_id in self._state.outstanding
-        if current and self._downlink.falls_back(event.device_id, event.reason):
+        if current and self._downlink.falls_back(event.device_id, event.rule):
             self._invite((event.device_id,))
             return
         self._sink(

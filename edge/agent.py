@@ -219,7 +219,7 @@ class Agent:
         self._strategy = self._build(task)
         self._round = Round(task=task, payload=task.payload, strategy=self._strategy)
         if task.payload.base and not self._store.has_base(task.payload.base):
-            self._give_up("base: this device does not have the payload that this one refers to")
+            self._give_up("base", "this device does not have the payload that this one refers to")
             return
         self._endpoint.expect(task.payload)
         received = self._store.journal.received
@@ -265,7 +265,7 @@ class Agent:
         )
         _log.warning("refused a task: %s", reason)
         if task.payload is not None:
-            self._endpoint.reject(task.payload.transfer_id, reason)
+            self._endpoint.reject(task.payload.transfer_id, "offer", reason)
 
     def _on_received(self, event: Received) -> None:
         current, transfer_id = self._round, event.offer.transfer_id
@@ -276,19 +276,19 @@ class Agent:
             blob = raw_payload(event, self._store, self._learner.model)
             payload = open_payload(blob, current.task)
         except RefusedError as error:
-            self._give_up(f"{error.rule}: {error}")
+            self._give_up(error.rule, str(error))
             return
         base = event.offer.base if event.offer.codec != RAW else None
         self._store.commit_received(current.task.round_id, transfer_id, blob, base=base)
         self._endpoint.accept(transfer_id)
         self._train(current, payload)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, rule: str, reason: str) -> None:
         """Say why the payload of the round in progress cannot be used."""
         if self._round is None:
             return
-        _log.warning("round %d: payload refused: %s", self._round.task.round_id, reason)
-        self._endpoint.reject(self._round.payload.transfer_id, reason)
+        _log.warning("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
+        self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
     def _train(self, current: Round, payload: Payload) -> None:

@@ -222,8 +222,9 @@ class _Endpoint:
         self._act(self._receiver.expect(device_id, offer, time.monotonic()))
 
     @_on_disk()
-    def _reject(self, device_id: str, transfer_id: str, reason: str) -> None:
-        self._act(self._receiver.reject(device_id, transfer_id, reason, time.monotonic()))
+    def _reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
+        now = time.monotonic()
+        self._act(self._receiver.reject(device_id, transfer_id, rule, reason, now))
 
     def _due(self) -> float | None:
         times = [t for t in (self._sender.due(), self._receiver.due()) if t is not None]
@@ -322,9 +323,9 @@ class DeviceEndpoint(_Endpoint):
         """Take an offered payload; call it for every offer, repeated ones too."""
         self._expect(self._device_id, offer)
 
-    def reject(self, transfer_id: str, reason: str) -> None:
-        """Send ``reject`` with the reason, now and when offered again; drop the bytes."""
-        self._reject(self._device_id, transfer_id, reason)
+    def reject(self, transfer_id: str, rule: str, reason: str) -> None:
+        """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
+        self._reject(self._device_id, transfer_id, rule, reason)
 
     @_on_disk()
     def send_update(
@@ -381,9 +382,9 @@ class CoordinatorEndpoint(_Endpoint):
         """Take an offered update; call it for every offer, repeated ones too."""
         self._expect(device_id, offer)
 
-    def reject(self, device_id: str, transfer_id: str, reason: str) -> None:
-        """Send ``reject`` with the reason, now and when offered again; drop the bytes."""
-        self._reject(device_id, transfer_id, reason)
+    def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
+        """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
+        self._reject(device_id, transfer_id, rule, reason)
 
     @_on_disk()
     def send_task(

@@ -108,12 +108,17 @@ class Need(Message, frozen=True, kw_only=True, tag="need"):
     credit: int
 
 
-class Receipt(Message, frozen=True, kw_only=True, tag="receipt"):
-    """Receiver → sender: the blob is complete and right (``done``), or why it never will be."""
+class Receipt(Message, frozen=True, kw_only=True, omit_defaults=True, tag="receipt"):
+    """Receiver → sender: the blob is complete and right (``done``), or why it never will be.
+
+    ``rule``: the broken rule's name, for programs; left out where none is named. ``reason``: for
+    people; may be left out, and is always written.
+    """
 
     transfer_id: str
     status: Literal["done", "reject"]
-    reason: str = ""
+    reason: str = msgspec.field(default_factory=str)  # a plain default would leave it out, too
+    rule: str = ""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):

@@ -63,12 +63,7 @@ class Receiver:
         try:
             self._check(device_id, offer)
         except RefusedError as error:
-            reason = f"{error.rule}: {error}"
-            return [
-                _answer(
-                    device_id, Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason)
-                )
-            ]
+            return [_answer(device_id, _refusal(key, error.rule, str(error)))]
         owner, receipt = self._settled.get(key, (None, None))
         if receipt is not None and owner in (device_id, _ANYONE):
             return [_answer(device_id, receipt)]
@@ -103,12 +98,12 @@ class Receiver:
             return []
         return self._settle(transfer.device_id, Receipt(transfer_id=key, status="done"), now)
 
-    def reject(self, device_id: str, key: str, reason: str, now: float) -> list[Action]:
+    def reject(self, device_id: str, key: str, rule: str, reason: str, now: float) -> list[Action]:
         """Send ``reject``, now and whenever this device offers it again; drop its bytes.
 
         The blob may be received, in progress or only offered; others' transfers go on.
         """
-        receipt = Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason[:500])
+        receipt = _refusal(key, rule, reason)
         if self._owner(key) not in (device_id, None):
             return [_answer(device_id, receipt)]
         return self._settle(device_id, receipt, now)
@@ -200,7 +195,7 @@ class Receiver:
         )
         for rule, holds, wanted, got in rules:
             if not holds:
-                raise RefusedError(rule, f"manifest: expected {wanted}, got {got}")
+                raise RefusedError(rule, f"offer: expected {wanted}, got {got}")
 
     def _replace(self, device_id: str, offer: TransferOffer) -> None:
         current = self._of_device.get(device_id)
@@ -257,7 +252,7 @@ class Receiver:
         try:
             right = transfer.verify()
         except RefusedError as error:
-            return self.reject(transfer.device_id, key, f"{error.rule}: {error}", now)
+            return self.reject(transfer.device_id, key, error.rule, str(error), now)
         if not right:
             return [self._ask(key, now)]
         del self._active[key]
@@ -284,6 +279,10 @@ class Receiver:
         self._settled[receipt.transfer_id] = (device_id, receipt)
         while len(self._settled) > self._limits.settled:
             self._settled.popitem(last=False)
+
+
+def _refusal(key: str, rule: str, reason: str) -> Receipt:
+    return Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason[:500], rule=rule)
 
 
 def _answer(device_id: str, message: Message) -> Send:

@@ -168,7 +168,7 @@ class Sender:
             self.forget(key)
             if message.status == "done":
                 return [Delivered(device_id, transfer.offer)]
-            return [Rejected(device_id, transfer.offer, message.reason)]
+            return [Rejected(device_id, transfer.offer, message.rule, message.reason)]
         transfer.asked(message, now, self._rng)
         self._timers.set(key, transfer.due)
         if transfer.wanted:
@@ -189,7 +189,7 @@ class Sender:
             payload = transfer.next_chunk()
         except OSError as error:
             self.forget(key)
-            return Rejected(transfer.device_id, transfer.offer, f"source: {error}")
+            return Rejected(transfer.device_id, transfer.offer, "source", str(error))
         if transfer.wanted:
             self._ready[key] = None
         return Send(transfer.device_id, Lane.CHUNK, payload)

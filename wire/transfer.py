@@ -105,11 +105,13 @@ class Rejected:
     Attributes:
         device_id: the device at the other end; on a device: its own id, as in all events.
         offer: what was offered.
+        rule: name of the broken rule, for programs; '' where the receipt named none.
         reason: for people.
     """
 
     device_id: str
     offer: TransferOffer
+    rule: str
     reason: str
 
 

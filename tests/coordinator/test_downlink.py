@@ -187,21 +187,21 @@ def test_a_device_without_its_base_gets_one_that_refers_to_the_bundle_once(make)
     world = make(down="int4")
     world.a_round(1, "anna")
     assert world.downlink.post(world.server(2), "anna").coding.base
-    assert world.downlink.falls_back("anna", "base: not here")
+    assert world.downlink.falls_back("anna", "base")
     world.restart()
     assert not world.downlink.post(world.server(2), "anna").coding.base
-    assert not world.downlink.falls_back("anna", "base: not here")
+    assert not world.downlink.falls_back("anna", "base")
 
 
 def test_a_device_that_does_not_know_the_codec_gets_raw_payloads_for_good(make):
     world = make(down="int4")
-    assert world.downlink.falls_back("old", "codec: expected raw, got int4+zlib")
+    assert world.downlink.falls_back("old", "codec")
     world.restart()
     posted = world.downlink.post(world.server(1), "old")
     assert posted.coding.codec == "raw"
-    assert not world.downlink.falls_back("old", "codec: expected raw")
+    assert not world.downlink.falls_back("old", "codec")
     assert world.downlink.post(world.server(1), "new").coding.codec == "int4+zlib"
-    assert not world.downlink.falls_back("new", "disk full")
+    assert not world.downlink.falls_back("new", "")
 
 
 def test_a_damaged_reference_is_named(make):

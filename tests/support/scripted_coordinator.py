@@ -197,7 +197,9 @@ class ScriptedCoordinator:
                 return
             self._settled[message.round_id].add(device_id)
             if answer == "reject":
-                self._endpoint.reject(device_id, message.transfer_id, "as the test wants it")
+                self._endpoint.reject(
+                    device_id, message.transfer_id, "offer", "as the test wants it"
+                )
 
     def _take(self, event: Received) -> None:
         update, record = unpack_update(event.path.read_bytes(), max_bytes=1 << 30)

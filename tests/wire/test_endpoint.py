@@ -125,12 +125,14 @@ def test_a_rejected_update_tells_the_device_why(pair, monkeypatch):
     monkeypatch.setattr(pair, "_coordinator", lambda event: _reject_offers(pair, event))
     pair.device.send_update(b"update", 9)
     event = pair.run(lambda e: isinstance(e, Rejected))
-    assert event.reason == "round 9 is over"
+    assert (event.rule, event.reason) == ("offer", "round 9 is over")
 
 
 def _reject_offers(pair: _Pair, event: Event) -> None:
     if isinstance(event, PeerMessage) and isinstance(event.message, TransferOffer):
-        pair.coordinator.reject(event.device_id, event.message.transfer_id, "round 9 is over")
+        pair.coordinator.reject(
+            event.device_id, event.message.transfer_id, "offer", "round 9 is over"
+        )
 
 
 @pytest.mark.mosquitto

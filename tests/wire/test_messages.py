@@ -64,6 +64,10 @@ MESSAGES = {
     ),
     "need": Need(transfer_id=_OFFER.transfer_id, missing=((0, 1), (4, 7)), credit=4),
     "receipt": Receipt(transfer_id=_OFFER.transfer_id, status="reject", reason="late"),
+    "receipt-done": Receipt(transfer_id=_OFFER.transfer_id, status="done"),
+    "receipt-rule": Receipt(
+        transfer_id=_OFFER.transfer_id, status="reject", reason="expected raw", rule="codec"
+    ),
     "heartbeat": Heartbeat(
         device_id="pi-7",
         boot_id="b1",

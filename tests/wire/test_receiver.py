@@ -69,7 +69,7 @@ def test_an_offer_beyond_the_limits_is_rejected_and_leaves_nothing(
     offer = replace(offer_of(blob_of(500)), **change)
     (answer,) = answers_in(receiver.expect(DEVICE, offer, 0.0))
     assert answer.status == "reject"
-    assert answer.reason.startswith(rule)
+    assert answer.rule == rule
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,18 +98,18 @@ def test_a_device_cannot_reject_anothers_transfer_by_its_id(receiver):
     blob = blob_of(300)
     offer = offer_of(blob)
     receiver.expect(DEVICE, offer, 0.0)
-    receiver.reject("thief", offer.transfer_id, "not wanted", 0.0)
+    receiver.reject("thief", offer.transfer_id, "offer", "not wanted", 0.0)
     for chunk in chunks_of(blob, offer):
         done = receiver.chunk(DEVICE, chunk, 0.0)
     assert isinstance(done[0], Received)
     receiver.accept(offer.transfer_id, 0.0)
-    receiver.reject("thief", offer.transfer_id, "not wanted", 0.0)
+    receiver.reject("thief", offer.transfer_id, "offer", "not wanted", 0.0)
     (answer,) = answers_in(receiver.expect(DEVICE, offer, 0.0))
     assert answer.status == "done"
 
 
 def test_an_endless_transfer_id_is_neither_kept_nor_echoed(receiver):
-    (answer,) = answers_in(receiver.reject(DEVICE, "f" * 60_000, "not wanted", 0.0))
+    (answer,) = answers_in(receiver.reject(DEVICE, "f" * 60_000, "offer", "not wanted", 0.0))
     assert len(answer.transfer_id) == 64
 
 
@@ -134,7 +134,7 @@ def test_a_blob_that_never_has_its_hash_is_fetched_twice_and_rejected(receiver):
     for payload in wrong * 2:
         answers += answers_in(receiver.chunk(DEVICE, payload, 0.0))
     assert [type(answer) for answer in answers] == [Need, Receipt]
-    assert answers[-1].reason.startswith("sha256")
+    assert answers[-1].rule == "sha256"
 
 
 def test_uploads_wait_their_turn_and_each_gets_one(tmp_path):

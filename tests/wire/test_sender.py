@@ -75,4 +75,4 @@ def test_a_vanished_source_ends_the_transfer(sender, tmp_path):
     source.unlink()
     event = sender.next_chunk()
     assert isinstance(event, Rejected)
-    assert event.reason.startswith("source:")
+    assert event.rule == "source"

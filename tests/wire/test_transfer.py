@@ -83,9 +83,9 @@ def test_reject_reaches_the_sender_with_its_reason(sender, receiver):
     blob = blob_of(100)
     offer = offer_of(blob)
     sender.send(DEVICE, blob, offer, 0.0)
-    (send,) = receiver.reject(DEVICE, offer.transfer_id, "round 1 is over", 0.0)
+    (send,) = receiver.reject(DEVICE, offer.transfer_id, "offer", "round 1 is over", 0.0)
     events = sender.answer(DEVICE, send.payload, 0.0)
-    assert events == [Rejected(DEVICE, offer, "round 1 is over")]
+    assert events == [Rejected(DEVICE, offer, "offer", "round 1 is over")]
     assert sender.due() is None or sender.tick(1000.0) == []
 
 
