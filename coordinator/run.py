@@ -20,8 +20,6 @@ from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.coordinator.service import Service
 from protofleet.errors import InputError, UnavailableError
 from protofleet.wire.endpoint import CoordinatorEndpoint
-from protofleet.wire.link import Link, LinkOptions
-from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Limits
 
 
@@ -85,20 +83,12 @@ def _check_rounds(config: FederationConfig, found: State) -> None:
 
 
 def _make_endpoint(config: FederationConfig, ledger: Ledger) -> CoordinatorEndpoint:
-    topics = Topics(config.federation)
     folder = ledger.folder / "partial"
     if ledger.state().phase is not Phase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
-    link = Link(
-        LinkOptions(
-            url=config.broker,
-            client_id=f"{config.federation}-coordinator",
-            filters=topics.coordinator_filters(),
-        )
-    )
-    endpoint = CoordinatorEndpoint(link, topics, folder, limits)
+    endpoint = CoordinatorEndpoint.create(config.broker, config.federation, folder, limits)
     for transfer_id in ledger.transfer_ids():
         endpoint.remember(transfer_id)
     return endpoint

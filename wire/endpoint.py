@@ -26,9 +26,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from protofleet.errors import InputError, RefusedError, UnavailableError
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Coding
 from protofleet.wire.link import (
     Connected,
@@ -36,7 +37,9 @@ from protofleet.wire.link import (
     Disconnected,
     Drained,
     Link,
+    LinkOptions,
     Traffic,
+    Will,
     Woken,
 )
 from protofleet.wire.messages import (
@@ -311,6 +314,43 @@ class DeviceEndpoint(_Endpoint):
         super().__init__(link, topics, folder)
         self._device_id = check_id(device_id, "device")
 
+    @classmethod
+    def create(  # noqa: PLR0913 - whom it connects as, each named
+        cls,
+        broker: BrokerAccess,
+        federation: str,
+        device_id: str,
+        folder: Path,
+        *,
+        will: Presence | None = None,
+        keepalive_s: int = 30,
+    ) -> Self:
+        """An end with a link of its own, not yet started.
+
+        Args:
+            broker: which, and our credentials.
+            federation: its name.
+            device_id: this device.
+            folder: of partial blobs.
+            will: what the broker publishes when this device vanishes.
+            keepalive_s: MQTT keep-alive.
+
+        Raises:
+            InputError: a name that no topic may have, or credentials that cannot be used.
+        """
+        topics = Topics(federation)
+        place = topics.of(Channel.PRESENCE, device_id)
+        link = Link(
+            LinkOptions(
+                broker=broker,
+                client_id=f"{federation}.{device_id}",
+                filters=topics.device_filters(device_id),
+                will=None if will is None else Will(topic=place, payload=encode(will)),
+                keepalive_s=keepalive_s,
+            )
+        )
+        return cls(link, topics, folder, device_id)
+
     def publish(self, message: Presence | Heartbeat) -> bool:
         """Send a record on its topic; a presence is retained.
 
@@ -365,6 +405,25 @@ class CoordinatorEndpoint(_Endpoint):
         Lane.CHUNK: Channel.DOWN_CHUNK,
         Lane.ANSWER: Channel.DOWN_ANSWER,
     }
+
+    @classmethod
+    def create(
+        cls, broker: BrokerAccess, federation: str, folder: Path, limits: Limits | None = None
+    ) -> Self:
+        """An end with a link of its own, not yet started; arguments as of the class.
+
+        Raises:
+            InputError: a name that no topic may have, or credentials that cannot be used.
+        """
+        topics = Topics(federation)
+        link = Link(
+            LinkOptions(
+                broker=broker,
+                client_id=f"{federation}-coordinator",
+                filters=topics.coordinator_filters(),
+            )
+        )
+        return cls(link, topics, folder, limits)
 
     def publish(self, announcement: Announcement) -> bool:
         """Tell all devices, present and to come, where the federation stands.

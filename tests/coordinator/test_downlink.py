@@ -23,6 +23,7 @@ from protofleet.strategies.updates import (
     unpack_update,
 )
 from protofleet.wire import codecs
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Codec
 from protofleet.wire.transfer import Received, describe
 
@@ -38,7 +39,7 @@ class World:
             tiny_bundle(bundle, Ed25519PrivateKey.generate(), features=40)
         config = FederationConfig(
             federation="home",
-            broker="mqtt://127.0.0.1",
+            broker=BrokerAccess(url="mqtt://127.0.0.1"),
             bundle=bundle,
             run_dir=folder / "run",
             rounds=3,

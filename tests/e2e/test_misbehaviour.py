@@ -15,6 +15,7 @@ from protofleet.bundle import Bundle
 from protofleet.strategies.types import Update
 from protofleet.strategies.updates import Costs
 from protofleet.tensors import blobs
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.endpoint import DeviceEndpoint, PeerMessage
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, Task, TransferOffer, encode
@@ -32,7 +33,6 @@ class FakeDevice:
 
     def __init__(self, federation, name, answer, *, bundle_digest=None):
         bundle = Bundle.open(federation.bundle)
-        topics = Topics("home")
         folder = Path(federation.folder) / f"fake-{name}"
         folder.mkdir()
         self.rejections: list[str] = []
@@ -45,10 +45,8 @@ class FakeDevice:
             bundle=bundle_digest or bundle.digest,
             layout_hash=bundle.offer.layout_hash,
         )
-        options = LinkOptions(
-            url=federation.url, client_id=name, filters=topics.device_filters(name)
-        )
-        self._endpoint = DeviceEndpoint(Link(options), topics, folder, name)
+        broker = BrokerAccess(url=federation.url)
+        self._endpoint = DeviceEndpoint.create(broker, "home", name, folder)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -233,7 +231,10 @@ def test_a_finished_run_that_is_started_again_tells_those_who_were_away(fakes):
     make("other", _honest)
     assert coordinator.finish() == 0, coordinator.log
     topic = Topics("home").announcement
-    with closing(Link(LinkOptions(url=federation.url, client_id="eye", filters=(topic,)))) as eye:
+    options = LinkOptions(
+        broker=BrokerAccess(url=federation.url), client_id="eye", filters=(topic,)
+    )
+    with closing(Link(options)) as eye:
         eye.start()
         _delivery(eye)
         eye.publish(topic, b"", retain=True)

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 from protofleet.bundle import Bundle
 from protofleet.coordinator.config import FederationConfig
 from protofleet.wire.endpoint import DeviceEndpoint, PeerMessage
-from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.link import Connected
 from protofleet.wire.messages import Presence, Task
-from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Received, Rejected
 
 
@@ -38,7 +37,6 @@ class HostileDevice:
         class_counts: tuple[int, ...] = (),
     ) -> None:
         bundle = Bundle.open(config.bundle)
-        topics = Topics(config.federation)
         folder = Path(config.run_dir).with_name(f"hostile-{name}")
         folder.mkdir()
         self.rejections: list[str] = []
@@ -52,9 +50,7 @@ class HostileDevice:
             num_examples=sum(class_counts),
             class_counts=class_counts,
         )
-        filters = topics.device_filters(name)
-        link = Link(LinkOptions(url=config.broker, client_id=name, filters=filters))
-        self._endpoint = DeviceEndpoint(link, topics, folder, name)
+        self._endpoint = DeviceEndpoint.create(config.broker, config.federation, name, folder)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 

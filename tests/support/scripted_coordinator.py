@@ -14,10 +14,10 @@ from protofleet.bundle import Bundle
 from protofleet.strategies.types import ServerState, Strategy, Update
 from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.tensors import blobs
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.endpoint import CoordinatorEndpoint, PeerMessage
-from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
-from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Received, Rejected
 
 FEDERATION = "test-fed"
@@ -54,10 +54,8 @@ class ScriptedCoordinator:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        topics = Topics(FEDERATION)
-        filters = topics.coordinator_filters()
-        link = Link(LinkOptions(url=url, client_id="coordinator", filters=filters))
-        self._endpoint = CoordinatorEndpoint(link, topics, folder)
+        broker = BrokerAccess(url=url)
+        self._endpoint = CoordinatorEndpoint.create(broker, FEDERATION, folder)
         self._bundle, self._strategy, self._settings = bundle, strategy, dict(settings)
         self._announced_bundle = announced_bundle or bundle.digest
         self._devices, self._rounds = devices, rounds

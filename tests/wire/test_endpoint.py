@@ -8,6 +8,7 @@ from brokers import mosquitto
 
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import Chunk, pack
 from protofleet.wire.endpoint import (
     CoordinatorEndpoint,
@@ -30,6 +31,7 @@ from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Delivered, Received, Rejected, describe
 
 _TOPICS = Topics("lab")
+_NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
 _BLOB = random.Random(0).randbytes(700_000)
 
 
@@ -37,21 +39,13 @@ class _Pair:
     """A coordinator and one device, driven in turn by one thread."""
 
     def __init__(self, url: str, folder) -> None:
-        self.url = url
-        topics = _TOPICS
-        self.coordinator = CoordinatorEndpoint(
-            self._link("coordinator", topics.coordinator_filters()), topics, folder / "coordinator"
-        )
-        self.device = DeviceEndpoint(
-            self._link("pi-7", topics.device_filters("pi-7")), topics, folder / "pi-7", "pi-7"
-        )
+        broker = BrokerAccess(url=url)
+        self.coordinator = CoordinatorEndpoint.create(broker, "lab", folder / "coordinator")
+        self.device = DeviceEndpoint.create(broker, "lab", "pi-7", folder / "pi-7")
         self.coordinator.start()
         self.device.start()
         self.seen: list[Event] = []
         self.updates: dict[int, bytes] = {}
-
-    def _link(self, name: str, filters: tuple[str, ...]) -> Link:
-        return Link(LinkOptions(url=self.url, client_id=name, filters=filters))
 
     def run(self, until: Callable[[Event | None], bool], polls: int = 20_000) -> Event | None:
         for _ in range(polls):
@@ -186,7 +180,7 @@ class _Flood(Link):
     """A socket from which a chunk of an unknown transfer can always be read."""
 
     def __init__(self) -> None:
-        super().__init__(LinkOptions(url="mqtt://127.0.0.1", client_id="flooded"))
+        super().__init__(LinkOptions(broker=_NOWHERE, client_id="flooded"))
         chunk = pack(Chunk(transfer_id="0" * 32, index=0, last=True, data=b"x"))
         self._chunk = Delivery("fl/v1/lab/up/pi-7/c", chunk, retained=False)
         self.reads = 0
@@ -207,7 +201,7 @@ class _Reconnecting(Link):
     """Is connected for the second time; remembers the topics of what is published."""
 
     def __init__(self) -> None:
-        super().__init__(LinkOptions(url="mqtt://127.0.0.1", client_id="pi-7"))
+        super().__init__(LinkOptions(broker=_NOWHERE, client_id="pi-7"))
         self.published: list[str] = []
         self._events = [Connected("5")]
 
@@ -233,7 +227,7 @@ def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path):
 
 def test_a_disk_that_takes_no_blob_is_named(tmp_path):
     (tmp_path / "pi-7").write_text("where the folder should be")
-    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))
+    link = Link(LinkOptions(broker=_NOWHERE, client_id="c"))
     endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     offer = describe(_BLOB, kind="update", device_id="pi-7", round_id=1)
     with pytest.raises(UnavailableError, match="pi-7"):
@@ -281,7 +275,7 @@ def test_one_round_works_over_the_embedded_broker(tmp_path):
 
 
 def test_records_of_a_transfer_cannot_be_published_alone(tmp_path):
-    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))
+    link = Link(LinkOptions(broker=_NOWHERE, client_id="c"))
     endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     with pytest.raises(InputError, match="travels only inside a transfer"):
         endpoint.publish(Need(transfer_id="", missing=(), credit=0))
