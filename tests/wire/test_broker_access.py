@@ -9,7 +9,7 @@ from certificates import Authority
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess, BrokerAddress, broker_as_table
 
-_PASSWORD = "p:q"
+_PASSWORD = "p:q"  # noqa: S105 - what the URL says
 
 
 @pytest.mark.parametrize(
