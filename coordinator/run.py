@@ -16,10 +16,8 @@ from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
-from protofleet.wire.endpoint import Endpoint
-from protofleet.wire.link import Link, LinkOptions
-from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Limits
+from protofleet.wire.endpoint import CoordinatorEndpoint
+from protofleet.wire.transfer import Limits
 
 
 @contextmanager
@@ -71,21 +69,13 @@ def _check_rounds(config: FederationConfig, found: RoundState) -> None:
         )
 
 
-def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
-    topics = Topics(config.federation)
+def _make_endpoint(config: FederationConfig, ledger: Ledger) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
-    courier = Courier(folder, limits)
+    endpoint = CoordinatorEndpoint.create(config.broker, config.federation, folder, limits)
     for transfer_id in ledger.transfer_ids():
-        courier.remember(transfer_id)
-    link = Link(
-        LinkOptions(
-            url=config.broker,
-            client_id=f"{config.federation}-coordinator",
-            filters=topics.coordinator_filters(),
-        )
-    )
-    return Endpoint(link, topics, courier)
+        endpoint.remember(transfer_id)
+    return endpoint

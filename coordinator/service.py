@@ -25,9 +25,9 @@ from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import RAW
-from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task
+from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _POLL_S = 0.1
@@ -51,7 +51,7 @@ class Service:
         self,
         server: Server,
         ledger: Ledger,
-        endpoint: Endpoint,
+        endpoint: CoordinatorEndpoint,
         *,
         results: Results,
         sink: events.Sink,
@@ -132,105 +132,105 @@ class Service:
                 if event.final:
                     raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
                 self._sink(events.Disconnected(reason=event.reason))
-            case Incoming():
+            case PeerMessage():
                 self._on_message(event)
             case Received():
                 self._on_received(event)
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._reporter.refused(event.peer, RefusedError(event.rule, event.detail))
+                self._reporter.refused(event.device_id, RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
 
-    def _on_message(self, incoming: Incoming) -> None:
-        peer, message = incoming.peer, incoming.message
+    def _on_message(self, incoming: PeerMessage) -> None:
+        device_id, message = incoming.device_id, incoming.message
         try:
             if isinstance(message, Presence):
-                self._on_presence(peer, message)
+                self._on_presence(device_id, message)
             elif isinstance(message, Heartbeat):
-                self._on_heartbeat(peer, message)
-            elif isinstance(message, Manifest):
-                self._on_offer(peer, message)
+                self._on_heartbeat(device_id, message)
+            elif isinstance(message, TransferOffer):
+                self._on_offer(device_id, message)
         except RefusedError as error:
-            self._reporter.refused(peer, error)
+            self._reporter.refused(device_id, error)
 
-    def _on_presence(self, peer: str, presence: Presence) -> None:
+    def _on_presence(self, device_id: str, presence: Presence) -> None:
         try:
-            device = self._registry.presence(peer, presence, time.monotonic())
+            device = self._registry.presence(device_id, presence, time.monotonic())
         except RefusedError as error:
-            self._apply(rounds.DeviceDeparted(peer))
-            if self._reporter.may_answer(peer, error):
+            self._apply(rounds.DeviceDeparted(device_id))
+            if self._reporter.may_answer(device_id, error):
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
         if device.live:
-            self._register(peer, presence.class_counts)
-            self._appear(peer)
+            self._register(device_id, presence.class_counts)
+            self._appear(device_id)
         else:
             unregistered = presence.status == "online"
-            self._depart(peer, "unregistered" if unregistered else presence.status)
+            self._depart(device_id, "unregistered" if unregistered else presence.status)
 
-    def _register(self, peer: str, class_counts: tuple[int, ...]) -> None:
-        if self._server.expected.class_counts and self._class_counts.get(peer) != class_counts:
-            self._ledger.register(peer, class_counts)
-            self._class_counts[peer] = class_counts
+    def _register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
+        if self._server.expected.class_counts and self._class_counts.get(device_id) != class_counts:
+            self._ledger.register(device_id, class_counts)
+            self._class_counts[device_id] = class_counts
 
-    def _on_heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
-        if self._registry.heartbeat(peer, heartbeat, time.monotonic()):
-            self._appear(peer)
-        known = peer in self._registry.devices
+    def _on_heartbeat(self, device_id: str, heartbeat: Heartbeat) -> None:
+        if self._registry.heartbeat(device_id, heartbeat, time.monotonic()):
+            self._appear(device_id)
+        known = device_id in self._registry.devices
         if known and heartbeat.round_id <= self._state.round_id:
             totals = Totals(
                 bytes_up=heartbeat.bytes_up,
                 bytes_down=heartbeat.bytes_down,
                 peak_rss_bytes=heartbeat.peak_rss_bytes,
             )
-            self._ledger.note_totals(peer, heartbeat.round_id, totals)
+            self._ledger.note_totals(device_id, heartbeat.round_id, totals)
 
-    def _on_offer(self, peer: str, manifest: Manifest) -> None:
-        if self._registry.heard(peer, time.monotonic()):
-            self._appear(peer)
-        if manifest.transfer_id in self._accepted_ids:
-            # The courier forgets old decisions; it must not fetch a counted update again.
-            self._endpoint.remember(manifest.transfer_id)
-            self._endpoint.expect(peer, manifest)
+    def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
+        if self._registry.heard(device_id, time.monotonic()):
+            self._appear(device_id)
+        if offer.transfer_id in self._accepted_ids:
+            # The endpoint forgets old decisions; it must not fetch a counted update again.
+            self._endpoint.remember(offer.transfer_id)
+            self._endpoint.expect(device_id, offer)
             return
-        refused = self._refusal(peer, manifest)
+        refused = self._refusal(device_id, offer)
         if refused is None:
-            self._transfers.add(manifest.transfer_id)
-            self._endpoint.expect(peer, manifest)
+            self._transfers.add(offer.transfer_id)
+            self._endpoint.expect(device_id, offer)
         else:
-            self._reject(peer, manifest, refused)
+            self._reject(device_id, offer, refused)
 
     def _on_received(self, event: Received) -> None:
-        peer, manifest = event.peer, event.manifest
-        self._registry.heard(peer, time.monotonic())
-        refused = self._refusal(peer, manifest)
+        device_id, offer = event.device_id, event.offer
+        self._registry.heard(device_id, time.monotonic())
+        refused = self._refusal(device_id, offer)
         if refused is not None:
-            self._reject(peer, manifest, refused)
+            self._reject(device_id, offer, refused)
             return
         try:
             accepted = self._admit(event)
         except RefusedError as error:
-            self._reject(peer, manifest, error)
-            self._apply(rounds.DeviceFailed(peer))
+            self._reject(device_id, offer, error)
+            self._apply(rounds.DeviceFailed(device_id))
             return
-        self._accepted_ids.add(manifest.transfer_id)
-        self._transfers.discard(manifest.transfer_id)
-        self._endpoint.accept(manifest.transfer_id)
+        self._accepted_ids.add(offer.transfer_id)
+        self._transfers.discard(offer.transfer_id)
+        self._endpoint.accept(offer.transfer_id)
         self._sink(
             events.UpdateReceived(
-                round_id=manifest.round_id,
-                device_id=peer,
-                bytes=manifest.total_bytes,
+                round_id=offer.round_id,
+                device_id=device_id,
+                bytes=offer.total_bytes,
                 num_examples=accepted.record.num_examples,
                 loss=accepted.record.loss,
                 delivered=len(self._state.delivered) + 1,
                 cohort=len(self._state.cohort),
             )
         )
-        self._apply(rounds.UpdateStored(peer))
+        self._apply(rounds.UpdateStored(device_id))
 
     def _admit(self, event: Received) -> Accepted:
         """Decode, check and spool an update that has arrived; its device now has its payload.
@@ -238,43 +238,47 @@ class Service:
         Raises:
             RefusedError: it breaks a rule.
         """
-        peer, manifest = event.peer, event.manifest
+        device_id, offer = event.device_id, event.offer
         decoded = self._server.admit(
             event.path.read_bytes(),
-            manifest.coding,
-            baseline=self._payloads.update_baseline(self._server_state, peer, manifest.coding),
-            client_id=peer,
-            round_id=manifest.round_id,
-            class_counts=self._class_counts.get(peer),
+            offer.coding,
+            baseline=self._payloads.update_baseline(self._server_state, device_id, offer.coding),
+            client_id=device_id,
+            round_id=offer.round_id,
+            class_counts=self._class_counts.get(device_id),
         )
         path = event.path
-        if manifest.codec != RAW:
+        if offer.codec != RAW:
             path = event.path.with_suffix(".raw")
             replace_whole(path, decoded.raw)
-        accepted = Accepted(client_id=peer, transfer_id=manifest.transfer_id, record=decoded.record)
-        self._ledger.accept(path, accepted, reference=self._payloads.held_reference(peer))
+        accepted = Accepted(
+            client_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
+        )
+        self._ledger.accept(path, accepted, reference=self._payloads.held_reference(device_id))
         return accepted
 
-    def _refusal(self, peer: str, manifest: Manifest) -> RefusedError | None:
-        if manifest.kind != "update":
-            return RefusedError("kind", f"expected an update, got a {manifest.kind}")
-        return self._schedule.refusal(self._state, peer, manifest.round_id)
+    def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
+        if offer.kind != "update":
+            return RefusedError("kind", f"expected an update, got a {offer.kind}")
+        return self._schedule.refusal(self._state, device_id, offer.round_id)
 
-    def _reject(self, peer: str, manifest: Manifest, error: RefusedError) -> None:
-        self._transfers.discard(manifest.transfer_id)
-        self._endpoint.reject(peer, manifest.transfer_id, str(error))
-        self._reporter.rejected(peer, manifest.round_id, str(error))
+    def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
+        self._transfers.discard(offer.transfer_id)
+        self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
+        self._reporter.rejected(device_id, offer.round_id, str(error))
 
     def _on_rejected(self, event: Rejected) -> None:
-        round_id = event.manifest.round_id
-        self._transfers.discard(event.manifest.transfer_id)
-        current = round_id == self._state.round_id and event.peer in self._state.outstanding
-        if current and self._payloads.send_otherwise(event.peer, event.reason.partition(":")[0]):
-            self._invite((event.peer,))
+        round_id = event.offer.round_id
+        self._transfers.discard(event.offer.transfer_id)
+        current = round_id == self._state.round_id and event.device_id in self._state.outstanding
+        if current and self._payloads.send_otherwise(event.device_id, event.rule):
+            self._invite((event.device_id,))
             return
-        self._sink(events.TaskRefused(round_id=round_id, device_id=event.peer, reason=event.reason))
+        self._sink(
+            events.TaskRefused(round_id=round_id, device_id=event.device_id, reason=event.reason)
+        )
         if round_id == self._state.round_id:
-            self._apply(rounds.DeviceFailed(event.peer))
+            self._apply(rounds.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
@@ -328,8 +332,8 @@ class Service:
         )
         for client_id in clients:
             payload = self._payloads.payload_for(self._server_state, client_id)
-            manifest = self._endpoint.send_task(client_id, task, payload.path, payload.coding)
-            self._transfers.add(manifest.transfer_id)
+            offer = self._endpoint.send_task(client_id, task, payload.path, payload.coding)
+            self._transfers.add(offer.transfer_id)
 
     def _extend(self, action: rounds.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
@@ -371,7 +375,7 @@ class Service:
         asked: set[str] = set()
         while time.monotonic() < until:
             for device_id in set(self._registry.live) - asked:
-                if self._endpoint.publish(self._finish_task(), device_id):
+                if self._endpoint.send_finish(device_id, self._finish_task()):
                     asked.add(device_id)
             if asked and not self._registry.live:
                 break

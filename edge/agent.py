@@ -38,9 +38,9 @@ from protofleet.federation.records import percentiles
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import RAW, Codec
-from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Manifest, Task
+from protofleet.wire.messages import Announcement, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Limits, Received, Rejected
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class ActiveRound:
     """The round in progress, up to its commit."""
 
     task: Task
-    payload: Manifest
+    payload: TransferOffer
     strategy: Strategy
 
     @property
@@ -86,7 +86,7 @@ class Agent:
 
     def __init__(
         self,
-        device: Endpoint,
+        device: DeviceEndpoint,
         store: Store,
         learner: Learner,
         report: Report,
@@ -155,7 +155,7 @@ class Agent:
                 _log.warning("no connection to the broker: %s", event.reason)
                 if event.final:
                     raise UnavailableError(f"broker: {event.reason}")
-            case Incoming():
+            case PeerMessage():
                 self._on_message(event)
             case Received():
                 self._on_received(event)
@@ -168,7 +168,7 @@ class Agent:
             case _:
                 assert_never(event)
 
-    def _on_message(self, incoming: Incoming) -> None:
+    def _on_message(self, incoming: PeerMessage) -> None:
         message = incoming.message
         match message:
             case Announcement():
@@ -241,9 +241,9 @@ class Agent:
         self._strategy = self._build(task)
         self._round = ActiveRound(task=task, payload=task.payload, strategy=self._strategy)
         if task.payload.base and not self._store.has_payload(task.payload.base):
-            self._give_up("base: this device does not have the payload that this one refers to")
+            self._give_up("base", "this device does not have the payload that this one refers to")
             return
-        self._endpoint.expect("", task.payload)
+        self._endpoint.expect(task.payload)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
             received_payload = open_payload(self._store.load_received(), self._round.order)
@@ -259,7 +259,7 @@ class Agent:
 
     def _answer_again(self, task: Task) -> None:
         if task.payload is not None:
-            self._endpoint.expect("", task.payload)
+            self._endpoint.expect(task.payload)
         pending = self._store.journal.pending
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
@@ -287,40 +287,40 @@ class Agent:
         )
         _log.warning("refused a task: %s", reason)
         if task.payload is not None:
-            self._endpoint.reject("", task.payload.transfer_id, reason)
+            self._endpoint.reject(task.payload.transfer_id, "offer", reason)
 
     def _on_received(self, event: Received) -> None:
-        current, transfer_id = self._round, event.manifest.transfer_id
+        current, transfer_id = self._round, event.offer.transfer_id
         if current is None or current.payload.transfer_id != transfer_id:
             self._endpoint.cancel(transfer_id)
             return
         try:
             received = receive_payload(
                 event.path.read_bytes(),
-                event.manifest.coding,
+                event.offer.coding,
                 current.order,
                 model=self._learner.model,
                 earlier=self._store.load_payload,
                 max_bytes=Limits().max_blob_bytes,
             )
         except RefusedError as error:
-            self._give_up(f"{error.rule}: {error}")
+            self._give_up(error.rule, str(error))
             return
         self._store.commit_received(
             current.task.round_id,
             transfer_id,
             received.raw,
-            reference=event.manifest.base if event.manifest.codec != RAW else None,
+            reference=event.offer.base if event.offer.codec != RAW else None,
         )
         self._endpoint.accept(transfer_id)
         self._train(current, received)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, rule: str, reason: str) -> None:
         """Say why the payload of the round in progress cannot be used."""
         if self._round is None:
             return
-        _log.warning("round %d: payload refused: %s", self._round.task.round_id, reason)
-        self._endpoint.reject("", self._round.payload.transfer_id, reason)
+        _log.warning("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
+        self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
     def _train(self, current: ActiveRound, received: ReceivedPayload) -> None:
@@ -353,18 +353,18 @@ class Agent:
         self._meter.enter("send")
         pending = self._store.journal.pending
         coding = pending.coding if pending else None
-        manifest = self._endpoint.send_update(self._store.update_path(), round_id, coding)
-        self._sending = manifest.transfer_id
+        offer = self._endpoint.send_update(self._store.update_path(), round_id, coding)
+        self._sending = offer.transfer_id
 
     def _on_rejected(self, event: Rejected) -> None:
         pending = self._store.journal.pending
-        if pending is not None and pending.update.sha256 == event.manifest.sha256:
+        if pending is not None and pending.update.sha256 == event.offer.sha256:
             _log.warning("round %d: update rejected: %s", pending.round_id, event.reason)
             self._drop(event.reason)
 
     def _on_delivered(self, event: Delivered) -> None:
         pending = self._store.journal.pending
-        if pending is None or pending.update.sha256 != event.manifest.sha256:
+        if pending is None or pending.update.sha256 != event.offer.sha256:
             return
         self._store.commit_delivered()
         self._count_bytes()
@@ -426,7 +426,8 @@ class Agent:
     def _leave(self) -> None:
         self._training.close()
         self._heartbeat("leave")
-        self._endpoint.close(self._who.presence("left"))
+        self._endpoint.publish(self._who.presence("left"))
+        self._endpoint.close()
         self._count_bytes()
         up, down = self._store.counters.totals
         finished = self._phase is DevicePhase.LEAVE

@@ -83,7 +83,7 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
     Raises:
         InputError: the strategy, its settings, the model and the data do not fit.
     """
-    plan = job.plan("mqtt://127.0.0.1")
+    plan = job.plan()
     run = _restored(job, plan)
     for one in run.rounds:
         watch(one)

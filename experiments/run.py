@@ -29,9 +29,11 @@ from protofleet.federation.settings import (
     StrategySettings,
 )
 from protofleet.strategies import build
+from protofleet.wire.broker_access import BrokerAccess
 
 _HOUR_S = 3600.0
 _UPDATE_BYTES = 2**31
+_NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")  # the local engine connects to none
 """Updates of our own processes; images of CDFL are large."""
 
 Watch = Callable[[RoundRecord], None]
@@ -79,7 +81,7 @@ class Job:
         known = build(strategy, {}, model).settings.__struct_fields__
         return self.experiment.settings_of(self.method, dict.fromkeys(known))
 
-    def plan(self, broker: str) -> Plan:
+    def plan(self, broker: BrokerAccess = _NOWHERE) -> Plan:
         """The federation that the run is."""
         bundle = Bundle.open(self.bundle)
         config = FederationConfig(

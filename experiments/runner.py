@@ -22,9 +22,9 @@ from protofleet.experiments.run import Job
 from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
 from protofleet.experiments.table import METRICS
 from protofleet.federation.records import RoundRecord
+from protofleet.wire.broker_access import BrokerAccess
 
 _MARKER = "identity"
-_NOWHERE = "mqtt://127.0.0.1"
 _LINES = 10
 """Of progress per run where no terminal shows a bar."""
 
@@ -40,7 +40,7 @@ class RunOptions:
         labels: methods to run; None: all.
         workers: processes of the local engine; None: one per core.
         rounds: in place of the file's and the methods', for a quick look.
-        broker: URL for the engine ``mqtt``; None starts one.
+        broker: for the engine ``mqtt``: which, and the credentials for it; None starts one.
     """
 
     data_root: Path
@@ -49,7 +49,7 @@ class RunOptions:
     labels: Sequence[str] | None = None
     workers: int | None = None
     rounds: int | None = None
-    broker: str | None = None
+    broker: BrokerAccess | None = None
 
 
 def run_experiment(
@@ -107,7 +107,7 @@ def _check_settings(experiment: Experiment, jobs: Sequence[Job]) -> None:
     """Raise InputError for a setting that a method, or in ``[training]`` every method, lacks."""
     known: set[str] = set()
     for job in jobs:
-        settings = job.plan(_NOWHERE).strategy.settings
+        settings = job.plan().strategy.settings
         known |= set(settings.__struct_fields__)
     unknown = experiment.training.keys() - known
     if unknown and len(jobs) == len(experiment.methods):
@@ -128,7 +128,7 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
 
 def _run(job: Job, options: RunOptions, console: Console) -> MethodResult:
     done = load_run(job.folder)
-    plan = job.plan(_NOWHERE)
+    plan = job.plan()
     identity = job.identity(plan, options.engine)
     if done and done.finished and done.identity == identity:
         console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")

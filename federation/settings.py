@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 from protofleet.wire.codecs import Codec, Kind
 
 Amount = int | float
@@ -206,7 +207,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
 
     Attributes:
         federation: its name, a level of every topic.
-        broker: ``mqtt://`` or ``mqtts://`` URL.
+        broker: which, and the coordinator's credentials; a file may say just the URL.
         bundle: the signed bundle, directory or single file.
         trusted: public keys (hex) whose bundles are accepted; empty: any valid signature.
         run_dir: folder of this run: ledger, spool, results.
@@ -215,7 +216,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     """
 
     federation: str
-    broker: str
+    broker: BrokerAccess
     bundle: Path
     run_dir: Path
     rounds: int
@@ -241,7 +242,8 @@ def load_config(path: Path) -> FederationConfig:
         InputError: not readable, not TOML, an unknown key, or a value of the wrong kind.
     """
     try:
-        config = msgspec.toml.decode(path.read_bytes(), type=FederationConfig, dec_hook=_to_path)
+        values = broker_as_table(msgspec.toml.decode(path.read_bytes()))
+        config = msgspec.convert(values, FederationConfig, dec_hook=_to_path)
     except OSError as error:
         raise InputError(f"federation file {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:
@@ -268,6 +270,7 @@ def _resolve(config: FederationConfig, folder: Path) -> FederationConfig:
         config,
         bundle=folder / config.bundle,
         run_dir=folder / config.run_dir,
+        broker=config.broker.under(folder),
         evaluation=evaluation,
     )
 

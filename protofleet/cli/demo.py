@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._broker import broker_options
+
 if TYPE_CHECKING:
     from protofleet.demo import DemoSettings
 
@@ -48,7 +50,7 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
 )
 @click.option("--rounds", type=click.IntRange(1), help="Default: 12 for digits, 10 for uci-har.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--broker", metavar="URL", help="mqtt://host:port; default: one of its own.")
+@broker_options("mqtt://host:port; default: one of its own.")
 @click.option(
     "--sensors",
     type=click.Choice(["playback", "published"]),

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._broker import broker_options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -126,9 +128,7 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes of local; default: one a core.")
 @click.option("--rounds", type=click.IntRange(1), help="Instead of the file's, for a quick look.")
-@click.option(
-    "--broker", metavar="URL", help="For mqtt: mqtt://host:port; default: one of its own."
-)
+@broker_options("For mqtt: mqtt://host:port; default: one of its own.")
 def run(
     *,
     name: str,

@@ -23,6 +23,7 @@ from protofleet.federation.records import Costs, Scores
 from protofleet.federation.settings import CodecSettings, FederationConfig
 from protofleet.strategies.types import ServerState, Update
 from protofleet.wire import codecs
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Codec
 from protofleet.wire.transfer import Received, describe
 
@@ -38,7 +39,7 @@ class World:
             tiny_bundle(bundle, Ed25519PrivateKey.generate(), features=40)
         config = FederationConfig(
             federation="home",
-            broker="mqtt://127.0.0.1",
+            broker=BrokerAccess(url="mqtt://127.0.0.1"),
             bundle=bundle,
             run_dir=folder / "run",
             rounds=3,
@@ -80,23 +81,23 @@ class World:
         encoded = encode_update(update, Costs(), baseline, codec, {})
         path = self.plan.config.run_dir / f"{client_id}.part"
         path.write_bytes(encoded.blob)
-        manifest = describe(
+        offer = describe(
             encoded.blob,
             kind="update",
             device_id=client_id,
             round_id=round_id,
             coding=encoded.coding(posted.reference),
         )
-        return Received(client_id, manifest, path)
+        return Received(client_id, offer, path)
 
     def accept(self, event):
         """As the service does."""
-        state, coding = self.server(event.manifest.round_id), event.manifest.coding
-        baseline = self.payloads.update_baseline(state, event.peer, coding)
+        state, coding = self.server(event.offer.round_id), event.offer.coding
+        baseline = self.payloads.update_baseline(state, event.device_id, coding)
         decoded = decode_update(event.path.read_bytes(), coding, baseline, max_bytes=_LIMIT)
         event.path.write_bytes(decoded.raw)
-        accepted = Accepted(client_id=event.peer, transfer_id="t", record=decoded.record)
-        reference = self.payloads.held_reference(event.peer)
+        accepted = Accepted(client_id=event.device_id, transfer_id="t", record=decoded.record)
+        reference = self.payloads.held_reference(event.device_id)
         self.ledger.accept(event.path, accepted, reference=reference)
 
     def a_round(self, round_id, *clients, codec=None):

@@ -14,6 +14,7 @@ from protofleet.datasets import DeviceData
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
 from protofleet.federation.settings import CodecSettings, CohortSettings, FederationConfig
+from protofleet.wire.broker_access import BrokerAccess
 
 pytestmark = pytest.mark.mosquitto
 
@@ -36,7 +37,7 @@ _DATA = {name: _data(seed) for seed, name in enumerate(("anna", "berta", "carla"
 def config(tmp_path, mosquitto_url, key):
     return FederationConfig(
         federation="home",
-        broker=mosquitto_url,
+        broker=BrokerAccess(url=mosquitto_url),
         bundle=tiny_bundle(tmp_path / "tiny.pfb", key, features=_FEATURES),
         run_dir=tmp_path / "run",
         rounds=5,

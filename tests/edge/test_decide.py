@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
-from protofleet.wire.messages import Manifest, Task
+from protofleet.wire.messages import Task, TransferOffer
 
 
 def _task(round_id: int, transfer: str = "") -> Task:
-    payload = Manifest(
+    payload = TransferOffer(
         transfer_id=transfer or f"t{round_id}",
         kind="payload",
         round_id=round_id,

@@ -18,7 +18,7 @@ from scripted_coordinator import ScriptedCoordinator
 from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
-from protofleet.wire.messages import Manifest
+from protofleet.wire.messages import TransferOffer
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 
@@ -221,7 +221,7 @@ class _Insistent(ScriptedCoordinator):
     insisted = False
 
     def _hear(self, peer, message):
-        if isinstance(message, Manifest) and message.round_id == 2 and not self.insisted:
+        if isinstance(message, TransferOffer) and message.round_id == 2 and not self.insisted:
             self.insisted = True
             self._endpoint.reject(peer, message.transfer_id, "once more")
             self._send_task(peer, 2)

@@ -17,6 +17,7 @@ from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.motion import ACTIVITIES, synthesise
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice, load_fleet
 from protofleet.firmware_sim.senses import collect, sense
+from protofleet.wire.broker_access import BrokerAccess
 
 WINDOWS = Preprocessing(
     input_shape=(128, 6), rate_hz=50.0, window=128, hop=64, channels=tuple("abcdef"),
@@ -85,7 +86,7 @@ def test_device_that_cannot_start_says_why(tmp_path):
     """A process whose bundle is absent ends with a clear last line, and no process stays."""
     file = FleetFile(
         federation="study",
-        broker="mqtt://127.0.0.1:1",
+        broker=BrokerAccess(url="mqtt://127.0.0.1:1"),
         bundle=tmp_path / "nowhere.pfb",
         folder=tmp_path / "fleet",
         devices=(VirtualDevice(id="a"),),
@@ -104,7 +105,7 @@ def test_device_over_its_memory_cap_says_so(tmp_path):
     tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate())
     file = FleetFile(
         federation="study",
-        broker="mqtt://127.0.0.1:1",
+        broker=BrokerAccess(url="mqtt://127.0.0.1:1"),
         bundle=tmp_path / "tiny.pfb",
         folder=tmp_path / "fleet",
         devices=(VirtualDevice(id="a", profile="small", synthesise_s=600.0),),

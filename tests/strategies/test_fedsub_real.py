@@ -27,6 +27,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Payload
 from protofleet.tensors import blobs
+from protofleet.wire.broker_access import BrokerAccess
 
 pytestmark = pytest.mark.data
 
@@ -64,7 +65,7 @@ class Federation:
     def __init__(self, bundle, people, tmp_path, name, **settings):
         config = FederationConfig(
             federation="home",
-            broker="mqtt://127.0.0.1",
+            broker=BrokerAccess(url="mqtt://127.0.0.1"),
             bundle=bundle,
             run_dir=tmp_path,
             rounds=1,

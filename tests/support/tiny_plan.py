@@ -13,6 +13,7 @@ from tiny_bundle import tiny_bundle
 from protofleet.federation.admission import ExpectedUpdate, expect_updates
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.settings import FederationConfig, LimitSettings
+from protofleet.wire.broker_access import BrokerAccess
 
 _LIMITS = LimitSettings(update_bytes=10_000)
 
@@ -33,7 +34,7 @@ class Tiny:
 def tiny(tmp_path):
     config = FederationConfig(
         federation="home",
-        broker="mqtt://127.0.0.1",
+        broker=BrokerAccess(url="mqtt://127.0.0.1"),
         bundle=tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate()),
         run_dir=tmp_path / "run",
         rounds=2,

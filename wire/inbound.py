@@ -14,7 +14,7 @@ from pathlib import Path
 
 from protofleet.errors import RefusedError
 from protofleet.wire.chunks import Chunk
-from protofleet.wire.messages import Manifest, Need
+from protofleet.wire.messages import Need, TransferOffer
 
 SILENCE_S = 1.5
 """Ask again after this long without a chunk: several round trips of any usable link."""
@@ -33,21 +33,21 @@ _WANTED, _FLYING, _HERE = 0, 1, 2
 _BLOCK = 1 << 20
 
 
-class Incoming:
+class InboundTransfer:
     """One blob on its way here; survives a restart through two files beside each other.
 
     Attributes:
-        peer: device id of the other end (on a device: its own).
-        manifest: what was offered, within limits.
+        device_id: of the transfer; on a device: its own.
+        offer: what was offered, within limits.
         path: the blob's bytes, allocated in full when the transfer is opened.
         due: when to call ``silent`` unless a chunk comes.
     """
 
-    def __init__(self, folder: Path, peer: str, manifest: Manifest, window: int) -> None:
-        self.peer = peer
-        self.manifest = manifest
-        self.count = -(-manifest.total_bytes // manifest.chunk_bytes)
-        stem = f"{manifest.transfer_id}-{manifest.total_bytes}-{manifest.chunk_bytes}"
+    def __init__(self, folder: Path, device_id: str, offer: TransferOffer, window: int) -> None:
+        self.device_id = device_id
+        self.offer = offer
+        self.count = -(-offer.total_bytes // offer.chunk_bytes)
+        stem = f"{offer.transfer_id}-{offer.total_bytes}-{offer.chunk_bytes}"
         self.path = folder / f"{stem}.part"
         self._map = folder / f"{stem}.map"
         self._limit = window
@@ -93,12 +93,12 @@ class Incoming:
         """Store a chunk; repeated ones change nothing. Returns what to ask for next, if due.
 
         Raises:
-            RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this manifest's grid).
+            RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid).
         """
         self._check(chunk)
         if self._state[chunk.index] == _HERE:
             return None
-        os.pwrite(self._files[0], chunk.data, chunk.index * self.manifest.chunk_bytes)
+        os.pwrite(self._files[0], chunk.data, chunk.index * self.offer.chunk_bytes)
         os.pwrite(self._files[1], b"\1", chunk.index)
         self._state[chunk.index] = _HERE
         self._missing -= 1
@@ -110,7 +110,7 @@ class Incoming:
         return self._need(now) if self._missing else None
 
     def verify(self) -> bool:
-        """Whether the complete blob has the manifest's sha256; if not, all is wanted again.
+        """Whether the complete blob has the offer's sha256; if not, all is wanted again.
 
         Raises:
             RefusedError: rule ``sha256``: it was wrong after a second complete fetch too.
@@ -119,7 +119,7 @@ class Incoming:
         with self.path.open("rb") as blob:
             while block := blob.read(_BLOCK):
                 digest.update(block)
-        if digest.hexdigest() == self.manifest.sha256:
+        if digest.hexdigest() == self.offer.sha256:
             return True
         self._failures += 1
         self._state = bytearray(self.count)
@@ -128,13 +128,13 @@ class Incoming:
         if self._failures >= HASH_ATTEMPTS:
             raise RefusedError(
                 "sha256",
-                f"transfer {self.manifest.transfer_id}: expected {self.manifest.sha256}, "
+                f"transfer {self.offer.transfer_id}: expected {self.offer.sha256}, "
                 f"got {digest.hexdigest()}",
             )
         return False
 
     def close(self) -> None:
-        """Close the files; a later ``Incoming`` of the same manifest continues from them."""
+        """Close the files; a later ``InboundTransfer`` of the same offer continues from them."""
         for file in self._files:
             with suppress(OSError):
                 os.close(file)
@@ -152,7 +152,7 @@ class Incoming:
         marks = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
         if fresh:
             os.ftruncate(marks, 0)
-        os.ftruncate(blob, self.manifest.total_bytes)
+        os.ftruncate(blob, self.offer.total_bytes)
         os.ftruncate(marks, self.count)
         for index, mark in enumerate(os.pread(marks, self.count, 0)):
             if mark == 1:
@@ -166,8 +166,8 @@ class Incoming:
                 "chunk-index", f"chunk: expected index < {self.count}, got {chunk.index}"
             )
         last = chunk.index == self.count - 1
-        step = self.manifest.chunk_bytes
-        size = self.manifest.total_bytes - step * chunk.index if last else step
+        step = self.offer.chunk_bytes
+        size = self.offer.total_bytes - step * chunk.index if last else step
         if len(chunk.data) != size or chunk.last != last:
             raise RefusedError(
                 "chunk-grid",
@@ -212,12 +212,10 @@ class Incoming:
         for index in wanted:
             self._flying[index] = self._asks
         self.due = now + self._patience()
-        return Need(
-            transfer_id=self.manifest.transfer_id, missing=_ranges(wanted), credit=len(wanted)
-        )
+        return Need(transfer_id=self.offer.transfer_id, missing=_ranges(wanted), credit=len(wanted))
 
     def _alive(self) -> Need:
-        return Need(transfer_id=self.manifest.transfer_id, missing=(), credit=0)
+        return Need(transfer_id=self.offer.transfer_id, missing=(), credit=0)
 
     def _pick(self, room: int) -> list[int]:
         wanted: list[int] = []

@@ -19,14 +19,12 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from protofleet.wire._link_types import Connected, Delivery, Drained, LinkEvent, LinkOptions
+from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
 
 if TYPE_CHECKING:
     import ssl
 
     from paho.mqtt.properties import Properties
-
-    from protofleet.wire._address import Address
 
 OPEN_TIMEOUT_S = 15.0
 """A broker that takes this long to greet is overloaded or no broker."""
@@ -39,6 +37,57 @@ SMALL_READ_BYTES = 1024
 CHUNKS_IN_FLIGHT_MAX = 16
 """Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
 NOT_AUTHORIZED = 0x87
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Will:
+    """The message that the broker publishes, retained, when this client vanishes."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """How to reach the broker, and as whom.
+
+    Attributes:
+        broker: where it is, and our credentials.
+        client_id: durable MQTT client id; two links with the same one throw each other out.
+        filters: subscribed with QoS 1 after each connect, before ``Connected`` is reported.
+        will: retained last will.
+        keepalive_s: MQTT keep-alive.
+    """
+
+    broker: BrokerAccess
+    client_id: str
+    filters: tuple[str, ...] = ()
+    will: Will | None = None
+    keepalive_s: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Connected and subscribed with this protocol, ``5`` or ``3.1.1``; deliveries follow."""
+
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message arrived; ``retained`` if it is older than our subscription."""
+
+    topic: str
+    payload: bytes
+    retained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """There is room again for chunks (``Link.room``)."""
+
+
+ConnectionEvent = Connected | Delivery | Drained
 
 
 @dataclass(slots=True)
@@ -115,7 +164,7 @@ class Connection:
         options: LinkOptions,
         protocol: MQTTProtocolVersion,
         counters: Counters,
-        put: Callable[[LinkEvent], None],
+        put: Callable[[ConnectionEvent], None],
     ) -> None:
         self.max_packet_bytes: int | None = None
         self._in_flight_max = IN_FLIGHT_MAX
@@ -126,7 +175,7 @@ class Connection:
         self._lock = threading.Lock()
         self._backlog: deque[tuple[str, bytes, bool]] = deque()
         self._in_flight = 0
-        self._early: list[LinkEvent] = []
+        self._early: list[ConnectionEvent] = []
         self._opened_at: float | None = None
         self._progress = threading.Event()
         self._ended = threading.Event()
@@ -144,7 +193,7 @@ class Connection:
         with self._lock:
             return self._room()
 
-    def run(self, address: Address, tls: ssl.SSLContext | None) -> Ending:
+    def run(self, address: BrokerAddress, tls: ssl.SSLContext | None) -> Ending:
         """Connect, and return when the connection has ended."""
         client = self._client
         if tls is not None:
