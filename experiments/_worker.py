@@ -14,7 +14,7 @@ from protofleet.datasets import load_device_data, load_pooled
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.experiments.prepare import ClientFiles
-from protofleet.firmware_sim.leash import die_with_parent
+from protofleet.firmware_sim.die_with_parent import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import ClientState, Payload
