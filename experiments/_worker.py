@@ -19,7 +19,7 @@ from protofleet.federation.client import (
     train_round,
 )
 from protofleet.federation.records import Costs
-from protofleet.firmware_sim.leash import die_with_parent
+from protofleet.firmware_sim.die_with_parent import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import ClientState

@@ -113,9 +113,9 @@ def test_a_device_keeps_a_residual_and_the_payloads_that_later_ones_may_name(con
     with Federation(config, _DATA) as federation:
         federation.finish()
         with Store.open(federation.store("anna")) as store:
-            residual = store.load_residual()
+            residual = store.load_memory().residual
             assert residual.keys() == {"params/w"}
             assert residual["params/w"].any()
-            assert 1 <= len(store.journal.bases) <= 2
-            for base in store.journal.bases:
-                assert store.load_base(base.sha256).keys() == {"params/w", "params/b"}
+            assert 1 <= len(store.journal.payloads) <= 2
+            for payload in store.journal.payloads:
+                assert store.load_payload(payload.sha256).keys() == {"params/w", "params/b"}

@@ -223,7 +223,7 @@ class _Insistent(ScriptedCoordinator):
     def _hear(self, peer, message):
         if isinstance(message, TransferOffer) and message.round_id == 2 and not self.insisted:
             self.insisted = True
-            self._endpoint.reject(peer, message.transfer_id, "once more")
+            self._endpoint.reject(peer, message.transfer_id, "offer", "once more")
             self._send_task(peer, 2)
         else:
             super()._hear(peer, message)

@@ -15,7 +15,7 @@ from protofleet.firmware_sim.motion import Motion
 _BLOCK = 256  # readings handed over at a time, as a driver's FIFO would
 
 
-def sense(
+def record_windows(
     motion: Motion, imu: ImuProfile, preprocessing: Preprocessing, rng: np.random.Generator
 ) -> Windows:
     """Windows that a device with this sensor collects while its owner moves.
@@ -48,14 +48,14 @@ def sense(
     )
 
 
-def collect(
+def record_device_data(
     motion: Motion,
     imu: ImuProfile,
     preprocessing: Preprocessing,
     classes: tuple[str, ...],
     seed: tuple[int, int],
 ) -> DeviceData:
-    """What ``sense`` found, split in time order into a train and a test part.
+    """What ``record_windows`` found, split in time order into a train and a test part.
 
     Args:
         motion: what the owner does.
@@ -64,4 +64,6 @@ def collect(
         classes: class names, in the order of the motion's labels.
         seed: of the fleet and of the device: the same pair gives the same windows.
     """
-    return split_in_time(sense(motion, imu, preprocessing, np.random.default_rng(seed)), classes)
+    return split_in_time(
+        record_windows(motion, imu, preprocessing, np.random.default_rng(seed)), classes
+    )
