@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -272,7 +272,7 @@ class _Search:
         exponent = math.frexp(max(float(reach), float(np.abs(init).max())))[1]
         self._scale = 2.0 ** -min(max(exponent, -126), 126)
         offset = ((mean + points[0]) * self._scale).astype(np.float32)
-        self._frame = offset, self._scale, _Memory()
+        self._frame = _Frame(offset, self._scale, _Memory())
         # Half of it is due to the matrix product: d roundings of 2^-24, in any order.
         self._slack = (0.5 * width + 8) * 2.0**-24
         self._floor = width * 2.0**-125
@@ -314,7 +314,7 @@ class _Search:
     def _keep_apart(self, rows: Indices) -> Indices:
         """``rows`` without those nearer to their centre than half the way to the next one."""
         k = len(self._centers)
-        blocks = _Blocks(self._centers, np.arange(k), *self._frame)
+        blocks = _Blocks(self._centers, np.arange(k), self._frame)
         apart = np.empty(k)
 
         def work(start: int, stop: int) -> None:
@@ -340,7 +340,7 @@ class _Search:
         least = np.maximum(gap, -falling[-1])  # equal where every centre is searched
         by_gap = np.argsort(least, kind="stable")
         rows, reach = rows[by_gap], np.searchsorted(falling, -least[by_gap], side="right")
-        blocks = _Blocks(self._centers, order, *self._frame)
+        blocks = _Blocks(self._centers, order, self._frame)
         starts, start = [], 0
         while start < len(rows):
             starts.append(start)
@@ -361,23 +361,27 @@ class _Search:
         backend("kmeans").decide(scores, blocks.norms[:searched], *found, *fixed, *bounds)
 
 
+class _Frame(NamedTuple):
+    """Where and in which unit products are taken, and the memory for them."""
+
+    offset: Floats
+    scale: float
+    memory: _Memory
+
+
 class _Blocks:
     """Scores ``|c|^2 - 2 x·c`` of blocks of points with centres in a given order."""
 
-    def __init__(
-        self, centers: Floats, order: Indices, offset: Floats, scale: float, memory: _Memory
-    ) -> None:
+    def __init__(self, centers: Floats, order: Indices, frame: _Frame) -> None:
         placed = np.empty((len(order), centers.shape[1]), np.float32)
         squares = np.empty(len(order))
-        backend("kmeans").gather(centers, order, offset, scale, placed, squares)
+        backend("kmeans").gather(centers, order, frame.offset, frame.scale, placed, squares)
         placed *= np.float32(-2)
         self.radius = math.sqrt(squares.max())
         self.norms = squares.astype(np.float32)
         self.order = order
         self._doubled = placed
-        self._offset = offset
-        self._scale = scale
-        self._memory = memory
+        self._frame = frame
 
     def rows(self, searched: int) -> int:
         """How many points are scored at once with so many centres."""
@@ -386,13 +390,13 @@ class _Blocks:
     def scores(self, points: Floats, rows: Indices, searched: int) -> tuple[Any, ...]:
         """Scores ``(searched, B)``, least, its place, second least, squared lengths."""
         size = len(rows)
-        memory = self._memory
+        frame, memory = self._frame, self._frame.memory
         block = memory.floats("block", size, points.shape[1])
         scores = memory.floats("scores", searched, size)
         first, second = memory.floats("first", size), memory.floats("second", size)
         best, squares = np.empty(size, np.int32), np.empty(size)
         kernels = backend("kmeans")
-        kernels.gather(points, rows, self._offset, self._scale, block, squares)
+        kernels.gather(points, rows, frame.offset, frame.scale, block, squares)
         np.matmul(self._doubled[:searched], block.T, out=scores)
         kernels.scan(scores, self.norms[:searched], first, best, second)
         return scores, first, best, second, squares

@@ -91,8 +91,8 @@ def _latency(axes: Any, runs: Sequence[Run]) -> None:
         end = min(whisker, shown)
         axes.plot([middle, end], [place] * 2, color=INK, lw=1, zorder=4)
         axes.plot(end, place, ">" if whisker > shown else "|", color=INK, ms=6, mew=1.2, zorder=4)
-        tails = [f"{name} {short(phase.ms[name])}" for name in ("p95", "p99") if name in phase.ms]
-        _beside(axes, end, place, f"{short(middle)}   {'   '.join(tails)}")
+        higher = [f"{name} {short(phase.ms[name])}" for name in ("p95", "p99") if name in phase.ms]
+        _beside(axes, end, place, f"{short(middle)}   {'   '.join(higher)}")
     _rows(axes, [_name(run) for run in runs])
     axes.set_xlim(0, 1.7 * shown)
     axes.set_xlabel("p50, whisker to p95 (arrow: beyond); left is better")
