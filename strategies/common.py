@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
+from protofleet.strategies.settings import parse_record
 from protofleet.strategies.types import ClientState, Payload, ServerState, Update, Updates
 from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
@@ -29,13 +30,7 @@ def parse_settings(strategy: str, settings: Mapping[str, Any], kind: type[_Setti
     Raises:
         InputError: unknown key, wrong type or a value outside its range.
     """
-    try:
-        return msgspec.convert(dict(settings), kind)
-    except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
-        raise InputError(f"strategy '{strategy}': {error}; its settings are {known}") from error
-    except InputError as error:
-        raise InputError(f"strategy '{strategy}': {error}") from error
+    return parse_record(f"strategy '{strategy}'", settings, kind)
 
 
 def prefixed(prefix: str, tensors: Tensors) -> dict[str, NDArray[Any]]:
