@@ -62,7 +62,9 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             classes=manifest.classes,
             codec=config.codec.text,
         )
-        tools = make_server_tools(plan.bundle, plan.strategy, seed=config.seed)
+        tools = make_server_tools(
+            plan.bundle, plan.strategy, seed=config.seed, aggregator=plan.aggregator
+        )
         closer = Closer(plan=plan, ledger=ledger, results=results, scorer=scorer, tools=tools)
         yield Service(
             plan,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protofleet.coordinator.config import Amount, CodecSettings
+from protofleet.coordinator.config import AggregationSettings, Amount, CodecSettings
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
 
@@ -117,6 +117,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         cohort: in place of the experiment's.
         merged: one client holds everybody's training part: central training.
         codec: in place of the experiment's.
+        aggregation: rule of the server, for a strategy that takes one.
         paper: section → what the paper prints for this row.
     """
 
@@ -128,6 +129,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     cohort: Literal["all"] | Amount | None = None
     merged: bool = False
     codec: CodecSettings | None = None
+    aggregation: AggregationSettings = AggregationSettings()
     paper: dict[Section, Printed] = {}
 
 

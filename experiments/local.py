@@ -136,7 +136,12 @@ class _Federation:
             plan=plan,
             expected=expect_updates(plan, job.data.input_shape),
             scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
-            tools=make_server_tools(plan.bundle, plan.strategy, seed=plan.config.seed),
+            tools=make_server_tools(
+                plan.bundle,
+                plan.strategy,
+                seed=plan.config.seed,
+                aggregator=plan.aggregator,
+            ),
             clients=tuple(sorted(job.clients)),
             initial=initial_tensors(plan.model),
         )

@@ -24,7 +24,8 @@ from protofleet.strategies.aggregation.aggregator import Aggregator, Rows, Terms
 from protofleet.strategies.settings import parse_record
 
 _BLOCK_BYTES = 128 << 20  # memory of a block of coordinates: more clients, more passes over them
-_PLAIN_BYTES, _WEIGHTED_BYTES = 8, 40  # of a value in it, what is made of it included
+_PLAIN_BYTES, _WEIGHTED_BYTES = 4, 32  # of a client's number in it, what is made of it included
+_MEDIAN_BYTES = 32  # of a coordinate, beside its clients' numbers
 
 
 class MedianSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,8 +51,8 @@ def build(settings: Mapping[str, Any]) -> Aggregator:
 
 def _combine(size: int, terms: Terms, *, weighted: bool) -> Vector | None:
     combined = np.empty(size, np.float32)
-    each = len(terms) * (_WEIGHTED_BYTES if weighted else _PLAIN_BYTES)
-    width = max(_BLOCK_BYTES // max(each, 1), 1)
+    each = len(terms) * (_WEIGHTED_BYTES if weighted else _PLAIN_BYTES) + _MEDIAN_BYTES
+    width = max(_BLOCK_BYTES // each, 1)
     for start in range(0, max(size, 1), width):
         part = combined[start : start + width]
         values = np.empty((part.size, len(terms)), np.float32)

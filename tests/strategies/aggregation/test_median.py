@@ -84,8 +84,8 @@ def test_blocks_of_coordinates_change_no_bit_and_bound_the_memory(rule, monkeypa
 
     whole = rule.combine(100, TermsReader(read, 6))
     assert len(passes) == 1
-    of_number = 8 if rule is PLAIN else 40
-    monkeypatch.setattr(median, "_BLOCK_BYTES", of_number * 6 * 7 + 1)
+    of_number = 4 if rule is PLAIN else 32
+    monkeypatch.setattr(median, "_BLOCK_BYTES", (of_number * 6 + 32) * 7 + 1)
     np.testing.assert_array_equal(rule.combine(100, TermsReader(read, 6)), whole)
     assert len(passes) == 1 + 15
 
