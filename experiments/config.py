@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
-from protofleet.federation.settings import Amount, CodecSettings
+from protofleet.federation.settings import AggregationSettings, Amount, CodecSettings
 
 Section = Literal["personalisation", "generalisation", "global"]
 Count = Annotated[int, Meta(ge=1)]
@@ -117,6 +117,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         cohort: in place of the experiment's.
         merged: one client holds everybody's training part: central training.
         codec: in place of the experiment's.
+        aggregation: rule of the server, for a strategy that takes one.
         paper: section → what the paper prints for this row.
     """
 
@@ -128,6 +129,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     cohort: Literal["all"] | Amount | None = None
     merged: bool = False
     codec: CodecSettings | None = None
+    aggregation: AggregationSettings = AggregationSettings()
     paper: dict[Section, Printed] = {}
 
 

@@ -100,6 +100,7 @@ class Job:
             evaluation=EvaluationSettings(pooled=self.data.pooled),
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),
+            aggregation=self.method.aggregation,
         )
         return make_plan(config)
 
@@ -113,6 +114,7 @@ class Job:
             self.rounds,
             self.experiment.cohort_of(self.method),
             self.experiment.codec_of(self.method),
+            self.method.aggregation,
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

@@ -11,10 +11,12 @@ from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.schedule import Schedule
-from protofleet.federation.settings import FederationConfig
+from protofleet.federation.settings import AggregationSettings, FederationConfig
 from protofleet.federation.synchronous import SynchronousSchedule
-from protofleet.strategies import build
-from protofleet.strategies.types import ServerState, Strategy
+from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.aggregation import Aggregator
+from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.types import Description, ServerState, Strategy
 from protofleet.tensors import Model
 
 
@@ -28,6 +30,7 @@ class Plan:
         model: the bundle's initial values.
         strategy: built with ``settings``.
         settings: the bundle's, overridden by the file's; they travel with every task.
+        aggregator: how the clients' vectors become one.
     """
 
     config: FederationConfig
@@ -35,6 +38,7 @@ class Plan:
     model: Model
     strategy: Strategy
     settings: dict[str, Any]
+    aggregator: Aggregator
 
     def server_init(self) -> ServerState:
         """The server's state before round 1, the same at every start."""
@@ -65,6 +69,7 @@ class Plan:
             "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
             "seed": str(self.config.seed),
             "codec": self.config.codec.identity,
+            "aggregation": self.config.aggregation.identity,
         }
 
 
@@ -72,7 +77,8 @@ def make_plan(config: FederationConfig) -> Plan:
     """Open the bundle and build the strategy.
 
     Raises:
-        InputError: no such bundle or strategy, or a setting it does not know.
+        InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
+            or a rule for a strategy that takes none.
         RefusedError: the bundle breaks a rule.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
@@ -80,13 +86,25 @@ def make_plan(config: FederationConfig) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
+    strategy = build(name, settings, model)
     return Plan(
         config=config,
         bundle=bundle,
         model=model,
-        strategy=build(name, settings, model),
+        strategy=strategy,
         settings=settings,
+        aggregator=_aggregator(config.aggregation, strategy.description),
     )
+
+
+def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:
+    if chosen != AggregationSettings() and not description.takes_aggregator:
+        takers = sorted(name for name, one in DESCRIPTIONS.items() if one.takes_aggregator)
+        raise InputError(
+            f"aggregation '{chosen.kind}': strategy '{description.name}' has a rule of its own and "
+            f"takes no other; leave [aggregation] out, or use one of {', '.join(takers)}"
+        )
+    return build_aggregator(chosen.kind, chosen.settings)
 
 
 def _keys(trusted: tuple[str, ...]) -> list[bytes]:

@@ -50,7 +50,12 @@ class Server:
             plan=plan,
             expected=expect_updates(plan, plan.bundle.manifest.preprocessing.input_shape),
             scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
-            tools=make_server_tools(plan.bundle, plan.strategy, seed=plan.config.seed),
+            tools=make_server_tools(
+                plan.bundle,
+                plan.strategy,
+                seed=plan.config.seed,
+                aggregator=plan.aggregator,
+            ),
         )
 
     def admit(  # noqa: PLR0913 - what came and from whom, each named at the call

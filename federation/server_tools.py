@@ -1,4 +1,4 @@
-"""What a strategy's server half may use beside its state: programs, if it asks, and randomness."""
+"""What a strategy's server half may use: programs, if it asks, randomness, aggregation rule."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ from numpy.typing import NDArray
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
+from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.types import ServerTools, Strategy
 from protofleet.tensors import TensorMap
 
 
 def make_server_tools(
-    bundle: Bundle, strategy: Strategy, *, seed: int, threads: int = 1
+    bundle: Bundle,
+    strategy: Strategy,
+    *,
+    seed: int,
+    threads: int = 1,
+    aggregator: Aggregator = MEAN,
 ) -> Callable[[int], ServerTools]:
     """A function from a round to its tools; programs are opened only for strategies that ask.
 
@@ -25,7 +31,10 @@ def make_server_tools(
     description = strategy.description
     if not description.server_programs:
         return lambda round_id: ServerTools(
-            grad_fns={}, predict=_no_programs, rng=server_rng(seed, round_id)
+            grad_fns={},
+            predict=_no_programs,
+            rng=server_rng(seed, round_id),
+            aggregator=aggregator,
         )
     from protofleet.runtime import open_programs  # noqa: PLC0415 - only who trains pays for it
 
@@ -37,7 +46,10 @@ def make_server_tools(
             f"the bundle has {sorted(programs.grad_fns)}; export a bundle for this strategy"
         )
     return lambda round_id: ServerTools(
-        grad_fns=programs.grad_fns, predict=programs.predict, rng=server_rng(seed, round_id)
+        grad_fns=programs.grad_fns,
+        predict=programs.predict,
+        rng=server_rng(seed, round_id),
+        aggregator=aggregator,
     )
 
 

@@ -59,6 +59,23 @@ class StrategySettings(_Settings, frozen=True, kw_only=True):
         return _merged(defaults if self.name in {None, name} else {}, self.settings)
 
 
+class AggregationSettings(_Settings, frozen=True, kw_only=True):
+    """``[aggregation]``: the rule by which the clients' vectors become one.
+
+    Attributes:
+        kind: key in ``protofleet.strategies.aggregation.AGGREGATORS``.
+        settings: of the rule.
+    """
+
+    kind: str = "mean"
+    settings: dict[str, Any] = {}
+
+    @property
+    def identity(self) -> str:
+        """What a run's ledger keeps of it."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+
 class CohortSettings(_Settings, frozen=True, kw_only=True):
     """``[cohort]``: who is invited to a round.
 
@@ -223,6 +240,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     trusted: tuple[str, ...] = ()
     seed: int = 0
     strategy: StrategySettings = StrategySettings()
+    aggregation: AggregationSettings = AggregationSettings()
     cohort: CohortSettings = CohortSettings()
     round: RoundSettings = RoundSettings()
     limits: LimitSettings = LimitSettings()

@@ -1,4 +1,4 @@
-"""What the strategies share whose clients train a shared model and whose server averages it.
+"""What the strategies share whose clients train a shared model that the server aggregates.
 
 A client's round is ``arrive`` (the received tensors in the place of its own), ``begin`` (adaptive
 local aggregation if ``local_init`` asks for it, and an early score if ``score_at`` does), training,
@@ -19,9 +19,9 @@ from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
-    average,
     client_init,
     client_model,
+    combine_updates,
     downlink,
     prefixed,
     prefixed_layout,
@@ -234,7 +234,7 @@ def whole(model: Model) -> Layout:
 
 
 def averaging(sharing: Sharing[_Settings], update: SharedUpdate[_Settings]) -> Strategy:
-    """The strategy whose server sends the average of the clients' shared tensors.
+    """The strategy whose server sends what its aggregator makes of the clients' shared tensors.
 
     The server has a model if all parameters are shared.
     """
@@ -258,10 +258,12 @@ def _server_init(shared: Layout, model: Model, _rng: np.random.Generator) -> Ser
 
 
 def _aggregate(
-    shared: Layout, state: ServerState, updates: Updates, _tools: ServerTools
+    shared: Layout, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    mean = average(updates, shared)
-    return ServerState(round_id=state.round_id + 1, tensors=state.tensors if mean is None else mean)
+    tensors = combine_updates(updates, shared, tools.aggregator)
+    return ServerState(
+        round_id=state.round_id + 1, tensors=state.tensors if tensors is None else tensors
+    )
 
 
 def _server_model(model: Model, state: ServerState) -> tuple[TensorMap, TensorMap]:

@@ -59,7 +59,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
-from protofleet.kernels import WeightedMean
 from protofleet.strategies._cdfl_client import evaluate, pseudo_labels, shown, train_pair
 from protofleet.strategies._cdfl_server import (
     Upload,
@@ -77,6 +76,7 @@ from protofleet.strategies._cdfl_settings import (
     named,
     to_bytes,
 )
+from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
@@ -246,13 +246,13 @@ def _aggregate(
 ) -> ServerState:
     settings = context.settings
     uploads: dict[str, Upload] = {}
-    mean = WeightedMean(context.network.size)
-    mean.add_all(_delivered(context, state, updates, uploads))
-    if not uploads:
+    read = partial(_delivered, context, state, updates, uploads)
+    buffer = tools.aggregator.combine(context.network.size, TermsReader(read, len(updates)))
+    if buffer is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     gallery = replaced(settings, gallery_of(state.tensors), uploads)
-    averaged = _network(context, TensorMap(context.network, mean.result()))
-    network = fine_tuned(settings, averaged, gallery, tools)
+    combined = _network(context, TensorMap(context.network, buffer))
+    network = fine_tuned(settings, combined, gallery, tools)
     gallery = replace(gallery, members=ranked(settings, network, gallery, tools))
     tensors = {**named(network), **gallery.tensors()}
     return ServerState(round_id=state.round_id + 1, tensors=tensors)

@@ -1,4 +1,4 @@
-"""What strategies share: settings, tensors with prefixes, weighted means.
+"""What strategies share: settings, tensors with prefixes, the aggregation of whole updates.
 
 In states, payloads and updates a parameter ``a.w`` is called ``params/a.w`` and a state tensor
 ``b.m`` is called ``state/b.m``.
@@ -13,7 +13,8 @@ import msgspec
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels import WeightedMean
+from protofleet.strategies.aggregation import Aggregator, TermsReader
+from protofleet.strategies.settings import parse_record
 from protofleet.strategies.types import ClientState, Payload, ServerState, Update, Updates
 from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
@@ -29,13 +30,7 @@ def parse_settings(strategy: str, settings: Mapping[str, Any], kind: type[_Setti
     Raises:
         InputError: unknown key, wrong type or a value outside its range.
     """
-    try:
-        return msgspec.convert(dict(settings), kind)
-    except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__)
-        raise InputError(f"strategy '{strategy}': {error}; its settings are {known}") from error
-    except InputError as error:
-        raise InputError(f"strategy '{strategy}': {error}") from error
+    return parse_record(f"strategy '{strategy}'", settings, kind)
 
 
 def prefixed(prefix: str, tensors: Tensors) -> dict[str, NDArray[Any]]:
@@ -130,8 +125,11 @@ def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]
             yield TensorMap.pack(update.tensors, layout), update.num_examples
 
 
-def average(updates: Updates, layout: Layout) -> TensorMap | None:
-    """Mean of all tensors, weighted by number of examples; None if no update has any."""
-    mean = WeightedMean(layout.size)
-    mean.add_all((tensors.buffer, examples) for tensors, examples in weighted(updates, layout))
-    return TensorMap(layout, mean.result()) if mean.weight else None
+def combine_updates(updates: Updates, layout: Layout, aggregator: Aggregator) -> TensorMap | None:
+    """All clients' tensors made one, weighted by number of examples; None if nobody has any."""
+
+    def read() -> Iterator[tuple[NDArray[Any], int]]:
+        return ((tensors.buffer, examples) for tensors, examples in weighted(updates, layout))
+
+    combined = aggregator.combine(layout.size, TermsReader(read, len(updates)))
+    return None if combined is None else TensorMap(layout, combined)

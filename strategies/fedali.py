@@ -43,7 +43,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels import WeightedMean, cluster_means, kmeans
+from protofleet.kernels import cluster_means, kmeans
+from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.averaging import SharedTraining, Start, begin, train_from
 from protofleet.strategies.common import (
     PARAMS,
@@ -213,31 +214,30 @@ def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorM
 
 
 def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    """Average everything, cluster prototypes; without examples the state stays as it is."""
+    """Combine everything, cluster prototypes; without examples the state stays as it is."""
     shapes = context.uplink.shapes
     names = [STATE + layer + _LOCAL for layer in context.layers]
     collected = {name: np.empty((len(updates), *shapes[name]), np.float32) for name in names}
-    mean = WeightedMean(context.uplink.size)
     clients = 0
 
     def collect() -> Iterator[tuple[NDArray[np.float32], int]]:
         nonlocal clients
-        for tensors, num_examples in weighted(updates, context.uplink):
+        for place, (tensors, num_examples) in enumerate(weighted(updates, context.uplink)):
             for name in names:
-                collected[name][clients] = tensors[name]
-            clients += 1
+                collected[name][place] = tensors[name]
+            clients = max(clients, place + 1)
             yield tensors.buffer, num_examples
 
-    mean.add_all(collect())
-    if not clients:
+    buffer = tools.aggregator.combine(context.uplink.size, TermsReader(collect, len(updates)))
+    if buffer is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    average = TensorMap(context.uplink, mean.result())
-    merged = {name: average[name] for name in average if name.startswith(PARAMS)}
+    combined = TensorMap(context.uplink, buffer)
+    merged = {name: combined[name] for name in combined if name.startswith(PARAMS)}
     for layer, name in zip(context.layers, names, strict=True):
         locals_ = collected.pop(name)[:clients]
-        merged[STATE + layer + _GLOBAL] = _cluster(context.settings, locals_, average[name])
+        merged[STATE + layer + _GLOBAL] = _cluster(context.settings, locals_, combined[name])
     return ServerState(round_id=state.round_id + 1, tensors=merged)
 
 

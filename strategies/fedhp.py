@@ -289,11 +289,11 @@ class _Tally:
 
 
 def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
     old = state.tensors[_PROTOTYPES]
     tally = _Tally(shares=np.zeros(len(old)))
-    merged = merge_prototypes(tally.terms(updates), old)
+    merged = merge_prototypes(tools.aggregator, tally.terms(updates), old)
     held = tally.shares > 0
     if context.settings.aggregation == "printed":
         # Eq. 5: the sum of w_ij pi_ij is the weighted mean times the sum of the weights.

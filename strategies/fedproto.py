@@ -202,7 +202,7 @@ def _local_prototypes(
 
 
 def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
     """Eq. 6 with normalised weights."""
     present = state.tensors[_PRESENT].astype(bool)
@@ -215,6 +215,6 @@ def _aggregate(
                 present = present | (counts > 0)
                 yield update.tensors[_PROTOTYPES], counts
 
-    merged = merge_prototypes(terms(), state.tensors[_PROTOTYPES])
+    merged = merge_prototypes(tools.aggregator, terms(), state.tensors[_PROTOTYPES])
     tensors: dict[str, NDArray[Any]] = {_PROTOTYPES: merged, _PRESENT: present.astype(np.uint8)}
     return ServerState(round_id=state.round_id + 1, tensors=tensors)

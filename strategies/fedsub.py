@@ -111,6 +111,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
+    takes_aggregator=False,
 )
 
 

@@ -55,6 +55,7 @@ DESCRIPTION = Description(
     programs=("cross_entropy",),
     travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
     may_abstain=True,
+    takes_aggregator=False,
 )
 
 

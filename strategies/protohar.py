@@ -45,7 +45,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.kernels import WeightedMean
+from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.common import (
     PARAMS,
     STATE,
@@ -261,26 +261,27 @@ def _local_prototypes(
 
 
 def _aggregate(
-    context: _Context, state: ServerState, updates: Updates, _tools: ServerTools
+    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    terms: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
-    mean = WeightedMean(context.shared.size)
+    own: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
 
     def bodies() -> Iterator[tuple[NDArray[np.float32], int]]:
         for update in ordered(updates):
             if update.num_examples:
                 # A copy: a view would keep the whole update in memory.
-                terms.append((np.array(update.tensors[_PROTOTYPES]), _weights(context, update)))
+                prototypes = np.array(update.tensors[_PROTOTYPES])
+                own[update.client_id] = prototypes, _weights(context, update)
                 body = {name: update.tensors[name] for name in context.shared.shapes}
                 yield TensorMap.pack(body, context.shared).buffer, update.num_examples
 
-    mean.add_all(bodies())
-    if not terms:
+    body = tools.aggregator.combine(context.shared.size, TermsReader(bodies, len(updates)))
+    if body is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    present = np.any([weights > 0 for _, weights in terms], axis=0)
+    present = np.any([weights > 0 for _, weights in own.values()], axis=0)
+    old = state.tensors[_PROTOTYPES]
     tensors: dict[str, NDArray[Any]] = {
-        **TensorMap(context.shared, mean.result()),
-        _PROTOTYPES: merge_prototypes(terms, state.tensors[_PROTOTYPES]),
+        **TensorMap(context.shared, body),
+        _PROTOTYPES: merge_prototypes(tools.aggregator, own.values(), old),
         _PRESENT: (present | (state.tensors[_PRESENT] > 0)).astype(np.uint8),
     }
     return ServerState(round_id=state.round_id + 1, tensors=tensors)

@@ -1,14 +1,15 @@
-"""Prototypes of classes: means of features, and their weighted means over clients."""
+"""Prototypes of classes: means of features, and what an aggregator makes of all clients'."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
+from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.types import Score, Update
 from protofleet.tensors import Model
 
@@ -49,12 +50,15 @@ def class_means(
     return means, counts
 
 
-def merge_prototypes(terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows) -> Rows:
-    """Weighted mean of each class's prototype over clients, summed in float64 in their order.
+def merge_prototypes(
+    aggregator: Aggregator, terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows
+) -> Rows:
+    """Each class's prototype combined over the clients that have the class.
 
     Args:
+        aggregator: the rule.
         terms: for each client its prototypes ``(C, d) float32`` and a weight per class ``(C,)``,
-            at least 0; a row of weight 0 has no effect.
+            at least 0; a row of weight 0 has no effect. Read once.
         old: ``(C, d) float32``, what a class keeps that has no weight at all.
 
     Returns:
@@ -63,20 +67,19 @@ def merge_prototypes(terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows) -> R
     Raises:
         InputError: another shape, or a negative weight.
     """
-    total, weight = np.zeros(old.shape, np.float64), np.zeros(len(old), np.float64)
+    return aggregator.by_row(old, _checked(terms, old))
+
+
+def _checked(
+    terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows
+) -> Iterator[tuple[Rows, NDArray[Any]]]:
     for prototypes, weights in terms:
         if prototypes.shape != old.shape or weights.shape != old.shape[:1] or (weights < 0).any():
             raise InputError(
                 f"prototypes: expected {old.shape} and a weight of at least 0 for each class, got "
                 f"{prototypes.shape} and {weights}"
             )
-        held = weights > 0
-        total[held] += weights[held, None] * prototypes[held].astype(np.float64)
-        weight += weights
-    merged = old.copy()
-    held = weight > 0
-    merged[held] = total[held] / weight[held, None]
-    return merged
+        yield prototypes, weights
 
 
 def class_counts_of(update: Update, num_classes: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.tensors import Model, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
@@ -204,15 +205,21 @@ class ServerTools:
             (``Description.server_programs``).
         predict: logits; raises InputError unless the strategy asks for programs.
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
+        aggregator: how the clients' vectors become one; the mean unless the federation chose
+            another and the strategy takes one (``Description.takes_aggregator``).
     """
 
     grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     rng: np.random.Generator
+    aggregator: Aggregator = MEAN
 
 
 class Updates(Protocol):
-    """Accepted updates of one round, sorted by client_id; items are read when asked for."""
+    """Accepted updates of one round, sorted by client_id; items are read when asked for.
+
+    They may be iterated over again, which reads them again.
+    """
 
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[Update]: ...
@@ -242,6 +249,8 @@ class Description:
             after its fit; nothing is aggregated from it.
         rows: tensors of an update whose first axis may have any length.
         may_abstain: an update may hold no tensors at all.
+        takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
+            federation may choose the rule.
     """
 
     name: str
@@ -253,6 +262,7 @@ class Description:
     final_fit: bool = False
     rows: tuple[str, ...] = ()
     may_abstain: bool = False
+    takes_aggregator: bool = True
 
 
 def no_score(_state: ClientState) -> Score | None:

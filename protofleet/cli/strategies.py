@@ -35,6 +35,8 @@ def _describe(item: Description) -> str:
     }
     if item.server_programs:
         rows["server programs"] = ", ".join(item.server_programs)
+    if item.takes_aggregator:
+        rows["aggregation rule"] = "that of the federation file, by default the mean"
     if item.class_counts:
         rows["devices register"] = "training samples of each class"
     if item.final_fit:

@@ -32,6 +32,8 @@ from protofleet.federation.records import Costs
 from protofleet.federation.settings import load_config
 from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
+from protofleet.strategies.aggregation import MEAN, Aggregator
+from protofleet.strategies.aggregation import build as build_aggregator
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
 
 _CLASSES = ("class0", "class1", "class2")
@@ -146,7 +148,7 @@ class Expected:
     rounds: int
 
 
-def in_one_process(case: Case) -> Expected:
+def in_one_process(case: Case, aggregator: Aggregator = MEAN) -> Expected:
     """The strategy without wire, store and coordinator."""
     strategy, programs = case.strategy, open_programs(case.bundle)
     asked = strategy.description
@@ -166,6 +168,7 @@ def in_one_process(case: Case) -> Expected:
             grad_fns=programs.grad_fns if asked.server_programs else {},
             predict=programs.predict,
             rng=server_rng(_SEED, round_id),
+            aggregator=aggregator,
         )
         if final:
             server = replace(server, round_id=round_id)
@@ -283,18 +286,18 @@ name = "{name}"
 """
 
 
-def _write(federation, case):
+def _write(federation, case, minimum, more=""):
     lines = [f"{key} = {json.dumps(value)}" for key, value in case.settings.items()]
     text = _FILE.format(
         url=federation.url,
         bundle=case.path,
         rounds=_ROUNDS,
         seed=_SEED,
-        minimum=len(_DEVICES) + 1,
+        minimum=minimum,
         name=case.name,
         settings="\n".join(lines),
     )
-    federation.file.write_text(text)
+    federation.file.write_text(text + more)
     return load_config(federation.file)
 
 
@@ -302,6 +305,16 @@ def _write(federation, case):
 def _numpy_kernels(monkeypatch):
     """The same kernels on both sides of the comparison; these need no compiling."""
     monkeypatch.setenv("PROTOFLEET_NUMBA", "0")
+
+
+def _case(name, entry, export):
+    shape = _MODELS[entry.model].shape
+    return Case(
+        name=name,
+        settings={**_TRAINING, **entry.settings},
+        path=export(entry.model),
+        data={c: _local_data(shape, index) for index, c in enumerate(_DEVICES)},
+    )
 
 
 @pytest.mark.mosquitto
@@ -312,18 +325,12 @@ def test_over_the_wire_a_strategy_ends_with_the_same_bits(name, make_federation,
     if entry is None:
         pytest.fail(f"strategy '{name}' has no entry in _ENTRIES of {__file__}: add what it needs")
     export, trust = exported
-    shape = _MODELS[entry.model].shape
-    case = Case(
-        name=name,
-        settings={**_TRAINING, **entry.settings},
-        path=export(entry.model),
-        data={c: _local_data(shape, index) for index, c in enumerate(_DEVICES)},
-    )
+    case = _case(name, entry, export)
     expected = in_one_process(case)
 
     federation = make_federation(name, case.path, 0)
     federation.devices, federation.trust = _DEVICES, trust
-    config = _write(federation, case)
+    config = _write(federation, case, len(_DEVICES) + 1)
     hostile = HostileDevice(config, "hostile", partial(_attack, expected), _HOSTILE_COUNTS)
     if entry.processes:
         result = _run_in_processes(federation, case.data)
@@ -339,6 +346,32 @@ def test_over_the_wire_a_strategy_ends_with_the_same_bits(name, make_federation,
     for client_id in case.data:
         store = federation.folder / f"store-{client_id}"
         _check_personal(case, client_id, store, expected.clients[client_id])
+
+
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("name", ["fedavg", "fedali"])
+def test_the_median_of_a_federation_file_is_what_the_server_computes(
+    name, make_federation, exported
+):
+    """Parameters are NumPy's median of what the devices sent, and all of the state the same bits
+    as in one process, FedAli's clustered prototypes included."""
+    export, _ = exported
+    case = _case(name, _ENTRIES[name], export)
+    expected = in_one_process(case, build_aggregator("median", {}))
+    federation = make_federation(name, case.path, 0)
+    config = _write(federation, case, len(_DEVICES), '[aggregation]\nkind = "median"\n')
+    _run_in_threads(config, case.data)
+
+    found = final_state(config)
+    assert _bits(found) == _bits(expected.server)
+    sent = [update.tensors for update in expected.updates]
+    params = [key for key in found.tensors if key.startswith("params/")]
+    assert params
+    for key in params:
+        median = np.median([tensors[key] for tensors in sent], axis=0)
+        np.testing.assert_array_equal(found.tensors[key], median, err_msg=key)
+        mean = np.mean([tensors[key] for tensors in sent], axis=0)
+        assert not np.array_equal(found.tensors[key], mean), key
 
 
 def _bits(state):

@@ -10,6 +10,7 @@ import pytest
 from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.server_tools import make_server_tools
+from protofleet.strategies.aggregation import MEAN, build
 
 
 def _asking(strategy, *objectives):
@@ -38,6 +39,14 @@ def test_other_strategies_get_randomness_alone(tiny):
     assert make(2).rng.integers(1 << 62) == server_rng(4, 2).integers(1 << 62)
     with pytest.raises(InputError, match="asked for no programs"):
         make(2).predict(tiny.plan.model.params, tiny.plan.model.state, np.zeros((1, 4)))
+
+
+@pytest.mark.parametrize("objectives", [(), ("cross_entropy",)])
+def test_the_plan_s_aggregation_rule_reaches_the_strategy(tiny, objectives):
+    rule, strategy = build("median", {}), _asking(tiny.plan.strategy, *objectives)
+    make = make_server_tools(tiny.plan.bundle, strategy, seed=4, aggregator=rule)
+    assert make(1).aggregator is rule
+    assert make_server_tools(tiny.plan.bundle, strategy, seed=4)(1).aggregator is MEAN
 
 
 def test_without_a_reason_a_coordinator_loads_no_runtime(tiny):

@@ -10,6 +10,7 @@ import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
 from protofleet.strategies import _MODULES, fedali, fedavg
+from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
@@ -48,7 +49,7 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     named = [kind for module in _MODULES for kind in vars(module).values()]
     kinds = {kind for kind in named if isinstance(kind, type) and issubclass(kind, msgspec.Struct)}
     assert kinds >= {fedali.FedAliSettings, fedavg.FedAvgSettings}
-    for kind in kinds | {Adam, Ala, Sgd}:
+    for kind in kinds | {Adam, Ala, MedianSettings, Sgd}:
         for name in kind.__struct_fields__:
             assert re.search(rf"`(optimiser)?\.?{name}`", text), f"{kind.__name__}.{name}"
     (printed,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)

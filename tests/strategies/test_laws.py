@@ -9,6 +9,8 @@ from laws.coded import CodedRounds, assert_same_form
 from toy_model import SGD, new_rng, server_tools
 
 from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
+from protofleet.strategies.aggregation import AGGREGATORS, MEAN, Aggregator
+from protofleet.strategies.aggregation import build as build_rule
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
@@ -21,6 +23,11 @@ _EXAMPLES = {
 }
 
 pytestmark = pytest.mark.parametrize("name", sorted(STRATEGIES))
+
+
+_EVERY_RULE = pytest.mark.parametrize(
+    "rule", [build_rule(rule, {}) for rule in sorted(AGGREGATORS)], ids=sorted(AGGREGATORS)
+)
 
 
 class Federation:
@@ -42,8 +49,8 @@ class Federation:
     def updates(self, clients):
         return [self.client(client_id)[1] for client_id in clients]
 
-    def aggregate(self, updates, server=None):
-        tools = self.case.server_tools()
+    def aggregate(self, updates, server=None, aggregator=MEAN):
+        tools = dataclasses.replace(self.case.server_tools(), aggregator=aggregator)
         return self.strategy.aggregate(server or self.server, updates, tools)
 
 
@@ -70,28 +77,33 @@ def through_a_file(state):
     return dataclasses.replace(state, tensors=tensors)
 
 
-def test_one_client_gets_its_own_params_back(federation):
+@_EVERY_RULE
+def test_one_client_gets_its_own_params_back(federation, rule):
     (update,) = federation.updates(["b"])
-    after = federation.aggregate([update])
+    after = federation.aggregate([update], aggregator=rule)
     shared = [key for key in after.tensors if key in update.tensors and key.startswith("params/")]
     assert shared
     for key in shared:
         np.testing.assert_array_equal(after.tensors[key], update.tensors[key])
 
 
-def test_permuted_updates_change_no_bit(federation):
+@_EVERY_RULE
+def test_permuted_updates_change_no_bit(federation, rule):
     updates = federation.updates(["a", "b", "c"])
-    expected = federation.aggregate(updates)
+    expected = federation.aggregate(updates, aggregator=rule)
     for order in ((2, 1, 0), (1, 2, 0), (2, 0, 1)):
-        assert_same(federation.aggregate([updates[i] for i in order]), expected)
+        permuted = [updates[i] for i in order]
+        assert_same(federation.aggregate(permuted, aggregator=rule), expected)
 
 
-def test_a_client_without_examples_has_no_effect(federation):
+@_EVERY_RULE
+def test_a_client_without_examples_has_no_effect(federation, rule):
     updates = federation.updates(["a", "b", "nobody"])
     assert updates[2].num_examples == 0
     assert np.isnan(updates[2].loss)
-    assert_same(federation.aggregate(updates), federation.aggregate(updates[:2]))
-    alone = federation.aggregate(updates[2:])
+    with_it, without = (federation.aggregate(u, aggregator=rule) for u in (updates, updates[:2]))
+    assert_same(with_it, without)
+    alone = federation.aggregate(updates[2:], aggregator=rule)
     assert alone.round_id == 1
     for key, value in federation.server.tensors.items():
         np.testing.assert_array_equal(alone.tensors[key], value)
@@ -119,22 +131,49 @@ def test_the_same_rng_gives_the_same_bits(federation):
     assert_same(once[0], again[0])
 
 
-def test_a_lazy_sequence_of_updates_is_read_once_and_in_order(federation):
+class Lazy:
+    """Updates as the ledger has them: read when the iteration reaches them, in order."""
+
+    def __init__(self, updates):
+        self.updates, self.reads = updates, 0
+
+    def __len__(self):
+        return len(self.updates)
+
+    def __iter__(self):
+        for update in self.updates:
+            self.reads += 1
+            yield update
+
+
+def test_an_incremental_aggregator_reads_updates_once_and_in_order(federation):
     updates = federation.updates(["a", "b"])
+    lazy = Lazy(updates)
+    assert_same(federation.aggregate(lazy), federation.aggregate(updates))
+    assert lazy.reads == 2
 
-    class Lazy:
-        reads = 0
 
-        def __len__(self):
-            return len(updates)
+def _twice(size, terms):
+    for _ in terms:
+        pass
+    return MEAN.combine(size, terms)
 
-        def __iter__(self):
-            for update in updates:
-                Lazy.reads += 1
-                yield update
 
-    assert_same(federation.aggregate(Lazy()), federation.aggregate(updates))
-    assert Lazy.reads == 2
+def test_a_strategy_takes_the_aggregator_that_it_says_it_takes(federation):
+    """A mean that reads its terms twice gives the mean's state; one that ignores them is seen."""
+    updates = federation.updates(["a", "b", "c"])
+    mean = federation.aggregate(updates)
+    twice = Aggregator(name="twice", incremental=False, combine=_twice)
+    assert_same(federation.aggregate(Lazy(updates), aggregator=twice), mean)
+
+    called = []
+
+    def ones(size, terms):
+        called.append(len(list(terms)))
+        return np.ones(size, np.float32)
+
+    federation.aggregate(updates, aggregator=dataclasses.replace(twice, combine=ones))
+    assert bool(called) == federation.strategy.description.takes_aggregator
 
 
 def test_no_input_array_is_written(federation):

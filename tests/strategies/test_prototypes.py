@@ -8,6 +8,7 @@ from oracles import prototypes as oracle
 from toy_model import array, frozen_map
 
 from protofleet.errors import InputError
+from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.prototypes import (
     class_counts_of,
     class_means,
@@ -69,12 +70,12 @@ def test_prototypes_are_weighted_by_class_and_kept_where_nobody_has_the_class():
         (array([[5], [2], [7]]), np.array([3, 9, 0])),
     ]
     old = array([[-1], [-2], [-3]])
-    np.testing.assert_array_equal(merge_prototypes(terms, old), [[4], [2], [-3]])
+    np.testing.assert_array_equal(merge_prototypes(MEAN, terms, old), [[4], [2], [-3]])
 
 
 def test_merging_nothing_gives_a_copy_of_the_old_prototypes():
     old = array([[1, 2]])
-    merged = merge_prototypes([], old)
+    merged = merge_prototypes(MEAN, [], old)
     np.testing.assert_array_equal(merged, old)
     assert not np.shares_memory(merged, old)
 
@@ -88,7 +89,7 @@ def test_merged_prototypes_are_those_of_exact_arithmetic(data, clients, classes)
     prototypes = draw((clients, classes, 2), _FLOATS).astype(np.float32)
     weights = draw((clients, classes), st.integers(0, 1000))
     old = draw((classes, 2), _FLOATS).astype(np.float32)
-    merged = merge_prototypes(zip(prototypes, weights, strict=True), old)
+    merged = merge_prototypes(MEAN, zip(prototypes, weights, strict=True), old)
     expected = oracle.weighted_rows(prototypes, weights.tolist(), old)
     np.testing.assert_allclose(merged, expected, rtol=1e-6, atol=1e-9)
 
@@ -96,7 +97,7 @@ def test_merged_prototypes_are_those_of_exact_arithmetic(data, clients, classes)
 def test_the_largest_numbers_and_counts_that_are_admitted_stay_finite():
     big = np.full((1, 2), 3e38, np.float32)
     terms = [(big, np.array([2**62])), (big, np.array([2**62]))]
-    np.testing.assert_array_equal(merge_prototypes(terms, np.zeros((1, 2), np.float32)), big)
+    np.testing.assert_array_equal(merge_prototypes(MEAN, terms, np.zeros((1, 2), np.float32)), big)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_the_largest_numbers_and_counts_that_are_admitted_stay_finite():
 )
 def test_terms_that_do_not_fit_are_refused(prototypes, weights):
     with pytest.raises(InputError, match="prototypes: expected"):
-        merge_prototypes([(array(prototypes), np.array(weights))], array([[0], [0]]))
+        merge_prototypes(MEAN, [(array(prototypes), np.array(weights))], array([[0], [0]]))
 
 
 @pytest.mark.parametrize("counts", [None, np.array([1, 2, 3])])
