@@ -67,7 +67,7 @@ class Closer:
         """Write the final global state and the final results."""
         aggregated = sum(not done.final for done in self.ledger.committed())
         model = self.plan.strategy.server_model(server)
-        tensors = server.tensors if model is None else {**model[0], **model[1]}
+        tensors = server.tensors if model is None else {**model.params, **model.buffers}
         metadata = {
             "strategy": self.plan.strategy.description.name,
             "round_id": str(aggregated),

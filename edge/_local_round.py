@@ -145,7 +145,7 @@ class LocalTraining:
         )
         model = current.strategy.client_model(new_state)
         rule = current.strategy.client_score(new_state)
-        self._learner.measure_inference(self._learner.window_scores(*model, score=rule))
+        self._learner.measure_inference(self._learner.window_scores(model, score=rule))
         costs = meter.take()
         with meter.phase("encode"):
             encoded = encode_update(

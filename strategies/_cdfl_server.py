@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies._cdfl_settings import Bytes, CdflSettings, Network, to_values
+from protofleet.strategies._cdfl_settings import Bytes, CdflSettings, to_values
 from protofleet.strategies.training import Fit, Rows, Training, train
 from protofleet.strategies.types import Batch, ClientTools, GradFn, ServerTools, Step
-from protofleet.tensors import TensorMap, Tensors
+from protofleet.tensors import Network, Tensors
 
 _PREFIX = "images/"
 _PREDICTED = 32
@@ -141,11 +141,12 @@ def fine_tuned(
     fit = Fit(inputs=lambda batch: {"x": to_values(settings, gallery.images[rows[batch]])})
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            trained = train(*network, _as_client(tools, gallery.labels[rows]), training, fit)
+            trained = train(network.copy(), _as_client(tools, gallery.labels[rows]), training, fit)
     except _DivergedError:
         return network
-    finite = np.isfinite(trained.params.buffer).all() and np.isfinite(trained.state.buffer).all()
-    return (trained.params, trained.state) if finite else network
+    made = trained.network
+    finite = np.isfinite(made.params.buffer).all() and np.isfinite(made.buffers.buffer).all()
+    return made if finite else network
 
 
 def ranked(settings: CdflSettings, network: Network, gallery: Gallery, tools: ServerTools) -> Bytes:
@@ -168,7 +169,7 @@ def _accuracy(
     right = 0
     for start in range(0, len(held), _PREDICTED):
         batch = held[start : start + _PREDICTED]
-        logits = tools.predict(*network, to_values(settings, gallery.images[batch]))
+        logits = tools.predict(network, to_values(settings, gallery.images[batch]))
         right += int((logits.argmax(axis=1) == gallery.labels[batch]).sum())
     return right / len(held) if len(held) else -1.0
 
@@ -190,8 +191,8 @@ def _as_client(tools: ServerTools, labels: NDArray[np.int64]) -> ClientTools:
 
 
 def _watched(grad_fn: GradFn) -> GradFn:
-    def step(params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator) -> Step:
-        made = grad_fn(params, state, batch, rng)
+    def step(network: Network, batch: Batch, rng: np.random.Generator) -> Step:
+        made = grad_fn(network, batch, rng)
         if not math.isfinite(made.loss):
             raise _DivergedError
         return made

@@ -100,18 +100,16 @@ def _client_update(
     settings = sharing.settings
     start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
     body = {name.removeprefix(PARAMS) for name in sharing.shared.shapes}
-    head = start.params.keys() - body
+    head = start.network.params.keys() - body
     head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
     fitted = train(
-        start.params,
-        start.buffers,
+        start.network,
         tools,
         head_training,
         Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
     )
     trained = train(
-        fitted.params,
-        fitted.state,
+        fitted.network,
         tools,
         settings,
         Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),

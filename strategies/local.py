@@ -25,13 +25,11 @@ import msgspec
 import numpy as np
 
 from protofleet.strategies.common import (
-    PARAMS,
-    STATE,
     client_init,
     client_model,
     downlink,
+    network_tensors,
     parse_settings,
-    prefixed,
 )
 from protofleet.strategies.scores import accuracy
 from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
@@ -95,8 +93,7 @@ def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
 def _client_update(
     model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    start = client_model(model, state)
-    trainer = Trainer(*start, tools, settings, Fit(kept=state.tensors))
+    trainer = Trainer(client_model(model, state), tools, settings, Fit(kept=state.tensors))
     if settings.keep_best:
         trained = _best_epoch(trainer, settings, tools)
     else:
@@ -106,14 +103,10 @@ def _client_update(
         round_id=payload.round_id,
         num_examples=len(tools.y),
         tensors={},
-        evaluation=tools.evaluate(trained.params, trained.state),
+        evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    kept = {
-        **prefixed(PARAMS, trained.params),
-        **prefixed(STATE, trained.state),
-        **trained.moments,
-    }
+    kept = {**network_tensors(trained.network), **trained.moments}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
@@ -123,7 +116,7 @@ def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -
     best, highest = trainer.trained(math.nan), -1.0
     for _ in range(settings.epochs):
         now = trainer.trained(passes(trainer.step, tools, one_epoch))
-        counts = tools.confusion(now.params, now.state)
+        counts = tools.confusion(now.network)
         score = highest if counts is None else accuracy(counts)
         if counts is None or score > highest:
             best, highest = _copied(now), score
@@ -132,7 +125,7 @@ def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -
 
 def _copied(trained: Trained) -> Trained:
     moments = {name: value.copy() for name, value in trained.moments.items()}
-    return replace(trained, params=trained.params.copy(), moments=moments)
+    return replace(trained, network=trained.network.copy(), moments=moments)
 
 
 def _aggregate(state: ServerState, _updates: Updates, _tools: ServerTools) -> ServerState:

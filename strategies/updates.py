@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
-from protofleet.strategies.common import PARAMS, STATE, prefixed
+from protofleet.strategies.common import PARAMS, network_tensors, prefixed
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
@@ -107,13 +107,13 @@ def encode_update(
 
 def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
     """A bundle's values by the names that they have in payloads: what every device has."""
-    return {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
+    return network_tensors(model.network)
 
 
 def references_of(model: Model, payload: Tensors) -> dict[str, NDArray[Any]]:
     """What an update's tensors are compared with: the payload, for other parameters the bundle.
 
-    States that no payload holds have no reference: what they were at first says nothing of them.
+    Buffers that no payload holds have no reference: what they were at first says nothing of them.
     """
     return {**prefixed(PARAMS, model.params), **payload}
 

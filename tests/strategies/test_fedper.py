@@ -44,8 +44,8 @@ def test_bodies_meet_at_the_weighted_mean_and_heads_stay(make_tools):
     np.testing.assert_array_equal(state.tensors["params/w"], [1.75 + 1.25 / 4, 0.5 + 5.5 / 4])
     np.testing.assert_array_equal(state.tensors["params/head.b"], [1 + 1.25 / 4, 2 + 5.5 / 4])
     np.testing.assert_array_equal(state.tensors["state/calls"], [2])
-    ((params, _),) = seen.evaluated
-    np.testing.assert_array_equal(params["head.b"], state.tensors["params/head.b"])
+    (network,) = seen.evaluated
+    np.testing.assert_array_equal(network.params["head.b"], state.tensors["params/head.b"])
     assert strategy.server_model(server) is None
 
 
@@ -55,8 +55,8 @@ def test_an_early_score_is_of_the_received_body_with_the_own_head(make_tools):
     tools, seen = _tools(make_tools, "a", [[4, 8]])
     payload = Payload(round_id=3, tensors={"params/w": np.array([5, 6], np.float32)})
     strategy.client_update(strategy.client_init(model), payload, tools)
-    ((params, _),) = seen.evaluated
-    assert {name: value.tolist() for name, value in params.items()} == {
+    (network,) = seen.evaluated
+    assert {name: value.tolist() for name, value in network.params.items()} == {
         "w": [5, 6],
         "head.b": [7, 7],
     }

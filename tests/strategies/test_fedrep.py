@@ -15,9 +15,9 @@ def _tools(make_tools, name, examples):
     tools, seen = make_tools(name, examples)
     moved = []
 
-    def recorded(params, *rest):
-        moved.append({key: value.tolist() for key, value in params.items()})
-        return headed_grad_fn(params, *rest)
+    def recorded(network, *rest):
+        moved.append({key: value.tolist() for key, value in network.params.items()})
+        return headed_grad_fn(network, *rest)
 
     return dataclasses.replace(tools, grad_fns={"cross_entropy": recorded}), seen, moved
 
@@ -36,8 +36,8 @@ def test_the_head_moves_first_and_the_body_after_it(make_tools):
     np.testing.assert_array_equal(state.tensors["params/head.b"], [6, 0])
     np.testing.assert_array_equal(state.tensors["state/calls"], [3])  # buffers go through both
     assert update.loss == 2.0  # of the body's epoch: (6 - 8)²/2
-    ((params, _),) = seen.evaluated
-    np.testing.assert_array_equal(params["w"], [1, 0])
+    (network,) = seen.evaluated
+    np.testing.assert_array_equal(network.params["w"], [1, 0])
 
 
 def test_bodies_meet_at_the_weighted_mean(make_tools):

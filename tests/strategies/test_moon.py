@@ -17,9 +17,9 @@ _X = [[2, 4], [6, 0]]
 def _round(strategy, tools, state, w, round_id):
     seen = []
 
-    def recorded(params, buffers, batch, rng):
+    def recorded(network, batch, rng):
         seen.append({k: np.array(batch[k]) for k in ("x", "positive", "negative", "tau", "mu")})
-        return moon_grad_fn(params, buffers, batch, rng)
+        return moon_grad_fn(network, batch, rng)
 
     tools = dataclasses.replace(tools, grad_fns={"moon": recorded})
     payload = Payload(round_id=round_id, tensors={"params/w": np.array(w, np.float32)})
@@ -57,7 +57,7 @@ def test_two_rounds_of_one_client(model, make_tools):
     state, update, _ = _round(strategy, tools, state, [4, 2], 2)
     assert set(update.tensors) == {"params/w"}
     np.testing.assert_array_equal(update.tensors["params/w"], [20, 6])
-    np.testing.assert_array_equal(evaluated.evaluated[1][0]["w"], [20, 6])
+    np.testing.assert_array_equal(evaluated.evaluated[1].params["w"], [20, 6])
 
 
 def test_two_clients_meet_at_the_weighted_mean(model, make_tools):

@@ -41,7 +41,7 @@ def build(_settings: object, model: Model) -> Strategy:
         state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
         abstains = len(tools.y) and payload.round_id == 1
-        evaluation = tools.evaluate(model.params, model.state)
+        evaluation = tools.evaluate(model.network)
         if payload.final and evaluation.own is not None:
             evaluation = replace(evaluation, more={"final": evaluation.own})
         update = Update(

@@ -26,14 +26,14 @@ def frozen_map(tensors):
     return TensorMap(made.layout, made.buffer)
 
 
-def grad_fn(params, state, batch, _rng):
-    difference = params["w"] - batch["x"]
-    new_state = state.copy()
-    if LOCAL in state:
-        new_state[LOCAL][...] += np.float32(0.1)
-    grads = TensorMap.zeros(params.layout)
+def grad_fn(network, batch, _rng):
+    difference = network.params["w"] - batch["x"]
+    buffers = network.buffers.copy()
+    if LOCAL in buffers:
+        buffers[LOCAL][...] += np.float32(0.1)
+    grads = TensorMap.zeros(network.params.layout)
     grads["w"][...] = difference.mean(axis=0)
-    return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, state=new_state)
+    return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, buffers=buffers)
 
 
 def new_rng():

@@ -18,7 +18,7 @@ HEAD = "head.prototypes"
 
 def prototype_model():
     params = frozen_map({"w": [0, 0], HEAD: [[1, 0], [0, 1]]})
-    return Model(params=params, state=frozen_map({"beta": 0.3}), num_classes=2)
+    return Model(params=params, buffers=frozen_map({"beta": 0.3}), num_classes=2)
 
 
 def with_programs(tools, seen, y):
@@ -26,14 +26,15 @@ def with_programs(tools, seen, y):
     seen.batches = []
 
     def recorded(pull):
-        def grad_fn(params, state, batch, _rng):
+        def grad_fn(network, batch, _rng):
+            params = network.params
             seen.batches.append({**batch, HEAD: params[HEAD].copy()})
             grads = TensorMap.zeros(params.layout)
             difference = params["w"] - batch["x"]
             grads["w"][...] = difference.mean(axis=0)
             pull(params, batch, grads)
             loss = float((difference**2).sum(axis=1).mean() / 2)
-            return Step(loss=loss, grads=grads, state=state)
+            return Step(loss=loss, grads=grads, buffers=network.buffers)
 
         return grad_fn
 
@@ -44,7 +45,7 @@ def with_programs(tools, seen, y):
             "prototype_distance": recorded(_to_anchors),
             "prototype_mse": recorded(_to_prototypes),
         },
-        features=lambda params, _state, x: x + params["w"],
+        features=lambda network, x: x + network.params["w"],
     )
 
 
