@@ -32,6 +32,7 @@ from protofleet.strategies.types import (
     Score,
     Step,
     Strategy,
+    TrainTools,
     Update,
     View,
 )
@@ -136,10 +137,10 @@ class Learner:
             self._scores(network, x, score)
             return Evaluation()
 
+        tools = self._tools(self._programs.grad_fns, np.random.default_rng(0))
         tools = replace(
-            self._tools(np.random.default_rng(0)),
-            x=x,
-            y=y,
+            tools,
+            training=replace(tools.training, x=x, y=y),
             boxes=None if own.boxes_train is None else own.boxes_train[:2],
             evaluate=evaluate,
             confusion=lambda _network, *, view=None: None,  # noqa: ARG005 - the tool's signature
@@ -168,13 +169,11 @@ class Learner:
             TrainingCancelledError: ``cancelled`` was set.
         """
         self.enter(payload.round_id)
-        tools = replace(
-            self._tools(client_rng(seed, payload.round_id, self._device_id)),
-            grad_fns={
-                name: _Timed(grad_fn, self.meter, cancelled)
-                for name, grad_fn in self._programs.grad_fns.items()
-            },
-        )
+        timed = {
+            name: _Timed(grad_fn, self.meter, cancelled)
+            for name, grad_fn in self._programs.grad_fns.items()
+        }
+        tools = self._tools(timed, client_rng(seed, payload.round_id, self._device_id))
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
@@ -223,20 +222,23 @@ class Learner:
                 with self.meter.inference():
                     scores(window)
 
-    def _tools(self, rng: np.random.Generator) -> ClientTools:
+    def _tools(self, grad_fns: Mapping[str, GradFn], rng: np.random.Generator) -> ClientTools:
         own, programs = self._own, self._programs
         return ClientTools(
             client_id=self._device_id,
-            x=own.x_train,
-            y=own.y_train,
+            training=TrainTools(
+                name=f"client '{self._device_id}'",
+                x=own.x_train,
+                y=own.y_train,
+                grad_fns=grad_fns,
+                rng=rng,
+            ),
             boxes=own.boxes_train,
-            grad_fns=programs.grad_fns,
             predict=partial(programs.predict, batch_size=EVALUATION_BATCH),
             features=partial(programs.features, batch_size=EVALUATION_BATCH),
             layers=self._layers,
             evaluate=self.evaluate,
             confusion=self.confusion,
-            rng=rng,
         )
 
     def _layers(

@@ -29,8 +29,8 @@ def pseudo_labels(
         nothing = np.empty((0, 0), np.float32)
         return KMeansResult(centers=nothing, labels=np.empty(0, np.int64), n_iter=0, inertia=0.0)
     features = tools.features(start, z)
-    classes = len(np.unique(tools.y))
-    return kmeans_restarts(features, classes, rng=tools.rng, restarts=settings.restarts)  # Eq. 10
+    classes, rng = len(np.unique(tools.training.y)), tools.training.rng
+    return kmeans_restarts(features, classes, rng=rng, restarts=settings.restarts)  # Eq. 10
 
 
 def train_pair(
@@ -42,23 +42,24 @@ def train_pair(
         name: np.float32(getattr(settings, name))
         for name in ("tau", "contrastive", "distillation", "clustering")
     }
-    personal = Trainer(start.copy(), tools, settings)
+    examples = tools.training
+    personal = Trainer(start.copy(), examples, settings)
 
     def inputs(rows: Rows) -> Mapping[str, Any]:
         return {
             "z": z[rows],
-            "teacher": tools.features(personal.network, tools.x[rows]),
+            "teacher": tools.features(personal.network, examples.x[rows]),
             "centroids": clusters.centers[clusters.labels[rows]],
             **weights,
         }
 
-    local = Trainer(start, tools, settings, Fit(objective="cdfl", inputs=inputs))
+    local = Trainer(start, examples, settings, Fit(objective="cdfl", inputs=inputs))
 
     def step(rows: Rows) -> float:
         personal.step(rows)
         return local.step(rows)
 
-    loss = passes(step, tools, settings)
+    loss = passes(step, examples, settings)
     return personal.trained(math.nan).network, local.trained(loss)
 
 

@@ -39,11 +39,10 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from protofleet.errors import InputError
 from protofleet.kernels import ala_step
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import Fit, Rows
-from protofleet.strategies.types import Batch, ClientTools, Step
+from protofleet.strategies.training import DivergedError, Fit, Rows
+from protofleet.strategies.types import Batch, Step, TrainTools
 from protofleet.tensors import Layout, Network, TensorMap, Tensors
 
 
@@ -92,7 +91,7 @@ class Probe:
         fit: objective and its inputs.
     """
 
-    tools: ClientTools
+    tools: TrainTools
     batch_size: int
     fit: Fit
 
@@ -100,14 +99,14 @@ class Probe:
         """Loss and gradients of the examples of these numbers.
 
         Raises:
-            InputError: the loss is NaN or infinite.
+            DivergedError: the loss is NaN or infinite.
         """
         tools, fit = self.tools, self.fit
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
         step = tools.grad_fns[fit.objective](network, batch, tools.rng)
         if not math.isfinite(step.loss):
-            raise InputError(
-                f"client '{tools.client_id}': expected a finite loss of '{fit.objective}' of the "
+            raise DivergedError(
+                f"{tools.name}: expected a finite loss of '{fit.objective}' of the "
                 f"mixed model, got {step.loss}; lower the learning rate or check the data"
             )
         return step

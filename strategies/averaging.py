@@ -125,14 +125,14 @@ def local_init(
         if name.startswith(PARAMS)
     }
     same = all(np.array_equal(value, start.network.params[name]) for name, value in own.items())
-    if same or start.payload.round_id == 1 or not len(tools.y):
+    if same or start.payload.round_id == 1 or not len(tools.training.y):
         return replace(start, kept=kept)
     merged = local_aggregation(
         ala,
         own,
         start.network,
         {name.removeprefix(WEIGHTS): value for name, value in kept.items()},
-        Probe(tools=tools, batch_size=settings.batch_size, fit=fit or Fit()),
+        Probe(tools=tools.training, batch_size=settings.batch_size, fit=fit or Fit()),
     )
     return replace(start, network=merged.network, kept=prefixed(WEIGHTS, merged.weights))
 
@@ -168,7 +168,7 @@ def finish(
     update = Update(
         client_id=tools.client_id,
         round_id=round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={name: kept[name] for name in shared.shapes},
         evaluation=start.evaluation or tools.evaluate(trained.network),
         loss=trained.loss,

@@ -192,8 +192,8 @@ def _client_update(
     context: _Context, _state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    check_examples(settings, tools.x)
-    z = hidden(settings, tools.x, tools.boxes)
+    check_examples(settings, tools.training.x)
+    z = hidden(settings, tools.training.x, tools.boxes)
     start = unpack_network(payload.tensors, context.model)
     clusters = pseudo_labels(settings, start, z, tools)
     personal, local = train_pair(settings, start, (z, clusters), tools)
@@ -201,11 +201,11 @@ def _client_update(
     if payload.tensors[UPLOADS]:
         rows = shown(settings, local, (z, clusters), tools)
         tensors = network_tensors(local.network)
-        tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.y[rows]}
+        tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.training.y[rows]}
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors=tensors,
         evaluation=evaluate(settings, personal, local, tools),
         loss=local.loss,

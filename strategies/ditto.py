@@ -115,11 +115,11 @@ def _client_update(
     start = local_init(settings, received, tools)
     personal = client_model(sharing.model, state)
     early = tools.evaluate(personal) if scored_early(settings, payload) else None
-    trained = train(start.network.copy(), tools, settings)
+    trained = train(start.network.copy(), tools.training, settings)
     training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
     # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
     fit = Fit(proximal=(settings.lam, start.network.params))
-    own = train(personal, tools, training, fit)
+    own = train(personal, tools.training, training, fit)
     start = replace(start, evaluation=early or tools.evaluate(own.network))
     kept, update = finish(start, trained, tools, sharing.shared)
     return _both(settings, own, kept), update

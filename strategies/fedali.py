@@ -180,7 +180,7 @@ def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     start = begin(context.settings, _arrived(context, state, payload), tools)
-    trained = train(start.network, tools, context.settings)
+    trained = train(start.network, tools.training, context.settings)
     return finish(start, trained, tools, context.uplink)
 
 

@@ -90,5 +90,5 @@ def client_update(
     """Train what was received, with cross-entropy alone."""
     settings = sharing.settings
     start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
-    trained = train(start.network, tools, settings)
+    trained = train(start.network, tools.training, settings)
     return finish(start, trained, tools, sharing.shared)

@@ -210,11 +210,11 @@ def _client_update(
         return _abstain(context, state, payload, tools)
     network = client_model(context.model, state)
     network.params[_HEAD][...] = payload.tensors[_PROTOTYPES]
-    trained = train(network, tools, context.settings, _fit(context, state, anchors))
+    trained = train(network, tools.training, context.settings, _fit(context, state, anchors))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={_PROTOTYPES: trained.network.params[_HEAD]},
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
@@ -248,7 +248,7 @@ def _abstain(
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={},
         evaluation=tools.evaluate(client_model(context.model, state)),
     )

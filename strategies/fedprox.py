@@ -94,5 +94,5 @@ def _client_update(
     received = arrive(sharing.model, sharing.shared, state, payload)
     start = begin(settings, received, tools)
     fit = Fit(proximal=(settings.mu, received.network.params))  # Eq. 2
-    trained = train(start.network.copy(), tools, settings, fit)
+    trained = train(start.network.copy(), tools.training, settings, fit)
     return finish(start, trained, tools, sharing.shared)

@@ -104,13 +104,13 @@ def _client_update(
     head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
     fitted = train(
         start.network,
-        tools,
+        tools.training,
         head_training,
         Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
     )
     trained = train(
         fitted.network,
-        tools,
+        tools.training,
         settings,
         Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
     )

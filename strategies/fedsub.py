@@ -230,13 +230,13 @@ def _client_update(
 ) -> tuple[ClientState, Update]:
     network = unpack_network({**state.tensors, **payload.tensors}, context.model)
     before = tools.evaluate(network)
-    trained = train(network, tools, context.settings)
+    trained = train(network, tools.training, context.settings)
     kept = network_tensors(trained.network)
     after = tools.confusion(trained.network)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={
             **{name: kept[name] for name in context.shared},
             **_by_class(context, trained.network, tools),
@@ -250,10 +250,11 @@ def _client_update(
 def _by_class(context: _Context, network: Network, tools: ClientTools) -> dict[str, NDArray[Any]]:
     """Prototypes, masks and, for leadership, accuracies."""
     classes, settings = context.model.num_classes, context.settings
-    x = tools.x.reshape(len(tools.x), math.prod(tools.x.shape[1:]))
-    found: dict[str, NDArray[Any]] = {_PROTOTYPES: class_means(x, tools.y, classes)[0]}
+    x, y = tools.training.x, tools.training.y
+    flat = x.reshape(len(x), math.prod(x.shape[1:]))
+    found: dict[str, NDArray[Any]] = {_PROTOTYPES: class_means(flat, y, classes)[0]}
     for name, values in _activations(context, network, tools).items():
-        means, _ = class_means(values, tools.y, classes)
+        means, _ = class_means(values, y, classes)
         found[MASKS + name] = pack_masks(means, settings.threshold)
     if settings.fusion == "leadership":
         found[_ACCURACY] = _accuracy(context, network, tools)
@@ -265,9 +266,9 @@ def _activations(
 ) -> dict[str, NDArray[np.float32]]:
     """``(n, units)`` of the hidden layers on the training part."""
     hidden = {layer.name: layer.units for layer in context.layers if layer.hidden}
-    if not len(tools.y):
+    if not len(tools.training.y):
         return {name: np.zeros((0, units), np.float32) for name, units in hidden.items()}
-    told = tools.layers(network, tools.x)
+    told = tools.layers(network, tools.training.x)
     for name in hidden.keys() - told.keys():
         raise InputError(
             f"strategy 'fedsub': expected activations of layer '{name}', got those of "
@@ -279,10 +280,11 @@ def _activations(
 def _accuracy(context: _Context, network: Network, tools: ClientTools) -> NDArray[np.float32]:
     """Of each class, ``(C,)``, on the training part; 0 for absent ones."""
     classes = context.model.num_classes
-    right = np.zeros((len(tools.y), 1), np.float32)
-    if len(tools.y):
-        right[:, 0] = tools.predict(network, tools.x).argmax(axis=1) == tools.y
-    return class_means(right, tools.y, classes)[0][:, 0]
+    x, y = tools.training.x, tools.training.y
+    right = np.zeros((len(y), 1), np.float32)
+    if len(y):
+        right[:, 0] = tools.predict(network, x).argmax(axis=1) == y
+    return class_means(right, y, classes)[0][:, 0]
 
 
 def _check(update: Update) -> None:

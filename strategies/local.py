@@ -93,15 +93,15 @@ def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
 def _client_update(
     model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    trainer = Trainer(client_model(model, state), tools, settings, Fit(kept=state.tensors))
+    trainer = Trainer(client_model(model, state), tools.training, settings, Fit(kept=state.tensors))
     if settings.keep_best:
         trained = _best_epoch(trainer, settings, tools)
     else:
-        trained = trainer.trained(passes(trainer.step, tools, settings))
+        trained = trainer.trained(passes(trainer.step, tools.training, settings))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={},
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
@@ -115,7 +115,7 @@ def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -
     one_epoch = msgspec.structs.replace(settings, epochs=1)
     best, highest = trainer.trained(math.nan), -1.0
     for _ in range(settings.epochs):
-        now = trainer.trained(passes(trainer.step, tools, one_epoch))
+        now = trainer.trained(passes(trainer.step, tools.training, one_epoch))
         counts = tools.confusion(now.network)
         score = highest if counts is None else accuracy(counts)
         if counts is None or score > highest:

@@ -199,7 +199,7 @@ def _client_update(
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={**{name: model[name] for name in context.shared.shapes}, _PROTOTYPES: own},
         evaluation=replace(before, more={} if after is None else {"after_fit": after}),
         loss=body.loss,
@@ -220,7 +220,7 @@ def _two_phases(
     heads = network.params.keys() - context.body
     head = train(
         network,
-        tools,
+        tools.training,
         msgspec.structs.replace(settings, epochs=settings.head_epochs),
         Fit(
             groups=[Group(names=heads, optimiser=settings.head_optimiser)], kept=_kept(state, _HEAD)
@@ -237,7 +237,7 @@ def _two_phases(
         groups=[Group(names=context.body, optimiser=settings.optimiser)],
         kept=_kept(state, _BODY),
     )
-    return head, train(head.network, tools, settings, fit)
+    return head, train(head.network, tools.training, settings, fit)
 
 
 def _kept(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
@@ -254,10 +254,10 @@ def _local_prototypes(
 ) -> NDArray[np.float32]:
     """Class means of the trained network's features; zeros for absent classes."""
     classes = context.model.num_classes
-    if not len(tools.y):
+    if not len(tools.training.y):
         return np.zeros((classes, context.width), np.float32)
-    features = tools.features(network, tools.x)
-    return class_means(features, tools.y, classes)[0]
+    features = tools.features(network, tools.training.x)
+    return class_means(features, tools.training.y, classes)[0]
 
 
 def _aggregate(

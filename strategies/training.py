@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
-from protofleet.strategies.types import Batch, ClientTools
+from protofleet.strategies.types import Batch, TrainTools
 from protofleet.tensors import Network, TensorMap, Tensors
 
 Rows = NDArray[np.int64]
@@ -86,6 +86,10 @@ class Trained:
     moments: Mapping[str, NDArray[Any]]
 
 
+class DivergedError(InputError):
+    """A loss became NaN or infinite."""
+
+
 class Trainer:
     """One network in training, in the memory that it is given in.
 
@@ -98,7 +102,7 @@ class Trainer:
     """
 
     def __init__(
-        self, network: Network, tools: ClientTools, training: Training, fit: Fit | None = None
+        self, network: Network, tools: TrainTools, training: Training, fit: Fit | None = None
     ) -> None:
         self._fit = fit or Fit()
         self._tools = tools
@@ -118,15 +122,15 @@ class Trainer:
         """Train on the examples of these numbers; the mean loss before the step.
 
         Raises:
-            InputError: the loss became NaN or infinite.
+            DivergedError: the loss became NaN or infinite.
         """
         tools, fit = self._tools, self._fit
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
         step = self._grad_fn(self.network, batch, tools.rng)
         if not math.isfinite(step.loss):
-            raise InputError(
-                f"client '{tools.client_id}': expected a finite loss of '{fit.objective}', got "
-                f"{step.loss}; lower the learning rate or check the data"
+            raise DivergedError(
+                f"{tools.name}: expected a finite loss of '{fit.objective}', got {step.loss}; "
+                "lower the learning rate or check the data"
             )
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
@@ -145,20 +149,20 @@ class Trainer:
 
 
 def train(
-    network: Network, tools: ClientTools, training: Training, fit: Fit | None = None
+    network: Network, tools: TrainTools, training: Training, fit: Fit | None = None
 ) -> Trained:
-    """Train ``network``, in place, on the client's examples, shuffled every epoch.
+    """Train ``network``, in place, on the examples, shuffled every epoch.
 
     The caller hands the network over; who needs it as it was passes ``network.copy()``.
 
     Raises:
-        InputError: the loss became NaN or infinite.
+        DivergedError: the loss became NaN or infinite.
     """
     trainer = Trainer(network, tools, training, fit)
     return trainer.trained(passes(trainer.step, tools, training))
 
 
-def passes(step: Callable[[Rows], float], tools: ClientTools, training: Training) -> float:
+def passes(step: Callable[[Rows], float], tools: TrainTools, training: Training) -> float:
     """Call ``step`` for every batch of every epoch.
 
     Returns:

@@ -158,33 +158,46 @@ class ConfusionFn(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTools:
+    """What training needs, on a device or on the server: examples, programs and randomness.
+
+    Attributes:
+        name: who trains, as messages say it: ``client 'a'``.
+        x, y: the examples, ``(n, …) float32`` and ``(n,) int64``.
+        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
+    """
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    grad_fns: Mapping[str, GradFn]
+    rng: np.random.Generator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTools:
     """What a device injects into ``client_update``.
 
     Attributes:
         client_id: the durable identity.
-        x, y: the local training part, ``(n, …) float32`` and ``(n,) int64``.
-        boxes: ``(n, k, 4) float32`` regions of ``x`` to hide; None if the data have none.
-        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        training: the local training part, programs and randomness.
+        boxes: ``(n, k, 4) float32`` regions of ``training.x`` to hide; None if the data have none.
         predict: logits, in the batches of the evaluation.
         features: pooled features, in the batches of the evaluation.
         layers: activations of hidden layers, in the batches of the evaluation.
         evaluate: scores a model on the client's test data.
         confusion: counts of further models.
-        rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
     """
 
     client_id: str
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    training: TrainTools
     boxes: NDArray[np.float32] | None = None
-    grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     features: ForwardFn
     layers: LayersFn
     evaluate: EvaluateFn
     confusion: ConfusionFn
-    rng: np.random.Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,11 +4,9 @@ Features are x + w, logits x · w. The gradient of cross_entropy is w - mean(x);
 sum of w - mean(z) and, by their weights, w - mean(x), w - mean(teacher) and w - mean(centroids).
 """
 
-import dataclasses
-
 import numpy as np
 from laws.cases import Case
-from toy_model import frozen_map
+from toy_model import changed, frozen_map
 
 from protofleet.strategies.types import ServerTools, Step
 from protofleet.tensors import Model, TensorMap
@@ -68,10 +66,10 @@ def server_tools():
 def case(make_tools, _toy):
     def make(client_id, examples):
         tools, seen = make_tools(client_id, examples)
-        y = np.arange(len(tools.y)) % 2
+        y = np.arange(len(tools.training.y)) % 2
         changes = {"x": images(examples), "y": y, "features": features, "predict": predict}
         programs = {"cross_entropy": cross_entropy, "cdfl": cdfl}
-        return dataclasses.replace(tools, grad_fns=programs, **changes), seen
+        return changed(tools, grad_fns=programs, **changes), seen
 
     return Case(
         model=new_model(),

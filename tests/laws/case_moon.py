@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from toy_model import grad_fn
+from toy_model import changed, grad_fn
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import TensorMap
@@ -24,7 +24,7 @@ def features(network, x):
 def moon_tools(make_tools):
     def make(client_id, examples):
         tools, seen = make_tools(client_id, examples)
-        return replace(tools, grad_fns={"moon": moon_grad_fn}, features=features), seen
+        return changed(tools, grad_fns={"moon": moon_grad_fn}, features=features), seen
 
     return make
 

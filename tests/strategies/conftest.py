@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from toy_model import GLOBAL, LOCAL, array, frozen_map, grad_fn
 
-from protofleet.strategies.types import ClientTools, Evaluation
+from protofleet.strategies.types import ClientTools, Evaluation, TrainTools
 from protofleet.tensors import Model
 
 
@@ -38,15 +38,18 @@ def make_tools():
         x = array(examples).reshape(-1, 2)
         tools = ClientTools(
             client_id=client_id,
-            x=x,
-            y=np.zeros(len(x), np.int64),
-            grad_fns={"cross_entropy": recorded},
+            training=TrainTools(
+                name=f"client '{client_id}'",
+                x=x,
+                y=np.zeros(len(x), np.int64),
+                grad_fns={"cross_entropy": recorded},
+                rng=np.random.default_rng(1),
+            ),
             predict=None,
             features=None,
             layers=None,
             evaluate=evaluate,
             confusion=lambda _network, **_: None,
-            rng=np.random.default_rng(1),
         )
         return tools, seen
 

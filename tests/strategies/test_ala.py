@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from laws.cases import Case, case_of
 from oracles import ala as oracle
-from toy_model import SGD, frozen_map, new_rng, server_tools
+from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -53,11 +53,11 @@ class Client:
         x = rng.normal(size=(n, 4)).astype(np.float32)
         y = rng.integers(0, 2, n)
         self.seen = []
-        self.tools = dataclasses.replace(tools, x=x, y=y, grad_fns={"cross_entropy": self.program})
+        self.tools = changed(tools, x=x, y=y, grad_fns={"cross_entropy": self.program})
 
     def program(self, network, batch, _rng):
         params = network.params
-        first = np.flatnonzero((self.tools.x == batch["x"][0]).all(axis=1))[0]
+        first = np.flatnonzero((self.tools.training.x == batch["x"][0]).all(axis=1))[0]
         self.seen.append((int(first), len(batch["y"])))
         loss, gradients = softmax_loss(params, (batch["x"], batch["y"]))
         grads = TensorMap.pack({k: gradients[k].astype(np.float32) for k in _NAMES})
@@ -65,14 +65,15 @@ class Client:
 
     def merge(self, weights, buffers, **settings):
         self.seen.clear()
-        probe = Probe(tools=self.tools, batch_size=8, fit=Fit())
+        probe = Probe(tools=self.tools.training, batch_size=8, fit=Fit())
         received = Network(params=self.received, buffers=buffers)
         return local_aggregation(Ala(**settings), self.own, received, weights, probe)
 
     def expected(self, weights, *, layer_idx, eta=1.0, threshold=0.01, window=10, cap=200):
         """By the oracle, with the batches of the first pass."""
         passes = self.seen[:3]  # int(0.8 · 30) examples in batches of 8
-        batches = [(self.tools.x[i : i + n], self.tools.y[i : i + n]) for i, n in passes]
+        x, y = self.tools.training.x, self.tools.training.y
+        batches = [(x[i : i + n], y[i : i + n]) for i, n in passes]
         upper = _NAMES[-layer_idx:]
         mixed, weights, count = oracle.call(
             self.own,
@@ -166,7 +167,7 @@ def _passes(model, make_tools, losses, **settings):
         calls.append(1)
         return inner(*arguments)
 
-    client.tools.grad_fns["cross_entropy"] = counted
+    client.tools.training.grad_fns["cross_entropy"] = counted
     client.merge({}, model.buffers, **settings)
     return len(calls)
 
@@ -205,8 +206,8 @@ def test_the_loss_of_a_pass_is_that_of_its_last_batch(model, make_tools):
         grads = TensorMap.zeros(network.params.layout)
         return Step(loss=loss, grads=grads, buffers=network.buffers)
 
-    client.tools.grad_fns["cross_entropy"] = program
-    probe = Probe(tools=client.tools, batch_size=4, fit=Fit())
+    client.tools.training.grad_fns["cross_entropy"] = program
+    probe = Probe(tools=client.tools.training, batch_size=4, fit=Fit())
     received = Network(params=client.received, buffers=model.buffers)
     local_aggregation(Ala(), client.own, received, {}, probe)
     assert len(calls) == 2 * 11
@@ -235,8 +236,9 @@ class Plugged:
 
     def round(self, round_id, w, examples=((2, 4),)):
         tools, _ = self.case.make_tools("a", examples)
-        programs = {name: self._recorded(grad_fn) for name, grad_fn in tools.grad_fns.items()}
-        tools = dataclasses.replace(tools, grad_fns=programs)
+        found = tools.training.grad_fns.items()
+        programs = {name: self._recorded(grad_fn) for name, grad_fn in found}
+        tools = changed(tools, grad_fns=programs)
         tensors = {**self.server.tensors, "params/w": np.array(w, np.float32)}
         payload = Payload(round_id=round_id, tensors=tensors)
         self.starts.clear()

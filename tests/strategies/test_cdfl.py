@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from laws import case_cdfl as toy
-from toy_model import new_rng
+from toy_model import changed, new_rng
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
@@ -24,7 +24,7 @@ def make_client(make_tools):
 
     def make(examples, labels, **changes):
         tools, _ = toy.case(make_tools, None).make_tools("a", examples)
-        return dataclasses.replace(tools, y=np.array(labels, np.int64), **changes)
+        return changed(tools, y=np.array(labels, np.int64), **changes)
 
     return make
 
@@ -138,7 +138,7 @@ def test_every_round_begins_with_what_is_received(make_client):
     state = strategy.client_init(toy.new_model())
     _, first = strategy.client_update(state, payload, tools)
     other = {name: value + 9 for name, value in state.tensors.items()}
-    again = dataclasses.replace(tools, rng=np.random.default_rng(1))
+    again = changed(tools, rng=np.random.default_rng(1))
     kept, second = strategy.client_update(dataclasses.replace(state, tensors=other), payload, again)
     np.testing.assert_array_equal(first.tensors["params/w"], second.tensors["params/w"])
     np.testing.assert_array_equal(kept.tensors["state/norm.mean"], [5])

@@ -1,11 +1,9 @@
 """FedPer by arithmetic: body w and head b move together, only w travels."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from headed_model import headed, headed_grad_fn
-from toy_model import SGD, frozen_map, new_rng, server_tools
+from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -16,7 +14,7 @@ _QUARTER = {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.25}}
 
 def _tools(make_tools, name, examples):
     tools, seen = make_tools(name, examples)
-    return dataclasses.replace(tools, grad_fns={"cross_entropy": headed_grad_fn}), seen
+    return changed(tools, grad_fns={"cross_entropy": headed_grad_fn}), seen
 
 
 def test_bodies_meet_at_the_weighted_mean_and_heads_stay(make_tools):

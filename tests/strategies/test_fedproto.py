@@ -1,10 +1,8 @@
 """FedProto by arithmetic: features are x + w, and every step of rate 1/2 goes half the way."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from toy_model import SGD, array, frozen_map, new_rng, server_tools
+from toy_model import SGD, array, changed, frozen_map, new_rng, server_tools
 from toy_prototypes import prototype_model, registered, with_programs
 
 from protofleet.errors import InputError
@@ -50,7 +48,7 @@ def run(make_tools):
 
         seen.scores = scores
         state = strategy.client_init(prototype_model()) if state is None else state
-        scored = dataclasses.replace(tools, evaluate=evaluate)
+        scored = changed(tools, evaluate=evaluate)
         state, update = strategy.client_update(state, strategy.downlink(server, "a"), scored)
         return state, registered(update, tools), seen
 

@@ -1,11 +1,9 @@
 """FedRep by arithmetic: first the head b alone, then the body w alone."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from headed_model import headed, headed_grad_fn
-from toy_model import SGD, frozen_map, new_rng, server_tools
+from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -19,7 +17,7 @@ def _tools(make_tools, name, examples):
         moved.append({key: value.tolist() for key, value in network.params.items()})
         return headed_grad_fn(network, *rest)
 
-    return dataclasses.replace(tools, grad_fns={"cross_entropy": recorded}), seen, moved
+    return changed(tools, grad_fns={"cross_entropy": recorded}), seen, moved
 
 
 def test_the_head_moves_first_and_the_body_after_it(make_tools):

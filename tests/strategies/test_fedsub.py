@@ -8,7 +8,7 @@ import pytest
 from oracles import fedsub as oracle
 from oracles.clusters import davies_bouldin
 from tiny_perceptron import HIDDEN, perceptron, with_programs
-from toy_model import new_rng, server_tools
+from toy_model import changed, new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
@@ -441,7 +441,7 @@ def test_a_model_that_does_not_tell_its_layers_is_an_error(make_tools):
     strategy = build("fedsub", {}, model)
     tools, _ = make_tools("a", [])
     tools = with_programs(tools, x=_X, y=_Y)
-    tools = dataclasses.replace(tools, layers=lambda _network, x: {"body.0": x})
+    tools = changed(tools, layers=lambda _network, x: {"body.0": x})
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     with pytest.raises(InputError, match=r"expected activations of layer 'body\.2'"):
         strategy.client_update(strategy.client_init(model), payload, tools)

@@ -1,10 +1,8 @@
 """Local by arithmetic: rounds are one training that is never told of others."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from toy_model import SGD, new_rng, server_tools
+from toy_model import SGD, changed, new_rng, server_tools
 
 from protofleet.strategies import DESCRIPTIONS, build
 
@@ -59,7 +57,7 @@ def _best(model, make_tools, scores, **settings):
         right = next(turn)
         return None if right is None else np.array([[right, 10 - right], [0, 0]])
 
-    tools = dataclasses.replace(tools, confusion=confusion)
+    tools = changed(tools, confusion=confusion)
     strategy = build("local", {**SGD, "epochs": 4, "keep_best": True, **settings}, model)
     state, (update,) = _rounds(strategy, model, tools, 1)
     (scored,) = seen.evaluated

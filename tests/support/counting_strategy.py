@@ -31,7 +31,7 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
-            num_examples=len(tools.y),
+            num_examples=len(tools.training.y),
             tensors=chain,
         )
         return ClientState(round_id=payload.round_id, tensors=chain), update

@@ -4,10 +4,10 @@ Parameters are named as those of the exported model ``mlp``; gradients are those
 in float64.
 """
 
-import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
+from toy_model import changed
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
@@ -69,7 +69,7 @@ def prototype_mse(network, batch, _rng):
 
 def with_programs(tools, **changes):
     """``tools`` that run this model's programs."""
-    return dataclasses.replace(
+    return changed(
         tools,
         grad_fns={"cross_entropy": cross_entropy, "prototype_mse": prototype_mse},
         predict=predict,

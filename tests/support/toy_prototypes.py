@@ -8,7 +8,7 @@ anchors, and ``prototype_mse`` w with ``weight`` times the mean gap between feat
 import dataclasses
 
 import numpy as np
-from toy_model import frozen_map
+from toy_model import changed, frozen_map
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
@@ -38,7 +38,7 @@ def with_programs(tools, seen, y):
 
         return grad_fn
 
-    return dataclasses.replace(
+    return changed(
         tools,
         y=np.array(y, np.int64),
         grad_fns={
@@ -51,12 +51,12 @@ def with_programs(tools, seen, y):
 
 def registered(update, tools):
     """The update as the coordinator hands it on."""
-    return dataclasses.replace(update, class_counts=np.bincount(tools.y, minlength=2))
+    return dataclasses.replace(update, class_counts=np.bincount(tools.training.y, minlength=2))
 
 
 def alternating(tools):
     """Classes 0, 1, 0, … for the examples of ``tools``."""
-    return np.arange(len(tools.x)) % 2
+    return np.arange(len(tools.training.x)) % 2
 
 
 def _to_anchors(params, batch, grads):
