@@ -120,11 +120,11 @@ class Exported:
         return self.files[name]
 
     def model(self) -> Model:
-        """Fresh parameters and state."""
+        """Fresh parameters and buffers."""
         found = model_tensors(self.module)
         return Model(
             params=_packed(found.params),
-            state=_packed(found.buffers),
+            buffers=_packed(found.buffers),
             num_classes=len(self.manifest.classes),
         )
 
@@ -133,7 +133,7 @@ class Exported:
         model = self.model()
         tensors = {
             "params.safetensors": encode(model.params, {}),
-            "state.safetensors": encode(model.state, {}),
+            "state.safetensors": encode(model.buffers, {}),
         }
         write_bundle(path, self.manifest, {**self.files, **tensors}, key)
 

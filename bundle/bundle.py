@@ -120,7 +120,7 @@ class Bundle:
         """Fresh, writable copies of the initial tensors."""
         return Model(
             params=self._packed(PARAMS, self.manifest.params),
-            state=self._packed(STATE, self.manifest.state),
+            buffers=self._packed(STATE, self.manifest.state),
             num_classes=len(self.manifest.classes),
         )
 

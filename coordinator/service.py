@@ -389,7 +389,7 @@ class Service:
         """Write the final global state and the final results."""
         aggregated = sum(not done.final for done in self._ledger.committed())
         model = self._plan.strategy.server_model(self._server_state)
-        tensors = self._server_state.tensors if model is None else {**model[0], **model[1]}
+        tensors = self._server_state.tensors if model is None else {**model.params, **model.buffers}
         metadata = {
             "strategy": self._plan.strategy.description.name,
             "round_id": str(aggregated),

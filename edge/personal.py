@@ -54,7 +54,7 @@ def score_personal(
     learner.enter(state.round_id)
     strategy = learner.strategy(journal.strategy, journal.settings)
     model, rule = strategy.client_model(state), strategy.client_score(state)
-    counts = learner.evaluate(*model, score=rule).own
+    counts = learner.evaluate(model, score=rule).own
     if counts is None:
         raise InputError("device data: expected test examples to infer on, got none")
     classifier = open_classifier(bundle, model=model, score=rule, backend=backend, threads=threads)

@@ -17,7 +17,7 @@ import numpy as np
 from protofleet.errors import RefusedError
 from protofleet.federation.coding import DecodedUpdate
 from protofleet.federation.plan import Plan
-from protofleet.strategies.types import ClientTools, Evaluation, Update
+from protofleet.strategies.types import ClientTools, Evaluation, TrainTools, Update
 from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import check_finite
 
@@ -57,15 +57,18 @@ def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> ExpectedUpdate:
     strategy, model, limits = plan.strategy, plan.model, plan.config.limits
     tools = ClientTools(
         client_id="",
-        x=np.zeros((0, *input_shape), np.float32),
-        y=np.zeros(0, np.int64),
-        grad_fns=dict.fromkeys(strategy.description.programs, _never),
+        training=TrainTools(
+            name="",
+            x=np.zeros((0, *input_shape), np.float32),
+            y=np.zeros(0, np.int64),
+            grad_fns=dict.fromkeys(strategy.description.programs, _never),
+            rng=np.random.default_rng(0),
+        ),
         predict=_never,
         features=_never,
         layers=_never,
         evaluate=_unscored,
         confusion=_uncounted,
-        rng=np.random.default_rng(0),
     )
     payload = strategy.downlink(plan.server_init(), "")
     _, update = strategy.client_update(strategy.client_init(model), payload, tools)

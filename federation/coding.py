@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.records import ConfusionRows, Costs, EvaluationRecord, UpdateRecord
-from protofleet.strategies.common import PARAMS, STATE, prefixed
+from protofleet.strategies.common import PARAMS, network_tensors, prefixed
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
@@ -40,7 +40,7 @@ _NO_LIMIT = 2**62
 
 def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
     """A bundle's values by the names that they have in payloads: what every device has."""
-    return {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
+    return network_tensors(model.network)
 
 
 def payload_baseline(model: Model, earlier: Tensors) -> dict[str, NDArray[Any]]:

@@ -38,7 +38,7 @@ def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings
         model = strategy.server_model(state)
         if model is None:
             return None
-        logits = programs.predict(*model, x, batch_size=settings.batch_size)
+        logits = programs.predict(model, x, batch_size=settings.batch_size)
         return confusion(y, logits.argmax(axis=1), num_classes)
 
     return score

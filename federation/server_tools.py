@@ -12,7 +12,7 @@ from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.types import ServerTools, Strategy
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network
 
 
 def make_server_tools(
@@ -53,10 +53,8 @@ def make_server_tools(
     )
 
 
-def _no_programs(
-    params: TensorMap, state: TensorMap, x: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def _no_programs(network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
     raise InputError(
         f"server: the strategy asked for no programs, but predicts {len(x)} examples with "
-        f"{len(params)} parameters and {len(state)} states"
+        f"{len(network.params)} parameters"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -11,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import KMeansResult, kmeans, kmeans_restarts
-from protofleet.strategies._cdfl_settings import CdflSettings, Network, hidden
+from protofleet.strategies._cdfl_settings import CdflSettings, hidden
 from protofleet.strategies.training import Fit, Rows, Trained, Trainer, passes
 from protofleet.strategies.types import ClientTools, Evaluation
+from protofleet.tensors import Network
 
 Clustered = tuple[NDArray[np.float32], KMeansResult]
 """Pixelised examples and their clusters."""
@@ -26,38 +28,39 @@ def pseudo_labels(
     if not len(z):
         nothing = np.empty((0, 0), np.float32)
         return KMeansResult(centers=nothing, labels=np.empty(0, np.int64), n_iter=0, inertia=0.0)
-    features = tools.features(*start, z)
-    classes = len(np.unique(tools.y))
-    return kmeans_restarts(features, classes, rng=tools.rng, restarts=settings.restarts)  # Eq. 10
+    features = tools.features(start, z)
+    classes, rng = len(np.unique(tools.training.y)), tools.training.rng
+    return kmeans_restarts(features, classes, rng=rng, restarts=settings.restarts)  # Eq. 10
 
 
 def train_pair(
     settings: CdflSettings, start: Network, clustered: Clustered, tools: ClientTools
 ) -> tuple[Network, Trained]:
-    """The personalised and the local network after all epochs."""
+    """The personalised and the local network after all epochs; the latter in ``start``'s memory."""
     z, clusters = clustered
     weights = {
         name: np.float32(getattr(settings, name))
         for name in ("tau", "contrastive", "distillation", "clustering")
     }
-    personal = Trainer(*start, tools, settings)
+    examples = tools.training
+    personal = Trainer(start.copy(), examples, settings)
 
     def inputs(rows: Rows) -> Mapping[str, Any]:
         return {
             "z": z[rows],
-            "teacher": tools.features(personal.params, personal.state, tools.x[rows]),
+            "teacher": tools.features(personal.network, examples.x[rows]),
             "centroids": clusters.centers[clusters.labels[rows]],
             **weights,
         }
 
-    local = Trainer(*start, tools, settings, Fit(objective="cdfl", inputs=inputs))
+    local = Trainer(start, examples, settings, Fit(objective="cdfl", inputs=inputs))
 
     def step(rows: Rows) -> float:
         personal.step(rows)
         return local.step(rows)
 
-    loss = passes(step, tools, settings)
-    return (personal.params, personal.state), local.trained(loss)
+    loss = passes(step, examples, settings)
+    return personal.trained(math.nan).network, local.trained(loss)
 
 
 def shown(settings: CdflSettings, local: Trained, clustered: Clustered, tools: ClientTools) -> Rows:
@@ -65,7 +68,7 @@ def shown(settings: CdflSettings, local: Trained, clustered: Clustered, tools: C
     z, clusters = clustered
     if not len(z):
         return np.empty(0, np.int64)
-    features = tools.features(local.params, local.state, z)
+    features = tools.features(local.network, z)
     centroids = kmeans(features, clusters.centers).centers
     nearest = [
         np.argsort(_squares(features, centroid), kind="stable")[: settings.images_per_centroid]
@@ -84,10 +87,10 @@ def evaluate(
     settings: CdflSettings, personal: Network, local: Trained, tools: ClientTools
 ) -> Evaluation:
     """Scores of the local network, and further ones by name."""
-    scores = tools.evaluate(local.params, local.state)
+    scores = tools.evaluate(local.network)
     more = {
-        "pixelised": tools.confusion(local.params, local.state, view=partial(hidden, settings)),
-        "personalised": tools.confusion(*personal),
+        "pixelised": tools.confusion(local.network, view=partial(hidden, settings)),
+        "personalised": tools.confusion(personal),
     }
     counted = {name: counts for name, counts in more.items() if counts is not None}
     return replace(scores, more={**scores.more, **counted})

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies._cdfl_settings import Bytes, CdflSettings, Network, to_values
-from protofleet.strategies.training import Fit, Rows, Training, train
-from protofleet.strategies.types import Batch, ClientTools, GradFn, ServerTools, Step
-from protofleet.tensors import TensorMap, Tensors
+from protofleet.strategies._cdfl_settings import Bytes, CdflSettings, to_values
+from protofleet.strategies.training import DivergedError, Fit, Rows, Training, train
+from protofleet.strategies.types import ServerTools, TrainTools
+from protofleet.tensors import Network, Tensors
 
 _PREFIX = "images/"
 _PREDICTED = 32
@@ -118,10 +118,6 @@ def _split(settings: CdflSettings, labels: NDArray[np.int64]) -> Bytes:
     return is_training
 
 
-class _DivergedError(Exception):
-    """The server's training met a number that is not finite."""
-
-
 def fine_tuned(
     settings: CdflSettings, network: Network, gallery: Gallery, tools: ServerTools
 ) -> Network:
@@ -137,15 +133,24 @@ def fine_tuned(
         batch_size=settings.server_batch_size,
         optimiser=settings.server_optimiser,
     )
+    labels = gallery.labels[rows]
+    examples = TrainTools(
+        name="server",
+        x=np.empty((len(labels), 0), np.float32),
+        y=labels,
+        grad_fns=tools.grad_fns,
+        rng=tools.rng,
+    )
     # The images stay bytes; a batch at a time becomes numbers.
     fit = Fit(inputs=lambda batch: {"x": to_values(settings, gallery.images[rows[batch]])})
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            trained = train(*network, _as_client(tools, gallery.labels[rows]), training, fit)
-    except _DivergedError:
+            trained = train(network.copy(), examples, training, fit)
+    except DivergedError:
         return network
-    finite = np.isfinite(trained.params.buffer).all() and np.isfinite(trained.state.buffer).all()
-    return (trained.params, trained.state) if finite else network
+    made = trained.network
+    finite = np.isfinite(made.params.buffer).all() and np.isfinite(made.buffers.buffer).all()
+    return made if finite else network
 
 
 def ranked(settings: CdflSettings, network: Network, gallery: Gallery, tools: ServerTools) -> Bytes:
@@ -168,36 +173,6 @@ def _accuracy(
     right = 0
     for start in range(0, len(held), _PREDICTED):
         batch = held[start : start + _PREDICTED]
-        logits = tools.predict(*network, to_values(settings, gallery.images[batch]))
+        logits = tools.predict(network, to_values(settings, gallery.images[batch]))
         right += int((logits.argmax(axis=1) == gallery.labels[batch]).sum())
     return right / len(held) if len(held) else -1.0
-
-
-def _as_client(tools: ServerTools, labels: NDArray[np.int64]) -> ClientTools:
-    """Tools of a trainer of the server's: examples come with each batch, nothing is scored."""
-    return ClientTools(
-        client_id="server",
-        x=np.empty((len(labels), 0), np.float32),
-        y=labels,
-        grad_fns={"cross_entropy": _watched(tools.grad_fns["cross_entropy"])},
-        predict=tools.predict,
-        features=_absent,
-        layers=_absent,
-        evaluate=_absent,
-        confusion=_absent,
-        rng=tools.rng,
-    )
-
-
-def _watched(grad_fn: GradFn) -> GradFn:
-    def step(params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator) -> Step:
-        made = grad_fn(params, state, batch, rng)
-        if not math.isfinite(made.loss):
-            raise _DivergedError
-        return made
-
-    return step
-
-
-def _absent(*_: object, **__: object) -> Any:
-    raise RuntimeError("the server has neither features nor a test part")

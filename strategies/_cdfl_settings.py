@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import pixelise
-from protofleet.strategies.common import PARAMS, STATE, prefixed
 from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.training import Training
-from protofleet.tensors import TensorMap
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-Network = tuple[TensorMap, TensorMap]
-"""Parameters and state."""
 
 
 class CdflSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,8 +114,3 @@ def to_values(settings: CdflSettings, images: Bytes) -> Floats:
     """What 0 to 255 stand for, float32."""
     low, high = settings.value_range
     return images.astype(np.float32) * np.float32((high - low) / 255) + np.float32(low)
-
-
-def named(network: Network) -> dict[str, NDArray[Any]]:
-    """A network as it travels and is kept."""
-    return {**prefixed(PARAMS, network[0]), **prefixed(STATE, network[1])}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Literal, Self, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.common import (
     PARAMS,
-    STATE,
     client_init,
     client_model,
     combine_updates,
     downlink,
+    network_tensors,
     prefixed,
     prefixed_layout,
     unpack,
+    unpack_network,
 )
-from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.training import Fit, Trained, Training
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -40,7 +41,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.tensors import Layout, Model, TensorMap, check_names
+from protofleet.tensors import Layout, Model, Network, check_names
 
 WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
@@ -68,15 +69,14 @@ class Start:
     Attributes:
         state: what the device kept.
         payload: what it received.
-        params, buffers: the model.
+        network: the model; training takes it over.
         kept: weights of adaptive local aggregation, to keep beside the model.
         evaluation: the early score, if one is asked for.
     """
 
     state: ClientState
     payload: Payload
-    params: TensorMap
-    buffers: TensorMap
+    network: Network
     kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     evaluation: Evaluation | None = None
 
@@ -94,9 +94,8 @@ def arrive(model: Model, shared: Layout, state: ClientState, payload: Payload) -
         InputError: a tensor is absent, surplus, or of another shape.
     """
     check_names(payload.tensors, shared)
-    both = ClientState(round_id=payload.round_id, tensors={**state.tensors, **payload.tensors})
-    params, buffers = client_model(model, both)
-    return Start(state=state, payload=payload, params=params, buffers=buffers)
+    network = unpack_network({**state.tensors, **payload.tensors}, model)
+    return Start(state=state, payload=payload, network=network)
 
 
 def local_init(
@@ -125,17 +124,17 @@ def local_init(
         for name in start.payload.tensors
         if name.startswith(PARAMS)
     }
-    same = all(np.array_equal(value, start.params[name]) for name, value in own.items())
-    if same or start.payload.round_id == 1 or not len(tools.y):
+    same = all(np.array_equal(value, start.network.params[name]) for name, value in own.items())
+    if same or start.payload.round_id == 1 or not len(tools.training.y):
         return replace(start, kept=kept)
     merged = local_aggregation(
         ala,
         own,
-        start.params,
+        start.network,
         {name.removeprefix(WEIGHTS): value for name, value in kept.items()},
-        Probe(tools=tools, buffers=start.buffers, batch_size=settings.batch_size, fit=fit or Fit()),
+        Probe(tools=tools.training, batch_size=settings.batch_size, fit=fit or Fit()),
     )
-    return replace(start, params=merged.params, kept=prefixed(WEIGHTS, merged.weights))
+    return replace(start, network=merged.network, kept=prefixed(WEIGHTS, merged.weights))
 
 
 def begin(
@@ -145,7 +144,7 @@ def begin(
     start = local_init(settings, start, tools, fit)
     if not scored_early(settings, start.payload):
         return start
-    return replace(start, evaluation=tools.evaluate(start.params, start.buffers))
+    return replace(start, evaluation=tools.evaluate(start.network))
 
 
 def scored_early(settings: SharedTraining, payload: Payload) -> bool:
@@ -153,32 +152,8 @@ def scored_early(settings: SharedTraining, payload: Payload) -> bool:
     return settings.score_at == "start" and not payload.final
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """What ``finish`` needs of a ``Start``."""
-
-    round_id: int
-    kept: Mapping[str, NDArray[Any]]
-    evaluation: Evaluation | None
-
-    @classmethod
-    def of(cls, start: Start) -> Self:
-        """Without the model."""
-        return cls(round_id=start.payload.round_id, kept=start.kept, evaluation=start.evaluation)
-
-
-def train_from(
-    start: Start, tools: ClientTools, settings: SharedTraining, shared: Layout
-) -> tuple[ClientState, Update]:
-    """Train and ``finish``; a ``start`` that nobody else holds is gone during training."""
-    begun, network = Begun.of(start), [start.buffers, start.params]
-    del start
-    trained = train(network.pop(), network.pop(), tools, settings)
-    return finish(begun, trained, tools, shared)
-
-
 def finish(
-    start: Start | Begun, trained: Trained, tools: ClientTools, shared: Layout
+    start: Start, trained: Trained, tools: ClientTools, shared: Layout
 ) -> tuple[ClientState, Update]:
     """What the device keeps, and the update with the tensors of ``shared``.
 
@@ -188,15 +163,14 @@ def finish(
         tools: the client's.
         shared: prefixed layout of what travels, of parameters and buffers.
     """
-    start = Begun.of(start) if isinstance(start, Start) else start
-    kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
-    round_id = start.round_id
+    kept = network_tensors(trained.network)
+    round_id = start.payload.round_id
     update = Update(
         client_id=tools.client_id,
         round_id=round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={name: kept[name] for name in shared.shapes},
-        evaluation=start.evaluation or tools.evaluate(trained.params, trained.state),
+        evaluation=start.evaluation or tools.evaluate(trained.network),
         loss=trained.loss,
     )
     return ClientState(round_id=round_id, tensors={**kept, **start.kept}), update
@@ -266,8 +240,9 @@ def _aggregate(
     )
 
 
-def _server_model(model: Model, state: ServerState) -> tuple[TensorMap, TensorMap]:
-    return unpack(state.tensors, PARAMS, model.params.layout), model.state
+def _server_model(model: Model, state: ServerState) -> Network:
+    params = unpack(state.tensors, PARAMS, model.params.layout)
+    return Network(params=params, buffers=model.buffers)
 
 
 def _no_model(_state: ServerState) -> None:

@@ -70,21 +70,20 @@ from protofleet.strategies._cdfl_server import (
 )
 from protofleet.strategies._cdfl_settings import (
     CdflSettings,
-    Network,
     check_examples,
     hidden,
-    named,
     to_bytes,
 )
 from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.common import (
+    BUFFERS,
     PARAMS,
-    STATE,
     client_init,
     client_model,
+    network_tensors,
     parse_settings,
     prefixed_layout,
-    unpack,
+    unpack_network,
 )
 from protofleet.strategies.types import (
     ClientState,
@@ -98,7 +97,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.tensors import Layout, Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, Network, TensorMap
 
 UPLOADS = "uploads"
 IMAGES = "shown/images"
@@ -154,7 +153,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     network = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,
-        **prefixed_layout(STATE, model.state.layout).shapes,
+        **prefixed_layout(BUFFERS, model.buffers.layout).shapes,
     }
     context = _Context(
         settings=parse_settings(DESCRIPTION.name, settings, CdflSettings),
@@ -175,17 +174,12 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     )
 
 
-def _network(context: _Context, tensors: Tensors) -> Network:
-    params = unpack(tensors, PARAMS, context.model.params.layout)
-    return params, unpack(tensors, STATE, context.model.state.layout)
-
-
 def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:
-    return ServerState(round_id=0, tensors=named((model.params, model.state)))
+    return ServerState(round_id=0, tensors=network_tensors(model.network))
 
 
 def _server_model(context: _Context, state: ServerState) -> Network:
-    return _network(context, state.tensors)
+    return unpack_network(state.tensors, context.model)
 
 
 def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
@@ -198,25 +192,25 @@ def _client_update(
     context: _Context, _state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    check_examples(settings, tools.x)
-    z = hidden(settings, tools.x, tools.boxes)
-    start = _network(context, payload.tensors)
+    check_examples(settings, tools.training.x)
+    z = hidden(settings, tools.training.x, tools.boxes)
+    start = unpack_network(payload.tensors, context.model)
     clusters = pseudo_labels(settings, start, z, tools)
     personal, local = train_pair(settings, start, (z, clusters), tools)
     tensors: dict[str, NDArray[Any]] = {}
     if payload.tensors[UPLOADS]:
         rows = shown(settings, local, (z, clusters), tools)
-        tensors = named((local.params, local.state))
-        tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.y[rows]}
+        tensors = network_tensors(local.network)
+        tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.training.y[rows]}
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors=tensors,
         evaluation=evaluate(settings, personal, local, tools),
         loss=local.loss,
     )
-    return ClientState(round_id=payload.round_id, tensors=named(personal)), update
+    return ClientState(round_id=payload.round_id, tensors=network_tensors(personal)), update
 
 
 def _check(context: _Context, update: Update) -> None:
@@ -251,10 +245,10 @@ def _aggregate(
     if buffer is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     gallery = replaced(settings, gallery_of(state.tensors), uploads)
-    combined = _network(context, TensorMap(context.network, buffer))
+    combined = unpack_network(TensorMap(context.network, buffer), context.model)
     network = fine_tuned(settings, combined, gallery, tools)
     gallery = replace(gallery, members=ranked(settings, network, gallery, tools))
-    tensors = {**named(network), **gallery.tensors()}
+    tensors = {**network_tensors(network), **gallery.tensors()}
     return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 

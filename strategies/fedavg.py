@@ -27,10 +27,11 @@ from protofleet.strategies.averaging import (
     arrive,
     averaging,
     begin,
-    train_from,
+    finish,
     whole,
 )
 from protofleet.strategies.common import parse_settings
+from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -87,9 +88,7 @@ def client_update(
     sharing: Sharing[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     """Train what was received, with cross-entropy alone."""
-    return train_from(
-        begin(sharing.settings, arrive(sharing.model, sharing.shared, state, payload), tools),
-        tools,
-        sharing.settings,
-        sharing.shared,
-    )
+    settings = sharing.settings
+    start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
+    trained = train(start.network, tools.training, settings)
+    return finish(start, trained, tools, sharing.shared)

@@ -49,12 +49,11 @@ from protofleet.errors import InputError
 from protofleet.kernels import hyperspherical_prototypes
 from protofleet.strategies.common import (
     PARAMS,
-    STATE,
     client_init,
     client_model,
+    network_tensors,
     ordered,
     parse_settings,
-    prefixed,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
@@ -209,23 +208,18 @@ def _client_update(
     anchors = _anchors(state, payload)
     if anchors is None:
         return _abstain(context, state, payload, tools)
-    params, buffers = client_model(context.model, state)
-    params[_HEAD][...] = payload.tensors[_PROTOTYPES]
-    trained = train(params, buffers, tools, context.settings, _fit(context, state, anchors))
+    network = client_model(context.model, state)
+    network.params[_HEAD][...] = payload.tensors[_PROTOTYPES]
+    trained = train(network, tools.training, context.settings, _fit(context, state, anchors))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
-        tensors={_PROTOTYPES: trained.params[_HEAD]},
-        evaluation=tools.evaluate(trained.params, trained.state),
+        num_examples=len(tools.training.y),
+        tensors={_PROTOTYPES: trained.network.params[_HEAD]},
+        evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    kept = {
-        **prefixed(PARAMS, trained.params),
-        **prefixed(STATE, trained.state),
-        **trained.moments,
-        _ANCHORS: anchors,
-    }
+    kept = {**network_tensors(trained.network), **trained.moments, _ANCHORS: anchors}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
@@ -254,9 +248,9 @@ def _abstain(
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={},
-        evaluation=tools.evaluate(*client_model(context.model, state)),
+        evaluation=tools.evaluate(client_model(context.model, state)),
     )
     return replace(state, round_id=payload.round_id), update
 

@@ -93,6 +93,6 @@ def _client_update(
     settings = sharing.settings
     received = arrive(sharing.model, sharing.shared, state, payload)
     start = begin(settings, received, tools)
-    fit = Fit(proximal=(settings.mu, received.params))  # Eq. 2
-    trained = train(start.params, start.buffers, tools, settings, fit)
+    fit = Fit(proximal=(settings.mu, received.network.params))  # Eq. 2
+    trained = train(start.network.copy(), tools.training, settings, fit)
     return finish(start, trained, tools, sharing.shared)

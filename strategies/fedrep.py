@@ -100,19 +100,17 @@ def _client_update(
     settings = sharing.settings
     start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
     body = {name.removeprefix(PARAMS) for name in sharing.shared.shapes}
-    head = start.params.keys() - body
+    head = start.network.params.keys() - body
     head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
     fitted = train(
-        start.params,
-        start.buffers,
-        tools,
+        start.network,
+        tools.training,
         head_training,
         Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
     )
     trained = train(
-        fitted.params,
-        fitted.state,
-        tools,
+        fitted.network,
+        tools.training,
         settings,
         Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
     )

@@ -69,13 +69,12 @@ from protofleet.strategies._fedsub_fusion import (
 )
 from protofleet.strategies._fedsub_layers import MASKS, Layer, dense_layers, pack_masks, reach
 from protofleet.strategies.common import (
-    PARAMS,
-    STATE,
     client_init,
     client_model,
+    network_tensors,
     ordered,
     parse_settings,
-    prefixed,
+    unpack_network,
 )
 from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
@@ -92,7 +91,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.tensors import Model, TensorMap
+from protofleet.tensors import Model, Network
 
 _PROTOTYPES = "prototypes"
 _ACCURACY = "accuracy"
@@ -230,19 +229,18 @@ def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    received = replace(state, tensors={**state.tensors, **payload.tensors})
-    params, buffers = client_model(context.model, received)
-    before = tools.evaluate(params, buffers)
-    trained = train(params, buffers, tools, context.settings)
-    kept = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
-    after = tools.confusion(trained.params, trained.state)
+    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
+    before = tools.evaluate(network)
+    trained = train(network, tools.training, context.settings)
+    kept = network_tensors(trained.network)
+    after = tools.confusion(trained.network)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={
             **{name: kept[name] for name in context.shared},
-            **_by_class(context, trained.params, trained.state, tools),
+            **_by_class(context, trained.network, tools),
         },
         evaluation=replace(before, more={} if after is None else {"after_fit": after}),
         loss=trained.loss,
@@ -250,29 +248,28 @@ def _client_update(
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
-def _by_class(
-    context: _Context, params: TensorMap, state: TensorMap, tools: ClientTools
-) -> dict[str, NDArray[Any]]:
+def _by_class(context: _Context, network: Network, tools: ClientTools) -> dict[str, NDArray[Any]]:
     """Prototypes, masks and, for leadership, accuracies."""
     classes, settings = context.model.num_classes, context.settings
-    x = tools.x.reshape(len(tools.x), math.prod(tools.x.shape[1:]))
-    found: dict[str, NDArray[Any]] = {_PROTOTYPES: class_means(x, tools.y, classes)[0]}
-    for name, values in _activations(context, params, state, tools).items():
-        means, _ = class_means(values, tools.y, classes)
+    x, y = tools.training.x, tools.training.y
+    flat = x.reshape(len(x), math.prod(x.shape[1:]))
+    found: dict[str, NDArray[Any]] = {_PROTOTYPES: class_means(flat, y, classes)[0]}
+    for name, values in _activations(context, network, tools).items():
+        means, _ = class_means(values, y, classes)
         found[MASKS + name] = pack_masks(means, settings.threshold)
     if settings.fusion == "leadership":
-        found[_ACCURACY] = _accuracy(context, params, state, tools)
+        found[_ACCURACY] = _accuracy(context, network, tools)
     return found
 
 
 def _activations(
-    context: _Context, params: TensorMap, state: TensorMap, tools: ClientTools
+    context: _Context, network: Network, tools: ClientTools
 ) -> dict[str, NDArray[np.float32]]:
     """``(n, units)`` of the hidden layers on the training part."""
     hidden = {layer.name: layer.units for layer in context.layers if layer.hidden}
-    if not len(tools.y):
+    if not len(tools.training.y):
         return {name: np.zeros((0, units), np.float32) for name, units in hidden.items()}
-    told = tools.layers(params, state, tools.x)
+    told = tools.layers(network, tools.training.x)
     for name in hidden.keys() - told.keys():
         raise InputError(
             f"strategy 'fedsub': expected activations of layer '{name}', got those of "
@@ -281,15 +278,14 @@ def _activations(
     return {name: told[name] for name in hidden}
 
 
-def _accuracy(
-    context: _Context, params: TensorMap, state: TensorMap, tools: ClientTools
-) -> NDArray[np.float32]:
+def _accuracy(context: _Context, network: Network, tools: ClientTools) -> NDArray[np.float32]:
     """Of each class, ``(C,)``, on the training part; 0 for absent ones."""
     classes = context.model.num_classes
-    right = np.zeros((len(tools.y), 1), np.float32)
-    if len(tools.y):
-        right[:, 0] = tools.predict(params, state, tools.x).argmax(axis=1) == tools.y
-    return class_means(right, tools.y, classes)[0][:, 0]
+    x, y = tools.training.x, tools.training.y
+    right = np.zeros((len(y), 1), np.float32)
+    if len(y):
+        right[:, 0] = tools.predict(network, x).argmax(axis=1) == y
+    return class_means(right, y, classes)[0][:, 0]
 
 
 def _check(update: Update) -> None:

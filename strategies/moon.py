@@ -103,17 +103,17 @@ def _client_update(
     received = arrive(sharing.model, sharing.shared, state, payload)
     fit = _contrast(sharing, received, tools)
     start = begin(settings, received, tools, fit)
-    trained = train(start.params, start.buffers, tools, settings, fit)
+    trained = train(start.network, tools.training, settings, fit)
     return finish(start, trained, tools, sharing.shared)
 
 
 def _contrast(sharing: Sharing[MoonSettings], received: Start, tools: ClientTools) -> Fit:
     """Eq. 3's constants for every example."""
-    if not len(tools.y):
+    if not len(tools.training.y):
         return Fit(objective="moon")
-    positive = negative = tools.features(received.params, received.buffers, tools.x)
+    positive = negative = tools.features(received.network, tools.training.x)
     if received.state.round_id:
-        negative = tools.features(*client_model(sharing.model, received.state), tools.x)
+        negative = tools.features(client_model(sharing.model, received.state), tools.training.x)
     scalars = {
         "tau": np.float32(sharing.settings.tau),
         "mu": np.float32(sharing.settings.mu),

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.aggregation import MEAN, Aggregator
-from protofleet.tensors import Model, TensorMap, Tensors
+from protofleet.tensors import Model, Network, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
@@ -100,31 +100,27 @@ class Step:
         loss: mean loss of the batch.
         grads: gradient of every parameter, in the layout of the parameters. The buffer belongs to
             the runtime and is overwritten by the next call.
-        state: the model's state after the call; same ownership, but it may be the input of the
-            next call.
+        buffers: the model's buffers after the call; same ownership, but they may be the input of
+            the next call.
     """
 
     loss: float
     grads: TensorMap
-    state: TensorMap
+    buffers: TensorMap
 
 
 class GradFn(Protocol):
     """A training program: forward and backward over one batch, noise drawn from ``rng``."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator
-    ) -> Step:
-        """Loss, gradients and new state of one batch."""
+    def __call__(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
+        """Loss, gradients and new buffers of one batch; ``network`` is not written."""
         ...
 
 
 class ForwardFn(Protocol):
     """A program without gradients: logits ``(n, C)`` or features ``(n, d)`` of examples."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def __call__(self, network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """One row for each of ``x``, ``(n, …) float32``."""
         ...
 
@@ -133,7 +129,7 @@ class LayersFn(Protocol):
     """Activations of the hidden layers after their ReLU."""
 
     def __call__(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
+        self, network: Network, x: NDArray[np.float32]
     ) -> Mapping[str, NDArray[np.float32]]:
         """``(n, units)`` for each layer by the name whose ``.weight`` and ``.bias`` it has."""
         ...
@@ -149,9 +145,7 @@ View = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.fl
 class EvaluateFn(Protocol):
     """Evaluates a model on the client's own test part and, in a rehearsal, on the pooled one."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
-    ) -> Evaluation:
+    def __call__(self, network: Network, *, score: Score | None = None) -> Evaluation:
         """Counts and loss of the model; ``score`` classifies its features in place of its head."""
         ...
 
@@ -159,11 +153,27 @@ class EvaluateFn(Protocol):
 class ConfusionFn(Protocol):
     """Counts of another model or view of the data, for ``Evaluation.more``."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, *, view: View | None = None
-    ) -> NDArray[np.int64] | None:
+    def __call__(self, network: Network, *, view: View | None = None) -> NDArray[np.int64] | None:
         """``(C, C) int64`` on the own test part; None where there is none."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTools:
+    """What training needs, on a device or on the server: examples, programs and randomness.
+
+    Attributes:
+        name: who trains, as messages say it: ``client 'a'``.
+        x, y: the examples, ``(n, …) float32`` and ``(n,) int64``.
+        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
+    """
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    grad_fns: Mapping[str, GradFn]
+    rng: np.random.Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,28 +182,23 @@ class ClientTools:
 
     Attributes:
         client_id: the durable identity.
-        x, y: the local training part, ``(n, …) float32`` and ``(n,) int64``.
-        boxes: ``(n, k, 4) float32`` regions of ``x`` to hide; None if the data have none.
-        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        training: the local training part, programs and randomness.
+        boxes: ``(n, k, 4) float32`` regions of ``training.x`` to hide; None if the data have none.
         predict: logits, in the batches of the evaluation.
         features: pooled features, in the batches of the evaluation.
         layers: activations of hidden layers, in the batches of the evaluation.
         evaluate: scores a model on the client's test data.
         confusion: counts of further models.
-        rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
     """
 
     client_id: str
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    training: TrainTools
     boxes: NDArray[np.float32] | None = None
-    grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     features: ForwardFn
     layers: LayersFn
     evaluate: EvaluateFn
     confusion: ConfusionFn
-    rng: np.random.Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,11 +291,11 @@ class Strategy:
         downlink: what one client gets in the next round, ``server_state.round_id + 1``.
         client_init: a device's state when it joins.
         client_update: one local round; the update and the state to keep if it is delivered.
-        client_model: parameters and state with which the device infers now.
+        client_model: the network with which the device infers now.
         client_score: what classifies that model's features; None: its own head.
         check: raises RefusedError for an update of the right form with impossible content.
         aggregate: the server's state after a round. Permuting updates changes no bit.
-        server_model: the global model, or None where the strategy has none.
+        server_model: the global network, or None where the strategy has none.
     """
 
     description: Description
@@ -299,11 +304,11 @@ class Strategy:
     downlink: Callable[[ServerState, str], Payload]
     client_init: Callable[[Model], ClientState]
     client_update: Callable[[ClientState, Payload, ClientTools], tuple[ClientState, Update]]
-    client_model: Callable[[ClientState], tuple[TensorMap, TensorMap]]
+    client_model: Callable[[ClientState], Network]
     client_score: Callable[[ClientState], Score | None] = no_score
     check: Callable[[Update], None] = no_check
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
-    server_model: Callable[[ServerState], tuple[TensorMap, TensorMap] | None]
+    server_model: Callable[[ServerState], Network | None]
 
 
 Factory = Callable[[Mapping[str, Any], Model], Strategy]

@@ -87,16 +87,16 @@ def _train(phases: Phases, bundle: Bundle, request: Request, examples: Examples)
     objective = request.objective
     with phases.once("open training"):
         programs = open_programs(bundle, threads=request.what.threads, backend=request.what.backend)
-        model, rng = bundle.model(), np.random.default_rng(request.seed)
+        network, rng = bundle.model().network, np.random.default_rng(request.seed)
         grad_fn = programs.grad_fns[objective]
         smallest = examples.batch(objective, min(request.batches))
-        grad_fn(model.params, model.state, smallest, rng)
+        grad_fn(network, smallest, rng)
     say(training={"objective": objective, "uses_kernels": programs.uses_kernels})
     for size in request.batches:
         batch: dict[str, Any] = examples.batch(objective, size)
         phases.repeat(
             "train",
-            lambda batch=batch: grad_fn(model.params, model.state, batch, rng),  # type: ignore[misc]
+            lambda batch=batch: grad_fn(network, batch, rng),  # type: ignore[misc]
             batch=size,
             least=request.least,
         )

@@ -13,7 +13,7 @@ from protofleet.bundle.manifest import Manifest, Port, Program
 from protofleet.export.parity.check import Runner
 from protofleet.export.parity.inputs import Arrays
 from protofleet.runtime import Kernels, Programs, open_programs
-from protofleet.tensors import TensorMap, Tensors
+from protofleet.tensors import Network, TensorMap, Tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +41,21 @@ def device_runner(
         name: the program's name in the manifest.
         manifest: declares the program and all tensors.
         files: the program files by path.
-        initial: parameters and state, for tensors that the program does not read.
+        initial: parameters and buffers, for tensors that the program does not read.
         kernels: as in ``open_programs``.
     """
     programs = open_programs(_Memory(manifest=manifest, files=files), kernels=kernels)
     program = manifest.programs[name]
 
     def run(feed: Arrays) -> Mapping[str, NDArray[Any]]:
-        params, state = (
+        params, buffers = (
             TensorMap.pack({**tensors, **_by_key(program, feed, role)})
             for tensors, role in zip(initial, ("param", "state"), strict=True)
         )
+        network = Network(params=params, buffers=buffers)
         if program.objective is None:
-            return _infer(programs, program, params, state, feed)
-        return _train(programs, program, params, state, feed)
+            return _infer(programs, program, network, feed)
+        return _train(programs, program, network, feed)
 
     return run
 
@@ -64,31 +65,31 @@ def _by_key(program: Program, feed: Arrays, role: str) -> Arrays:
 
 
 def _infer(
-    programs: Programs, program: Program, params: TensorMap, state: TensorMap, feed: Arrays
+    programs: Programs, program: Program, network: Network, feed: Arrays
 ) -> Mapping[str, NDArray[Any]]:
     x = _by_key(program, feed, "input")["x"]
     keys = {port.key: port.name for port in program.outputs}
     if "features" not in keys:
-        return {keys["logits"]: programs.predict(params, state, x, batch_size=len(x))}
-    results = {keys["features"]: programs.features(params, state, x, batch_size=len(x))}
+        return {keys["logits"]: programs.predict(network, x, batch_size=len(x))}
+    results = {keys["features"]: programs.features(network, x, batch_size=len(x))}
     if any(key.startswith("layers.") for key in keys):
-        layers = programs.layers(params, state, x, batch_size=len(x))
+        layers = programs.layers(network, x, batch_size=len(x))
         results |= {keys[f"layers.{name}"]: values for name, values in layers.items()}
     return results
 
 
 def _train(
-    programs: Programs, program: Program, params: TensorMap, state: TensorMap, feed: Arrays
+    programs: Programs, program: Program, network: Network, feed: Arrays
 ) -> Mapping[str, NDArray[Any]]:
     noise = [feed[port.name] for port in program.inputs if port.role == "noise"]
     rng = cast("np.random.Generator", _Replay(noise))
     batch = _by_key(program, feed, "input")
-    step = programs.grad_fns[cast("str", program.objective)](params, state, batch, rng)
+    step = programs.grad_fns[cast("str", program.objective)](network, batch, rng)
 
     def value(port: Port) -> NDArray[Any]:
         if port.role == "loss":
             return np.asarray(step.loss, np.float32)
-        return (step.grads if port.role == "grad" else step.state)[port.key]
+        return (step.grads if port.role == "grad" else step.buffers)[port.key]
 
     return {port.name: value(port) for port in program.outputs if port.role != "output"}
 

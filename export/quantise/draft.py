@@ -129,7 +129,7 @@ def _tflite(bundle: Bundle, infer: Program, inputs: Tensors) -> Any:
 
 def _by_port(infer: Program, values: Model) -> dict[str, NDArray[np.float32]]:
     """Values by the names of the program's inputs."""
-    tensors = {"param": values.params, "state": values.state}
+    tensors = {"param": values.params, "state": values.buffers}
     return {p.name: tensors[p.role][p.key] for p in infer.inputs if p.role in tensors}
 
 
@@ -148,4 +148,4 @@ def _kept_files(bundle: Bundle) -> dict[str, bytes]:
 
 def _value_files(values: Model) -> dict[str, bytes]:
     files = {_PARAMS: encode(values.params)}
-    return files | ({_STATE: encode(values.state)} if len(values.state) else {})
+    return files | ({_STATE: encode(values.buffers)} if len(values.buffers) else {})

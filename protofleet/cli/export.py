@@ -143,9 +143,9 @@ def _spec(
     from protofleet.export.build import BundleSpec, initial_values
     from protofleet.tensors import Model, TensorMap
 
-    params, state = initial_values(model)
+    params, buffers = initial_values(model)
     initial = Model(
-        params=TensorMap.pack(params), state=TensorMap.pack(state), num_classes=len(classes)
+        params=TensorMap.pack(params), buffers=TensorMap.pack(buffers), num_classes=len(classes)
     )
     built = strategies.build(strategy, settings, initial)
     return BundleSpec(

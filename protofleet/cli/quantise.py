@@ -184,7 +184,7 @@ def _from_file(model: Model, path: Path) -> Model:
         blobs.check_finite(tensors)
     except RefusedError as error:
         raise InputError(f"parameters '{path}': {error}") from error
-    surplus = tensors.keys() - {*model.params, *model.state}
+    surplus = tensors.keys() - {*model.params, *model.buffers}
     missing = model.params.keys() - tensors.keys()
     if surplus or missing:
         name = min(surplus or missing)
@@ -193,7 +193,7 @@ def _from_file(model: Model, path: Path) -> Model:
             f"{'not in' if surplus else 'in'} the bundle, but {'' if surplus else 'not '}in the "
             "file"
         )
-    for values in (model.params, model.state):
+    for values in (model.params, model.buffers):
         for name in values.keys() & tensors.keys():
             _fill(path, name, values[name], tensors[name])
     return model
@@ -223,8 +223,8 @@ def _from_store(opened: Bundle, store: Path) -> Model:
             f"device store '{store}': strategy '{journal.strategy}' classifies by features, not by "
             "the model's own head, which is what would be quantised"
         )
-    params, own = strategy.client_model(state)
-    return Model(params=params, state=own, num_classes=len(opened.manifest.classes))
+    own = strategy.client_model(state)
+    return Model(params=own.params, buffers=own.buffers, num_classes=len(opened.manifest.classes))
 
 
 def _tell(rows: Sequence[Measured], *, as_json: bool) -> None:

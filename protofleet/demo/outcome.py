@@ -20,7 +20,7 @@ from protofleet.report import (
     to_prototypes,
     write_report,
 )
-from protofleet.strategies.common import STATE
+from protofleet.strategies.common import BUFFERS
 from protofleet.tensors import blobs
 
 _GLOBAL = ".global_prototypes"
@@ -83,7 +83,7 @@ def _prototypes(folder: Path, device_id: str) -> tuple[Prototypes, ...]:
             layer,
             {
                 "global": tensors[layer + _GLOBAL],
-                device_id: state.tensors[f"{STATE}{layer}{_LOCAL}"],
+                device_id: state.tensors[f"{BUFFERS}{layer}{_LOCAL}"],
             },
         )
         for layer in by_size[:_SHOWN_LAYERS]

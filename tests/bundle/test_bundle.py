@@ -31,7 +31,7 @@ def test_what_was_written_is_read(written):
     assert bundle.manifest.files[INFER].bytes == len(bundle.read(INFER))
     assert model.params.layout == initial_params().layout
     assert np.array_equal(model.params.buffer, initial_params().buffer)
-    assert (len(model.state), model.num_classes) == (0, 3)
+    assert (len(model.buffers), model.num_classes) == (0, 3)
 
 
 def test_the_two_forms_are_the_same_bundle(tmp_path):
@@ -131,7 +131,7 @@ def test_fields_of_a_later_minor_version_are_ignored(tmp_path):
 def test_an_empty_state_may_have_its_file_or_none(tmp_path):
     forge = Forge(tmp_path)
     forge.files["state.safetensors"] = (2).to_bytes(8, "little") + b"{}"
-    assert len(Bundle.open(forge.declare().single()).model().state) == 0
+    assert len(Bundle.open(forge.declare().single()).model().buffers) == 0
 
 
 def _files(path):

@@ -384,7 +384,7 @@ def _check_personal(case, client_id, store, state):
     """A device infers with the model, and the rule, that its strategy says."""
     strategy = case.strategy
     model, rule = strategy.client_model(state), strategy.client_score(state)
-    own = case.learner(client_id).evaluate(*model, score=rule).own
+    own = case.learner(client_id).evaluate(model, score=rule).own
     found = score_personal(store, case.bundle, case.data[client_id])
     assert (found.round_id, found.examples) == (state.round_id, own.sum())
     assert found.accuracy == np.trace(own) / own.sum()

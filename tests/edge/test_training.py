@@ -15,7 +15,7 @@ from protofleet.errors import InputError
 from protofleet.federation.randomness import client_rng
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import Payload
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network, TensorMap
 
 CLASSES = ("class0", "class1", "class2")
 SETTINGS = {"epochs": 2, "batch_size": 16}
@@ -42,13 +42,13 @@ def _learner(world, data: LocalData, device_id: str = "anna") -> Learner:
 def _identity(learner: Learner) -> TensorMap:
     params = TensorMap.zeros(learner.model.params.layout)
     params["w"][...] = np.eye(4, 3)
-    return params
+    return Network(params=params, buffers=learner.model.buffers)
 
 
 def test_evaluation_counts_true_rows_and_predicted_columns(world):
     x = np.eye(4, dtype=np.float32)[[1, 1]]
     learner = _learner(world, _data(pooled=(x, np.array([1, 2]))))
-    found = learner.evaluate(_identity(learner), learner.model.state)
+    found = learner.evaluate(_identity(learner))
     assert found.own.tolist() == [[2, 0, 0], [0, 1, 1], [0, 0, 1]]
     assert found.pooled.tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
 
@@ -56,20 +56,20 @@ def test_evaluation_counts_true_rows_and_predicted_columns(world):
 def test_a_device_without_test_part_is_not_scored(world):
     empty = {"x_test": np.zeros((0, 4), np.float32), "y_test": np.zeros(0, np.int64)}
     learner = _learner(world, _data(**empty))
-    found = learner.evaluate(_identity(learner), learner.model.state)
+    found = learner.evaluate(_identity(learner))
     assert (found.own, found.pooled) == (None, None)
 
 
 def test_evaluation_runs_in_batches_of_32_in_order(world):
     data, calls = _data(), []
 
-    def predict(_params, _state, x, *, batch_size):
+    def predict(_network, x, *, batch_size):
         calls.append((x, batch_size))
         return np.zeros((len(x), 3), np.float32)
 
     spy = SimpleNamespace(grad_fns={}, predict=predict)
     learner = Learner(world.bundle, spy, data, Meter(), "anna")
-    learner.evaluate(_identity(learner), learner.model.state)
+    learner.evaluate(_identity(learner))
     ((seen, batch_size),) = calls
     assert batch_size == 32
     np.testing.assert_array_equal(seen, data.own.x_test)
@@ -114,7 +114,7 @@ def test_a_round_is_measured_step_by_step(world):
     learner.warm_up()
     state, _ = _round(learner)
     model = learner.strategy("fedavg", SETTINGS).client_model(state)
-    learner.measure_inference(learner.window_scores(*model))
+    learner.measure_inference(learner.window_scores(model))
     costs = learner.meter.take()
     assert len(costs.train_step_ms) == 2 * 4
     assert len(costs.infer_ms) == 30
@@ -179,14 +179,14 @@ def test_later_data_must_fit_the_bundle_too(world):
 def test_a_rule_on_features_is_scored_and_timed_in_the_place_of_the_head(world):
     """Features are tanh of the logits, so the rule below predicts what the head likes least."""
     learner = _learner(world, _data())
-    params, calls = _identity(learner), []
+    network, calls = _identity(learner), []
 
     def least(features):
         calls.append(len(features))
         return -features
 
-    assert learner.evaluate(params, learner.model.state, score=least).own.trace() == 0
-    learner.measure_inference(learner.window_scores(params, learner.model.state, score=least))
+    assert learner.evaluate(network, score=least).own.trace() == 0
+    learner.measure_inference(learner.window_scores(network, score=least))
     assert calls == [5, *[1] * 33]
     assert len(learner.meter.take().infer_ms) == 30
 

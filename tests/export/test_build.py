@@ -56,7 +56,7 @@ def test_a_device_gets_what_pytorch_computes(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(x)).numpy()
         features = model.features(torch.from_numpy(x)).numpy()
-    given = (initial.params, initial.state, x)
+    given = (initial.network, x)
     np.testing.assert_allclose(programs.predict(*given, batch_size=4), logits, atol=1e-6)
     np.testing.assert_allclose(programs.features(*given, batch_size=4), features, atol=1e-6)
 

@@ -299,18 +299,17 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     model = build_model("mlp_prototypes", inputs=_D, hidden=(_D,), classes=_C)
     export_bundle(model, _spec((_D,), _EVERY, _C), out=path, key=_KEY)
     bundle = Bundle.open(path)
-    initial = bundle.model()
-    return open_programs(bundle), (initial.params, initial.state)
+    return open_programs(bundle), bundle.model().network
 
 
 @pytest.mark.parametrize("name", _EVERY)
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.array])
 def test_a_number_may_come_in_any_form(device: Any, name: str, kind: Any) -> None:
-    programs, tensors = device
+    programs, network = device
     batch = _batch(name)
-    expected = programs.grad_fns[name](*tensors, batch, np.random.default_rng(0)).loss
+    expected = programs.grad_fns[name](network, batch, np.random.default_rng(0)).loss
     numbers = {k: kind(v) for k, v in batch.items() if np.ndim(v) == 0}
-    step = programs.grad_fns[name](*tensors, {**batch, **numbers}, np.random.default_rng(0))
+    step = programs.grad_fns[name](network, {**batch, **numbers}, np.random.default_rng(0))
     assert step.loss == pytest.approx(expected, rel=1e-6)
 
 
@@ -336,21 +335,21 @@ _WRONG: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("name", "key", "value"), _WRONG)
 def test_an_input_that_does_not_fit_is_named(device: Any, name: str, key: str, value: Any) -> None:
-    programs, tensors = device
+    programs, network = device
     batch = {**_batch(name), key: value}
     with pytest.raises(InputError, match=f"input '{key}': expected "):
-        programs.grad_fns[name](*tensors, batch, np.random.default_rng(0))
+        programs.grad_fns[name](network, batch, np.random.default_rng(0))
 
 
 def test_arrays_of_any_memory_order_serve_and_are_read_anew(device: Any) -> None:
     """Prototypes that change in place between calls change the loss."""
-    programs, tensors = device
+    programs, network = device
     batch = _batch("prototype_mse")
     batch["prototypes"] = np.asfortranarray(batch["prototypes"])
     batch["present"][:] = 1
 
     def loss() -> float:
-        return programs.grad_fns["prototype_mse"](*tensors, batch, np.random.default_rng(0)).loss
+        return programs.grad_fns["prototype_mse"](network, batch, np.random.default_rng(0)).loss
 
     before = loss()
     batch["prototypes"][:] += 1

@@ -153,7 +153,7 @@ def test_layers_have_8_bits_per_channel_and_alp_stays_a_float_node(hart_draft):
 def test_prototypes_lie_in_a_tflite_file_once(hart_bundle, hart_draft):
     """Their unit vectors are computed, not stored beside them."""
     graph = TfliteGraph(hart_draft.read("programs/infer_float16.tflite"), "infer_float16")
-    for name, value in hart_bundle.model().state.items():
+    for name, value in hart_bundle.model().buffers.items():
         if name.endswith("local_prototypes"):
             assert [c.shape for c in graph.constants.values()].count(value.shape) == 1
 
@@ -164,7 +164,7 @@ def test_simplifying_changes_no_number(hart_bundle, activity, size):
     bundle = hart_bundle
     infer, model = bundle.manifest.programs["infer"], bundle.model()
     values = {
-        p.name: (model.params if p.role == "param" else model.state)[p.key]
+        p.name: (model.params if p.role == "param" else model.buffers)[p.key]
         for p in infer.inputs
         if p.role != "input"
     }

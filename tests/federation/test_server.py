@@ -21,10 +21,10 @@ def test_a_strategy_that_asks_gets_programs_that_train_and_predict(tiny):
     bundle, model = tiny.plan.bundle, tiny.plan.model
     make = make_server_tools(bundle, _asking(tiny.plan.strategy, "cross_entropy"), seed=4)
     x = np.eye(4, dtype=np.float32)[:2]
-    logits = make(1).predict(model.params, model.state, x)
+    logits = make(1).predict(model.network, x)
     np.testing.assert_allclose(logits, x @ model.params["w"], atol=1e-6)
     batch = {"x": x, "y": np.array([0, 1])}
-    step = make(1).grad_fns["cross_entropy"](model.params, model.state, batch, make(1).rng)
+    step = make(1).grad_fns["cross_entropy"](model.network, batch, make(1).rng)
     assert step.loss > 0
 
 
@@ -38,7 +38,7 @@ def test_other_strategies_get_randomness_alone(tiny):
     assert make(2).grad_fns == {}
     assert make(2).rng.integers(1 << 62) == server_rng(4, 2).integers(1 << 62)
     with pytest.raises(InputError, match="asked for no programs"):
-        make(2).predict(tiny.plan.model.params, tiny.plan.model.state, np.zeros((1, 4)))
+        make(2).predict(tiny.plan.model.network, np.zeros((1, 4)))
 
 
 @pytest.mark.parametrize("objectives", [(), ("cross_entropy",)])

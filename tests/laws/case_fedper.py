@@ -9,5 +9,5 @@ from protofleet.tensors import Model
 
 def case(make_tools, toy):
     params = frozen_map({"w": [0, 0], "head.b": [7]})
-    model = Model(params=params, state=toy.model.state, num_classes=2)
+    model = Model(params=params, buffers=toy.model.buffers, num_classes=2)
     return replace(toy, model=model, make_tools=make_tools)

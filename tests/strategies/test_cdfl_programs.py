@@ -169,7 +169,7 @@ def test_the_server_s_training_moves_the_average_and_it_learns(world, parts, bun
     network = world.strategy.server_model(world.servers[2])
     x = np.concatenate([own.x_test for own in parts.values()])
     y = np.concatenate([own.y_test for own in parts.values()])
-    assert (programs.predict(*network, x).argmax(axis=1) == y).mean() > 0.7
+    assert (programs.predict(network, x).argmax(axis=1) == y).mean() > 0.7
 
 
 def test_a_device_infers_with_its_personalised_network(world, bundle, parts):
@@ -177,5 +177,5 @@ def test_a_device_infers_with_its_personalised_network(world, bundle, parts):
     for client, update in updates_of(world, 2).items():
         own = parts[client]
         network = world.strategy.client_model(world.states[client])
-        right = programs.predict(*network, own.x_test, batch_size=32).argmax(axis=1) == own.y_test
+        right = programs.predict(network, own.x_test, batch_size=32).argmax(axis=1) == own.y_test
         assert right.mean() == pytest.approx(accuracy(update.evaluation.more["personalised"]))

@@ -138,5 +138,5 @@ def test_fedproto_learns_digits_and_scores_by_the_nearest_prototype(federate, le
     assert min(scores(history[-1]).values()) > 0.6
     for name, learner in learners.items():
         model, score = strategy.client_model(states[name]), strategy.client_score(states[name])
-        again = learner.evaluate(*model, score=score)
+        again = learner.evaluate(model, score=score)
         np.testing.assert_array_equal(again.own, history[-1][name].evaluation.own)

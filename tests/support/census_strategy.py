@@ -40,14 +40,14 @@ def build(_settings: object, model: Model) -> Strategy:
     def client_update(
         state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
-        abstains = len(tools.y) and payload.round_id == 1
-        evaluation = tools.evaluate(model.params, model.state)
+        abstains = len(tools.training.y) and payload.round_id == 1
+        evaluation = tools.evaluate(model.network)
         if payload.final and evaluation.own is not None:
             evaluation = replace(evaluation, more={"final": evaluation.own})
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
-            num_examples=len(tools.y),
+            num_examples=len(tools.training.y),
             tensors={} if abstains else {"mark": np.ones(2, np.float32)},
             evaluation=evaluation,
         )

@@ -5,8 +5,6 @@ Round r turns the state c into 10 c + r, so 123 means rounds 1, 2 and 3, once ea
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from protofleet.strategies.common import downlink
@@ -20,7 +18,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
 )
-from protofleet.tensors import Model
+from protofleet.tensors import Model, Network
 
 
 def counting(_settings: object, model: Model | None) -> Strategy:
@@ -33,13 +31,13 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
-            num_examples=len(tools.y),
+            num_examples=len(tools.training.y),
             tensors=chain,
         )
         return ClientState(round_id=payload.round_id, tensors=chain), update
 
-    def client_model(_state: ClientState) -> tuple[Any, Any]:
-        return model.params, model.state
+    def client_model(_state: ClientState) -> Network:
+        return model.network
 
     return Strategy(
         description=Description(
