@@ -43,7 +43,7 @@ class FakeDevice:
             boot_id="1",
             status="online",
             bundle=bundle_digest or bundle.digest,
-            layout_hash=bundle.offer.layout_hash,
+            layout_hash=bundle.manifest.layout_hash,
         )
         broker = BrokerAccess(url=federation.url)
         self._endpoint = DeviceEndpoint.create(broker, "home", name, folder)

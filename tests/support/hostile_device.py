@@ -46,7 +46,7 @@ class HostileDevice:
             boot_id="1",
             status="online",
             bundle=bundle.digest,
-            layout_hash=bundle.offer.layout_hash,
+            layout_hash=bundle.manifest.layout_hash,
             num_examples=sum(class_counts),
             class_counts=class_counts,
         )
