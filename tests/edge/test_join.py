@@ -220,13 +220,13 @@ class _Insistent(ScriptedCoordinator):
 
     insisted = False
 
-    def _hear(self, peer, message):
+    def _hear(self, device_id, message):
         if isinstance(message, TransferOffer) and message.round_id == 2 and not self.insisted:
             self.insisted = True
-            self._endpoint.reject(peer, message.transfer_id, "offer", "once more")
-            self._send_task(peer, 2)
+            self._endpoint.reject(device_id, message.transfer_id, "offer", "once more")
+            self._send_task(device_id, 2)
         else:
-            super()._hear(peer, message)
+            super()._hear(device_id, message)
 
 
 def test_a_device_whose_update_was_rejected_can_be_asked_for_the_round_again(world, mosquitto_url):

@@ -13,7 +13,7 @@ from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.federation.admission import admit, expect_updates
-from protofleet.federation.coding import read_update
+from protofleet.federation.coding import decode_update, read_update
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
 from protofleet.federation.server_tools import make_server_tools
@@ -109,7 +109,8 @@ def run(bundle, learners):
             payload = strategy.downlink(server, client)
             states[client], update = learner.train(strategy, states[client], payload, seed=_SEED)
             sent[client] = pack_update(update, Costs())
-            admit(sent[client], expected, client_id=client, round_id=round_id)
+            decoded = decode_update(sent[client], Coding(), {}, max_bytes=1 << 24)
+            admit(decoded, expected, client_id=client, round_id=round_id)
         updates = [read_update(blob) for blob in sent.values()]
         server = strategy.aggregate(server, updates, tools(round_id))
         servers.append(server)
