@@ -51,7 +51,7 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     plan = make_plan(config)
     manifest = plan.bundle.manifest
-    expected = expect_updates(plan, tuple(manifest.preprocessing.input_shape))
+    expected = expect_updates(plan)
     scorer = make_scorer(plan.bundle, plan.strategy, config.evaluation)
     with Ledger(config.run_dir, plan.identity) as ledger:
         _check_rounds(config, ledger.state())

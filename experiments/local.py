@@ -134,7 +134,7 @@ class _Federation:
     def of(cls, job: Job, plan: Plan) -> _Federation:
         return cls(
             plan=plan,
-            expected=expect_updates(plan, job.data.input_shape),
+            expected=expect_updates(plan),
             scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
             tools=make_server_tools(plan.bundle, plan.strategy, seed=plan.config.seed),
             clients=tuple(sorted(job.clients)),

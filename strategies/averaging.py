@@ -40,6 +40,8 @@ from protofleet.strategies.types import (
     Strategy,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, check_names
 
@@ -216,6 +218,7 @@ def averaging(sharing: Sharing[_Settings], update: SharedUpdate[_Settings]) -> S
     return Strategy(
         description=sharing.description,
         settings=sharing.settings,
+        uplink=Uplink(required=float32_forms(shared)),
         server_init=partial(_server_init, shared),
         downlink=downlink,
         client_init=client_init,

@@ -58,7 +58,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import RefusedError
+from protofleet.errors import InputError, RefusedError
 from protofleet.kernels import WeightedMean
 from protofleet.strategies._cdfl_client import evaluate, pseudo_labels, shown, train_pair
 from protofleet.strategies._cdfl_server import (
@@ -93,9 +93,12 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -118,8 +121,6 @@ DESCRIPTION = Description(
         personal=("the personalised network", "original images"),
     ),
     server_programs=("cross_entropy",),
-    rows=(IMAGES, LABELS),
-    may_abstain=True,
 )
 
 
@@ -149,8 +150,12 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """CDFL for one model of images.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model of no images.
     """
+    if len(model.input_shape) != 3:
+        raise InputError(
+            f"strategy 'cdfl': expected images (channels, height, width), got {model.input_shape}"
+        )
     network = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,
         **prefixed_layout(BUFFERS, model.buffers.layout).shapes,
@@ -163,6 +168,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=_uplink(context),
         server_init=_server_init,
         downlink=partial(_downlink, context),
         client_init=client_init,
@@ -172,6 +178,14 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, context),
     )
+
+
+def _uplink(context: _Context) -> Uplink:
+    shown = {
+        IMAGES: TensorForm((None, *context.model.input_shape), "uint8"),
+        LABELS: TensorForm((None,), "int64"),
+    }
+    return Uplink(optional={**float32_forms(context.network), **shown})
 
 
 def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:

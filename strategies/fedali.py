@@ -70,6 +70,8 @@ from protofleet.strategies.types import (
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
@@ -142,6 +144,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=Uplink(required=float32_forms(context.uplink)),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,

@@ -44,6 +44,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -52,7 +53,6 @@ DESCRIPTION = Description(
     paper="none: the baseline without federation, also called SOLO",
     programs=("cross_entropy",),
     travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
-    may_abstain=True,
 )
 
 
@@ -76,6 +76,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(),
         server_init=_server_init,
         downlink=downlink,
         client_init=client_init,

@@ -74,9 +74,12 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -164,9 +167,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         shared=shared_layout(model, chosen.head),
         width=feature_width(model, chosen.head),
     )
+    prototypes = TensorForm((model.num_classes, context.width))
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(required={**float32_forms(context.shared), _PROTOTYPES: prototypes}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,

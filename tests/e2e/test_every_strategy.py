@@ -161,6 +161,7 @@ def in_one_process(case: Case) -> Expected:
             states[client_id], update = learner.train(
                 strategy, states[client_id], payload, seed=_SEED, cancelled=threading.Event()
             )
+            strategy.uplink.check(update.tensors)
             counts = np.array(learner.class_counts(round_id))
             updates.append(replace(update, class_counts=counts if asked.class_counts else None))
         tools = ServerTools(
