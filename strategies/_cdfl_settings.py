@@ -82,7 +82,7 @@ def check_examples(settings: CdflSettings, x: Floats) -> None:
         )
 
 
-def hidden(settings: CdflSettings, x: Floats, boxes: Floats | None) -> Floats:
+def pixelised(settings: CdflSettings, x: Floats, boxes: Floats | None) -> Floats:
     """Pixelised examples ``(n, C, H, W)``.
 
     Raises:

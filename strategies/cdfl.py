@@ -60,7 +60,13 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.kernels import WeightedMean
-from protofleet.strategies._cdfl_client import evaluate, pseudo_labels, shown, train_pair
+from protofleet.strategies._cdfl_client import (
+    ClusteredImages,
+    chosen_rows,
+    evaluate,
+    pseudo_labels,
+    train_pair,
+)
 from protofleet.strategies._cdfl_server import (
     Upload,
     fine_tuned,
@@ -72,7 +78,7 @@ from protofleet.strategies._cdfl_server import (
 from protofleet.strategies._cdfl_settings import (
     CdflSettings,
     check_examples,
-    hidden,
+    pixelised,
     to_bytes,
 )
 from protofleet.strategies.common import (
@@ -207,13 +213,14 @@ def _client_update(
 ) -> tuple[ClientState, Update]:
     settings = context.settings
     check_examples(settings, tools.training.x)
-    z = hidden(settings, tools.training.x, tools.boxes)
+    z = pixelised(settings, tools.training.x, tools.boxes)
     start = unpack_network(payload.tensors, context.model)
     clusters = pseudo_labels(settings, start, z, tools)
-    personal, local = train_pair(settings, start, (z, clusters), tools)
+    clustered = ClusteredImages(images=z, clusters=clusters)
+    personal, local = train_pair(settings, start, clustered, tools)
     tensors: dict[str, NDArray[Any]] = {}
     if payload.tensors[UPLOADS]:
-        rows = shown(settings, local, (z, clusters), tools)
+        rows = chosen_rows(settings, local, clustered, tools)
         tensors = network_tensors(local.network)
         tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.training.y[rows]}
     update = Update(

@@ -239,7 +239,7 @@ def _fit(context: _Context, state: ClientState, anchors: NDArray[Any]) -> Fit:
         objective=_OBJECTIVE,
         inputs=lambda _rows: inputs,
         groups=context.groups,
-        kept=state.tensors,
+        moments=state.tensors,
     )
 
 

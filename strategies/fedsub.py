@@ -285,13 +285,13 @@ def _activations(
     hidden = {layer.name: layer.units for layer in context.layers if layer.hidden}
     if not len(tools.training.y):
         return {name: np.zeros((0, units), np.float32) for name, units in hidden.items()}
-    told = tools.layers(network, tools.training.x)
-    for name in hidden.keys() - told.keys():
+    found = tools.layers(network, tools.training.x)
+    for name in hidden.keys() - found.keys():
         raise InputError(
             f"strategy 'fedsub': expected activations of layer '{name}', got those of "
-            f"{', '.join(told) or 'none'}; export a model whose layers(x) tells all dense ones"
+            f"{', '.join(found) or 'none'}; export a model whose layers(x) tells all dense ones"
         )
-    return {name: told[name] for name in hidden}
+    return {name: found[name] for name in hidden}
 
 
 def _accuracy(context: _Context, network: Network, tools: ClientTools) -> NDArray[np.float32]:

@@ -94,7 +94,9 @@ def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
 def _client_update(
     model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    trainer = Trainer(client_model(model, state), tools.training, settings, Fit(kept=state.tensors))
+    trainer = Trainer(
+        client_model(model, state), tools.training, settings, Fit(moments=state.tensors)
+    )
     if settings.keep_best:
         trained = _best_epoch(trainer, settings, tools)
     else:

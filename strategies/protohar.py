@@ -228,7 +228,8 @@ def _two_phases(
         tools.training,
         msgspec.structs.replace(settings, epochs=settings.head_epochs),
         Fit(
-            groups=[Group(names=heads, optimiser=settings.head_optimiser)], kept=_kept(state, _HEAD)
+            groups=[Group(names=heads, optimiser=settings.head_optimiser)],
+            moments=_moments_of(state, _HEAD),
         ),
     )
     inputs = {
@@ -240,12 +241,12 @@ def _two_phases(
         objective=_OBJECTIVE,
         inputs=lambda _rows: inputs,
         groups=[Group(names=context.body, optimiser=settings.optimiser)],
-        kept=_kept(state, _BODY),
+        moments=_moments_of(state, _BODY),
     )
     return head, train(head.network, tools.training, settings, fit)
 
 
-def _kept(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
+def _moments_of(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
     """Moments of a phase."""
     return {
         name.removeprefix(prefix): value
