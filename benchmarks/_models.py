@@ -125,6 +125,7 @@ class Exported:
         return Model(
             params=_packed(found.params),
             buffers=_packed(found.buffers),
+            input_shape=self.manifest.preprocessing.input_shape,
             num_classes=len(self.manifest.classes),
         )
 

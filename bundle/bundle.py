@@ -121,6 +121,7 @@ class Bundle:
         return Model(
             params=self._packed(PARAMS, self.manifest.params),
             buffers=self._packed(STATE, self.manifest.state),
+            input_shape=self.manifest.preprocessing.input_shape,
             num_classes=len(self.manifest.classes),
         )
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from protofleet.errors import RefusedError
 from protofleet.federation.coding import DecodedUpdate
 from protofleet.federation.plan import Plan
-from protofleet.strategies.types import ClientTools, Evaluation, TrainTools, Update
+from protofleet.strategies.types import Evaluation, Update, Uplink
 from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import check_finite
 
@@ -32,9 +31,7 @@ class ExpectedUpdate:
     """What an update must look like.
 
     Attributes:
-        tensors: name → shape and dtype.
-        rows: tensors whose first axis may have any length.
-        may_abstain: whether an update without tensors is one.
+        uplink: names, shapes and dtypes of its tensors.
         class_counts: whether clients must have registered theirs.
         check: the strategy's own rules.
         num_classes: C of the confusion counts.
@@ -42,9 +39,7 @@ class ExpectedUpdate:
         max_norm: largest Euclidean norm of a tensor.
     """
 
-    tensors: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
-    rows: frozenset[str]
-    may_abstain: bool
+    uplink: Uplink
     class_counts: bool
     check: Callable[[Update], None]
     num_classes: int
@@ -52,33 +47,14 @@ class ExpectedUpdate:
     max_norm: float
 
 
-def expect_updates(plan: Plan, input_shape: tuple[int, ...]) -> ExpectedUpdate:
-    """Find out what the strategy sends up: run its client's half with no examples, once."""
-    strategy, model, limits = plan.strategy, plan.model, plan.config.limits
-    tools = ClientTools(
-        client_id="",
-        training=TrainTools(
-            name="",
-            x=np.zeros((0, *input_shape), np.float32),
-            y=np.zeros(0, np.int64),
-            grad_fns=dict.fromkeys(strategy.description.programs, _never),
-            rng=np.random.default_rng(0),
-        ),
-        predict=_never,
-        features=_never,
-        layers=_never,
-        evaluate=_unscored,
-        confusion=_uncounted,
-    )
-    payload = strategy.downlink(plan.server_init(), "")
-    _, update = strategy.client_update(strategy.client_init(model), payload, tools)
+def expect_updates(plan: Plan) -> ExpectedUpdate:
+    """What the strategy and the limits of a plan say of updates."""
+    strategy, limits = plan.strategy, plan.config.limits
     return ExpectedUpdate(
-        tensors={name: (value.shape, value.dtype) for name, value in update.tensors.items()},
-        rows=frozenset(strategy.description.rows),
-        may_abstain=strategy.description.may_abstain,
+        uplink=strategy.uplink,
         class_counts=strategy.description.class_counts,
         check=strategy.check,
-        num_classes=model.num_classes,
+        num_classes=plan.model.num_classes,
         max_bytes=limits.update_bytes,
         max_norm=limits.update_norm,
     )
@@ -105,7 +81,7 @@ def admit(
             f"update of '{client_id}' for round {round_id}: its record names "
             f"'{update.client_id}' and round {update.round_id}",
         )
-    _check_tensors(update.tensors, expected)
+    expected.uplink.check(update.tensors)
     _check_evaluation(update.evaluation, expected.num_classes)
     check_finite(update.tensors)
     _check_norms(update.tensors, expected.max_norm)
@@ -153,25 +129,6 @@ def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
             )
 
 
-def _check_tensors(tensors: Tensors, expected: ExpectedUpdate) -> None:
-    if expected.may_abstain and not tensors:
-        return
-    surplus = tensors.keys() - expected.tensors.keys()
-    if surplus:
-        raise RefusedError("layout", f"tensor '{min(surplus)}': the strategy expects no such name")
-    for name, (shape, dtype) in expected.tensors.items():
-        if name not in tensors:
-            raise RefusedError("layout", f"tensor '{name}': expected {shape} {dtype}, got nothing")
-        got = tensors[name]
-        start = 1 if name in expected.rows else 0
-        same = got.ndim == len(shape) and got.shape[start:] == shape[start:]
-        if not same or got.dtype != dtype:
-            raise RefusedError(
-                "layout",
-                f"tensor '{name}': expected {shape} {dtype}, got {got.shape} {got.dtype}",
-            )
-
-
 def _check_norms(tensors: Tensors, limit: float) -> None:
     """Keep numbers out whose squares or sums overflow: they would make the next state infinite."""
     for name, value in tensors.items():
@@ -184,15 +141,3 @@ def _check_norms(tensors: Tensors, limit: float) -> None:
             raise RefusedError(
                 "norm", f"tensor '{name}': expected a norm of at most {limit:g}, got {norm:g}"
             )
-
-
-def _never(*_: object, **__: object) -> Any:
-    raise RuntimeError("a client without examples called a program")
-
-
-def _unscored(*_: object, **__: object) -> Evaluation:
-    return Evaluation()
-
-
-def _uncounted(*_: object, **__: object) -> None:
-    return None

@@ -48,7 +48,7 @@ class Server:
         """
         return cls(
             plan=plan,
-            expected=expect_updates(plan, plan.bundle.manifest.preprocessing.input_shape),
+            expected=expect_updates(plan),
             scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
             tools=make_server_tools(
                 plan.bundle,

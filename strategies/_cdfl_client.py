@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import KMeansResult, kmeans, kmeans_restarts
-from protofleet.strategies._cdfl_settings import CdflSettings, hidden
+from protofleet.strategies._cdfl_settings import CdflSettings, pixelised
 from protofleet.strategies.training import Fit, Rows, Trained, Trainer, passes
 from protofleet.strategies.types import ClientTools, Evaluation
 from protofleet.tensors import Network
 
-Clustered = tuple[NDArray[np.float32], KMeansResult]
-"""Pixelised examples and their clusters."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusteredImages:
+    """Pixelised examples and their clusters."""
+
+    images: NDArray[np.float32]
+    clusters: KMeansResult
 
 
 def pseudo_labels(
@@ -34,10 +39,10 @@ def pseudo_labels(
 
 
 def train_pair(
-    settings: CdflSettings, start: Network, clustered: Clustered, tools: ClientTools
+    settings: CdflSettings, start: Network, clustered: ClusteredImages, tools: ClientTools
 ) -> tuple[Network, Trained]:
     """The personalised and the local network after all epochs; the latter in ``start``'s memory."""
-    z, clusters = clustered
+    z, clusters = clustered.images, clustered.clusters
     weights = {
         name: np.float32(getattr(settings, name))
         for name in ("tau", "contrastive", "distillation", "clustering")
@@ -63,9 +68,11 @@ def train_pair(
     return personal.trained(math.nan).network, local.trained(loss)
 
 
-def shown(settings: CdflSettings, local: Trained, clustered: Clustered, tools: ClientTools) -> Rows:
+def chosen_rows(
+    settings: CdflSettings, local: Trained, clustered: ClusteredImages, tools: ClientTools
+) -> Rows:
     """Numbers of the examples of S_i, ascending: the m nearest of all to each new centroid."""
-    z, clusters = clustered
+    z, clusters = clustered.images, clustered.clusters
     if not len(z):
         return np.empty(0, np.int64)
     features = tools.features(local.network, z)
@@ -89,7 +96,7 @@ def evaluate(
     """Scores of the local network, and further ones by name."""
     scores = tools.evaluate(local.network)
     more = {
-        "pixelised": tools.confusion(local.network, view=partial(hidden, settings)),
+        "pixelised": tools.confusion(local.network, view=partial(pixelised, settings)),
         "personalised": tools.confusion(personal),
     }
     counted = {name: counts for name, counts in more.items() if counts is not None}

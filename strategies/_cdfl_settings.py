@@ -72,11 +72,7 @@ class CdflSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def check_examples(settings: CdflSettings, x: Floats) -> None:
-    """Raise InputError unless ``x`` are images with values that bytes can stand for."""
-    if x.ndim != 4:
-        raise InputError(
-            f"strategy 'cdfl': expected images (n, channels, height, width), got {x.shape}"
-        )
+    """Raise InputError unless the images ``x`` have values that bytes can stand for."""
     low, high = settings.value_range
     slack = (high - low) / 255
     if x.size and not low - slack <= x.min() <= x.max() <= high + slack:
@@ -86,7 +82,7 @@ def check_examples(settings: CdflSettings, x: Floats) -> None:
         )
 
 
-def hidden(settings: CdflSettings, x: Floats, boxes: Floats | None) -> Floats:
+def pixelised(settings: CdflSettings, x: Floats, boxes: Floats | None) -> Floats:
     """Pixelised examples ``(n, C, H, W)``.
 
     Raises:

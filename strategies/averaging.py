@@ -1,8 +1,9 @@
 """What the strategies share whose clients train a shared model that the server aggregates.
 
-A client's round is ``arrive`` (the received tensors in the place of its own), ``begin`` (adaptive
-local aggregation if ``local_init`` asks for it, and an early score if ``score_at`` does), training,
-``finish`` (the update and the state to keep). ``averaging`` is the strategy around it.
+A client's round is ``receive`` (the received tensors in the place of its own), ``initialise``
+(adaptive local aggregation if ``local_init`` asks for it, an early score if ``score_at`` does),
+training, ``finish_round`` (the update and the state to keep). ``averaging`` is the strategy around
+it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ from protofleet.strategies.types import (
     Strategy,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, check_names
 
-WEIGHTS = "ala/"
+ALA_WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
 
 
@@ -63,25 +66,25 @@ class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A client's model before it trains.
+class InitialModel:
+    """A client's model at the start of its local training, with what it received in place.
 
     Attributes:
         state: what the device kept.
         payload: what it received.
         network: the model; training takes it over.
-        kept: weights of adaptive local aggregation, to keep beside the model.
+        ala_weights: of adaptive local aggregation, to keep beside the model.
         evaluation: the early score, if one is asked for.
     """
 
     state: ClientState
     payload: Payload
     network: Network
-    kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    ala_weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     evaluation: Evaluation | None = None
 
 
-def arrive(model: Model, shared: Layout, state: ClientState, payload: Payload) -> Start:
+def receive(model: Model, shared: Layout, state: ClientState, payload: Payload) -> InitialModel:
     """The client's model with the received tensors in the place of its own.
 
     Args:
@@ -95,12 +98,12 @@ def arrive(model: Model, shared: Layout, state: ClientState, payload: Payload) -
     """
     check_names(payload.tensors, shared)
     network = unpack_network({**state.tensors, **payload.tensors}, model)
-    return Start(state=state, payload=payload, network=network)
+    return InitialModel(state=state, payload=payload, network=network)
 
 
 def local_init(
-    settings: SharedTraining, start: Start, tools: ClientTools, fit: Fit | None = None
-) -> Start:
+    settings: SharedTraining, start: InitialModel, tools: ClientTools, fit: Fit | None = None
+) -> InitialModel:
     """Mix the received parameters with the client's own, if the settings ask for it.
 
     In round 1, without examples, or where both are the same in every tensor, there is nothing to
@@ -108,7 +111,7 @@ def local_init(
 
     Args:
         settings: with ``local_init``.
-        start: from ``arrive``.
+        start: from ``receive``.
         tools: the client's.
         fit: objective and inputs with which the weights are learnt; None: cross-entropy.
 
@@ -118,7 +121,7 @@ def local_init(
     ala = settings.local_init
     if ala is None:
         return start
-    kept = {name: v for name, v in start.state.tensors.items() if name.startswith(WEIGHTS)}
+    earlier = {name: v for name, v in start.state.tensors.items() if name.startswith(ALA_WEIGHTS)}
     own = {
         name.removeprefix(PARAMS): start.state.tensors[name]
         for name in start.payload.tensors
@@ -126,20 +129,21 @@ def local_init(
     }
     same = all(np.array_equal(value, start.network.params[name]) for name, value in own.items())
     if same or start.payload.round_id == 1 or not len(tools.training.y):
-        return replace(start, kept=kept)
+        return replace(start, ala_weights=earlier)
     merged = local_aggregation(
         ala,
         own,
         start.network,
-        {name.removeprefix(WEIGHTS): value for name, value in kept.items()},
+        {name.removeprefix(ALA_WEIGHTS): value for name, value in earlier.items()},
         Probe(tools=tools.training, batch_size=settings.batch_size, fit=fit or Fit()),
     )
-    return replace(start, network=merged.network, kept=prefixed(WEIGHTS, merged.weights))
+    weights = prefixed(ALA_WEIGHTS, merged.weights)
+    return replace(start, network=merged.network, ala_weights=weights)
 
 
-def begin(
-    settings: SharedTraining, start: Start, tools: ClientTools, fit: Fit | None = None
-) -> Start:
+def initialise(
+    settings: SharedTraining, start: InitialModel, tools: ClientTools, fit: Fit | None = None
+) -> InitialModel:
     """``local_init``, and the early score of the outcome if the settings ask for one."""
     start = local_init(settings, start, tools, fit)
     if not scored_early(settings, start.payload):
@@ -152,8 +156,8 @@ def scored_early(settings: SharedTraining, payload: Payload) -> bool:
     return settings.score_at == "start" and not payload.final
 
 
-def finish(
-    start: Start, trained: Trained, tools: ClientTools, shared: Layout
+def finish_round(
+    start: InitialModel, trained: Trained, tools: ClientTools, shared: Layout
 ) -> tuple[ClientState, Update]:
     """What the device keeps, and the update with the tensors of ``shared``.
 
@@ -173,14 +177,14 @@ def finish(
         evaluation=start.evaluation or tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    return ClientState(round_id=round_id, tensors={**kept, **start.kept}), update
+    return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights}), update
 
 
 _Settings = TypeVar("_Settings", bound=SharedTraining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing(Generic[_Settings]):
+class AveragingContext(Generic[_Settings]):
     """What both halves of such a strategy know.
 
     Attributes:
@@ -196,8 +200,8 @@ class Sharing(Generic[_Settings]):
     shared: Layout
 
 
-SharedUpdate = Callable[
-    [Sharing[_Settings], ClientState, Payload, ClientTools], tuple[ClientState, Update]
+ClientUpdateFn = Callable[
+    [AveragingContext[_Settings], ClientState, Payload, ClientTools], tuple[ClientState, Update]
 ]
 """A client's half of such a strategy."""
 
@@ -207,19 +211,20 @@ def whole(model: Model) -> Layout:
     return prefixed_layout(PARAMS, model.params.layout)
 
 
-def averaging(sharing: Sharing[_Settings], update: SharedUpdate[_Settings]) -> Strategy:
+def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Settings]) -> Strategy:
     """The strategy whose server sends what its aggregator makes of the clients' shared tensors.
 
     The server has a model if all parameters are shared.
     """
-    model, shared = sharing.model, sharing.shared
+    model, shared = context.model, context.shared
     return Strategy(
-        description=sharing.description,
-        settings=sharing.settings,
+        description=context.description,
+        settings=context.settings,
+        uplink=Uplink(required=float32_forms(shared)),
         server_init=partial(_server_init, shared),
         downlink=downlink,
         client_init=client_init,
-        client_update=partial(update, sharing),
+        client_update=partial(update, context),
         client_model=partial(client_model, model),
         aggregate=partial(_aggregate, shared),
         server_model=partial(_server_model, model) if shared == whole(model) else _no_model,

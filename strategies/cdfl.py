@@ -58,8 +58,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import RefusedError
-from protofleet.strategies._cdfl_client import evaluate, pseudo_labels, shown, train_pair
+from protofleet.errors import InputError, RefusedError
+from protofleet.strategies._cdfl_client import (
+    ClusteredImages,
+    chosen_rows,
+    evaluate,
+    pseudo_labels,
+    train_pair,
+)
 from protofleet.strategies._cdfl_server import (
     Upload,
     fine_tuned,
@@ -71,7 +77,7 @@ from protofleet.strategies._cdfl_server import (
 from protofleet.strategies._cdfl_settings import (
     CdflSettings,
     check_examples,
-    hidden,
+    pixelised,
     to_bytes,
 )
 from protofleet.strategies.aggregation import TermsReader
@@ -93,9 +99,12 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -118,8 +127,6 @@ DESCRIPTION = Description(
         personal=("the personalised network", "original images"),
     ),
     server_programs=("cross_entropy",),
-    rows=(IMAGES, LABELS),
-    may_abstain=True,
 )
 
 
@@ -149,8 +156,12 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """CDFL for one model of images.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model of no images.
     """
+    if len(model.input_shape) != 3:
+        raise InputError(
+            f"strategy 'cdfl': expected images (channels, height, width), got {model.input_shape}"
+        )
     network = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,
         **prefixed_layout(BUFFERS, model.buffers.layout).shapes,
@@ -163,6 +174,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=_uplink(context),
         server_init=_server_init,
         downlink=partial(_downlink, context),
         client_init=client_init,
@@ -172,6 +184,14 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, context),
     )
+
+
+def _uplink(context: _Context) -> Uplink:
+    shown = {
+        IMAGES: TensorForm((None, *context.model.input_shape), "uint8"),
+        LABELS: TensorForm((None,), "int64"),
+    }
+    return Uplink(optional={**float32_forms(context.network), **shown})
 
 
 def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:
@@ -193,13 +213,14 @@ def _client_update(
 ) -> tuple[ClientState, Update]:
     settings = context.settings
     check_examples(settings, tools.training.x)
-    z = hidden(settings, tools.training.x, tools.boxes)
+    z = pixelised(settings, tools.training.x, tools.boxes)
     start = unpack_network(payload.tensors, context.model)
     clusters = pseudo_labels(settings, start, z, tools)
-    personal, local = train_pair(settings, start, (z, clusters), tools)
+    clustered = ClusteredImages(images=z, clusters=clusters)
+    personal, local = train_pair(settings, start, clustered, tools)
     tensors: dict[str, NDArray[Any]] = {}
     if payload.tensors[UPLOADS]:
-        rows = shown(settings, local, (z, clusters), tools)
+        rows = chosen_rows(settings, local, clustered, tools)
         tensors = network_tensors(local.network)
         tensors |= {IMAGES: to_bytes(settings, z[rows]), LABELS: tools.training.y[rows]}
     update = Update(

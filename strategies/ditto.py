@@ -31,12 +31,12 @@ from typing import Any
 import msgspec
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    finish,
+    finish_round,
     local_init,
+    receive,
     scored_early,
     whole,
 )
@@ -98,22 +98,25 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    sharing = Sharing(
+    context = AveragingContext(
         description=DESCRIPTION,
         settings=parse_settings(DESCRIPTION.name, settings, DittoSettings),
         model=model,
         shared=whole(model),
     )
-    return averaging(sharing, _client_update)
+    return averaging(context, _client_update)
 
 
 def _client_update(
-    sharing: Sharing[DittoSettings], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[DittoSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
 ) -> tuple[ClientState, Update]:
-    settings = sharing.settings
-    received = arrive(sharing.model, sharing.shared, _shared_state(state), payload)
+    settings = context.settings
+    received = receive(context.model, context.shared, _shared_state(state), payload)
     start = local_init(settings, received, tools)
-    personal = client_model(sharing.model, state)
+    personal = client_model(context.model, state)
     early = tools.evaluate(personal) if scored_early(settings, payload) else None
     trained = train(start.network.copy(), tools.training, settings)
     training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
@@ -121,7 +124,7 @@ def _client_update(
     fit = Fit(proximal=(settings.lam, start.network.params))
     own = train(personal, tools.training, training, fit)
     start = replace(start, evaluation=early or tools.evaluate(own.network))
-    kept, update = finish(start, trained, tools, sharing.shared)
+    kept, update = finish_round(start, trained, tools, context.shared)
     return _both(settings, own, kept), update
 
 

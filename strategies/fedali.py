@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import cluster_means, kmeans
 from protofleet.strategies.aggregation import TermsReader
-from protofleet.strategies.averaging import SharedTraining, Start, begin, finish
+from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
     BUFFERS,
     PARAMS,
@@ -71,6 +71,8 @@ from protofleet.strategies.types import (
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
@@ -143,6 +145,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=Uplink(required=float32_forms(context.uplink)),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,
@@ -180,17 +183,17 @@ def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> 
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    start = begin(context.settings, _arrived(context, state, payload), tools)
+    start = initialise(context.settings, _arrived(context, state, payload), tools)
     trained = train(start.network, tools.training, context.settings)
-    return finish(start, trained, tools, context.uplink)
+    return finish_round(start, trained, tools, context.uplink)
 
 
-def _arrived(context: _Context, state: ClientState, payload: Payload) -> Start:
+def _arrived(context: _Context, state: ClientState, payload: Payload) -> InitialModel:
     """The client's model with the received tensors in the place of its own."""
     network = Network(
         params=_params(context, payload.tensors), buffers=_buffers(context, state, payload)
     )
-    return Start(state=state, payload=payload, network=network)
+    return InitialModel(state=state, payload=payload, network=network)
 
 
 def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorMap:

@@ -22,12 +22,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    begin,
-    finish,
+    finish_round,
+    initialise,
+    receive,
     whole,
 )
 from protofleet.strategies.common import parse_settings
@@ -75,20 +75,20 @@ def build_as(description: Description, settings: Mapping[str, Any], model: Model
     Raises:
         InputError: as in ``build``.
     """
-    sharing = Sharing(
+    context = AveragingContext(
         description=description,
         settings=parse_settings(description.name, settings, FedAvgSettings),
         model=model,
         shared=whole(model),
     )
-    return averaging(sharing, client_update)
+    return averaging(context, client_update)
 
 
 def client_update(
-    sharing: Sharing[Any], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     """Train what was received, with cross-entropy alone."""
-    settings = sharing.settings
-    start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
+    settings = context.settings
+    start = initialise(settings, receive(context.model, context.shared, state, payload), tools)
     trained = train(start.network, tools.training, settings)
-    return finish(start, trained, tools, sharing.shared)
+    return finish_round(start, trained, tools, context.shared)

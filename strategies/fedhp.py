@@ -66,9 +66,11 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -90,7 +92,6 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
-    may_abstain=True,
 )
 
 
@@ -146,6 +147,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=Uplink(optional={_PROTOTYPES: TensorForm(model.params[_HEAD].shape)}),
         server_init=partial(_server_init, context.settings),
         downlink=_downlink,
         client_init=client_init,
@@ -237,7 +239,7 @@ def _fit(context: _Context, state: ClientState, anchors: NDArray[Any]) -> Fit:
         objective=_OBJECTIVE,
         inputs=lambda _rows: inputs,
         groups=context.groups,
-        kept=state.tensors,
+        moments=state.tensors,
     )
 
 

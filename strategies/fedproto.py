@@ -63,9 +63,11 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model, Tensors
 
@@ -125,6 +127,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(required={_PROTOTYPES: TensorForm((model.num_classes, context.width))}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=partial(_client_init, context),

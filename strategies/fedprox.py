@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    begin,
-    finish,
+    finish_round,
+    initialise,
+    receive,
     whole,
 )
 from protofleet.strategies.common import parse_settings
@@ -78,21 +78,24 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    sharing = Sharing(
+    context = AveragingContext(
         description=DESCRIPTION,
         settings=parse_settings(DESCRIPTION.name, settings, FedProxSettings),
         model=model,
         shared=whole(model),
     )
-    return averaging(sharing, _client_update)
+    return averaging(context, _client_update)
 
 
 def _client_update(
-    sharing: Sharing[FedProxSettings], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[FedProxSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
 ) -> tuple[ClientState, Update]:
-    settings = sharing.settings
-    received = arrive(sharing.model, sharing.shared, state, payload)
-    start = begin(settings, received, tools)
+    settings = context.settings
+    received = receive(context.model, context.shared, state, payload)
+    start = initialise(settings, received, tools)
     fit = Fit(proximal=(settings.mu, received.network.params))  # Eq. 2
     trained = train(start.network.copy(), tools.training, settings, fit)
-    return finish(start, trained, tools, sharing.shared)
+    return finish_round(start, trained, tools, context.shared)

@@ -69,6 +69,7 @@ from protofleet.strategies._fedsub_fusion import (
 )
 from protofleet.strategies._fedsub_layers import MASKS, Layer, dense_layers, pack_masks, reach
 from protofleet.strategies.common import (
+    PARAMS,
     client_init,
     client_model,
     network_tensors,
@@ -87,9 +88,11 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model, Network
 
@@ -189,6 +192,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=_uplink(context),
         server_init=_server_init,
         downlink=partial(_downlink, context),
         client_init=client_init,
@@ -204,6 +208,19 @@ def _context(settings: FedSubSettings, model: Model) -> _Context:
     layers = dense_layers(model, settings.head)
     fused = (layer for layer in layers if layer.hidden or settings.variant == "full")
     return _Context(settings=settings, model=model, layers=tuple(fused))
+
+
+def _uplink(context: _Context) -> Uplink:
+    model, classes = context.model, context.model.num_classes
+    weights = {f"{PARAMS}{name}": shape for name, shape in model.params.layout.shapes.items()}
+    forms = {name: TensorForm(weights[name]) for name in context.shared}
+    forms[_PROTOTYPES] = TensorForm((classes, math.prod(model.input_shape)))
+    for layer in context.layers:
+        if layer.hidden:
+            forms[MASKS + layer.name] = TensorForm((classes, -(-layer.units // 8)), "uint8")
+    if context.settings.fusion == "leadership":
+        forms[_ACCURACY] = TensorForm((classes,))
+    return Uplink(required=forms)
 
 
 def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
@@ -269,13 +286,13 @@ def _activations(
     hidden = {layer.name: layer.units for layer in context.layers if layer.hidden}
     if not len(tools.training.y):
         return {name: np.zeros((0, units), np.float32) for name, units in hidden.items()}
-    told = tools.layers(network, tools.training.x)
-    for name in hidden.keys() - told.keys():
+    found = tools.layers(network, tools.training.x)
+    for name in hidden.keys() - found.keys():
         raise InputError(
             f"strategy 'fedsub': expected activations of layer '{name}', got those of "
-            f"{', '.join(told) or 'none'}; export a model whose layers(x) tells all dense ones"
+            f"{', '.join(found) or 'none'}; export a model whose layers(x) tells all dense ones"
         )
-    return {name: told[name] for name in hidden}
+    return {name: found[name] for name in hidden}
 
 
 def _accuracy(context: _Context, network: Network, tools: ClientTools) -> NDArray[np.float32]:

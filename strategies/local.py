@@ -44,6 +44,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -52,7 +53,6 @@ DESCRIPTION = Description(
     paper="none: the baseline without federation, also called SOLO",
     programs=("cross_entropy",),
     travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
-    may_abstain=True,
     takes_aggregator=False,
 )
 
@@ -77,6 +77,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(),
         server_init=_server_init,
         downlink=downlink,
         client_init=client_init,
@@ -94,7 +95,9 @@ def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
 def _client_update(
     model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    trainer = Trainer(client_model(model, state), tools.training, settings, Fit(kept=state.tensors))
+    trainer = Trainer(
+        client_model(model, state), tools.training, settings, Fit(moments=state.tensors)
+    )
     if settings.keep_best:
         trained = _best_epoch(trainer, settings, tools)
     else:

@@ -74,9 +74,12 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -164,9 +167,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         shared=shared_layout(model, chosen.head),
         width=feature_width(model, chosen.head),
     )
+    prototypes = TensorForm((model.num_classes, context.width))
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(required={**float32_forms(context.shared), _PROTOTYPES: prototypes}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,
@@ -223,7 +228,8 @@ def _two_phases(
         tools.training,
         msgspec.structs.replace(settings, epochs=settings.head_epochs),
         Fit(
-            groups=[Group(names=heads, optimiser=settings.head_optimiser)], kept=_kept(state, _HEAD)
+            groups=[Group(names=heads, optimiser=settings.head_optimiser)],
+            moments=_moments_of(state, _HEAD),
         ),
     )
     inputs = {
@@ -235,12 +241,12 @@ def _two_phases(
         objective=_OBJECTIVE,
         inputs=lambda _rows: inputs,
         groups=[Group(names=context.body, optimiser=settings.optimiser)],
-        kept=_kept(state, _BODY),
+        moments=_moments_of(state, _BODY),
     )
     return head, train(head.network, tools.training, settings, fit)
 
 
-def _kept(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
+def _moments_of(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
     """Moments of a phase."""
     return {
         name.removeprefix(prefix): value

@@ -58,7 +58,7 @@ class Fit:
         objective: the training program.
         inputs: the objective's further inputs for the examples of these numbers.
         groups: what moves, and how; empty: every parameter by ``Training.optimiser``.
-        kept: moments of an earlier round (``Trained.moments``); None: fresh ones.
+        moments: of an earlier round (``Trained.moments``); None: fresh ones.
         proximal: mu and w: ``mu (params - w)`` is added to the gradient.
         correction: added to the gradient.
     """
@@ -66,7 +66,7 @@ class Fit:
     objective: str = "cross_entropy"
     inputs: Callable[[Rows], Mapping[str, Any]] = _nothing
     groups: Sequence[Group] = field(default_factory=tuple)
-    kept: Tensors | None = None
+    moments: Tensors | None = None
     proximal: tuple[float, TensorMap] | None = None
     correction: TensorMap | None = None
 
@@ -108,7 +108,7 @@ class Trainer:
         self._tools = tools
         self._clip_norm = training.clip_norm
         groups = self._fit.groups or (Group(optimiser=training.optimiser),)
-        self._optimiser = Optimiser(network.params.layout, groups, self._fit.kept)
+        self._optimiser = Optimiser(network.params.layout, groups, self._fit.moments)
         self._grad_fn = tools.grad_fns[self._fit.objective]
         self._network = network
         self._buffers = network.buffers

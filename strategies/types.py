@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.errors import RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
-from protofleet.tensors import Model, Network, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
@@ -90,6 +91,63 @@ class Update:
     evaluation: Evaluation = field(default_factory=Evaluation)
     loss: float = math.nan
     class_counts: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Shape and dtype of a tensor that travels.
+
+    Attributes:
+        shape: None in the place of the first axis: any length.
+        dtype: numpy's name of it.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{str(self.shape).replace('None', 'n')} {self.dtype}"
+
+    def fits(self, value: NDArray[Any]) -> bool:
+        """Whether an array has this form."""
+        return (
+            value.dtype == self.dtype
+            and value.ndim == len(self.shape)
+            and all(want in (None, got) for want, got in zip(self.shape, value.shape, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uplink:
+    """What an update of a strategy holds; a client without examples sends the same.
+
+    Attributes:
+        required: the tensors of every update, by name.
+        optional: tensors that an update has all of or none; without them its client abstains.
+    """
+
+    required: Mapping[str, TensorForm] = field(default_factory=dict)
+    optional: Mapping[str, TensorForm] = field(default_factory=dict)
+
+    def check(self, tensors: Tensors) -> None:
+        """Raise RefusedError, rule ``layout``, unless an update may hold these tensors."""
+        if surplus := tensors.keys() - {*self.required, *self.optional}:
+            raise RefusedError(
+                "layout", f"tensor '{min(surplus)}': the strategy expects no such name"
+            )
+        expected = {**self.required}
+        if tensors.keys() & self.optional.keys():
+            expected |= self.optional
+        for name, form in expected.items():
+            got = tensors.get(name)
+            if got is None or not form.fits(got):
+                found = "nothing" if got is None else f"{got.shape} {got.dtype}"
+                raise RefusedError("layout", f"tensor '{name}': expected {form}, got {found}")
+
+
+def float32_forms(layout: Layout) -> dict[str, TensorForm]:
+    """Forms of the tensors of a layout, by name."""
+    return {name: TensorForm(shape) for name, shape in layout.shapes.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +310,6 @@ class Description:
         class_counts: devices register how many training samples of each class they have.
         final_fit: after the last round every live device gets one more payload and is scored
             after its fit; nothing is aggregated from it.
-        rows: tensors of an update whose first axis may have any length.
-        may_abstain: an update may hold no tensors at all.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
     """
@@ -265,8 +321,6 @@ class Description:
     server_programs: tuple[str, ...] = ()
     class_counts: bool = False
     final_fit: bool = False
-    rows: tuple[str, ...] = ()
-    may_abstain: bool = False
     takes_aggregator: bool = True
 
 
@@ -286,6 +340,7 @@ class Strategy:
     Attributes:
         description: what can be said without a model.
         settings: the validated settings it was built from.
+        uplink: what its updates hold.
         server_init: the coordinator's state before round 1, from the bundle's values and a
             generator seeded by the federation's seed.
         downlink: what one client gets in the next round, ``server_state.round_id + 1``.
@@ -300,6 +355,7 @@ class Strategy:
 
     description: Description
     settings: Any
+    uplink: Uplink
     server_init: Callable[[Model, np.random.Generator], ServerState]
     downlink: Callable[[ServerState, str], Payload]
     client_init: Callable[[Model], ClientState]

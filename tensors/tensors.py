@@ -161,11 +161,13 @@ class Model:
     Attributes:
         params, buffers: as in ``Network``.
         num_classes: C.
+        input_shape: of one example.
     """
 
     params: TensorMap
     buffers: TensorMap
     num_classes: int
+    input_shape: tuple[int, ...]
 
     @property
     def network(self) -> Network:

@@ -145,7 +145,10 @@ def _spec(
 
     params, buffers = initial_values(model)
     initial = Model(
-        params=TensorMap.pack(params), buffers=TensorMap.pack(buffers), num_classes=len(classes)
+        params=TensorMap.pack(params),
+        buffers=TensorMap.pack(buffers),
+        num_classes=len(classes),
+        input_shape=preprocessing.input_shape,
     )
     built = strategies.build(strategy, settings, initial)
     return BundleSpec(

@@ -212,7 +212,6 @@ def _from_store(opened: Bundle, store: Path) -> Model:
     """The personal model of a device."""
     from protofleet import strategies
     from protofleet.edge.store import read_personal
-    from protofleet.tensors import Model
 
     journal, state = read_personal(store)
     if journal.binding is None or journal.binding.bundle != opened.digest:
@@ -224,7 +223,7 @@ def _from_store(opened: Bundle, store: Path) -> Model:
             "the model's own head, which is what would be quantised"
         )
     own = strategy.client_model(state)
-    return Model(params=own.params, buffers=own.buffers, num_classes=len(opened.manifest.classes))
+    return dataclasses.replace(opened.model(), params=own.params, buffers=own.buffers)
 
 
 def _tell(rows: Sequence[Measured], *, as_json: bool) -> None:

@@ -162,6 +162,7 @@ def in_one_process(case: Case, aggregator: Aggregator = MEAN) -> Expected:
             states[client_id], update = learner.train(
                 strategy, states[client_id], payload, seed=_SEED
             )
+            strategy.uplink.check(update.tensors)
             counts = np.array(learner.class_counts(round_id))
             updates.append(replace(update, class_counts=counts if asked.class_counts else None))
         tools = ServerTools(

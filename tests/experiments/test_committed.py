@@ -119,7 +119,7 @@ def test_models_take_the_data_and_strategies_the_models_and_settings(name):
         # 4 examples, as programs are captured with.
         assert module(torch.zeros(4, *shape, device="meta")).shape == (4, classes)
         params, buffers = (TensorMap.zeros(layout) for layout in _layouts(module))
-        model = Model(params=params, buffers=buffers, num_classes=classes)
+        model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
         known = build(method.strategy, {}, model).settings
         settings = experiment.settings_of(method, dict.fromkeys(known.__struct_fields__))
         assert settings.keys() >= method.settings.keys()
@@ -133,7 +133,8 @@ def test_every_key_of_training_is_known_to_some_method(name):
     used: set[str] = set()
     for method in experiment.methods:
         params, buffers = (TensorMap.zeros(one) for one in _layouts(_model_of(experiment, method)))
-        model = Model(params=params, buffers=buffers, num_classes=_form(experiment)[0])
+        classes, shape = _form(experiment)
+        model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
         used |= set(build(method.strategy, {}, model).settings.__struct_fields__)
     assert experiment.training.keys() <= used
 

@@ -11,7 +11,7 @@ from protofleet.errors import RefusedError
 from protofleet.federation.admission import admit
 from protofleet.federation.coding import decode_update
 from protofleet.federation.records import Costs
-from protofleet.strategies.types import Evaluation, Update
+from protofleet.strategies.types import Evaluation, TensorForm, Update, Uplink
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
@@ -36,11 +36,11 @@ def _rule(data, expected):
     return caught.value.rule
 
 
-def test_expected_is_what_the_strategy_sends_without_asking_it_by_name(tiny):
-    """FedAvg sends the model's parameters up; a run with no examples shows it."""
-    shapes = {name: shape for name, (shape, _) in tiny.expected.tensors.items()}
-    assert shapes == {"params/w": (4, 3), "params/b": (3,)}
-    assert {dtype for _, dtype in tiny.expected.tensors.values()} == {np.dtype(np.float32)}
+def test_expected_is_what_the_strategy_declares(tiny):
+    """FedAvg sends the model's parameters up."""
+    assert tiny.expected.uplink == Uplink(
+        required={"params/w": TensorForm((4, 3)), "params/b": TensorForm((3,))}
+    )
 
 
 def test_a_right_update_is_let_in(tiny):
@@ -111,9 +111,9 @@ def test_the_strategy_s_own_check_sees_the_registered_counts(tiny):
     assert seen[0].class_counts.tolist() == [1, 0, 4]
 
 
-def test_an_update_without_tensors_is_let_in_where_the_strategy_may_abstain(tiny):
+def test_an_update_without_tensors_is_let_in_where_all_are_optional(tiny):
     assert _rule(_blob({}), tiny.expected) == "layout"
-    expected = replace(tiny.expected, may_abstain=True)
+    expected = replace(tiny.expected, uplink=Uplink(optional=tiny.expected.uplink.required))
     assert _admitted(_blob({}), expected).num_examples == 5
 
 

@@ -27,7 +27,12 @@ def images(pairs):
 
 def new_model():
     buffers = frozen_map({"norm.mean": [5]})
-    return Model(params=frozen_map({"w": [0, 0]}), buffers=buffers, num_classes=2)
+    return Model(
+        params=frozen_map({"w": [0, 0]}),
+        buffers=buffers,
+        num_classes=2,
+        input_shape=(1, 1, 2),
+    )
 
 
 def features(network, x):

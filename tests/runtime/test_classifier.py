@@ -21,7 +21,7 @@ def model_bundle(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The hand-made bundle with w = 1, 2, 3, and an int8 program that doubles."""
     params, buffers = (TensorMap.zeros(layout) for layout in bundle.layouts)
     params["w"][...] = [1, 2, 3]
-    model = Model(params=params, buffers=buffers, num_classes=3)
+    model = Model(params=params, buffers=buffers, num_classes=3, input_shape=(3,))
     monkeypatch.setattr(type(bundle), "model", lambda _self: model, raising=False)
     infer = bundle.programs["infer"]
     baked = msgspec.structs.replace(

@@ -126,7 +126,7 @@ def test_a_repeated_step_gives_the_same_bits(both, network, x):
 
 
 def test_the_classifier_runs_on_litert(both, network, x, monkeypatch):
-    model = Model(params=network.params, buffers=network.buffers, num_classes=3)
+    model = Model(params=network.params, buffers=network.buffers, num_classes=3, input_shape=(3,))
     monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
     onnx, litert = (open_classifier(both, backend=name) for name in ("onnx", "litert"))
     assert litert.backend == "litert"
@@ -176,7 +176,7 @@ def test_auto_takes_litert_only_where_onnx_runtime_is_absent(both, monkeypatch):
 
 
 def test_a_classifier_misses_its_signature_or_input_by_name(both, network, x, monkeypatch):
-    model = Model(params=network.params, buffers=network.buffers, num_classes=3)
+    model = Model(params=network.params, buffers=network.buffers, num_classes=3, input_shape=(3,))
     monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
     infer = both.programs["infer"]
     both.files[FILE] = tflite_bytes({"train": train_graph(both.programs["train"])})

@@ -16,7 +16,12 @@ def model():
         "norm.mean": [5],
         "beta": 0.3,
     }
-    return Model(params=frozen_map({"w": [0, 0]}), buffers=frozen_map(buffers), num_classes=2)
+    return Model(
+        params=frozen_map({"w": [0, 0]}),
+        buffers=frozen_map(buffers),
+        num_classes=2,
+        input_shape=(2,),
+    )
 
 
 @pytest.fixture

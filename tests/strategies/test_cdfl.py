@@ -395,11 +395,11 @@ def test_examples_beyond_the_value_range_are_refused(make_client):
         client_round(cdfl(value_range=[0, 1]), make_client([[2, 4]], [0]))
 
 
-def test_examples_that_are_no_images_are_refused(make_client):
-    """Even without any: the coordinator finds out before the first round."""
-    tools = make_client([], [], x=np.zeros((0, 128, 6), np.float32))
-    with pytest.raises(InputError, match=r"expected images \(n, channels, height, width\)"):
-        client_round(cdfl(), tools)
+def test_a_model_of_no_images_is_refused():
+    """The coordinator finds out before the first round."""
+    model = dataclasses.replace(toy.new_model(), input_shape=(128, 6))
+    with pytest.raises(InputError, match=r"expected images \(channels, height, width\), got \(128"):
+        build("cdfl", toy.SETTINGS, model)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from protofleet.federation.server_tools import make_server_tools
 from protofleet.kernels import pixelise
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import accuracy
+from protofleet.wire.codecs import Coding
 
 torch = pytest.importorskip("torch")
 
@@ -93,13 +94,7 @@ def run(bundle, learners):
     model = bundle.model()
     server = strategy.server_init(model, server_rng(_SEED, 0))
     expected = expect_updates(
-        SimpleNamespace(
-            strategy=strategy,
-            model=model,
-            config=SimpleNamespace(limits=limits),
-            server_init=lambda: server,
-        ),
-        (1, 28, 28),
+        SimpleNamespace(strategy=strategy, model=model, config=SimpleNamespace(limits=limits))
     )
     tools = make_server_tools(bundle, strategy, seed=_SEED)
     servers, blobs, states = [server], [], dict.fromkeys(learners)

@@ -1,5 +1,7 @@
 """FedAli by arithmetic; the training program adds 0.1 to every local prototype."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
@@ -7,7 +9,6 @@ from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.types import Payload, ServerState, Update
-from protofleet.tensors import Model
 
 _LOCAL, _GLOBAL = "state/" + LOCAL, "state/" + GLOBAL
 
@@ -127,6 +128,6 @@ def test_buffers_that_are_no_prototypes_stay_on_the_device(model, make_tools):
 @pytest.mark.parametrize("missing", [LOCAL, GLOBAL, "beta"])
 def test_a_model_without_prototypes_is_refused_with_the_remedy(model, missing):
     buffers = {name: value for name, value in model.buffers.items() if name != missing}
-    other = Model(params=model.params, buffers=frozen_map(buffers), num_classes=2)
+    other = replace(model, buffers=frozen_map(buffers))
     with pytest.raises(InputError, match=r"expected a model with ALP layers .* another strategy"):
         fedali(other)

@@ -70,7 +70,7 @@ def test_no_parameter_travels(run):
 def test_512_features_of_10_classes_cost_their_20_480_bytes_and_2_percent_at_most():
     """What a frame adds: the header of the blob, and one byte per class that says it is present."""
     params = frozen_map({"head.weight": np.zeros((10, 512))})
-    model = Model(params=params, buffers=frozen_map({}), num_classes=10)
+    model = Model(params=params, buffers=frozen_map({}), num_classes=10, input_shape=(2,))
     strategy = fedproto(model)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     assert 20_480 < len(blobs.encode(payload.tensors)) < 20_480 * 1.02

@@ -124,7 +124,7 @@ def _two_clients():
         "head.bias": np.ones(2, np.float32),
     }
     params = TensorMap.pack(tensors)
-    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2)
+    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
     a = {
         "tensors": tensors,
         "masks": {"body.0": np.array([[True, False], [False, False]])},
@@ -373,7 +373,7 @@ def _crafted():
     params["body.0.weight"][:2] = np.eye(2)
     params["body.2.weight"][...] = np.diag([1, 2, 1])
     params["head.weight"][[0, 2], [0, 1]] = 1
-    return Model(params=params, buffers=model.buffers, num_classes=3)
+    return Model(params=params, buffers=model.buffers, num_classes=3, input_shape=(2,))
 
 
 def test_a_client_sends_class_means_of_raw_examples_and_bits_of_active_units(make_tools):
@@ -449,6 +449,6 @@ def test_a_model_that_does_not_tell_its_layers_is_an_error(make_tools):
 
 def test_a_model_without_hidden_dense_layers_is_refused():
     params = TensorMap.pack({"head.weight": np.zeros((2, 3)), "head.bias": np.zeros(2)})
-    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2)
+    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
     with pytest.raises(InputError, match="expected dense layers"):
         build("fedsub", {}, model)

@@ -8,7 +8,12 @@ from protofleet.tensors import Model, TensorMap
 
 def headed(frozen_map, w=(0, 0), b=(0, 0)):
     params = frozen_map({"w": list(w), "head.b": list(b)})
-    return Model(params=params, buffers=frozen_map({"calls": [0], "beta": 0}), num_classes=2)
+    return Model(
+        params=params,
+        buffers=frozen_map({"calls": [0], "beta": 0}),
+        num_classes=2,
+        input_shape=(2,),
+    )
 
 
 def headed_grad_fn(network, batch, _rng):

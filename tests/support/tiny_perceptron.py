@@ -30,6 +30,7 @@ def perceptron(inputs=2, hidden=(3, 4), classes=3, seed=1):
         params=TensorMap(params.layout, params.buffer),
         buffers=TensorMap.pack({}),
         num_classes=classes,
+        input_shape=(inputs,),
     )
 
 

@@ -27,7 +27,7 @@ class Tiny:
 
     def tensors(self) -> dict[str, Any]:
         """An update's tensors, ones everywhere."""
-        return {n: np.ones(shape, dtype) for n, (shape, dtype) in self.expected.tensors.items()}
+        return {n: np.ones(f.shape, f.dtype) for n, f in self.expected.uplink.required.items()}
 
 
 @pytest.fixture
@@ -41,4 +41,4 @@ def tiny(tmp_path):
         limits=_LIMITS,
     )
     plan = make_plan(config)
-    return Tiny(plan, expect_updates(plan, (4,)))
+    return Tiny(plan, expect_updates(plan))
