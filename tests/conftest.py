@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from brokers import mosquitto
 from hypothesis import settings
+from onnx_registry import share_registry
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -23,6 +25,12 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C and its children inherit that: tests need it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_runtest_setup() -> None:
+    """Only with PyTorch, which the tests of a device do without."""
+    if "torch" in sys.modules:
+        share_registry()
 
 
 @pytest.fixture(scope="session")
