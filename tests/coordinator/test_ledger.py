@@ -151,6 +151,7 @@ def _killed_at(folder: Path, point: int, policy: rounds.Policy = _FINAL) -> bool
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", [_POLICY, _FINAL], ids=["rounds", "and-a-final-fit"])
 def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path, policy):
     """A real SIGKILL before and after every write, rename and transaction of the whole run."""

@@ -65,6 +65,7 @@ def hart_draft(hart_bundle, activity):
     return quantise(hart_bundle, hart_bundle.model(), activity.x_train[:256])
 
 
+@pytest.mark.slow
 def test_digits_are_recognised_as_well_with_fewer_bits(digits_draft, digits):
     """Half and less than 0.4 of the bytes, at most one point of macro-F1, in both runtimes."""
     rows = measure(digits_draft, digits.x_test, digits.y_test)
@@ -80,6 +81,7 @@ def test_digits_are_recognised_as_well_with_fewer_bits(digits_draft, digits):
         assert by_name["float16", backend] < by_name["float32", backend] - 0.4 * weights
 
 
+@pytest.mark.slow
 def test_activities_are_recognised_as_well_with_fewer_bits(hart_draft, activity):
     """The same for a transformer with ALP."""
     rows = measure(hart_draft, activity.x_test, activity.y_test)

@@ -109,6 +109,7 @@ def _scores(updates):
     return before, np.mean([macro_f1(one.more["after_fit"]) for one in evaluations])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -109,6 +109,7 @@ def assert_losses_fall(history):
         assert all(after[name].loss < before[name].loss for name in after)
 
 
+@pytest.mark.slow(seconds=12)
 def test_fedhp_learns_digits_with_10_x_128_numbers_each_way(federate):
     strategy, server, states, history = federate("fedhp")
     for updates in history:
