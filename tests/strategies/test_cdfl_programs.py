@@ -22,6 +22,7 @@ from protofleet.strategies.scores import accuracy
 from protofleet.strategies.updates import Costs, unpack_update
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow(seconds=4)
 
 _CLIENTS = ("ada", "bob", "cyd", "dan")
 _DIGITS = 4
@@ -124,7 +125,6 @@ def updates_of(world, round_id):
     return {c: unpack_update(blob, max_bytes=1 << 24)[0] for c, blob in blobs.items()}
 
 
-@pytest.mark.slow(seconds=15)
 def test_networks_and_images_come_up_from_the_asked_half_only(world):
     """A network has about 12 000 bytes; scores alone are a few hundred."""
     first, second = updates_of(world, 1), updates_of(world, 2)

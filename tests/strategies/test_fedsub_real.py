@@ -28,7 +28,7 @@ from protofleet.strategies.types import Payload
 from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.tensors import blobs
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 _SGD = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -109,7 +109,6 @@ def _scores(updates):
     return before, np.mean([macro_f1(one.more["after_fit"]) for one in evaluations])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

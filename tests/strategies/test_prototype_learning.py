@@ -24,7 +24,7 @@ from protofleet.kernels import cosine_similarities
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 _EACH = 40
 """Digits of each class and client: 30 to train on, 10 to test."""
@@ -109,7 +109,6 @@ def assert_losses_fall(history):
         assert all(after[name].loss < before[name].loss for name in after)
 
 
-@pytest.mark.slow(seconds=12)
 def test_fedhp_learns_digits_with_10_x_128_numbers_each_way(federate):
     strategy, server, states, history = federate("fedhp")
     for updates in history:
