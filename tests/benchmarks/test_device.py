@@ -72,6 +72,7 @@ def measured(folder):
     return done, read_report(folder / "a.json", content)
 
 
+@pytest.mark.slow
 def test_every_phase_of_a_device_is_measured(measured):
     _, report = measured
     run = next(run for run in report.runs if run.what.backend == "onnx" and run.phases)
@@ -324,7 +325,7 @@ def test_a_signal_that_ends_a_process_is_named(tmp_path, monkeypatch):
     assert failure.startswith("SIGSEGV")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_every_backend_and_precision_is_measured(tmp_path, monkeypatch):
     """A perceptron is exported for both runtimes, quantised, and measured in four processes."""
     monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path / "config"))

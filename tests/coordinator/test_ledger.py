@@ -156,6 +156,7 @@ def _killed_at(folder: Path, point: int, schedule: SynchronousSchedule = _FINAL)
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", [_SCHEDULE, _FINAL], ids=["rounds", "and-a-final-fit"])
 def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path, schedule):
     """A real SIGKILL before and after every write, rename and transaction of the whole run."""

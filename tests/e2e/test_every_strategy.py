@@ -318,6 +318,7 @@ def _case(name, entry, export):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.mosquitto
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_over_the_wire_a_strategy_ends_with_the_same_bits(name, make_federation, exported):

@@ -46,6 +46,7 @@ def _coordinator(world, url, **options):
     )
 
 
+@pytest.mark.slow
 def test_four_devices_train_deliver_and_leave(world, mosquitto_url):
     names = ["anna", "berta", "carla", "dora"]
     with _coordinator(world, mosquitto_url, devices=4, rounds=3) as coordinator:

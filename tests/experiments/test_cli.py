@@ -197,7 +197,7 @@ def test_a_quick_look_does_not_replace_finished_results(place, capsys, more):
     assert "which would be lost; choose another --out" in refused(capsys, "run", "tiny.toml", *more)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_an_interrupted_run_says_how_to_go_on_and_does(place):
     """The same command then runs what is left, prints the table and draws the pictures."""
     command = [sys.executable, "-P", "-m", "protofleet", "experiment", "run", "tiny.toml"]

@@ -77,6 +77,12 @@ def _model_of(experiment: Experiment, method: Method) -> torch.nn.Module:
     return _module(model.name, json.dumps(model.settings), _form(experiment)[0])
 
 
+@cache
+def _logits(module: torch.nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The logits' shape, of 4 examples as programs are captured with."""
+    return tuple(module(torch.zeros(4, *shape, device="meta")).shape)
+
+
 def _layouts(module: torch.nn.Module) -> tuple[Layout, Layout]:
     tensors = model_tensors(module)
     params, state = (
@@ -116,8 +122,7 @@ def test_models_take_the_data_and_strategies_the_models_and_settings(name):
     classes, shape = _form(experiment)
     for method in experiment.methods:
         module = _model_of(experiment, method)
-        # 4 examples, as programs are captured with.
-        assert module(torch.zeros(4, *shape, device="meta")).shape == (4, classes)
+        assert _logits(module, shape) == (4, classes)
         params, buffers = (TensorMap.zeros(layout) for layout in _layouts(module))
         model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
         known = build(method.strategy, {}, model).settings

@@ -52,7 +52,7 @@ def scores(results):
     return [[one.scores for one in result.rounds] for result in results]
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=30)
 @pytest.mark.mosquitto
 @pytest.mark.timeout(240)
 def test_both_engines_give_the_same_scores(run):

@@ -240,6 +240,7 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]]
 }
 
 
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("name", _MODELS)
 def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
     """Plain ONNX Runtime and the device's runtime, dropout and all.
@@ -260,6 +261,7 @@ def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
         assert max(errors.values()) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _COMMON)
 def test_every_input_of_a_program_changes_its_result(name: str) -> None:
     """No term is lost on the way, and batches of one run."""
@@ -278,6 +280,7 @@ def test_every_input_of_a_program_changes_its_result(name: str) -> None:
     assert all(np.isfinite(value).all() for value in alone.values())
 
 
+@pytest.mark.slow
 def test_two_passes_of_one_model_draw_separate_noise() -> None:
     """CDFL calls the model on both images: twice the noise of one pass."""
     torch.manual_seed(1)
@@ -302,6 +305,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return open_programs(bundle), bundle.model().network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _EVERY)
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.array])
 def test_a_number_may_come_in_any_form(device: Any, name: str, kind: Any) -> None:
@@ -333,6 +337,7 @@ _WRONG: list[tuple[str, str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "key", "value"), _WRONG)
 def test_an_input_that_does_not_fit_is_named(device: Any, name: str, key: str, value: Any) -> None:
     programs, network = device
@@ -341,6 +346,7 @@ def test_an_input_that_does_not_fit_is_named(device: Any, name: str, key: str, v
         programs.grad_fns[name](network, batch, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_arrays_of_any_memory_order_serve_and_are_read_anew(device: Any) -> None:
     """Prototypes that change in place between calls change the loss."""
     programs, network = device

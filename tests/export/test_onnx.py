@@ -21,6 +21,7 @@ from tests.export.toys import INPUT_SHAPES, Perceptron, batch
 _OBJECTIVE = OBJECTIVES["cross_entropy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUT_SHAPES, ids=lambda kind: kind.__name__)
 def test_every_gradient_agrees_with_autograd(kind: type[nn.Module]) -> None:
     """Loss, gradients, statistics and logits at two batch sizes, with the same noise."""

@@ -109,7 +109,7 @@ def test_without_numba_the_remedy_is_named(monkeypatch, capsys):
     assert "pip install 'protofleet[edge]'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=10)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("warmed", [True, False])
 def test_after_warming_a_process_loads_no_numba(cache, warmed):

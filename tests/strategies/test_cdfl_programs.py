@@ -23,6 +23,7 @@ from protofleet.strategies.scores import accuracy
 from protofleet.wire.codecs import Coding
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow(seconds=4)
 
 _CLIENTS = ("ada", "bob", "cyd", "dan")
 _DIGITS = 4

@@ -28,7 +28,7 @@ from protofleet.strategies.types import Payload
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 _SGD = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
 

@@ -22,7 +22,7 @@ from protofleet.export.models import build_model
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 _EACH = 40
 """Digits of each class and client: 30 to train on, 10 to test."""
