@@ -60,14 +60,14 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.kernels import WeightedMean
-from protofleet.strategies._cdfl_client import (
+from protofleet.strategies.cdfl.client import (
     ClusteredImages,
     chosen_rows,
     evaluate,
     pseudo_labels,
     train_pair,
 )
-from protofleet.strategies._cdfl_server import (
+from protofleet.strategies.cdfl.server import (
     Upload,
     fine_tuned,
     gallery_of,
@@ -75,7 +75,7 @@ from protofleet.strategies._cdfl_server import (
     ranked,
     replaced,
 )
-from protofleet.strategies._cdfl_settings import (
+from protofleet.strategies.cdfl.settings import (
     CdflSettings,
     check_examples,
     pixelised,
