@@ -1,4 +1,4 @@
-"""What a strategy is: a frozen record of pure functions, one file for both halves.
+"""What a strategy is: a frozen record of pure functions for both halves.
 
 Shared tensors travel in payloads and updates; a client's personal tensors stay in its
 ``ClientState`` on the device. Nothing is ever written into an input array.

@@ -27,7 +27,7 @@ _BLOCK = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What the settings say of fusion; ``fedsub.FedSubSettings`` explains them."""
+    """What the settings say of fusion; ``strategy.FedSubSettings`` explains them."""
 
     fusion: Fusion
     subnetworks: Subnetworks

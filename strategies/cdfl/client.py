@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import KMeansResult, kmeans, kmeans_restarts
-from protofleet.strategies._cdfl_settings import CdflSettings, pixelised
+from protofleet.strategies.cdfl.settings import CdflSettings, pixelised
 from protofleet.strategies.training import Fit, Rows, Trained, Trainer, passes
 from protofleet.strategies.types import ClientTools, Evaluation
 from protofleet.tensors import Network

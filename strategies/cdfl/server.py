@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies._cdfl_settings import Bytes, CdflSettings, to_values
+from protofleet.strategies.cdfl.settings import Bytes, CdflSettings, to_values
 from protofleet.strategies.training import DivergedError, Fit, Rows, Training, train
 from protofleet.strategies.types import ServerTools, TrainTools
 from protofleet.tensors import Network, Tensors

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.strategies._fedsub_fusion import Active, Flags
 from protofleet.strategies.common import PARAMS
+from protofleet.strategies.fedsub.fusion import Active, Flags
 from protofleet.tensors import Model
 
 MASKS = "masks/"

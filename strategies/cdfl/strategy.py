@@ -59,14 +59,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.strategies._cdfl_client import (
+from protofleet.strategies.aggregation import TermsReader
+from protofleet.strategies.cdfl.client import (
     ClusteredImages,
     chosen_rows,
     evaluate,
     pseudo_labels,
     train_pair,
 )
-from protofleet.strategies._cdfl_server import (
+from protofleet.strategies.cdfl.server import (
     Upload,
     fine_tuned,
     gallery_of,
@@ -74,13 +75,12 @@ from protofleet.strategies._cdfl_server import (
     ranked,
     replaced,
 )
-from protofleet.strategies._cdfl_settings import (
+from protofleet.strategies.cdfl.settings import (
     CdflSettings,
     check_examples,
     pixelised,
     to_bytes,
 )
-from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.common import (
     BUFFERS,
     PARAMS,

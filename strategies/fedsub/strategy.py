@@ -56,18 +56,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.strategies._fedsub_clusters import cluster_by_class
-from protofleet.strategies._fedsub_fusion import (
-    Fleet,
-    Fusion,
-    Normalise,
-    Rules,
-    Subnetworks,
-    Untouched,
-    clusters_of,
-    fuse,
-)
-from protofleet.strategies._fedsub_layers import MASKS, Layer, dense_layers, pack_masks, reach
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -77,6 +65,18 @@ from protofleet.strategies.common import (
     parse_settings,
     unpack_network,
 )
+from protofleet.strategies.fedsub.clusters import cluster_by_class
+from protofleet.strategies.fedsub.fusion import (
+    Fleet,
+    Fusion,
+    Normalise,
+    Rules,
+    Subnetworks,
+    Untouched,
+    clusters_of,
+    fuse,
+)
+from protofleet.strategies.fedsub.layers import MASKS, Layer, dense_layers, pack_masks, reach
 from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
