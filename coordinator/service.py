@@ -126,12 +126,12 @@ class Service:
             case None | Delivered():
                 pass
             case Connected():
-                self._sink(events.Connected(protocol=event.protocol))
+                self._sink(events.BrokerConnected(protocol=event.protocol))
                 self._announce()
             case Disconnected():
                 if event.final:
                     raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
-                self._sink(events.Disconnected(reason=event.reason))
+                self._sink(events.BrokerDisconnected(reason=event.reason))
             case PeerMessage():
                 self._on_message(event)
             case Received():

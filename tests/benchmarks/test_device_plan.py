@@ -21,7 +21,7 @@ from protofleet.benchmarks.device.report import (
     DeviceReport,
     Energy,
     Settings,
-    Traffic,
+    StrategyTraffic,
 )
 from protofleet.benchmarks.device.request import device_data
 from protofleet.bundle import Bundle
@@ -81,7 +81,7 @@ def _report(data, *, seed, up_bytes):
         data=data,
         energy=Energy(source=None),
         runs=[],
-        traffic=[Traffic(strategy="s", codec="int8+zlib", down_bytes=1, up_bytes=up_bytes)],
+        traffic=[StrategyTraffic(strategy="s", codec="int8+zlib", down_bytes=1, up_bytes=up_bytes)],
     )
 
 
