@@ -112,6 +112,7 @@ class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
 
     round_id: int
     device_id: str
+    rule: str
     reason: str
 
 
@@ -120,6 +121,7 @@ class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
 
     round_id: int
     device_id: str
+    rule: str
     reason: str
 
 

@@ -265,7 +265,7 @@ class Service:
     def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
         self._transfers.discard(offer.transfer_id)
         self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
-        self._reporter.rejected(device_id, offer.round_id, str(error))
+        self._reporter.rejected(device_id, offer.round_id, error)
 
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.offer.round_id
@@ -275,7 +275,12 @@ class Service:
             self._invite((event.device_id,))
             return
         self._sink(
-            events.TaskRefused(round_id=round_id, device_id=event.device_id, reason=event.reason)
+            events.TaskRefused(
+                round_id=round_id,
+                device_id=event.device_id,
+                rule=event.rule,
+                reason=event.reason,
+            )
         )
         if round_id == self._state.round_id:
             self._apply(rounds.DeviceFailed(event.device_id))
