@@ -20,7 +20,7 @@ from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
-from protofleet.federation import schedule as rounds
+from protofleet.federation import schedule
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.tensors import blobs
@@ -118,7 +118,7 @@ class Service:
         now = time.monotonic()
         for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
-        self._apply(rounds.Tick())
+        self._apply(schedule.Tick())
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state))
 
     def _handle(self, event: Event | None) -> None:
@@ -159,7 +159,7 @@ class Service:
         try:
             device = self._registry.presence(device_id, presence, time.monotonic())
         except RefusedError as error:
-            self._apply(rounds.DeviceDeparted(device_id))
+            self._apply(schedule.DeviceDeparted(device_id))
             if self._reporter.may_answer(device_id, error):
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
@@ -214,7 +214,7 @@ class Service:
             accepted = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
-            self._apply(rounds.DeviceFailed(device_id))
+            self._apply(schedule.DeviceFailed(device_id))
             return
         self._accepted_ids.add(offer.transfer_id)
         self._transfers.discard(offer.transfer_id)
@@ -230,7 +230,7 @@ class Service:
                 cohort=len(self._state.cohort),
             )
         )
-        self._apply(rounds.UpdateStored(device_id))
+        self._apply(schedule.UpdateStored(device_id))
 
     def _admit(self, event: Received) -> Accepted:
         """Decode, check and spool an update that has arrived; its device now has its payload.
@@ -283,41 +283,41 @@ class Service:
             )
         )
         if round_id == self._state.round_id:
-            self._apply(rounds.DeviceFailed(event.device_id))
+            self._apply(schedule.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
-        self._apply(rounds.DeviceAppeared(device_id))
+        self._apply(schedule.DeviceAppeared(device_id))
         if not known:
             live = len(self._registry.live)
             self._sink(events.DeviceOnline(device_id=device_id, live=live))
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
-        self._apply(rounds.DeviceDeparted(device_id))
+        self._apply(schedule.DeviceDeparted(device_id))
         if known:
             live = len(self._registry.live)
             self._sink(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
 
-    def _apply(self, event: rounds.Event) -> None:
+    def _apply(self, event: schedule.Event) -> None:
         self._state, actions = self._schedule.step(self._state, event, time.monotonic())
         for action in actions:
             self._do(action)
 
-    def _do(self, action: rounds.Action) -> None:
+    def _do(self, action: schedule.Action) -> None:
         match action:
-            case rounds.OpenRound(round_id, cohort, final):
+            case schedule.OpenRound(round_id, cohort, final):
                 self._ledger.open_round(round_id, cohort, time.time(), final=final)
                 self._announce()
                 self._reporter.opened(self._state, resumed=False)
                 self._invite(cohort)
-            case rounds.Invite(client_id):
+            case schedule.Invite(client_id):
                 self._invite((client_id,))
-            case rounds.ExtendRound():
+            case schedule.ExtendRound():
                 self._extend(action)
-            case rounds.CloseRound():
+            case schedule.CloseRound():
                 self._close(action)
-            case rounds.Finish():
+            case schedule.Finish():
                 pass
             case _:
                 assert_never(action)
@@ -340,12 +340,12 @@ class Service:
             offer = self._endpoint.send_task(client_id, task, payload.path, payload.coding)
             self._transfers.add(offer.transfer_id)
 
-    def _extend(self, action: rounds.ExtendRound) -> None:
+    def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
         self._reporter.extended(self._state, action)
         self._invite(tuple(c for c in self._state.outstanding if c in self._state.live))
 
-    def _close(self, action: rounds.CloseRound) -> None:
+    def _close(self, action: schedule.CloseRound) -> None:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
         round_id = action.round_id
         self._ledger.close_round(round_id)
@@ -367,7 +367,7 @@ class Service:
         self._results.add(accepted)
         closed = self._results.write().rounds[-1]
         self._sink(events.RoundClosed(**msgspec.structs.asdict(closed)))
-        self._apply(rounds.StateCommitted())
+        self._apply(schedule.StateCommitted())
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.

@@ -15,9 +15,18 @@ from packed import pack_update
 from protofleet.coordinator import ledger as ledger_module
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
-from protofleet.federation import schedule as rounds
 from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
-from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.schedule import (
+    Action,
+    CloseRound,
+    DeviceAppeared,
+    Invite,
+    OpenRound,
+    RoundPhase,
+    RoundState,
+    StateCommitted,
+    UpdateStored,
+)
 from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies.types import ServerState, Update
 
@@ -65,7 +74,7 @@ def _run(folder: Path, schedule: SynchronousSchedule = _FINAL) -> None:
         state, actions = schedule.resume(ledger.state(), 0.0)
         server = ledger.server_state() or ServerState(round_id=0, tensors={"w": np.zeros(5)})
         pending = list(actions)
-        events = [rounds.DeviceAppeared(client_id) for client_id in _CLIENTS]
+        events = [DeviceAppeared(client_id) for client_id in _CLIENTS]
         while pending or events:
             if not pending:
                 state, new = schedule.step(state, events.pop(0), 0.0)
@@ -75,28 +84,28 @@ def _run(folder: Path, schedule: SynchronousSchedule = _FINAL) -> None:
             events += more
 
 
-def _perform(ledger: Ledger, server: ServerState, state: rounds.RoundState, action: rounds.Action):
+def _perform(ledger: Ledger, server: ServerState, state: RoundState, action: Action):
     match action:
-        case rounds.OpenRound(round_id, cohort, final):
+        case OpenRound(round_id, cohort, final):
             ledger.open_round(round_id, cohort, 0.0, final=final)
             delivering = cohort
-        case rounds.Invite(client_id):
+        case Invite(client_id):
             delivering = (client_id,)
-        case rounds.CloseRound(round_id, _, final):
+        case CloseRound(round_id, _, final):
             ledger.close_round(round_id)
             if final:
                 server = replace(server, round_id=round_id)
             else:
                 server = _aggregate(server, ledger.updates(round_id))
             ledger.commit_round(server, _scores(round_id), 1.0, keep_states=2)
-            return server, [rounds.StateCommitted()]
+            return server, [StateCommitted()]
         case _:
             return server, []
     for client_id in delivering:
         if _SCHEDULE.refusal(state, client_id, state.round_id) is None:
             ledger.register(client_id, (0, state.round_id))
             ledger.accept(*_update(ledger.folder, state.round_id, client_id))
-    return server, [rounds.UpdateStored(client_id) for client_id in delivering]
+    return server, [UpdateStored(client_id) for client_id in delivering]
 
 
 def _outcome(folder: Path):
