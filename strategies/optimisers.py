@@ -77,6 +77,15 @@ class Adam(_Record, frozen=True, tag="adam"):
         check_range("optimiser.weight_decay", self.weight_decay, low=0)
 
 
+def check_plain(optimiser: Adam | Sgd) -> None:
+    """Raise InputError unless each step is the learning rate times the gradient."""
+    if not isinstance(optimiser, Sgd) or optimiser.momentum:
+        raise InputError(
+            "setting 'optimiser': expected sgd without momentum, got "
+            f"{'adam' if isinstance(optimiser, Adam) else f'momentum {optimiser.momentum:g}'}"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Tensors that one optimiser moves.

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
+from protofleet.kernels import WeightedMean
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
 from protofleet.strategies.types import Batch, ClientTools
 from protofleet.tensors import TensorMap, Tensors
@@ -79,12 +80,14 @@ class Trained:
         params, state: its tensors, in buffers of their own.
         loss: mean over the examples of the last epoch; NaN if no step was made.
         moments: of the optimiser, for a strategy that keeps it.
+        steps: how many were made.
     """
 
     params: TensorMap
     state: TensorMap
     loss: float
     moments: Mapping[str, NDArray[Any]]
+    steps: int = 0
 
 
 class Trainer:
@@ -112,6 +115,7 @@ class Trainer:
         self._optimiser = Optimiser(params.layout, groups, self._fit.kept)
         self._grad_fn = tools.grad_fns[self._fit.objective]
         self._state = state
+        self._steps = 0
         self.params = params.copy()
 
     @property
@@ -139,12 +143,15 @@ class Trainer:
             self.params, step.grads, proximal=fit.proximal, correction=fit.correction
         )
         self._state = step.state
+        self._steps += 1
         return step.loss
 
     def trained(self, loss: float) -> Trained:
         """The network as it is now."""
         moments = self._optimiser.moments()
-        return Trained(params=self.params, state=self.state, loss=loss, moments=moments)
+        return Trained(
+            params=self.params, state=self.state, loss=loss, moments=moments, steps=self._steps
+        )
 
 
 def train(
@@ -162,6 +169,20 @@ def train(
     trainer = Trainer(params, state, tools, training, fit)
     del params, state  # a caller that passes temporaries has their memory back during training
     return trainer.trained(passes(trainer.step, tools, training))
+
+
+def mean_gradient(
+    params: TensorMap, state: TensorMap, tools: ClientTools, training: Training
+) -> TensorMap:
+    """Gradient of cross-entropy over all of the client's examples, of which there are some."""
+    mean = WeightedMean(params.layout.size)
+    grad_fn = tools.grad_fns["cross_entropy"]
+    for start in range(0, len(tools.y), training.batch_size):
+        rows = slice(start, start + training.batch_size)
+        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows]}
+        step = grad_fn(params, state, batch, tools.rng)
+        mean.add(step.grads.buffer, len(batch["y"]))
+    return TensorMap(params.layout, mean.result())
 
 
 def passes(step: Callable[[Rows], float], tools: ClientTools, training: Training) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_data
+from toy_model import server_tools
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
@@ -73,7 +74,7 @@ class RealFederation:
             )
             updates.append(update)
         if not final:
-            self.server = self.strategy.aggregate(self.server, updates, None)
+            self.server = self.strategy.aggregate(self.server, updates, server_tools())
         return updates
 
 
