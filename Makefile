@@ -4,19 +4,28 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 # A file's tests share what is slow to make, so they stay in one process; each has one thread.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+# The order of files is tests/conftest.py's.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# What runs on a device and beside the broker, tested where neither PyTorch nor onnx is found.
+LEAN := tests/edge tests/coordinator
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check format bench aarch64 wheel clean
+.PHONY: demo test quick check format bench aarch64 wheel clean
 
 demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
 
 test: $(STAMP) ## every test that this machine can run; the kernels' also as plain Python
+ifneq ($(ARGS),)
 	$(PYTEST) $(ARGS)
-ifeq ($(ARGS),)
+else
+	$(PYTEST) $(LEAN:%=--ignore=%)
+	PYTHONPATH=$(CURDIR)/tests/support/without_export $(PYTEST) $(LEAN)
 	NUMBA_DISABLE_JIT=1 $(PYTEST) tests/kernels
 endif
+
+quick: $(STAMP) ## the tests that are not marked slow: a minute and a half on two cores
+	$(PYTEST) -m "not slow" $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from protofleet.benchmarks._device_compare import compare_devices
-from protofleet.benchmarks._device_report import DeviceReport, is_device_report, read_report
-from protofleet.benchmarks._kernel_rows import KernelRow, short
-from protofleet.benchmarks._rows import Row, aligned
+from protofleet.benchmarks._rows import Row, aligned, short
+from protofleet.benchmarks.device.compare import compare_devices
+from protofleet.benchmarks.device.report import DeviceReport, is_device_report, read_report
+from protofleet.benchmarks.kernels.comparison import KernelRow
 from protofleet.errors import InputError, MissingDataError
 
 _NOTABLE = 1.1

@@ -26,7 +26,7 @@ from protofleet.errors import InputError
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.tflite import to_tflite
 from protofleet.tensors import Model, TensorMap
 from protofleet.tensors.blobs import encode
@@ -120,11 +120,12 @@ class Exported:
         return self.files[name]
 
     def model(self) -> Model:
-        """Fresh parameters and state."""
+        """Fresh parameters and buffers."""
         found = model_tensors(self.module)
         return Model(
             params=_packed(found.params),
-            state=_packed(found.state),
+            buffers=_packed(found.buffers),
+            input_shape=self.manifest.preprocessing.input_shape,
             num_classes=len(self.manifest.classes),
         )
 
@@ -133,7 +134,7 @@ class Exported:
         model = self.model()
         tensors = {
             "params.safetensors": encode(model.params, {}),
-            "state.safetensors": encode(model.state, {}),
+            "state.safetensors": encode(model.buffers, {}),
         }
         write_bundle(path, self.manifest, {**self.files, **tensors}, key)
 
@@ -190,7 +191,7 @@ def _manifest(
         created="2026-01-01T00:00:00Z",
         layout_hash=params.layout.hash,
         params=_declared(params),
-        state=_declared(_packed(tensors.state)),
+        state=_declared(_packed(tensors.buffers)),
         programs={
             name: Program(
                 file=_file(name),

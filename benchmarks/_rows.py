@@ -153,6 +153,11 @@ def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list
     ]
 
 
+def short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.bench,

@@ -1,4 +1,4 @@
-"""Times alternatives in turns, so that a machine's moods hit all of them alike."""
+"""Times alternatives in turns, so that a machine's moods hit all of them equally."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _case(case: Case, quick: bool) -> list[Row]:  # noqa: FBT001 - private, one 
 
 def _figures(bundle: Path, examples: int, way: tuple[str, str]) -> dict[str, float]:
     backend, numba = way
-    command = [sys.executable, "-m", "protofleet.benchmarks._device_round"]
+    command = [sys.executable, "-m", "protofleet.benchmarks._local_round"]
     environment = {**os.environ, **thread_variables(1), "PROTOFLEET_NUMBA": numba}
     done = subprocess.run(
         [*command, str(bundle), str(examples), backend],

@@ -15,7 +15,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.export.build import BundleSpec, capture_programs
 from protofleet.export.models import MODELS, build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import TOLERANCE, check_parity
 from protofleet.export.tflite import tflite_runner, to_tflite
 

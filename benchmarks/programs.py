@@ -21,8 +21,7 @@ from torch.nn import functional
 from protofleet.benchmarks._models import CASES, OBJECTIVE, Case, Exported, export_case, matching
 from protofleet.benchmarks._rows import Row, paired_row
 from protofleet.benchmarks._timing import Sample, in_turns
-from protofleet.export.device_check import device_runner
-from protofleet.export.parity import check_parity
+from protofleet.export.parity import check_parity, device_runner
 from protofleet.runtime import Kernels, open_classifier, open_programs
 from protofleet.runtime.programs import Programs
 from protofleet.strategies.types import Batch
@@ -71,7 +70,7 @@ def compiler() -> str | None:
 def _case(case: Case, repeats: int, *, compiles: bool) -> list[Row]:
     exported = export_case(case)
     own = exported.model()
-    device = device_runner("train", exported.manifest, exported.files, (own.params, own.state))
+    device = device_runner("train", exported.manifest, exported.files, (own.params, own.buffers))
     parity = check_parity(
         exported.module, exported.captured, exported.train, name="train", runners={"device": device}
     )
@@ -163,15 +162,15 @@ def _kilobytes(exported: Exported, program: str, side: str) -> dict[str, float]:
 
 def _our_step(exported: Exported, programs: Programs) -> Callable[[], object]:
     grad_fn = programs.grad_fns[OBJECTIVE]
-    model = exported.model()
+    network = exported.model().network
     batch: Batch = {"x": exported.x, "y": exported.y}
     rng = np.random.default_rng(0)
-    return lambda: grad_fn(model.params, model.state, batch, rng)
+    return lambda: grad_fn(network, batch, rng)
 
 
 def _our_window(exported: Exported, programs: Programs) -> Callable[[], object]:
-    model, window = exported.model(), exported.x[:1]
-    return lambda: programs.predict(model.params, model.state, window, batch_size=1)
+    network, window = exported.model().network, exported.x[:1]
+    return lambda: programs.predict(network, window, batch_size=1)
 
 
 def _fixed_window(

@@ -17,8 +17,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.benchmarks._ballast import ballast_data, write_ballast
 from protofleet.benchmarks._rows import Row
+from protofleet.benchmarks._synthetic_bundle import synthetic_data, write_synthetic_bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.edge.meter import high_water_bytes
 from protofleet.errors import UnavailableError
@@ -75,9 +75,9 @@ def _ratio(rounds: list[dict[str, Any]], direction: str, raw: int) -> float:
 def _federate(folder: Path, url: str, floats: int, rounds: int) -> int:
     """Run a federation to its end; the coordinator's peak resident memory in bytes."""
     key = Ed25519PrivateKey.generate()
-    write_ballast(folder / "model.pfb", floats, key)
+    write_synthetic_bundle(folder / "model.pfb", floats, key)
     save_public_key(key.public_key().public_bytes_raw(), folder / "key.pem")
-    ballast_data().save(folder / "data.npz")
+    synthetic_data().save(folder / "data.npz")
     (folder / "federation.toml").write_text(
         f'federation = "bench"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
         f"rounds = {rounds}\n[cohort]\nminimum = {_DEVICES}\n"

@@ -120,7 +120,8 @@ class Bundle:
         """Fresh, writable copies of the initial tensors."""
         return Model(
             params=self._packed(PARAMS, self.manifest.params),
-            state=self._packed(STATE, self.manifest.state),
+            buffers=self._packed(STATE, self.manifest.state),
+            input_shape=self.manifest.preprocessing.input_shape,
             num_classes=len(self.manifest.classes),
         )
 

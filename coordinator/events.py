@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
+
+from protofleet.federation.records import RoundRecord, Scores
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -44,14 +45,14 @@ class Disconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
 class DeviceOnline(Report, frozen=True, kw_only=True, tag="device_online"):
     """A device is present, for the first time or again."""
 
-    device: str
+    device_id: str
     live: int
 
 
 class DeviceOffline(Report, frozen=True, kw_only=True, tag="device_offline"):
     """A device is absent: ``offline`` (link lost), ``left``, ``silent`` or ``unregistered``."""
 
-    device: str
+    device_id: str
     reason: str
     live: int
 
@@ -59,7 +60,7 @@ class DeviceOffline(Report, frozen=True, kw_only=True, tag="device_offline"):
 class DeviceRefused(Report, frozen=True, kw_only=True, tag="device_refused"):
     """A device cannot take part, or something it sent was discarded."""
 
-    device: str
+    device_id: str
     rule: str
     reason: str
 
@@ -98,7 +99,7 @@ class UpdateReceived(Report, frozen=True, kw_only=True, tag="update_received"):
     """An update was checked and stored."""
 
     round_id: int
-    device: str
+    device_id: str
     bytes: int
     num_examples: int
     loss: float | None
@@ -110,7 +111,7 @@ class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
     """An update was late, invalid or unwanted."""
 
     round_id: int
-    device: str
+    device_id: str
     reason: str
 
 
@@ -118,27 +119,21 @@ class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
     """A device will not take part in the round."""
 
     round_id: int
-    device: str
+    device_id: str
     reason: str
 
 
-class RoundClosed(Report, frozen=True, kw_only=True, tag="round_closed"):
+class RoundClosed(
+    RoundRecord, Report, frozen=True, kw_only=True, tag_field="event", tag="round_closed"
+):
     """A round is committed. Bytes are those that heartbeats have reported so far."""
-
-    round_id: int
-    final: bool
-    seconds: float
-    participants: int
-    bytes_up: int
-    bytes_down: int
-    scores: Any
 
 
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):
     """All rounds are committed and the results written."""
 
     rounds: int
-    scores: Any
+    scores: Scores
     result: str
 
 

@@ -9,28 +9,75 @@ from __future__ import annotations
 import hashlib
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
-import numpy as np
 
-from protofleet.coordinator._schema import FORMAT, SCHEMA
-from protofleet.coordinator._shared import SharedPayloads
-from protofleet.coordinator.config import CodecSettings
-from protofleet.coordinator.rounds import Phase, State
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.federation.coding import read_update
+from protofleet.federation.records import RoundBytes, RoundRecord, Scores, UpdateRecord
+from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.strategies.types import ServerState, Update
-from protofleet.strategies.updates import UpdateRecord, unpack_update
 from protofleet.tensors import blobs
 
+_FORMAT = 2
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
-_ADDED_LATER = {"codec": CodecSettings().identity}
-"""Of an identity: what runs had that were begun before it was kept."""
 _to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS rounds (
+    round_id INTEGER PRIMARY KEY,
+    phase TEXT NOT NULL CHECK (phase IN ('open', 'closing', 'committed')),
+    size INTEGER NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    final INTEGER NOT NULL,
+    opened_s REAL NOT NULL,
+    seconds REAL,
+    state_file TEXT,
+    state_sha256 TEXT,
+    scores TEXT
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS members (
+    round_id INTEGER NOT NULL REFERENCES rounds,
+    client_id TEXT NOT NULL,
+    file TEXT,
+    transfer_id TEXT,
+    num_examples INTEGER,
+    record TEXT,
+    class_counts TEXT,
+    PRIMARY KEY (round_id, client_id)
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS registrations (
+    client_id TEXT PRIMARY KEY,
+    class_counts TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS payloads (
+    client_id TEXT PRIMARY KEY,
+    reference TEXT NOT NULL DEFAULT '',
+    raw_only INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS traffic (
+    client_id TEXT NOT NULL,
+    round_id INTEGER NOT NULL,
+    bytes_up INTEGER NOT NULL,
+    bytes_down INTEGER NOT NULL,
+    peak_rss_bytes INTEGER NOT NULL,
+    PRIMARY KEY (client_id, round_id)
+) STRICT;
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +87,6 @@ class Accepted:
     client_id: str
     transfer_id: str
     record: UpdateRecord
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommittedRound:
-    """One committed round.
-
-    Attributes:
-        seconds: wall time from its opening to its commit.
-        scores: what ``results.py`` stored with it, JSON.
-        final: whether it was the final fit.
-    """
-
-    round_id: int
-    seconds: float
-    scores: Any
-    final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +115,7 @@ class SpooledUpdates:
 
     def __iter__(self) -> Iterator[Update]:
         for file, counts in zip(self.files, self.class_counts, strict=True):
-            update, _ = unpack_update(file.read_bytes(), max_bytes=_NO_LIMIT)
-            known = None if counts is None else np.array(counts, np.int64)
-            yield replace(update, class_counts=known)
+            yield read_update(file.read_bytes(), counts)
 
 
 class Ledger:
@@ -95,9 +124,6 @@ class Ledger:
     Args:
         folder: the run folder; made if absent.
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
-
-    Attributes:
-        shared: the payloads that devices have.
 
     Raises:
         InputError: the folder belongs to a run of another identity.
@@ -114,8 +140,7 @@ class Ledger:
         self._lock = lock(folder / "lock", taken=taken)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
-        self.shared = SharedPayloads(self._db)
-        self._check_identity({**identity, "format": str(FORMAT)})
+        self._check_identity({**identity, "format": str(_FORMAT)})
         self._sweep()
 
     def __enter__(self) -> Self:
@@ -131,22 +156,22 @@ class Ledger:
         self._db.close()
         self._lock.close()
 
-    def state(self) -> State:
-        """Where the run stands, for ``rounds.resume``; between rounds: one beyond the last."""
+    def state(self) -> RoundState:
+        """Where the run stands, for ``Schedule.resume``; between rounds: one beyond the last."""
         row = self._db.execute(
-            "SELECT round_id, phase, size, attempt, round_id IN (SELECT round_id FROM finals)"
-            " FROM rounds ORDER BY round_id DESC LIMIT 1"
+            "SELECT round_id, phase, size, attempt, final FROM rounds"
+            " ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
         if row is None:
-            return State()
+            return RoundState()
         round_id, phase, size, attempt, final = row
         if phase == "committed":
-            return State(round_id=round_id + 1, final=bool(final))
+            return RoundState(round_id=round_id + 1, final=bool(final))
         members = self._db.execute(
             "SELECT client_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
-        return State(
-            phase=Phase(phase),
+        return RoundState(
+            phase=RoundPhase(phase),
             round_id=round_id,
             cohort=tuple(sorted(client_id for client_id, _ in members)),
             delivered=frozenset(client_id for client_id, file in members if file),
@@ -162,11 +187,10 @@ class Ledger:
         members = [(round_id, client_id) for client_id in cohort]
         with self._db:
             self._db.execute(
-                "INSERT INTO rounds (round_id, phase, size, opened_s) VALUES (?, 'open', ?, ?)",
-                (round_id, len(members), opened_s),
+                "INSERT INTO rounds (round_id, phase, size, final, opened_s)"
+                " VALUES (?, 'open', ?, ?, ?)",
+                (round_id, len(members), final, opened_s),
             )
-            if final:
-                self._db.execute("INSERT INTO finals VALUES (?)", (round_id,))
             self._invite(members)
 
     def extend_round(self, round_id: int, attempt: int, added: Iterable[str]) -> None:
@@ -177,7 +201,7 @@ class Ledger:
             )
             self._invite([(round_id, client_id) for client_id in added])
 
-    def accept(self, source: Path, accepted: Accepted, *, base: str = "") -> None:
+    def accept(self, source: Path, accepted: Accepted, *, reference: str = "") -> None:
         """Move a complete, valid update into the spool; durable when this returns.
 
         With it go the class counts that its client has registered by now.
@@ -185,7 +209,7 @@ class Ledger:
         Args:
             source: file of the update's raw blob.
             accepted: its row.
-            base: the payload that its client has now; empty if none will refer to it.
+            reference: the payload that its client has now; empty if none will refer to it.
         """
         record = accepted.record
         target = self._spool_file(record.round_id, accepted.client_id)
@@ -196,7 +220,9 @@ class Ledger:
         with self._db:
             self._flush_traffic()
             self._db.execute(
-                "UPDATE members SET file = ?, transfer_id = ?, num_examples = ?, record = ?"
+                "UPDATE members SET file = ?, transfer_id = ?, num_examples = ?, record = ?,"
+                " class_counts = (SELECT class_counts FROM registrations"
+                " WHERE registrations.client_id = members.client_id)"
                 " WHERE round_id = ? AND client_id = ?",
                 (
                     str(target.relative_to(self.folder)),
@@ -207,13 +233,12 @@ class Ledger:
                     accepted.client_id,
                 ),
             )
-            self._db.execute(
-                "INSERT OR REPLACE INTO counted SELECT ?, client_id, class_counts"
-                " FROM registrations WHERE client_id = ?",
-                (record.round_id, accepted.client_id),
-            )
-            if base:
-                self.shared.note(accepted.client_id, base)
+            if reference:
+                self._db.execute(
+                    "INSERT INTO payloads (client_id, reference) VALUES (?, ?)"
+                    " ON CONFLICT DO UPDATE SET reference = excluded.reference",
+                    (accepted.client_id, reference),
+                )
 
     def register(self, client_id: str, class_counts: tuple[int, ...]) -> None:
         """A client's training samples of each class, until it registers others."""
@@ -237,7 +262,7 @@ class Ledger:
     def updates(self, round_id: int) -> SpooledUpdates:
         """The round's accepted updates, sorted by client_id."""
         rows = self._db.execute(
-            "SELECT file, class_counts FROM members LEFT JOIN counted USING (round_id, client_id)"
+            "SELECT file, class_counts FROM members"
             " WHERE round_id = ? AND file IS NOT NULL ORDER BY client_id",
             (round_id,),
         ).fetchall()
@@ -268,13 +293,13 @@ class Ledger:
         return [transfer_id for (transfer_id,) in rows]
 
     def commit_round(
-        self, state: ServerState, scores: Any, committed_s: float, *, keep_states: int
+        self, state: ServerState, scores: Scores, committed_s: float, *, keep_states: int
     ) -> None:
         """The round's new server state counts; older states and its spool are removed.
 
         Args:
             state: after aggregation; its ``round_id`` is the round's.
-            scores: JSON-able, kept with the round.
+            scores: kept with the round.
             committed_s: wall clock in seconds.
             keep_states: states that stay on disk.
         """
@@ -320,27 +345,32 @@ class Ledger:
         tensors, _ = blobs.decode(data, max_bytes=_NO_LIMIT)
         return ServerState(round_id=round_id, tensors=tensors)
 
-    def committed(self) -> list[CommittedRound]:
+    def committed(self) -> tuple[RoundRecord, ...]:
         """All committed rounds, in order."""
+        traffic = self.traffic()
         rows = self._db.execute(
-            "SELECT round_id, seconds, scores, round_id IN (SELECT round_id FROM finals)"
+            "SELECT round_id, final, seconds, scores, (SELECT count(file) FROM members"
+            " WHERE members.round_id = rounds.round_id)"
             " FROM rounds WHERE phase = 'committed' ORDER BY round_id"
         )
-        return [
-            CommittedRound(
+        return tuple(
+            RoundRecord(
                 round_id=round_id,
-                seconds=seconds,
-                scores=msgspec.json.decode(scores),
                 final=bool(final),
+                seconds=round(seconds, 4),
+                participants=participants,
+                bytes_up=sum(one.bytes_up for one in traffic.get(round_id, {}).values()),
+                bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
+                scores=msgspec.json.decode(scores, type=Scores),
             )
-            for round_id, seconds, scores, final in rows
-        ]
+            for round_id, final, seconds, scores, participants in rows
+        )
 
-    def pay(self, client_id: str, round_id: int, totals: Totals) -> None:
+    def note_totals(self, client_id: str, round_id: int, totals: Totals) -> None:
         """A device's totals in a round; written with the next transition (they come again)."""
         self._traffic[client_id, round_id] = totals
 
-    def paid(self) -> dict[str, dict[int, Totals]]:
+    def totals(self) -> dict[str, dict[int, Totals]]:
         """Client → round → its totals at the end of that round, rounds in order."""
         with self._db:
             self._flush_traffic()
@@ -354,6 +384,52 @@ class Ledger:
                 bytes_up=up, bytes_down=down, peak_rss_bytes=rss
             )
         return found
+
+    def traffic(self) -> dict[int, dict[str, RoundBytes]]:
+        """Round → client → bytes of that round, rounds in order; round 0: what joining cost."""
+        found: dict[int, dict[str, RoundBytes]] = {}
+        for client_id, totals in self.totals().items():
+            up = down = 0
+            for round_id, total in totals.items():
+                found.setdefault(round_id, {})[client_id] = RoundBytes(
+                    round_id=round_id,
+                    bytes_up=max(total.bytes_up - up, 0),
+                    bytes_down=max(total.bytes_down - down, 0),
+                )
+                up, down = total.bytes_up, total.bytes_down
+        return dict(sorted(found.items()))
+
+    def references(self) -> dict[str, str]:
+        """Client → the payload that it has, as the SHA-256 of its raw blob."""
+        rows = self._db.execute("SELECT client_id, reference FROM payloads WHERE reference != ''")
+        return dict(rows)
+
+    def reference_of(self, client_id: str) -> str:
+        """The payload that a client has; empty: none that is known."""
+        row = self._db.execute("SELECT reference FROM payloads WHERE client_id = ?", (client_id,))
+        found: tuple[str] | None = row.fetchone()
+        return found[0] if found else ""
+
+    def forget_reference(self, client_id: str) -> None:
+        """The client does not have that payload any more."""
+        with self._db:
+            self._db.execute("UPDATE payloads SET reference = '' WHERE client_id = ?", (client_id,))
+
+    def takes_raw_only(self, client_id: str) -> bool:
+        """Whether a client gets raw payloads, whatever the federation's codec."""
+        row = self._db.execute(
+            "SELECT 1 FROM payloads WHERE client_id = ? AND raw_only", (client_id,)
+        )
+        return row.fetchone() is not None
+
+    def send_raw_only(self, client_id: str) -> None:
+        """The client does not know the codec: it gets raw payloads from now on."""
+        with self._db:
+            self._db.execute(
+                "INSERT INTO payloads (client_id, raw_only) VALUES (?, 1)"
+                " ON CONFLICT DO UPDATE SET raw_only = 1",
+                (client_id,),
+            )
 
     def _invite(self, members: list[tuple[int, str]]) -> None:
         self._flush_traffic()
@@ -374,11 +450,10 @@ class Ledger:
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         stored = dict(self._db.execute("SELECT key, value FROM meta"))
-        held = {**_ADDED_LATER, **stored}
         for key, value in identity.items():
-            if stored and held.get(key) != value:
+            if stored and stored.get(key) != value:
                 raise InputError(
-                    f"run folder {self.folder}: it holds a run with {key} {held.get(key)}, the "
+                    f"run folder {self.folder}: it holds a run with {key} {stored.get(key)}, the "
                     f"federation file says {value}; choose another run_dir or restore the value"
                 )
         with self._db:
@@ -410,5 +485,5 @@ def _connect(path: Path) -> sqlite3.Connection:
     # A receipt makes a device delete its update, so a commit must outlive a power cut.
     db.execute("PRAGMA synchronous = FULL")
     db.execute("PRAGMA foreign_keys = ON")
-    db.executescript(SCHEMA)
+    db.executescript(_SCHEMA)
     return db

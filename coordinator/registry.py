@@ -116,7 +116,7 @@ class Registry:
         self.devices[device_id] = replace(device, last_seen=now, live=device.online)
         return device.online and not device.live
 
-    def fall_silent(self, now: float) -> tuple[str, ...]:
+    def mark_silent(self, now: float) -> tuple[str, ...]:
         """Devices that from now on are not live, because nothing was heard of them for too long."""
         silent = tuple(
             d.device_id

@@ -7,22 +7,17 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protofleet.coordinator.admission import expect_updates
-from protofleet.coordinator.closing import Closer
-from protofleet.coordinator.config import FederationConfig
-from protofleet.coordinator.evaluation import make_scorer
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.plan import make_plan
 from protofleet.coordinator.results import Results
-from protofleet.coordinator.rounds import Phase, State
-from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.coordinator.service import Service
 from protofleet.errors import InputError, UnavailableError
-from protofleet.wire.endpoint import Endpoint
-from protofleet.wire.link import Link, LinkOptions
-from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Limits
+from protofleet.federation.plan import make_plan
+from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.server import Server
+from protofleet.federation.settings import FederationConfig
+from protofleet.wire.endpoint import CoordinatorEndpoint
+from protofleet.wire.transfer import Limits
 
 
 @contextmanager
@@ -51,8 +46,7 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     plan = make_plan(config)
     manifest = plan.bundle.manifest
-    expected = expect_updates(plan, tuple(manifest.preprocessing.input_shape))
-    scorer = make_scorer(plan.bundle, plan.strategy, config.evaluation)
+    server = Server.of(plan)
     with Ledger(config.run_dir, plan.identity) as ledger:
         _check_rounds(config, ledger.state())
         results = Results(
@@ -62,23 +56,12 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             classes=manifest.classes,
             codec=config.codec.text,
         )
-        tools = make_server_tools(
-            plan.bundle, plan.strategy, seed=config.seed, aggregator=plan.aggregator
-        )
-        closer = Closer(plan=plan, ledger=ledger, results=results, scorer=scorer, tools=tools)
-        yield Service(
-            plan,
-            ledger,
-            _make_endpoint(config, ledger),
-            expected=expected,
-            closer=closer,
-            sink=sink,
-        )
+        yield Service(server, ledger, _make_endpoint(config, ledger), results=results, sink=sink)
 
 
-def _check_rounds(config: FederationConfig, found: State) -> None:
+def _check_rounds(config: FederationConfig, found: RoundState) -> None:
     """A final fit has changed what the devices keep, so no round can follow it."""
-    fitted = found.round_id - 1 if found.phase is Phase.WAITING else found.round_id
+    fitted = found.round_id - 1 if found.phase is RoundPhase.WAITING else found.round_id
     if found.final and config.rounds >= fitted:
         raise InputError(
             f"rounds: expected {fitted - 1}, after which this run's final fit began, got "
@@ -86,21 +69,13 @@ def _check_rounds(config: FederationConfig, found: State) -> None:
         )
 
 
-def _make_endpoint(config: FederationConfig, ledger: Ledger) -> Endpoint:
-    topics = Topics(config.federation)
+def _make_endpoint(config: FederationConfig, ledger: Ledger) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
-    if ledger.state().phase is not Phase.OPEN:
+    if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
-    courier = Courier(folder, limits)
+    endpoint = CoordinatorEndpoint.create(config.broker, config.federation, folder, limits)
     for transfer_id in ledger.transfer_ids():
-        courier.remember(transfer_id)
-    link = Link(
-        LinkOptions(
-            url=config.broker,
-            client_id=f"{config.federation}-coordinator",
-            filters=topics.coordinator_filters(),
-        )
-    )
-    return Endpoint(link, topics, courier)
+        endpoint.remember(transfer_id)
+    return endpoint

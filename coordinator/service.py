@@ -10,19 +10,24 @@ import secrets
 import time
 from typing import Literal, assert_never
 
-from protofleet.coordinator import events, rounds
-from protofleet.coordinator._telling import Teller
-from protofleet.coordinator.admission import Expected, admit
-from protofleet.coordinator.closing import Closer
-from protofleet.coordinator.downlink import Downlink
+import msgspec
+
+from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
-from protofleet.coordinator.plan import Plan, policy_of
+from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
-from protofleet.coordinator.rounds import Phase
+from protofleet.coordinator.reporter import Reporter
+from protofleet.coordinator.results import Results
+from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
-from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.federation import schedule as rounds
+from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.server import Server
+from protofleet.tensors import blobs
+from protofleet.wire.codecs import RAW
+from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task
+from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _POLL_S = 0.1
@@ -35,41 +40,40 @@ class Service:
     """One run of one federation; made by ``run.open_service``.
 
     Args:
-        plan: bundle, strategy and settings.
+        server: the server's half of the rounds.
         ledger: of the run folder.
         endpoint: not yet started.
-        expected: what updates must look like.
-        closer: ends rounds.
+        results: what is written after each round.
         sink: told what happens.
     """
 
-    def __init__(  # noqa: PLR0913 - the parts it is wired from, each named at the call
+    def __init__(
         self,
-        plan: Plan,
+        server: Server,
         ledger: Ledger,
-        endpoint: Endpoint,
+        endpoint: CoordinatorEndpoint,
         *,
-        expected: Expected,
-        closer: Closer,
+        results: Results,
         sink: events.Sink,
     ) -> None:
-        self._plan, self._config = plan, plan.config
-        self._policy = policy_of(plan.config, final_fit=plan.strategy.description.final_fit)
-        self._ledger, self._endpoint, self._closer = ledger, endpoint, closer
-        self._expected, self._sink = expected, sink
+        plan = server.plan
+        self._server, self._plan, self._config = server, plan, plan.config
+        self._schedule = plan.schedule()
+        self._ledger, self._endpoint = ledger, endpoint
+        self._results, self._sink = results, sink
         self._boot_id = secrets.token_hex(8)
-        self._server = ledger.server_state() or plan.server_init()
-        self._state = rounds.State()
-        self._downlink = Downlink(plan, ledger)
+        self._server_state = ledger.server_state() or plan.server_init()
+        self._state = RoundState()
+        self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
         self._transfers: set[str] = set()
-        self._teller = Teller(plan.config, self._policy, sink)
+        self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
             silent_after_s=plan.config.liveness.silent_after_s,
-            num_classes=plan.model.num_classes if expected.class_counts else None,
+            num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
     def run(self) -> events.Finished:
@@ -81,7 +85,7 @@ class Service:
         try:
             self._endpoint.start()
             self._resume()
-            while self._state.phase is not Phase.FINISHED:
+            while self._state.phase is not RoundPhase.FINISHED:
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
@@ -90,8 +94,8 @@ class Service:
 
     def _resume(self) -> None:
         found = self._ledger.state()
-        resumed = found != rounds.State()
-        self._state, actions = rounds.resume(self._policy, found, time.monotonic())
+        resumed = found != RoundState()
+        self._state, actions = self._schedule.resume(found, time.monotonic())
         self._sink(
             events.Started(
                 federation=self._config.federation,
@@ -104,18 +108,18 @@ class Service:
                 run_dir=str(self._ledger.folder),
             )
         )
-        if self._state.phase is Phase.OPEN:
-            self._teller.opened(self._state, resumed=True)
+        if self._state.phase is RoundPhase.OPEN:
+            self._reporter.opened(self._state, resumed=True)
         for action in actions:
             self._do(action)
 
     def _watch(self) -> None:
         """What comes with time alone."""
         now = time.monotonic()
-        for device_id in self._registry.fall_silent(now):
+        for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
         self._apply(rounds.Tick())
-        self._teller.waiting(self._state)
+        self._reporter.waiting(self._state, self._schedule.needed_devices(self._state))
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -128,167 +132,185 @@ class Service:
                 if event.final:
                     raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
                 self._sink(events.Disconnected(reason=event.reason))
-            case Incoming():
+            case PeerMessage():
                 self._on_message(event)
             case Received():
                 self._on_received(event)
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._teller.refused(event.peer, RefusedError(event.rule, event.detail))
+                self._reporter.refused(event.device_id, RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
 
-    def _on_message(self, incoming: Incoming) -> None:
-        peer, message = incoming.peer, incoming.message
+    def _on_message(self, incoming: PeerMessage) -> None:
+        device_id, message = incoming.device_id, incoming.message
         try:
             if isinstance(message, Presence):
-                self._on_presence(peer, message)
+                self._on_presence(device_id, message)
             elif isinstance(message, Heartbeat):
-                self._on_heartbeat(peer, message)
-            elif isinstance(message, Manifest):
-                self._on_offer(peer, message)
+                self._on_heartbeat(device_id, message)
+            elif isinstance(message, TransferOffer):
+                self._on_offer(device_id, message)
         except RefusedError as error:
-            self._teller.refused(peer, error)
+            self._reporter.refused(device_id, error)
 
-    def _on_presence(self, peer: str, presence: Presence) -> None:
+    def _on_presence(self, device_id: str, presence: Presence) -> None:
         try:
-            device = self._registry.presence(peer, presence, time.monotonic())
+            device = self._registry.presence(device_id, presence, time.monotonic())
         except RefusedError as error:
-            self._apply(rounds.Departed(peer))
-            if self._teller.may_answer(peer, error):
+            self._apply(rounds.DeviceDeparted(device_id))
+            if self._reporter.may_answer(device_id, error):
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
         if device.live:
-            self._register(peer, presence.class_counts)
-            self._appear(peer)
+            self._register(device_id, presence.class_counts)
+            self._appear(device_id)
         else:
             unregistered = presence.status == "online"
-            self._depart(peer, "unregistered" if unregistered else presence.status)
+            self._depart(device_id, "unregistered" if unregistered else presence.status)
 
-    def _register(self, peer: str, class_counts: tuple[int, ...]) -> None:
-        if self._expected.class_counts and self._class_counts.get(peer) != class_counts:
-            self._ledger.register(peer, class_counts)
-            self._class_counts[peer] = class_counts
+    def _register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
+        if self._server.expected.class_counts and self._class_counts.get(device_id) != class_counts:
+            self._ledger.register(device_id, class_counts)
+            self._class_counts[device_id] = class_counts
 
-    def _on_heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
-        if self._registry.heartbeat(peer, heartbeat, time.monotonic()):
-            self._appear(peer)
-        known = peer in self._registry.devices
+    def _on_heartbeat(self, device_id: str, heartbeat: Heartbeat) -> None:
+        if self._registry.heartbeat(device_id, heartbeat, time.monotonic()):
+            self._appear(device_id)
+        known = device_id in self._registry.devices
         if known and heartbeat.round_id <= self._state.round_id:
             totals = Totals(
                 bytes_up=heartbeat.bytes_up,
                 bytes_down=heartbeat.bytes_down,
                 peak_rss_bytes=heartbeat.peak_rss_bytes,
             )
-            self._ledger.pay(peer, heartbeat.round_id, totals)
+            self._ledger.note_totals(device_id, heartbeat.round_id, totals)
 
-    def _on_offer(self, peer: str, manifest: Manifest) -> None:
-        if self._registry.heard(peer, time.monotonic()):
-            self._appear(peer)
-        if manifest.transfer_id in self._accepted_ids:
-            # The courier forgets old decisions; it must not fetch a counted update again.
-            self._endpoint.remember(manifest.transfer_id)
-            self._endpoint.expect(peer, manifest)
+    def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
+        if self._registry.heard(device_id, time.monotonic()):
+            self._appear(device_id)
+        if offer.transfer_id in self._accepted_ids:
+            # The endpoint forgets old decisions; it must not fetch a counted update again.
+            self._endpoint.remember(offer.transfer_id)
+            self._endpoint.expect(device_id, offer)
             return
-        reason = self._refusal(peer, manifest)
-        if reason is None:
-            self._transfers.add(manifest.transfer_id)
-            self._endpoint.expect(peer, manifest)
+        refused = self._refusal(device_id, offer)
+        if refused is None:
+            self._transfers.add(offer.transfer_id)
+            self._endpoint.expect(device_id, offer)
         else:
-            self._reject(peer, manifest, reason)
+            self._reject(device_id, offer, refused)
 
     def _on_received(self, event: Received) -> None:
-        peer, manifest = event.peer, event.manifest
-        self._registry.heard(peer, time.monotonic())
-        reason = self._refusal(peer, manifest)
-        if reason is not None:
-            self._reject(peer, manifest, reason)
+        device_id, offer = event.device_id, event.offer
+        self._registry.heard(device_id, time.monotonic())
+        refused = self._refusal(device_id, offer)
+        if refused is not None:
+            self._reject(device_id, offer, refused)
             return
         try:
-            blob = self._downlink.raw_update(event, self._server)
-            record = admit(
-                blob,
-                self._expected,
-                client_id=peer,
-                round_id=manifest.round_id,
-                class_counts=self._class_counts.get(peer),
-            )
+            accepted = self._admit(event)
         except RefusedError as error:
-            self._reject(peer, manifest, str(error))
-            self._apply(rounds.Failed(peer))
+            self._reject(device_id, offer, error)
+            self._apply(rounds.DeviceFailed(device_id))
             return
-        accepted = Accepted(client_id=peer, transfer_id=manifest.transfer_id, record=record)
-        self._downlink.accept(event, blob, accepted)
-        self._accepted_ids.add(manifest.transfer_id)
-        self._transfers.discard(manifest.transfer_id)
-        self._endpoint.accept(manifest.transfer_id)
+        self._accepted_ids.add(offer.transfer_id)
+        self._transfers.discard(offer.transfer_id)
+        self._endpoint.accept(offer.transfer_id)
         self._sink(
             events.UpdateReceived(
-                round_id=manifest.round_id,
-                device=peer,
-                bytes=manifest.total_bytes,
-                num_examples=record.num_examples,
-                loss=record.loss,
+                round_id=offer.round_id,
+                device_id=device_id,
+                bytes=offer.total_bytes,
+                num_examples=accepted.record.num_examples,
+                loss=accepted.record.loss,
                 delivered=len(self._state.delivered) + 1,
                 cohort=len(self._state.cohort),
             )
         )
-        self._apply(rounds.Delivered(peer))
+        self._apply(rounds.UpdateStored(device_id))
 
-    def _refusal(self, peer: str, manifest: Manifest) -> str | None:
-        if manifest.kind != "update":
-            return f"expected an update, got a {manifest.kind}"
-        return rounds.refusal(self._state, peer, manifest.round_id)
+    def _admit(self, event: Received) -> Accepted:
+        """Decode, check and spool an update that has arrived; its device now has its payload.
 
-    def _reject(self, peer: str, manifest: Manifest, reason: str) -> None:
-        self._transfers.discard(manifest.transfer_id)
-        self._endpoint.reject(peer, manifest.transfer_id, reason)
-        self._teller.rejected(peer, manifest.round_id, reason)
+        Raises:
+            RefusedError: it breaks a rule.
+        """
+        device_id, offer = event.device_id, event.offer
+        decoded = self._server.admit(
+            event.path.read_bytes(),
+            offer.coding,
+            baseline=self._payloads.update_baseline(self._server_state, device_id, offer.coding),
+            client_id=device_id,
+            round_id=offer.round_id,
+            class_counts=self._class_counts.get(device_id),
+        )
+        path = event.path
+        if offer.codec != RAW:
+            path = event.path.with_suffix(".raw")
+            replace_whole(path, decoded.raw)
+        accepted = Accepted(
+            client_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
+        )
+        self._ledger.accept(path, accepted, reference=self._payloads.held_reference(device_id))
+        return accepted
+
+    def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
+        if offer.kind != "update":
+            return RefusedError("kind", f"expected an update, got a {offer.kind}")
+        return self._schedule.refusal(self._state, device_id, offer.round_id)
+
+    def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
+        self._transfers.discard(offer.transfer_id)
+        self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
+        self._reporter.rejected(device_id, offer.round_id, str(error))
 
     def _on_rejected(self, event: Rejected) -> None:
-        round_id = event.manifest.round_id
-        self._transfers.discard(event.manifest.transfer_id)
-        current = round_id == self._state.round_id and event.peer in self._state.outstanding
-        if current and self._downlink.falls_back(event.peer, event.reason):
-            self._invite((event.peer,))
+        round_id = event.offer.round_id
+        self._transfers.discard(event.offer.transfer_id)
+        current = round_id == self._state.round_id and event.device_id in self._state.outstanding
+        if current and self._payloads.send_otherwise(event.device_id, event.rule):
+            self._invite((event.device_id,))
             return
-        self._sink(events.TaskRefused(round_id=round_id, device=event.peer, reason=event.reason))
+        self._sink(
+            events.TaskRefused(round_id=round_id, device_id=event.device_id, reason=event.reason)
+        )
         if round_id == self._state.round_id:
-            self._apply(rounds.Failed(event.peer))
+            self._apply(rounds.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
         known = device_id in self._state.live
-        self._apply(rounds.Appeared(device_id))
+        self._apply(rounds.DeviceAppeared(device_id))
         if not known:
             live = len(self._registry.live)
-            self._sink(events.DeviceOnline(device=device_id, live=live))
+            self._sink(events.DeviceOnline(device_id=device_id, live=live))
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
-        self._apply(rounds.Departed(device_id))
+        self._apply(rounds.DeviceDeparted(device_id))
         if known:
             live = len(self._registry.live)
-            self._sink(events.DeviceOffline(device=device_id, reason=reason, live=live))
+            self._sink(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
 
     def _apply(self, event: rounds.Event) -> None:
-        self._state, actions = rounds.step(self._policy, self._state, event, time.monotonic())
+        self._state, actions = self._schedule.step(self._state, event, time.monotonic())
         for action in actions:
             self._do(action)
 
     def _do(self, action: rounds.Action) -> None:
         match action:
-            case rounds.Open(round_id, cohort, final):
+            case rounds.OpenRound(round_id, cohort, final):
                 self._ledger.open_round(round_id, cohort, time.time(), final=final)
                 self._announce()
-                self._teller.opened(self._state, resumed=False)
+                self._reporter.opened(self._state, resumed=False)
                 self._invite(cohort)
             case rounds.Invite(client_id):
                 self._invite((client_id,))
-            case rounds.Extend():
+            case rounds.ExtendRound():
                 self._extend(action)
-            case rounds.Close():
+            case rounds.CloseRound():
                 self._close(action)
             case rounds.Finish():
                 pass
@@ -309,24 +331,38 @@ class Service:
             update_keep=self._config.codec.keep,
         )
         for client_id in clients:
-            posted = self._downlink.post(self._server, client_id)
-            manifest = self._endpoint.send_task(client_id, task, posted.path, posted.coding)
-            self._transfers.add(manifest.transfer_id)
+            payload = self._payloads.payload_for(self._server_state, client_id)
+            offer = self._endpoint.send_task(client_id, task, payload.path, payload.coding)
+            self._transfers.add(offer.transfer_id)
 
-    def _extend(self, action: rounds.Extend) -> None:
+    def _extend(self, action: rounds.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
-        self._teller.extended(self._state, action)
+        self._reporter.extended(self._state, action)
         self._invite(tuple(c for c in self._state.outstanding if c in self._state.live))
 
-    def _close(self, action: rounds.Close) -> None:
-        self._ledger.close_round(action.round_id)
+    def _close(self, action: rounds.CloseRound) -> None:
+        """Aggregate, score and commit; done again after a crash, it gives the same bits."""
+        round_id = action.round_id
+        self._ledger.close_round(round_id)
         for transfer_id in self._transfers:
             self._endpoint.cancel(transfer_id)
         self._transfers.clear()
-        self._downlink.clear()
-        self._server, closed = self._closer.close(self._server, action)
-        self._sink(closed)
-        self._apply(rounds.Committed())
+        self._payloads.clear()
+        accepted = self._ledger.accepted(round_id)
+        self._server_state, scores = self._server.close(
+            self._server_state,
+            round_id,
+            self._ledger.updates(round_id),
+            [one.record for one in accepted],
+            final=action.final,
+        )
+        self._ledger.commit_round(
+            self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
+        )
+        self._results.add(accepted)
+        closed = self._results.write().rounds[-1]
+        self._sink(events.RoundClosed(**msgspec.structs.asdict(closed)))
+        self._apply(rounds.StateCommitted())
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.
@@ -339,15 +375,33 @@ class Service:
         asked: set[str] = set()
         while time.monotonic() < until:
             for device_id in set(self._registry.live) - asked:
-                if self._endpoint.publish(self._finish_task(), device_id):
+                if self._endpoint.send_finish(device_id, self._finish_task()):
                     asked.add(device_id)
             if asked and not self._registry.live:
                 break
             self._handle(self._endpoint.poll(_POLL_S))
         self._announce()
-        finished = self._closer.finish(self._server)
+        finished = self._finish()
         self._sink(finished)
         return finished
+
+    def _finish(self) -> events.Finished:
+        """Write the final global state and the final results."""
+        aggregated = sum(not done.final for done in self._ledger.committed())
+        model = self._plan.strategy.server_model(self._server_state)
+        tensors = self._server_state.tensors if model is None else {**model.params, **model.buffers}
+        metadata = {
+            "strategy": self._plan.strategy.description.name,
+            "round_id": str(aggregated),
+            "content": "server state" if model is None else "model",
+        }
+        folder = self._ledger.folder
+        write_whole(folder / "global.safetensors", blobs.encode(tensors, metadata))
+        sync_folder(folder)
+        record = self._results.write()
+        return events.Finished(
+            rounds=aggregated, scores=record.scores, result=str(self._results.path)
+        )
 
     def _await_broker(self) -> None:
         until = time.monotonic() + _BROKER_S
@@ -361,9 +415,9 @@ class Service:
 
     def _announce(self) -> None:
         phase: Literal["waiting", "training", "finished"] = "training"
-        if self._state.phase is Phase.WAITING:
+        if self._state.phase is RoundPhase.WAITING:
             phase = "waiting"
-        elif self._state.phase is Phase.FINISHED:
+        elif self._state.phase is RoundPhase.FINISHED:
             phase = "finished"
         self._endpoint.publish(
             Announcement(

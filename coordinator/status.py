@@ -6,8 +6,8 @@ import sqlite3
 
 import msgspec
 
-from protofleet.coordinator.config import FederationConfig
 from protofleet.errors import InputError
+from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
 
 
@@ -45,10 +45,9 @@ def read_status(config: FederationConfig) -> Status:
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
         row = db.execute(
-            "SELECT round_id, phase FROM rounds ORDER BY round_id DESC LIMIT 1"
+            "SELECT round_id, phase, final FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
-        round_id, phase = row or (0, "waiting")
-        final = _is_final(db, round_id)
+        round_id, phase, final = row or (0, "waiting", False)
         (strategy,) = db.execute("SELECT value FROM meta WHERE key = 'strategy'").fetchone()
         members = db.execute(
             "SELECT client_id, file FROM members WHERE round_id = ? ORDER BY client_id",
@@ -66,14 +65,7 @@ def read_status(config: FederationConfig) -> Status:
         rounds=config.rounds,
         committed=committed,
         round_id=round_id,
-        final=final,
+        final=bool(final),
         cohort=tuple(client_id for client_id, _ in members),
         delivered=tuple(client_id for client_id, file in members if file),
     )
-
-
-def _is_final(db: sqlite3.Connection, round_id: int) -> bool:
-    # Read only, so the table is not made here; a run of an older version lacks it.
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'finals'").fetchone():
-        return False
-    return bool(db.execute("SELECT 1 FROM finals WHERE round_id = ?", (round_id,)).fetchone())

@@ -12,9 +12,14 @@ from numpy.typing import NDArray
 
 from protofleet.datasets import partition as rules
 from protofleet.datasets.device_data import DeviceData
-from protofleet.datasets.partition import Rows
+from protofleet.datasets.partition import (
+    Rows,
+    divide_like,
+    folds_split,
+    in_time_split,
+    random_split,
+)
 from protofleet.datasets.pool import Pool
-from protofleet.datasets.splits import divide_like, folds_split, in_time_split, random_split
 from protofleet.errors import InputError
 
 Count = Annotated[int, Meta(ge=1)]
@@ -150,7 +155,7 @@ class InTime(_Settings, frozen=True, kw_only=True, tag="in_time"):
 
 
 class Folds(_Settings, frozen=True, kw_only=True, tag="folds"):
-    """``splits.folds_split``: stratified folds without shuffling; the first ones train (FedAli)."""
+    """``folds_split``: stratified folds without shuffling; the first ones train (FedAli)."""
 
     folds: Annotated[int, Meta(ge=2)] = 10
     train_folds: Count = 7

@@ -6,7 +6,7 @@
       │                                                                    │
       └── finish, signal ──► LEAVE                                         └── rejected: dropped
 
-What a task means at each place is decided in ``_decide``; what is true after a crash stands in the
+What a task means at each place is decided in ``decide``; what is true after a crash stands in the
 store. A round's new state counts only after the coordinator's receipt. If a newer task comes while
 an update is still in the outbox, the update is offered once more and the device waits
 ``SETTLE_S`` for its fate: ``done`` keeps the state, ``reject`` or silence drops it.
@@ -17,28 +17,31 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, assert_never
 
-from protofleet.edge._decide import Decision, Phase, Standing, decide
-from protofleet.edge._identity import DevicePhase, Identity
-from protofleet.edge._local_round import (
-    LocalTraining,
-    Round,
-    Stored,
-    Trained,
-    open_payload,
-    raw_payload,
-)
-from protofleet.edge._registration import Registration
+import msgspec
+
+from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
+from protofleet.edge.identity import HeartbeatPhase, Identity, Registration
 from protofleet.edge.store import Store
-from protofleet.edge.training import Learner
+from protofleet.edge.training import Learner, TrainingThread
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
-from protofleet.strategies.types import Payload, Strategy
-from protofleet.wire.codecs import RAW
-from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.federation.client import (
+    ReceivedPayload,
+    RoundOrder,
+    TrainedRound,
+    open_payload,
+    receive_payload,
+)
+from protofleet.federation.records import percentiles
+from protofleet.strategies.scores import macro_f1
+from protofleet.strategies.types import Strategy
+from protofleet.wire.codecs import RAW, Codec
+from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Task
-from protofleet.wire.transfer import Delivered, Received, Rejected
+from protofleet.wire.messages import Announcement, Task, TransferOffer
+from protofleet.wire.transfer import Delivered, Limits, Received, Rejected
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +52,25 @@ HEARTBEAT_S = 60.0
 
 Report = Callable[[str, dict[str, Any]], None]
 """Takes an event's name (joined, task, trained, delivered, dropped, left) and its figures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveRound:
+    """The round in progress, up to its commit."""
+
+    task: Task
+    payload: TransferOffer
+    strategy: Strategy
+
+    @property
+    def order(self) -> RoundOrder:
+        """What the task asks for."""
+        return RoundOrder(
+            round_id=self.task.round_id,
+            seed=self.task.seed,
+            final=self.task.final,
+            codec=Codec.of(self.task.update_codec, self.task.update_keep),
+        )
 
 
 class Agent:
@@ -64,7 +86,7 @@ class Agent:
 
     def __init__(
         self,
-        device: Endpoint,
+        device: DeviceEndpoint,
         store: Store,
         learner: Learner,
         report: Report,
@@ -77,14 +99,14 @@ class Agent:
         self._report = report
         self._who = who
         self._registration = Registration(learner.class_counts)
-        self._phase = Phase.IDLE
-        self._round: Round | None = None
+        self._phase = DevicePhase.IDLE
+        self._round: ActiveRound | None = None
         self._next: Task | None = None
         self._strategy: Strategy | None = None
         self._sending = ""
         self._settle_by = float("inf")
         self._heartbeat_due = float("inf")
-        self._training = LocalTraining(learner, device.wake)
+        self._training = TrainingThread(learner, device.wake)
         self._stopped = False
         self._joined = False
 
@@ -102,7 +124,7 @@ class Agent:
         try:
             self._endpoint.start()
             self._resume()
-            while self._phase is not Phase.LEAVE and not self._stopped:
+            while self._phase is not DevicePhase.LEAVE and not self._stopped:
                 event = self._endpoint.poll(self._wait_s())
                 self._count_bytes()
                 if event is not None:
@@ -110,7 +132,7 @@ class Agent:
                 self._advance()
         finally:
             self._leave()
-        return self._phase is Phase.LEAVE
+        return self._phase is DevicePhase.LEAVE
 
     def stop(self) -> None:
         """Leave soon and keep the state; safe in a signal handler and in another thread."""
@@ -133,7 +155,7 @@ class Agent:
                 _log.warning("no connection to the broker: %s", event.reason)
                 if event.final:
                     raise UnavailableError(f"broker: {event.reason}")
-            case Incoming():
+            case PeerMessage():
                 self._on_message(event)
             case Received():
                 self._on_received(event)
@@ -146,7 +168,7 @@ class Agent:
             case _:
                 assert_never(event)
 
-    def _on_message(self, incoming: Incoming) -> None:
+    def _on_message(self, incoming: PeerMessage) -> None:
         message = incoming.message
         match message:
             case Announcement():
@@ -157,7 +179,7 @@ class Agent:
                 _log.warning("ignored a message: %s is not for devices", type(message).__name__)
 
     def _on_connected(self) -> None:
-        self._endpoint.publish(self._who.presence("online", self._registration.told))
+        self._endpoint.publish(self._who.presence("online", self._registration.summary))
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -167,7 +189,7 @@ class Agent:
         if announcement.phase != "finished":
             if self._fits(announcement, retained=retained):
                 # An update in the outbox belongs to the data of its own round.
-                round_id = self._standing().round_id or announcement.round_id
+                round_id = self._progress().round_id or announcement.round_id
                 self._register(announcement.strategy, round_id)
         elif self._store.journal.state or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
@@ -191,11 +213,11 @@ class Agent:
     def _register(self, strategy: str, round_id: int) -> None:
         """Tell what the strategy asks of the round's data; without a link, when it is back."""
         if self._registration.update(strategy, round_id):
-            self._endpoint.publish(self._who.presence("online", self._registration.told))
+            self._endpoint.publish(self._who.presence("online", self._registration.summary))
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)
-        decision = decide(self._standing(), task)
+        decision = decide(self._progress(), task)
         if decision is Decision.BEGIN:
             self._begin(task)
         elif decision is Decision.REPEAT:
@@ -210,22 +232,22 @@ class Agent:
     def _begin(self, task: Task) -> None:
         self._next = None
         if task.payload is None:
-            self._phase = Phase.LEAVE
+            self._phase = DevicePhase.LEAVE
             return
         self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
-        self._phase = Phase.RECEIVE
+        self._phase = DevicePhase.RECEIVE
         self._meter.enter("receive")
         self._register(task.strategy, task.round_id)
         self._strategy = self._build(task)
-        self._round = Round(task=task, payload=task.payload, strategy=self._strategy)
-        if task.payload.base and not self._store.has_base(task.payload.base):
-            self._give_up("base: this device does not have the payload that this one refers to")
+        self._round = ActiveRound(task=task, payload=task.payload, strategy=self._strategy)
+        if task.payload.base and not self._store.has_payload(task.payload.base):
+            self._give_up("base", "this device does not have the payload that this one refers to")
             return
-        self._endpoint.expect("", task.payload)
+        self._endpoint.expect(task.payload)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
-            payload = open_payload(self._store.load_received(), task)
-            self._train(self._round, payload)
+            received_payload = open_payload(self._store.load_received(), self._round.order)
+            self._train(self._round, received_payload)
 
     def _build(self, task: Task) -> Strategy:
         journal = self._store.journal
@@ -237,13 +259,13 @@ class Agent:
 
     def _answer_again(self, task: Task) -> None:
         if task.payload is not None:
-            self._endpoint.expect("", task.payload)
+            self._endpoint.expect(task.payload)
         pending = self._store.journal.pending
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
 
     def _replace(self, task: Task) -> None:
-        if self._phase is Phase.TRAIN:
+        if self._phase is DevicePhase.TRAIN:
             self._next = task
             self._training.cancel()
             return
@@ -258,86 +280,91 @@ class Agent:
         self._next = task
 
     def _refuse(self, task: Task) -> None:
-        last = self._standing().last_round_id
+        last = self._progress().last_round_id
         reason = (
             f"round {task.round_id} is over: this device has finished round {last} of federation "
             f"'{task.federation}'; a new run needs another name, or new stores on its devices"
         )
         _log.warning("refused a task: %s", reason)
         if task.payload is not None:
-            self._endpoint.reject("", task.payload.transfer_id, reason)
+            self._endpoint.reject(task.payload.transfer_id, "offer", reason)
 
     def _on_received(self, event: Received) -> None:
-        current, transfer_id = self._round, event.manifest.transfer_id
+        current, transfer_id = self._round, event.offer.transfer_id
         if current is None or current.payload.transfer_id != transfer_id:
             self._endpoint.cancel(transfer_id)
             return
         try:
-            blob = raw_payload(event, self._store, self._learner.model)
-            payload = open_payload(blob, current.task)
+            received = receive_payload(
+                event.path.read_bytes(),
+                event.offer.coding,
+                current.order,
+                model=self._learner.model,
+                earlier=self._store.load_payload,
+                max_bytes=Limits().max_blob_bytes,
+            )
         except RefusedError as error:
-            self._give_up(f"{error.rule}: {error}")
+            self._give_up(error.rule, str(error))
             return
-        base = event.manifest.base if event.manifest.codec != RAW else None
-        self._store.commit_received(current.task.round_id, transfer_id, blob, base=base)
+        self._store.commit_received(
+            current.task.round_id,
+            transfer_id,
+            received.raw,
+            reference=event.offer.base if event.offer.codec != RAW else None,
+        )
         self._endpoint.accept(transfer_id)
-        self._train(current, payload)
+        self._train(current, received)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, rule: str, reason: str) -> None:
         """Say why the payload of the round in progress cannot be used."""
         if self._round is None:
             return
-        _log.warning("round %d: payload refused: %s", self._round.task.round_id, reason)
-        self._endpoint.reject("", self._round.payload.transfer_id, reason)
+        _log.warning("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
+        self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
-    def _train(self, current: Round, payload: Payload) -> None:
-        self._phase = Phase.TRAIN
-        self._training.start(current, Stored.of(self._store), payload)
+    def _train(self, current: ActiveRound, received: ReceivedPayload) -> None:
+        self._phase = DevicePhase.TRAIN
+        memory = self._store.load_memory()
+        self._training.start(current.strategy, memory, received)
 
     def _advance(self) -> None:
         """Do what no event of the wire brings: trained, settled, heartbeat."""
         if self._training.finished():
             self._on_trained(self._training.take())
-        if self._phase is Phase.SEND and time.monotonic() >= self._settle_by:
+        if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat(self._phase.value)
 
-    def _on_trained(self, trained: Trained | None) -> None:
+    def _on_trained(self, trained: TrainedRound | None) -> None:
         if trained is None and self._stopped:
             return
         if trained is None or self._next is not None or self._round is None:
             self._drop("a newer task came")
             return
         with self._meter.phase("encode"):
-            self._store.commit_trained(
-                trained.state,
-                trained.blob,
-                transfer_id=self._round.payload.transfer_id,
-                coding=trained.coding,
-                residual=trained.residual,
-            )
-        self._report("trained", trained.figures())
+            self._store.commit_trained(trained, transfer_id=self._round.payload.transfer_id)
+        self._report("trained", _figures(trained))
         self._send_update(trained.update.round_id)
 
     def _send_update(self, round_id: int) -> None:
-        self._phase = Phase.SEND
+        self._phase = DevicePhase.SEND
         self._meter.enter("send")
         pending = self._store.journal.pending
         coding = pending.coding if pending else None
-        manifest = self._endpoint.send_update(self._store.update_path(), round_id, coding)
-        self._sending = manifest.transfer_id
+        offer = self._endpoint.send_update(self._store.update_path(), round_id, coding)
+        self._sending = offer.transfer_id
 
     def _on_rejected(self, event: Rejected) -> None:
         pending = self._store.journal.pending
-        if pending is not None and pending.update.sha256 == event.manifest.sha256:
+        if pending is not None and pending.update.sha256 == event.offer.sha256:
             _log.warning("round %d: update rejected: %s", pending.round_id, event.reason)
             self._drop(event.reason)
 
     def _on_delivered(self, event: Delivered) -> None:
         pending = self._store.journal.pending
-        if pending is None or pending.update.sha256 != event.manifest.sha256:
+        if pending is None or pending.update.sha256 != event.offer.sha256:
             return
         self._store.commit_delivered()
         self._count_bytes()
@@ -349,23 +376,23 @@ class Agent:
 
     def _drop(self, reason: str) -> None:
         """The round in progress does not count; its trained state goes with it."""
-        standing = self._standing()
-        self._report("dropped", {"round_id": standing.round_id, "reason": reason})
-        for transfer_id in filter(None, (standing.transfer_id, self._sending)):
+        progress = self._progress()
+        self._report("dropped", {"round_id": progress.round_id, "reason": reason})
+        for transfer_id in filter(None, (progress.transfer_id, self._sending)):
             self._endpoint.cancel(transfer_id)
         self._store.commit_dropped()
         self._become_idle()
 
     def _become_idle(self) -> None:
         self._meter.enter("idle")
-        self._phase = Phase.IDLE
+        self._phase = DevicePhase.IDLE
         self._round, self._sending, self._settle_by = None, "", float("inf")
         task, self._next = self._next, None
         if task is not None:
             # What has been delivered since may have answered it.
             self._on_task(task)
 
-    def _standing(self) -> Standing:
+    def _progress(self) -> RoundProgress:
         journal = self._store.journal
         round_id, transfer_id = 0, ""
         if journal.pending is not None:
@@ -373,7 +400,7 @@ class Agent:
         elif self._round is not None:
             round_id = self._round.task.round_id
             transfer_id = self._round.payload.transfer_id
-        return Standing(
+        return RoundProgress(
             phase=self._phase,
             round_id=round_id,
             transfer_id=transfer_id,
@@ -389,18 +416,34 @@ class Agent:
         traffic = self._endpoint.traffic
         self._store.counters.record(traffic.socket_up_bytes, traffic.socket_down_bytes)
 
-    def _heartbeat(self, phase: DevicePhase) -> None:
+    def _heartbeat(self, phase: HeartbeatPhase) -> None:
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
-        standing = self._standing()
-        round_id = standing.round_id or standing.last_round_id
+        progress = self._progress()
+        round_id = progress.round_id or progress.last_round_id
         totals = self._store.counters.totals
         self._endpoint.publish(self._who.heartbeat(phase, round_id, totals))
 
     def _leave(self) -> None:
         self._training.close()
         self._heartbeat("leave")
-        self._endpoint.close(self._who.presence("left"))
+        self._endpoint.publish(self._who.presence("left"))
+        self._endpoint.close()
         self._count_bytes()
         up, down = self._store.counters.totals
-        finished = self._phase is Phase.LEAVE
+        finished = self._phase is DevicePhase.LEAVE
         self._report("left", {"finished": finished, "bytes_up": up, "bytes_down": down})
+
+
+def _figures(trained: TrainedRound) -> dict[str, Any]:
+    """What a person or a program wants to know of a trained round."""
+    own, costs = trained.update.evaluation.own, trained.costs
+    return {
+        "round_id": trained.update.round_id,
+        "num_examples": trained.update.num_examples,
+        "loss": trained.update.loss,
+        "macro_f1": None if own is None else macro_f1(own),
+        "train_s": costs.phases_s.get("train", 0.0),
+        "train_step_ms": msgspec.to_builtins(percentiles(costs.train_step_ms, 50, 95)),
+        "infer_ms": msgspec.to_builtins(percentiles(costs.infer_ms, 50, 95, 99)),
+        "peak_rss_bytes": costs.peak_rss_bytes,
+    }

@@ -8,14 +8,17 @@ sample is known; a gap in any stream starts windows anew, so none spans it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 _ZERO_CROSSINGS = 8  # kernel half-length: -60 dB with the window below
 _KAISER_BETA = 6.0
@@ -38,6 +41,10 @@ class IntakeCounters:
     not_forward: int = 0
     gaps: int = 0
     unmatched: int = 0
+
+    def __str__(self) -> str:
+        found = [f"{count} {name}" for name, count in asdict(self).items() if count]
+        return ", ".join(found).replace("_", " ") or "nothing"
 
 
 class Resampler:
@@ -258,9 +265,10 @@ class SensorIntake:
         return self._windows()
 
     def flush(self) -> list[Window]:
-        """The recording is over: give back what its last readings complete."""
-        for stream in self._streams.values():
+        """The recording is over: give back what its last readings complete, log ``counters``."""
+        for name, stream in self._streams.items():
             self._store(stream, stream.resampler.flush())
+            _log.info("sensor '%s' lost so far: %s", name, stream.resampler.counters)
         return self._windows()
 
     def _store(self, stream: _Stream, out: tuple[NDArray[np.int64], NDArray[np.float64]]) -> None:

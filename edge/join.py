@@ -12,20 +12,17 @@ from pathlib import Path
 from types import FrameType
 
 from protofleet.bundle import Bundle
-from protofleet.edge._identity import Identity
-from protofleet.edge._journal import Binding
 from protofleet.edge.agent import Agent, Report
+from protofleet.edge.identity import Identity
+from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
-from protofleet.wire.endpoint import Endpoint
-from protofleet.wire.link import Link, LinkOptions, Will
-from protofleet.wire.messages import encode
-from protofleet.wire.topics import Channel, Topics
-from protofleet.wire.transfer import Courier
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.endpoint import DeviceEndpoint
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +32,7 @@ class JoinOptions:
     """How a device takes part.
 
     Attributes:
-        broker: ``mqtt://[user:password@]host[:port]`` or ``mqtts://…``.
+        broker: which, and this device's credentials.
         federation: its name, as in the topics.
         bundle: folder or file.
         store: the device's folder, made if absent.
@@ -43,11 +40,10 @@ class JoinOptions:
         threads: of the runtime and the kernels.
         backend: who runs the bundle's programs.
         trusted: raw public keys whose bundles are accepted; None: any valid signature.
-        ca_file: for ``mqtts``: who signs the broker's certificate; None: the system's.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
-    broker: str
+    broker: BrokerAccess
     federation: str
     bundle: Path
     store: Path
@@ -55,7 +51,6 @@ class JoinOptions:
     threads: int = 1
     backend: BackendName = "auto"
     trusted: Collection[bytes] | None = None
-    ca_file: Path | None = None
     keepalive_s: int = 30
 
 
@@ -142,22 +137,15 @@ def open_learner(
     return Learner(bundle, programs, data, Meter(), device_id)
 
 
-def _endpoint(options: JoinOptions, store: Store, who: Identity) -> Endpoint:
-    topics = Topics(options.federation)
-    will = Will(
-        topic=topics.of(Channel.PRESENCE, who.device_id), payload=encode(who.presence("offline"))
+def _endpoint(options: JoinOptions, store: Store, who: Identity) -> DeviceEndpoint:
+    device = DeviceEndpoint.create(
+        options.broker,
+        options.federation,
+        who.device_id,
+        store.partial,
+        will=who.presence("offline"),
+        keepalive_s=options.keepalive_s,
     )
-    link = Link(
-        LinkOptions(
-            url=options.broker,
-            client_id=f"{options.federation}.{who.device_id}",
-            filters=topics.device_filters(who.device_id),
-            will=will,
-            keepalive_s=options.keepalive_s,
-            ca_file=options.ca_file,
-        )
-    )
-    device = Endpoint(link, topics, Courier(store.partial), device_id=who.device_id)
     for transfer_id in store.journal.transfers:
         device.remember(transfer_id)
     return device

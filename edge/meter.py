@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from protofleet.strategies.updates import Costs
+from protofleet.federation.records import Costs
 
 PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send"]
 

@@ -10,9 +10,9 @@ from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
+from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import BackendName, open_classifier
 from protofleet.strategies.scores import accuracy, macro_f1
-from protofleet.strategies.updates import percentiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class PersonalScores:
     examples: int
     macro_f1: float
     accuracy: float
-    infer_ms: dict[str, float]
+    infer_ms: Percentiles
 
 
 def score_personal(
@@ -54,7 +54,7 @@ def score_personal(
     learner.enter(state.round_id)
     strategy = learner.strategy(journal.strategy, journal.settings)
     model, rule = strategy.client_model(state), strategy.client_score(state)
-    counts = learner.evaluate(*model, score=rule).own
+    counts = learner.evaluate(model, score=rule).own
     if counts is None:
         raise InputError("device data: expected test examples to infer on, got none")
     classifier = open_classifier(bundle, model=model, score=rule, backend=backend, threads=threads)

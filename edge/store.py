@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import secrets
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, Self
@@ -22,8 +24,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
-from protofleet.edge._counters import ByteCounters
-from protofleet.edge._journal import (
+from protofleet.edge.journal import (
     BLOB_SUFFIX,
     Binding,
     Journal,
@@ -42,12 +43,42 @@ from protofleet.errors import (
     RefusedError,
     UnavailableError,
 )
+from protofleet.federation.client import ClientMemory, TrainedRound
 from protofleet.strategies.types import ClientState
-from protofleet.tensors import Tensors, blobs
-from protofleet.wire.codecs import Coding
+from protofleet.tensors import blobs
 from protofleet.wire.topics import check_id
 
 _READ_ATTEMPTS = 5
+
+
+class ByteCounters:
+    """Two totals in a mapped file: a killed process loses none of what it has counted."""
+
+    _FORMAT = struct.Struct("@QQ")  # native: each total is stored by one machine instruction
+
+    def __init__(self, path: Path) -> None:
+        with path.open("a+b") as file:
+            if file.seek(0, 2) < self._FORMAT.size:
+                file.write(bytes(self._FORMAT.size))
+                file.flush()
+            self._map = mmap.mmap(file.fileno(), self._FORMAT.size)
+        self._start_up, self._start_down = self.totals
+
+    @property
+    def totals(self) -> tuple[int, int]:
+        """Bytes up and down over all runs of this device."""
+        up, down = self._FORMAT.unpack_from(self._map)
+        return up, down
+
+    def record(self, bytes_up: int, bytes_down: int) -> None:
+        """Set what this run has sent and received so far, at the socket."""
+        totals = self._start_up + bytes_up, self._start_down + bytes_down
+        self._FORMAT.pack_into(self._map, 0, *totals)
+
+    def close(self) -> None:
+        """Write the totals through to the disk."""
+        self._map.flush()
+        self._map.close()
 
 
 class Store:
@@ -143,53 +174,51 @@ class Store:
             change = {"strategy": name, "settings": dict(settings)}
             self._commit(msgspec.structs.replace(self.journal, **change))
 
-    def load_state(self) -> ClientState | None:
-        """The state after the last delivered round; None before the first."""
+    def load_memory(self) -> ClientMemory:
+        """What the last delivered round has left."""
         stored = self.journal.state
-        return None if stored is None else _load_state(self.folder, stored)
+        if stored is None:
+            return ClientMemory()
+        return ClientMemory(
+            state=_load_state(self.folder, stored),
+            residual=_tensors(self.folder, stored.residual) if stored.residual else {},
+        )
 
-    def load_residual(self) -> dict[str, NDArray[Any]]:
-        """What coding the last delivered update has left; empty if nothing."""
-        stored = self.journal.state
-        if stored is None or stored.residual is None:
-            return {}
-        return _tensors(self.folder, stored.residual)
-
-    def has_base(self, sha256: str) -> bool:
+    def has_payload(self, reference: str) -> bool:
         """Whether a payload that refers to this one can be decoded."""
-        return any(file.sha256 == sha256 for file in self.journal.bases)
+        return any(file.sha256 == reference for file in self.journal.payloads)
 
-    def load_base(self, sha256: str) -> dict[str, NDArray[Any]]:
+    def load_payload(self, reference: str) -> dict[str, NDArray[Any]]:
         """The tensors of an earlier payload, by the hash of its raw blob.
 
         Raises:
             RefusedError: rule ``base``: it is not here.
             ProvisionError: its bytes are damaged.
         """
-        for file in self.journal.bases:
-            if file.sha256 == sha256:
+        for file in self.journal.payloads:
+            if file.sha256 == reference:
                 return _tensors(self.folder, file)
-        raise RefusedError("base", f"payload '{sha256[:64]}': this device does not have it")
+        raise RefusedError("base", f"payload '{reference[:64]}': this device does not have it")
 
     def commit_received(
-        self, round_id: int, transfer_id: str, payload: bytes, *, base: str | None = None
+        self, round_id: int, transfer_id: str, raw: bytes, *, reference: str | None = None
     ) -> None:
         """Keep a complete payload until its training is committed.
 
         Args:
             round_id: of its task.
             transfer_id: of its transfer.
-            payload: its raw blob.
-            base: what it referred to, empty for the bundle; later payloads may refer to either.
-                None: it was raw, and so will the others be.
+            raw: its raw blob.
+            reference: what it referred to, empty for the bundle; later payloads may refer to
+                either. None: it was raw, and so will the others be.
         """
-        file = self._write_blob(payload)
+        file = self._write_blob(raw)
         received = Received(round_id=round_id, transfer_id=transfer_id, file=file)
-        bases: tuple[StoredFile, ...] = ()
-        if base is not None:
-            named = [known for known in self.journal.bases if known.sha256 == base]
-            bases = (*(known for known in named if known != file), file)
-        change = {"received": received, "bases": bases}
+        payloads: tuple[StoredFile, ...] = ()
+        if reference is not None:
+            named = [known for known in self.journal.payloads if known.sha256 == reference]
+            payloads = (*(known for known in named if known != file), file)
+        change = {"received": received, "payloads": payloads}
         self._commit(msgspec.structs.replace(self.journal, **change))
 
     def load_received(self) -> bytes:
@@ -202,24 +231,14 @@ class Store:
             raise ProvisionError(f"device store '{self.folder}': holds no received payload")
         return read_blob(self.folder, self.journal.received.file)
 
-    def commit_trained(
-        self,
-        state: ClientState,
-        update: bytes,
-        *,
-        transfer_id: str,
-        coding: Coding | None = None,
-        residual: Tensors | None = None,
-    ) -> None:
+    def commit_trained(self, trained: TrainedRound, *, transfer_id: str) -> None:
         """Make the trained state (pending), its update (outbox) and its residual valid together.
 
         Args:
-            state: what ``client_update`` returned.
-            update: the packed update.
-            transfer_id: the transfer of the payload both were made from.
-            coding: of the update; None: raw.
-            residual: what coding the update has left.
+            trained: what the round made.
+            transfer_id: the transfer of the payload that it was made from.
         """
+        state, residual = trained.state, trained.residual
         stored = StoredState(
             round_id=state.round_id,
             transfer_id=transfer_id,
@@ -228,9 +247,9 @@ class Store:
         )
         pending = Pending(
             round_id=state.round_id,
-            update=self._write_blob(update),
+            update=self._write_blob(trained.blob),
             state=stored,
-            coding=coding or Coding(),
+            coding=trained.coding,
         )
         self._commit(msgspec.structs.replace(self.journal, received=None, pending=pending))
 
@@ -254,7 +273,7 @@ class Store:
 
     def commit_dropped(self) -> None:
         """The round never counted: forget its payload, its update and its trained state."""
-        if self.journal.phase != "idle":
+        if self.journal.stage != "idle":
             self._commit(msgspec.structs.replace(self.journal, received=None, pending=None))
 
     def _commit(self, journal: Journal) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +20,16 @@ from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.federation.client import (
+    ClientMemory,
+    ReceivedPayload,
+    TrainedRound,
+    train_round,
+)
+from protofleet.federation.randomness import client_rng
+from protofleet.federation.records import Costs
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
-from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.scores import confusion, mean_cross_entropy
 from protofleet.strategies.types import (
     Batch,
@@ -32,10 +41,11 @@ from protofleet.strategies.types import (
     Score,
     Step,
     Strategy,
+    TrainTools,
     Update,
     View,
 )
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +93,11 @@ class LocalData:
 class Learner:
     """Runs a bundle's programs on local data, for whichever strategy the coordinator names.
 
+    Attributes:
+        model: the bundle's initial values.
+        meter: what is spent.
+        cancelled: set by another thread, ends the training in progress at its next step.
+
     Raises:
         InputError: the data do not fit the bundle's input shape or classes.
     """
@@ -97,6 +112,7 @@ class Learner:
         self._data = data
         self._own = data.own
         self.meter = meter
+        self.cancelled = threading.Event()
         self._device_id = device_id
 
     def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
@@ -132,19 +148,17 @@ class Learner:
         own, declared = self._own, self._manifest.strategy
         x, y = own.x_train[:2], own.y_train[:2]
 
-        def evaluate(
-            params: TensorMap, state: TensorMap, *, score: Score | None = None
-        ) -> Evaluation:
-            self._scores(params, state, x, score)
+        def evaluate(network: Network, *, score: Score | None = None) -> Evaluation:
+            self._scores(network, x, score)
             return Evaluation()
 
+        tools = self._tools(self._programs.grad_fns, np.random.default_rng(0))
         tools = replace(
-            self._tools(np.random.default_rng(0)),
-            x=x,
-            y=y,
+            tools,
+            training=replace(tools.training, x=x, y=y),
             boxes=None if own.boxes_train is None else own.boxes_train[:2],
             evaluate=evaluate,
-            confusion=lambda _params, _state, *, view=None: None,  # noqa: ARG005 - the tool's signature
+            confusion=lambda _network, *, view=None: None,  # noqa: ARG005 - the tool's signature
         )
         try:
             strategy = self.strategy(declared.name, declared.settings)
@@ -162,56 +176,60 @@ class Learner:
         payload: Payload,
         *,
         seed: int,
-        cancelled: threading.Event,
     ) -> tuple[ClientState, Update]:
         """One local round on that round's data: the same arguments give the same bits.
 
         Raises:
-            TrainingCancelledError: ``cancelled`` was set.
+            TrainingCancelledError: ``cancelled`` is set.
         """
         self.enter(payload.round_id)
-        tools = replace(
-            self._tools(client_rng(seed, payload.round_id, self._device_id)),
-            grad_fns={
-                name: _Timed(grad_fn, self.meter, cancelled)
-                for name, grad_fn in self._programs.grad_fns.items()
-            },
-        )
+        timed = {
+            name: _Timed(grad_fn, self.meter, self.cancelled)
+            for name, grad_fn in self._programs.grad_fns.items()
+        }
+        tools = self._tools(timed, client_rng(seed, payload.round_id, self._device_id))
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
 
-    def evaluate(
-        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
-    ) -> Evaluation:
+    def phase(self, name: Literal["encode"]) -> AbstractContextManager[None]:
+        """Count the time in the block."""
+        return self.meter.phase(name)
+
+    def evaluate(self, network: Network, *, score: Score | None = None) -> Evaluation:
         """Confusion counts on the own and, in a rehearsal, on the pooled test part."""
         own, pooled = self._own, self._data.pooled
         with self.meter.phase("evaluate"):
-            scores = self._scores(params, state, own.x_test, score)
+            scores = self._scores(network, own.x_test, score)
             return Evaluation(
                 own=self._count(scores, own.y_test),
-                pooled=pooled
-                and self._count(self._scores(params, state, pooled[0], score), pooled[1]),
+                pooled=pooled and self._count(self._scores(network, pooled[0], score), pooled[1]),
                 own_loss=mean_cross_entropy(scores, own.y_test),
             )
 
-    def confusion(
-        self, params: TensorMap, state: TensorMap, *, view: View | None = None
-    ) -> NDArray[np.int64] | None:
+    def confusion(self, network: Network, *, view: View | None = None) -> NDArray[np.int64] | None:
         """Confusion counts of a model on the own test part as ``view`` shows it."""
         own = self._own
         with self.meter.phase("evaluate"):
             x = own.x_test if view is None else view(own.x_test, own.boxes_test)
-            return self._count(self._scores(params, state, x, None), own.y_test)
+            return self._count(self._scores(network, x, None), own.y_test)
 
     def window_scores(
-        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
+        self, network: Network, *, score: Score | None = None
     ) -> Callable[[NDArray[np.float32]], NDArray[np.float32]]:
         """Scores a model by the programs that training has loaded, window by window.
 
         ``score`` classifies the features in place of the model's head.
         """
-        return lambda x: self._scores(params, state, x, score, batch_size=1)
+        return lambda x: self._scores(network, x, score, batch_size=1)
+
+    def take_costs(self, strategy: Strategy, state: ClientState) -> Costs:
+        """Measure inference with the model of ``state``, and take what was spent up to now."""
+        scores = self.window_scores(
+            strategy.client_model(state), score=strategy.client_score(state)
+        )
+        self.measure_inference(scores)
+        return self.meter.take()
 
     def measure_inference(
         self, scores: Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -230,39 +248,41 @@ class Learner:
                 with self.meter.inference():
                     scores(window)
 
-    def _tools(self, rng: np.random.Generator) -> ClientTools:
+    def _tools(self, grad_fns: Mapping[str, GradFn], rng: np.random.Generator) -> ClientTools:
         own, programs = self._own, self._programs
         return ClientTools(
             client_id=self._device_id,
-            x=own.x_train,
-            y=own.y_train,
+            training=TrainTools(
+                name=f"client '{self._device_id}'",
+                x=own.x_train,
+                y=own.y_train,
+                grad_fns=grad_fns,
+                rng=rng,
+            ),
             boxes=own.boxes_train,
-            grad_fns=programs.grad_fns,
             predict=partial(programs.predict, batch_size=EVALUATION_BATCH),
             features=partial(programs.features, batch_size=EVALUATION_BATCH),
             layers=self._layers,
             evaluate=self.evaluate,
             confusion=self.confusion,
-            rng=rng,
         )
 
     def _layers(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
+        self, network: Network, x: NDArray[np.float32]
     ) -> Mapping[str, NDArray[np.float32]]:
-        return self._programs.layers(params, state, x, batch_size=EVALUATION_BATCH)
+        return self._programs.layers(network, x, batch_size=EVALUATION_BATCH)
 
     def _scores(
         self,
-        params: TensorMap,
-        state: TensorMap,
+        network: Network,
         x: NDArray[np.float32],
         score: Score | None,
         *,
         batch_size: int = EVALUATION_BATCH,
     ) -> NDArray[np.float32]:
         if score is None:
-            return self._programs.predict(params, state, x, batch_size=batch_size)
-        return score(self._programs.features(params, state, x, batch_size=batch_size))
+            return self._programs.predict(network, x, batch_size=batch_size)
+        return score(self._programs.features(network, x, batch_size=batch_size))
 
     def _count(self, scores: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.int64] | None:
         if not len(y):
@@ -297,10 +317,67 @@ class _Timed:
     def __init__(self, grad_fn: GradFn, meter: Meter, cancelled: threading.Event) -> None:
         self._grad_fn, self._meter, self._cancelled = grad_fn, meter, cancelled
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator
-    ) -> Step:
+    def __call__(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
         if self._cancelled.is_set():
             raise TrainingCancelledError
         with self._meter.train_step():
-            return self._grad_fn(params, state, batch, rng)
+            return self._grad_fn(network, batch, rng)
+
+
+class TrainingThread:
+    """One local round at a time in a thread of its own, so that the link is served meanwhile.
+
+    Args:
+        learner: what trains.
+        wake: called in that thread when a round is done.
+    """
+
+    def __init__(self, learner: Learner, wake: Callable[[], None]) -> None:
+        self._learner = learner
+        self._wake = wake
+        self._worker = ThreadPoolExecutor(1, "training")
+        self._warm_up: Future[None] | None = None
+        self._running: Future[TrainedRound] | None = None
+
+    def warm_up(self) -> None:
+        """Prepare programs and kernels, before the first round if there is time."""
+        self._warm_up = self._worker.submit(self._learner.warm_up)
+
+    def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
+        """Begin to train."""
+        self._learner.cancelled.clear()
+        self._running = self._worker.submit(
+            train_round,
+            self._learner,
+            strategy,
+            memory,
+            received,
+            costs=partial(self._learner.take_costs, strategy),
+        )
+        self._running.add_done_callback(lambda _: self._wake())
+
+    def cancel(self) -> None:
+        """Give the running round up at its next step."""
+        self._learner.cancelled.set()
+
+    def finished(self) -> bool:
+        """Whether a round is done and waits for ``take``; raises what the warm-up raised."""
+        if self._warm_up is not None and self._warm_up.done():
+            self._warm_up.result()
+            self._warm_up = None
+        return self._running is not None and self._running.done()
+
+    def take(self) -> TrainedRound | None:
+        """The finished round's result, or what it raised; None if it was cancelled."""
+        running, self._running = self._running, None
+        if running is None:
+            return None
+        try:
+            return running.result()
+        except TrainingCancelledError:
+            return None
+
+    def close(self) -> None:
+        """Cancel and wait for the thread."""
+        self._learner.cancelled.set()
+        self._worker.shutdown(wait=True, cancel_futures=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
-import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,19 @@ from protofleet.datasets import load_device_data, load_pooled
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.experiments.prepare import ClientFiles
-from protofleet.firmware_sim.leash import die_with_parent
+from protofleet.federation.client import (
+    ClientMemory,
+    RoundOrder,
+    receive_payload,
+    train_round,
+)
+from protofleet.federation.records import Costs
+from protofleet.firmware_sim.die_with_parent import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
-from protofleet.strategies.types import ClientState, Payload
-from protofleet.strategies.updates import Costs, encode_update, initial_tensors, references_of
+from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
-from protofleet.wire.codecs import Codec, Coding, to_raw
+from protofleet.wire.codecs import Coding
 
 _NO_LIMIT = 2**62
 
@@ -31,8 +35,7 @@ class WorkerSpec:
 
     Attributes:
         bundle: verified by each worker.
-        strategy, settings, seed: of the run.
-        codec: of updates.
+        strategy, settings: of the run.
         clients: files by client.
         pooled: all clients' test parts; None: not scored.
     """
@@ -40,54 +43,60 @@ class WorkerSpec:
     bundle: Path
     strategy: str
     settings: dict[str, Any]
-    seed: int
-    codec: Codec
     clients: dict[str, ClientFiles]
     pooled: Path | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredClient:
     """What a client keeps between rounds.
 
     Attributes:
         round_id: of its state.
-        blob: of its state.
+        state: blob of its state.
         residual: blob of what coding its last update has left.
-        base: raw blob of the last payload, if the next one refers to it; else empty. The engine
-            adds it, so that one copy serves all clients.
+        reference: the last payload, if the next one refers to it; else empty.
     """
 
     round_id: int
-    blob: bytes
+    state: bytes
     residual: bytes
-    base: bytes = b""
+    reference: str = ""
 
-    def opened(self) -> ClientState:
-        """The state itself."""
-        return ClientState(round_id=self.round_id, tensors=_decoded(self.blob))
+    def memory(self) -> ClientMemory:
+        """What the client trains from."""
+        state = ClientState(round_id=self.round_id, tensors=_tensors(self.state))
+        return ClientMemory(state=state, residual=_tensors(self.residual))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One client's round; ``payload`` is the blob that would travel, coded as ``coding`` says."""
+class WorkerTask:
+    """One client's round.
+
+    Attributes:
+        client_id: of the client.
+        order: what it is asked for.
+        payload, coding: the blob that would travel.
+        baseline: raw blob of the payload that it refers to; empty: none.
+        stored: what the client has kept; None before its first round.
+    """
 
     client_id: str
-    round_id: int
-    final: bool
+    order: RoundOrder
     payload: bytes
     coding: Coding
-    state: Kept | None
+    baseline: bytes
+    stored: StoredClient | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class WorkerResult:
     """What the round made; ``update`` is the blob that would travel."""
 
     client_id: str
     update: bytes
     coding: Coding
-    state: Kept
+    stored: StoredClient
     class_counts: tuple[int, ...]
 
 
@@ -100,43 +109,37 @@ class _Worker:
         self._programs = open_programs(self._bundle, threads=1)
         self._pooled = None if spec.pooled is None else load_pooled(spec.pooled)
         self._learners: dict[str, Learner] = {}
-        self._initial = initial_tensors(self._bundle.model())
 
-    def train(self, task: Task) -> Outcome:
+    def train(self, task: WorkerTask) -> WorkerResult:
         """One local round, from blobs to blobs."""
         learner = self._learner(task.client_id)
-        strategy = learner.strategy(self._spec.strategy, self._spec.settings)
-        raw = self._raw(task)
-        payload = Payload(round_id=task.round_id, tensors=_decoded(raw), final=task.final)
-        state = None if task.state is None else task.state.opened()
-        new_state, update = learner.train(
-            strategy, state, payload, seed=self._spec.seed, cancelled=threading.Event()
+        received = receive_payload(
+            task.payload,
+            task.coding,
+            task.order,
+            model=learner.model,
+            earlier=lambda _: _tensors(task.baseline),
+            max_bytes=_NO_LIMIT,
+        )
+        trained = train_round(
+            learner,
+            learner.strategy(self._spec.strategy, self._spec.settings),
+            ClientMemory() if task.stored is None else task.stored.memory(),
+            received,
+            costs=lambda _: Costs(),
         )
         learner.meter.take()
-        encoded = encode_update(
-            update,
-            Costs(),
-            references_of(learner.model, payload.tensors),
-            self._spec.codec,
-            {} if task.state is None else _decoded(task.state.residual),
-        )
-        kept = Kept(
-            round_id=new_state.round_id,
-            blob=blobs.encode(new_state.tensors),
-            residual=blobs.encode(encoded.residual),
-        )
-        return Outcome(
+        return WorkerResult(
             client_id=task.client_id,
-            update=encoded.blob,
-            coding=encoded.coding(hashlib.sha256(raw).hexdigest()),
-            state=kept,
-            class_counts=learner.class_counts(task.round_id),
+            update=trained.blob,
+            coding=trained.coding,
+            stored=StoredClient(
+                round_id=trained.state.round_id,
+                state=blobs.encode(trained.state.tensors),
+                residual=blobs.encode(trained.residual),
+            ),
+            class_counts=learner.class_counts(task.order.round_id),
         )
-
-    def _raw(self, task: Task) -> bytes:
-        """The payload's raw blob."""
-        base = _decoded(task.state.base) if task.state and task.state.base else {}
-        return to_raw(task.payload, {**self._initial, **base}, task.coding, max_bytes=_NO_LIMIT)
 
     def _learner(self, client_id: str) -> Learner:
         if client_id not in self._learners:
@@ -152,7 +155,7 @@ class _Worker:
         return self._learners[client_id]
 
 
-def _decoded(blob: bytes) -> dict[str, Any]:
+def _tensors(blob: bytes) -> dict[str, Any]:
     tensors, _ = blobs.decode(blob, max_bytes=len(blob))
     return dict(tensors)
 
@@ -168,6 +171,6 @@ def start(spec: WorkerSpec, parent: int) -> None:
     _workers.append(_Worker(spec))
 
 
-def train(task: Task) -> Outcome:
+def train(task: WorkerTask) -> WorkerResult:
     """One client's round in this process."""
     return _workers[0].train(task)

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protofleet.coordinator.config import AggregationSettings, Amount, CodecSettings
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
+from protofleet.federation.settings import AggregationSettings, Amount, CodecSettings
 
 Section = Literal["personalisation", "generalisation", "global"]
 Count = Annotated[int, Meta(ge=1)]

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, ScoreSettings, Section
-from protofleet.experiments.store import Round, RunResult
+from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import METRICS, Table, group, quoted, score_of, trained
+from protofleet.federation.records import RoundRecord
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
 
 _COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, "#5b4b8a", "#7b8794")
@@ -31,7 +32,7 @@ _MARKS = 9
 _Points = list[tuple[float, float, float]]
 
 
-def curves(experiment: Experiment, results: Sequence[RunResult], path: Path) -> None:
+def curves(experiment: Experiment, results: Sequence[MethodResult], path: Path) -> None:
     """Draw the metric over the rounds, a panel per section and a line per method.
 
     Lines are means over the seeds, bands one standard deviation over them; a star after the last
@@ -120,7 +121,9 @@ def _look(number: int) -> dict[str, Any]:
 
 
 def _curve_keys(
-    experiment: Experiment, by_label: dict[str, list[RunResult]], looks: dict[str, dict[str, Any]]
+    experiment: Experiment,
+    by_label: dict[str, list[MethodResult]],
+    looks: dict[str, dict[str, Any]],
 ) -> list[Any]:
     keys: list[Any] = [
         Line2D([], [], ms=4.5, lw=1.7, label=label, **look) for label, look in looks.items()
@@ -136,19 +139,22 @@ def _curve_keys(
     return keys
 
 
-def _scored(by_label: dict[str, list[RunResult]], section: Section) -> bool:
+def _scored(by_label: dict[str, list[MethodResult]], section: Section) -> bool:
     return any(
-        section in one.scores for runs in by_label.values() for run in runs for one in run.rounds
+        section in one.scores.sections
+        for runs in by_label.values()
+        for run in runs
+        for one in run.rounds
     )
 
 
-def _points(runs: Sequence[RunResult], section: Section, metric: str) -> _Points:
+def _points(runs: Sequence[MethodResult], section: Section, metric: str) -> _Points:
     """Round, mean and standard deviation over the seeds, of every scored round."""
     return _over_seeds([(run, one) for run in runs for one in trained(run)], section, metric)
 
 
 def _over_seeds(
-    rounds: Sequence[tuple[RunResult, Round]], section: Section, metric: str
+    rounds: Sequence[tuple[MethodResult, RoundRecord]], section: Section, metric: str
 ) -> _Points:
     found: dict[int, list[float]] = {}
     for run, one in rounds:
@@ -174,7 +180,7 @@ def _line(axes: Any, points: _Points, look: dict[str, Any], order: int) -> None:
 
 
 def _star(
-    axes: Any, runs: Sequence[RunResult], section: Section, metric: str, look: dict[str, Any]
+    axes: Any, runs: Sequence[MethodResult], section: Section, metric: str, look: dict[str, Any]
 ) -> None:
     finals = [(run, one) for run in runs for one in run.rounds if one.final]
     for x, mean, std in _over_seeds(finals, section, metric):

@@ -1,16 +1,15 @@
 """The engine without a broker: the same two halves, one process per core, blobs in between.
 
-Payloads, updates and states are encoded and checked as on the wire, so a run gives the scores of
-the same run over MQTT.
+Payloads, updates and states are encoded and checked as on the wire, and the schedule is the
+coordinator's, so a run gives the scores of the same run over MQTT.
 """
 
 from __future__ import annotations
 
-import hashlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -20,46 +19,60 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from protofleet.coordinator import rounds
-from protofleet.coordinator.admission import Expected, admit, expect_updates
-from protofleet.coordinator.config import count_of
-from protofleet.coordinator.evaluation import Scorer, make_scorer
-from protofleet.coordinator.outbox import Sent, encode_payload
-from protofleet.coordinator.plan import Plan, policy_of
-from protofleet.coordinator.results import round_scores
-from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.durable import write_whole
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments import _worker
-from protofleet.experiments._worker import Kept, Outcome, Task, WorkerSpec
+from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.run import Job, Watch
-from protofleet.experiments.store import Round, RunResult, load_run, save_result
-from protofleet.strategies.types import ServerState, ServerTools, Update
-from protofleet.strategies.updates import (
-    UpdateRecord,
-    initial_tensors,
-    references_of,
-    to_evaluation,
-    unpack_update,
+from protofleet.experiments.store import MethodResult, load_run, save_result
+from protofleet.federation.client import RoundOrder
+from protofleet.federation.coding import (
+    CodedPayload,
+    DecodedUpdate,
+    PayloadEncoder,
+    update_baseline,
 )
+from protofleet.federation.plan import Plan
+from protofleet.federation.records import RoundRecord
+from protofleet.federation.schedule import (
+    Action,
+    CloseRound,
+    DeviceAppeared,
+    Event,
+    Finish,
+    OpenRound,
+    RoundState,
+    StateCommitted,
+    UpdateStored,
+)
+from protofleet.federation.server import Server
+from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 from protofleet.threads import thread_variables
-from protofleet.wire.codecs import RAW, to_raw
+from protofleet.wire.codecs import RAW
 
 _CHECKPOINT = "checkpoint.safetensors"
 _CHECKPOINT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """Where a run stands: the server's state, the clients' states, the rounds so far."""
+class _Progress:
+    """Where a run stands.
+
+    Attributes:
+        server: the server's state.
+        clients: what clients keep.
+        references: raw blobs of the payloads that clients have, by their reference.
+        rounds: those that are done.
+    """
 
     server: ServerState
-    clients: Mapping[str, Kept]
-    rounds: tuple[Round, ...]
+    clients: Mapping[str, StoredClient]
+    references: Mapping[str, bytes]
+    rounds: tuple[RoundRecord, ...]
 
 
-def run_local(job: Job, *, workers: int, watch: Watch) -> RunResult:
+def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
     """Run, or go on with, one method with one seed.
 
     Args:
@@ -70,15 +83,13 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> RunResult:
     Raises:
         InputError: the strategy, its settings, the model and the data do not fit.
     """
-    plan = job.plan("mqtt://127.0.0.1")
+    plan = job.plan()
     run = _restored(job, plan)
     for one in run.rounds:
         watch(one)
-    extra = 1 if plan.strategy.description.final_fit else 0
-    federation = _Federation.of(job, plan)
     with _pool(job, plan, min(workers, len(job.clients))) as pool, _Saving(job, plan) as saving:
-        for round_id in range(len(run.rounds) + 1, job.rounds + extra + 1):
-            run = federation.round(run, round_id, pool, final=round_id > job.rounds)
+        for reached in _Engine(job, plan, pool).rounds(run):
+            run = reached
             saving.reached(run)
             watch(run.rounds[-1])
     result = job.result(plan, "local", run.rounds, finished=True)
@@ -93,8 +104,6 @@ def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
         bundle=job.bundle,
         strategy=plan.strategy.description.name,
         settings=plan.settings,
-        seed=job.seed,
-        codec=plan.config.codec.updates,
         clients=job.clients,
         pooled=job.data.pooled,
     )
@@ -119,126 +128,142 @@ def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
         os.environ.update({k: v for k, v in before.items() if k in thread_variables(1)})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Federation:
-    """Everything of a run that stays the same."""
+class _Engine:
+    """Plays a schedule with clients that are always there.
 
-    plan: Plan
-    expected: Expected
-    scorer: Scorer | None
-    tools: Callable[[int], ServerTools]
-    clients: tuple[str, ...]
-    initial: Tensors
+    Args:
+        job: what to run.
+        plan: its federation.
+        pool: trains clients.
+    """
 
-    @classmethod
-    def of(cls, job: Job, plan: Plan) -> _Federation:
-        return cls(
-            plan=plan,
-            expected=expect_updates(plan, job.data.input_shape),
-            scorer=make_scorer(plan.bundle, plan.strategy, plan.config.evaluation),
-            tools=make_server_tools(
-                plan.bundle,
-                plan.strategy,
-                seed=plan.config.seed,
-                aggregator=plan.aggregator,
-            ),
-            clients=tuple(sorted(job.clients)),
-            initial=initial_tensors(plan.model),
-        )
+    def __init__(self, job: Job, plan: Plan, pool: ProcessPoolExecutor) -> None:
+        self._plan, self._pool = plan, pool
+        self._clients = tuple(sorted(job.clients))
+        self._server = Server.of(plan)
+        self._schedule = plan.schedule()
+        self._references: Mapping[str, bytes] = {}
+        self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
+        self._state = RoundState()
 
-    def round(self, run: _Run, round_id: int, pool: ProcessPoolExecutor, *, final: bool) -> _Run:
-        """Train the cohort, aggregate, score."""
-        started = time.perf_counter()
-        sent = self._sent(run, final=final, round_id=round_id)
-        tasks = [self._task(run, round_id, name, sent[name], final=final) for name in sent]
-        outcomes, bytes_up = {}, 0
-        for one in pool.map(_worker.train, tasks):
-            bytes_up += len(one.update)
-            outcomes[one.client_id] = self._decoded(one, sent[one.client_id])
-        records = [self._admit(one, round_id) for one in outcomes.values()]
-        clients = {**run.clients, **{name: one.state for name, one in outcomes.items()}}
-        server = self._next(run.server, round_id, outcomes, final=final)
-        seconds = time.perf_counter() - started
-        scored = self.scorer is not None and not final
-        done = Round(
-            round_id=round_id,
-            seconds=round(seconds, 4),
-            participants=len(outcomes),
-            bytes_up=bytes_up,
-            bytes_down=sum(len(task.payload) for task in tasks),
-            scores=round_scores(
-                [to_evaluation(record.evaluation) for record in records],
-                self.scorer(server) if self.scorer and scored else None,
-            ),
+    def rounds(self, run: _Progress) -> Iterator[_Progress]:
+        """Where the run stands after each round that is left.
+
+        Raises:
+            InputError: the cohort asks for more clients than there are.
+        """
+        done = run.rounds
+        reached = RoundState(round_id=len(done) + 1, final=bool(done) and done[-1].final)
+        self._state, actions = self._schedule.resume(reached, 0.0)
+        for client_id in self._clients:
+            actions += self._step(DeviceAppeared(client_id))
+        while not any(isinstance(action, Finish) for action in actions):
+            if not any(isinstance(action, OpenRound) for action in actions):
+                raise InputError(
+                    f"cohort: expected at most the {len(self._clients)} clients of the data, got "
+                    f"{self._plan.config.cohort.size}"
+                )
+            run = self._round(run)
+            actions = self._step(StateCommitted())
+            yield run
+
+    def _step(self, event: Event) -> tuple[Action, ...]:
+        self._state, actions = self._schedule.step(self._state, event, 0.0)
+        return actions
+
+    def _round(self, run: _Progress) -> _Progress:
+        """Train the cohort of the open round, aggregate, score."""
+        started, round_id, final = time.perf_counter(), self._state.round_id, self._state.final
+        self._references = run.references
+        sent = {
+            client_id: self._encoder.encode(
+                self._plan.strategy.downlink(run.server, client_id).tensors,
+                self._plan.config.codec.payloads,
+                run.clients[client_id].reference if client_id in run.clients else "",
+            )
+            for client_id in self._state.cohort
+        }
+        self._encoder.clear()
+        tasks = [self._task(run, client_id, coded) for client_id, coded in sent.items()]
+        results = {one.client_id: one for one in self._pool.map(_worker.train, tasks)}
+        admitted = [self._admitted(one, sent[one.client_id]) for one in results.values()]
+        self._close()
+        server, scores = self._server.close(
+            run.server,
+            round_id,
+            [one.update for one in admitted],
+            [one.record for one in admitted],
             final=final,
         )
-        return _Run(server, clients, (*run.rounds, done))
+        seconds = round(time.perf_counter() - started, 4)
+        done = RoundRecord(
+            round_id=round_id,
+            final=final,
+            seconds=seconds,
+            participants=len(results),
+            bytes_up=sum(len(one.update) for one in results.values()),
+            bytes_down=sum(len(coded.blob) for coded in sent.values()),
+            scores=scores,
+        )
+        return self._kept(run, server, done, results, sent)
 
-    def _sent(self, run: _Run, round_id: int, *, final: bool) -> dict[str, Sent]:
-        """Each client's payload, encoded for what it has; a broadcast once for each base."""
-        codec, found, broadcast = self.plan.config.codec.payloads, {}, dict[str, Sent]()
-        for client_id in self.clients if final else self._cohort(round_id):
-            payload = self.plan.strategy.downlink(run.server, client_id).tensors
-            kept = run.clients.get(client_id)
-            base = kept.base if kept else b""
-            name = hashlib.sha256(base).hexdigest() if base else ""
-            sent = broadcast.get(name) if payload is run.server.tensors else None
-            if sent is None:
-                known = blobs.decode(base, max_bytes=len(base))[0] if base else {}
-                sent = encode_payload(payload, codec, name, {**self.initial, **known})
-            if payload is run.server.tensors:
-                broadcast[name] = sent
-            found[client_id] = sent
-        return found
+    def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
+        config = self._plan.config
+        return WorkerTask(
+            client_id=client_id,
+            order=RoundOrder(
+                round_id=self._state.round_id,
+                seed=config.seed,
+                final=self._state.final,
+                codec=config.codec.updates,
+            ),
+            payload=coded.blob,
+            coding=coded.coding,
+            baseline=run.references[coded.coding.base] if coded.coding.base else b"",
+            stored=run.clients.get(client_id),
+        )
+
+    def _admitted(self, result: WorkerResult, sent: CodedPayload) -> DecodedUpdate:
+        payload, _ = blobs.decode(sent.raw, max_bytes=len(sent.raw))
+        return self._server.admit(
+            result.update,
+            result.coding,
+            baseline=update_baseline(self._plan.model, payload),
+            client_id=result.client_id,
+            round_id=self._state.round_id,
+            class_counts=result.class_counts,
+        )
+
+    def _close(self) -> None:
+        """Everybody has delivered."""
+        for client_id in self._state.cohort:
+            actions = self._step(UpdateStored(client_id))
+        if not any(isinstance(action, CloseRound) for action in actions):
+            raise ProtofleetError(f"round {self._state.round_id}: all updates are in, still open")
 
     @staticmethod
-    def _task(run: _Run, round_id: int, client_id: str, sent: Sent, *, final: bool) -> Task:
-        return Task(
-            client_id=client_id,
-            round_id=round_id,
-            final=final,
-            payload=sent.blob,
-            coding=sent.coding,
-            state=run.clients.get(client_id),
+    def _kept(
+        run: _Progress,
+        server: ServerState,
+        done: RoundRecord,
+        results: Mapping[str, WorkerResult],
+        sent: Mapping[str, CodedPayload],
+    ) -> _Progress:
+        """After the round: new states, and the payloads that are still referred to."""
+        clients, references = dict(run.clients), dict(run.references)
+        for client_id, one in results.items():
+            coded = sent[client_id]
+            reference = "" if coded.coding.codec == RAW else coded.reference
+            clients[client_id] = replace(one.stored, reference=reference)
+            references[reference] = coded.raw
+        held = {one.reference for one in clients.values()} - {""}
+        return _Progress(
+            server, clients, {name: references[name] for name in held}, (*run.rounds, done)
         )
 
-    def _decoded(self, outcome: Outcome, sent: Sent) -> Outcome:
-        """With the update's raw blob, and with what the client's next payload refers to."""
-        payload, _ = blobs.decode(sent.decoded, max_bytes=len(sent.decoded))
-        references = references_of(self.plan.model, payload)
-        limit = self.plan.config.limits.update_bytes
-        update = to_raw(outcome.update, references, outcome.coding, max_bytes=limit)
-        base = b"" if sent.coding.codec == RAW else sent.decoded
-        return replace(outcome, update=update, state=replace(outcome.state, base=base))
-
-    def _cohort(self, round_id: int) -> tuple[str, ...]:
-        policy, total = policy_of(self.plan.config), len(self.clients)
-        size = total if policy.size == "all" else count_of(policy.size, total)
-        return rounds.draw(policy, round_id, 0, self.clients, size)
-
-    def _admit(self, outcome: Outcome, round_id: int) -> UpdateRecord:
-        asked = self.plan.strategy.description.class_counts
-        return admit(
-            outcome.update,
-            self.expected,
-            client_id=outcome.client_id,
-            round_id=round_id,
-            class_counts=outcome.class_counts if asked else None,
-        )
-
-    def _next(
-        self, server: ServerState, round_id: int, outcomes: Mapping[str, Outcome], *, final: bool
-    ) -> ServerState:
-        if final:
-            return replace(server, round_id=round_id)
-        updates = [self._update(outcomes[name]) for name in sorted(outcomes)]
-        return self.plan.strategy.aggregate(server, updates, self.tools(round_id))
-
-    def _update(self, outcome: Outcome) -> Update:
-        update, _ = unpack_update(outcome.update, max_bytes=len(outcome.update))
-        if not self.plan.strategy.description.class_counts:
-            return update
-        return replace(update, class_counts=np.array(outcome.class_counts, np.int64))
+    def _earlier(self, reference: str) -> Tensors:
+        raw = self._references[reference]
+        return blobs.decode(raw, max_bytes=len(raw))[0]
 
 
 class _Saving:
@@ -246,7 +271,7 @@ class _Saving:
 
     def __init__(self, job: Job, plan: Plan) -> None:
         self._job, self._plan = job, plan
-        self._unsaved: _Run | None = None
+        self._unsaved: _Progress | None = None
         self._saved_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -256,7 +281,7 @@ class _Saving:
         if kind is not None and self._unsaved is not None:
             _save(self._job, self._plan, self._unsaved)
 
-    def reached(self, run: _Run) -> None:
+    def reached(self, run: _Progress) -> None:
         """One more round is done."""
         self._unsaved = run
         if time.monotonic() - self._saved_s > _CHECKPOINT_S:
@@ -264,18 +289,18 @@ class _Saving:
             self._unsaved, self._saved_s = None, time.monotonic()
 
 
-def _save(job: Job, plan: Plan, run: _Run) -> None:
+def _save(job: Job, plan: Plan, run: _Progress) -> None:
     """Results first: a checkpoint is of no use without the rounds that led to it."""
     save_result(job.folder, job.result(plan, "local", run.rounds, finished=False))
     tensors = {"server": np.frombuffer(blobs.encode(run.server.tensors), np.uint8)}
     clients = {}
-    for name, kept in run.clients.items():
-        base = hashlib.sha256(kept.base).hexdigest()
-        clients[name] = kept.round_id, base
-        parts = {"state": kept.blob, "residual": kept.residual}
+    for name, stored in run.clients.items():
+        clients[name] = stored.round_id, stored.reference
+        parts = {"state": stored.state, "residual": stored.residual}
         packed = blobs.encode({part: np.frombuffer(of, np.uint8) for part, of in parts.items()})
         tensors[f"client/{name}"] = np.frombuffer(packed, np.uint8)
-        tensors[f"base/{base}"] = np.frombuffer(kept.base, np.uint8)
+    for reference, raw in run.references.items():
+        tensors[f"payload/{reference}"] = np.frombuffer(raw, np.uint8)
     about = {
         "round_id": run.server.round_id,
         "clients": clients,
@@ -285,8 +310,8 @@ def _save(job: Job, plan: Plan, run: _Run) -> None:
     write_whole(job.folder / _CHECKPOINT, data)
 
 
-def _restored(job: Job, plan: Plan) -> _Run:
-    fresh = _Run(plan.server_init(), {}, ())
+def _restored(job: Job, plan: Plan) -> _Progress:
+    fresh = _Progress(plan.server_init(), {}, {}, ())
     file, result = job.folder / _CHECKPOINT, load_run(job.folder)
     if result is None or not file.is_file():
         return fresh
@@ -297,13 +322,16 @@ def _restored(job: Job, plan: Plan) -> _Run:
         if about["identity"] != job.identity(plan, "local"):
             return fresh
         server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
-        bases = {name: tensors[f"base/{name}"].tobytes() for _, name in about["clients"].values()}
-        clients = {}
-        for name, (round_id, base) in about["clients"].items():
+        clients, references = {}, {}
+        for name, (round_id, reference) in about["clients"].items():
             parts, _ = blobs.decode(tensors[f"client/{name}"].tobytes(), max_bytes=len(data))
             state, residual = (parts[part].tobytes() for part in ("state", "residual"))
-            clients[name] = Kept(round_id=round_id, blob=state, residual=residual, base=bases[base])
+            clients[name] = StoredClient(
+                round_id=round_id, state=state, residual=residual, reference=reference
+            )
+            if reference and reference not in references:
+                references[reference] = tensors[f"payload/{reference}"].tobytes()
     except (KeyError, msgspec.DecodeError, RefusedError) as error:
         raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
-    standing = ServerState(round_id=about["round_id"], tensors=server)
-    return _Run(standing, clients, result.rounds[: standing.round_id])
+    reached = ServerState(round_id=about["round_id"], tensors=server)
+    return _Progress(reached, clients, references, result.rounds[: reached.round_id])

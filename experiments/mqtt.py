@@ -7,69 +7,68 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 
-from protofleet.coordinator.config import FederationConfig
 from protofleet.errors import UnavailableError
 from protofleet.experiments.run import Job, Watch
-from protofleet.experiments.store import Round, RunResult, save_result
+from protofleet.experiments.store import MethodResult, save_result
+from protofleet.federation.records import RoundRecord, RunRecord, load_record
+from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
+from protofleet.wire.broker_access import BrokerAccess
 
 _CONNECT_S = 5.0
 _COMPILED = {"PROTOFLEET_NUMBA": "1"}
 """The coordinator computes with the kernels of the local engine."""
 
 
-def run_mqtt(job: Job, *, broker: str | None, watch: Watch) -> RunResult:
+def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodResult:
     """Run, or go on with, one method with one seed.
 
     Args:
         job: what to run.
-        broker: URL; None starts one for the run.
+        broker: which, and the credentials for it; None starts one for the run.
         watch: told of every round.
 
     Raises:
         UnavailableError: no broker, or no device is left.
         ProtofleetError: the coordinator ended early; its message is quoted.
     """
-    with _broker(broker) as url:
-        plan = job.plan(url)
+    with _broker(broker) as reached:
+        plan = job.plan(reached)
         run_dir = plan.config.run_dir
         config = msgspec.structs.replace(plan.config, federation=_federation_name(job))
         file = job.folder / "federation.toml"
         file.write_bytes(msgspec.toml.encode(_values(config)))
         fleet = _fleet(job, config, plan.bundle.signer)
-        rehearse(file, fleet, run_dir, _told(watch), env=_COMPILED)
-    document = msgspec.json.decode((run_dir / "result.json").read_bytes())
-    rounds = tuple(msgspec.convert(row, Round) for row in document["rounds"])
+        rehearse(file, fleet, run_dir, _on_rounds(watch), env=_COMPILED)
+    rounds = load_record(run_dir / "result.json", RunRecord).rounds
     result = job.result(plan, "mqtt", rounds, finished=True)
     save_result(job.folder, result)
     return result
 
 
 @contextmanager
-def _broker(url: str | None) -> Iterator[str]:
-    if url is not None:
-        _reach(url)
-        yield url
+def _broker(given: BrokerAccess | None) -> Iterator[BrokerAccess]:
+    if given is not None:
+        _reach(given)
+        yield given
         return
     with local_broker() as started:
-        yield started
+        yield BrokerAccess(url=started)
 
 
-def _reach(url: str) -> None:
+def _reach(broker: BrokerAccess) -> None:
     """Devices and coordinator would wait for a lost broker; one that never was is a mistake."""
-    place = urlsplit(url)
+    place = broker.address()
     try:
-        port = place.port or (8883 if place.scheme == "mqtts" else 1883)
-        socket.create_connection((place.hostname or "", port), timeout=_CONNECT_S).close()
-    except (OSError, ValueError) as error:
+        socket.create_connection((place.host, place.port), timeout=_CONNECT_S).close()
+    except OSError as error:
         raise UnavailableError(
-            f"broker {url}: {error}; expected mqtt://host:port of a running broker"
+            f"broker {broker}: {error}; expected mqtt://host:port of a running broker"
         ) from error
 
 
@@ -116,9 +115,9 @@ def _fleet(job: Job, config: FederationConfig, signer: str) -> FleetFile:
     )
 
 
-def _told(watch: Watch) -> OnEvent:
+def _on_rounds(watch: Watch) -> OnEvent:
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "round_closed":
-            watch(msgspec.convert(event, Round))
+            watch(msgspec.convert(event, RoundRecord))
 
     return on_event

@@ -122,7 +122,7 @@ class Preparation:
         folder = self.folder / "bundles"
         seeded = folder / f"{key}-seed-{seed}.pfb"
         if not seeded.exists():
-            from protofleet.export.seeded import (  # noqa: PLC0415 - torch
+            from protofleet.export.build import (  # noqa: PLC0415 - torch
                 Recipe,
                 compile_model,
                 reseed,

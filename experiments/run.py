@@ -13,7 +13,13 @@ from typing import Any
 import msgspec
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.config import (
+from protofleet.experiments.config import Experiment, Method, digest
+from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
+from protofleet.experiments.store import Engine, MethodResult
+from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.records import RoundRecord
+from protofleet.federation.scores import run_scores
+from protofleet.federation.settings import (
     CohortSettings,
     EvaluationSettings,
     FederationConfig,
@@ -22,18 +28,15 @@ from protofleet.coordinator.config import (
     RoundSettings,
     StrategySettings,
 )
-from protofleet.coordinator.plan import Plan, make_plan
-from protofleet.coordinator.results import run_scores
-from protofleet.experiments.config import Experiment, Method, digest
-from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
-from protofleet.experiments.store import Engine, Round, RunResult
 from protofleet.strategies import build
+from protofleet.wire.broker_access import BrokerAccess
 
 _HOUR_S = 3600.0
 _UPDATE_BYTES = 2**31
+_NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")  # the local engine connects to none
 """Updates of our own processes; images of CDFL are large."""
 
-Watch = Callable[[Round], None]
+Watch = Callable[[RoundRecord], None]
 """Told of every finished round."""
 
 
@@ -78,7 +81,7 @@ class Job:
         known = build(strategy, {}, model).settings.__struct_fields__
         return self.experiment.settings_of(self.method, dict.fromkeys(known))
 
-    def plan(self, broker: str) -> Plan:
+    def plan(self, broker: BrokerAccess = _NOWHERE) -> Plan:
         """The federation that the run is."""
         bundle = Bundle.open(self.bundle)
         config = FederationConfig(
@@ -119,10 +122,10 @@ class Job:
         return hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()
 
     def result(
-        self, plan: Plan, engine: Engine, rounds: tuple[Round, ...], *, finished: bool
-    ) -> RunResult:
+        self, plan: Plan, engine: Engine, rounds: tuple[RoundRecord, ...], *, finished: bool
+    ) -> MethodResult:
         """The result of the rounds so far."""
-        return RunResult(
+        return MethodResult(
             experiment=self.name,
             label=self.method.label,
             strategy=plan.strategy.description.name,

@@ -19,11 +19,12 @@ from protofleet.experiments.local import run_local
 from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.run import Job
-from protofleet.experiments.store import Engine, Round, RunResult, load_run, run_folder
+from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
 from protofleet.experiments.table import METRICS
+from protofleet.federation.records import RoundRecord
+from protofleet.wire.broker_access import BrokerAccess
 
 _MARKER = "identity"
-_NOWHERE = "mqtt://127.0.0.1"
 _LINES = 10
 """Of progress per run where no terminal shows a bar."""
 
@@ -39,7 +40,7 @@ class RunOptions:
         labels: methods to run; None: all.
         workers: processes of the local engine; None: one per core.
         rounds: in place of the file's and the methods', for a quick look.
-        broker: URL for the engine ``mqtt``; None starts one.
+        broker: for the engine ``mqtt``: which, and the credentials for it; None starts one.
     """
 
     data_root: Path
@@ -48,12 +49,12 @@ class RunOptions:
     labels: Sequence[str] | None = None
     workers: int | None = None
     rounds: int | None = None
-    broker: str | None = None
+    broker: BrokerAccess | None = None
 
 
 def run_experiment(
     name: str, experiment: Experiment, folder: Path, options: RunOptions, console: Console
-) -> list[RunResult]:
+) -> list[MethodResult]:
     """Run what has no finished result yet.
 
     Args:
@@ -106,7 +107,7 @@ def _check_settings(experiment: Experiment, jobs: Sequence[Job]) -> None:
     """Raise InputError for a setting that a method, or in ``[training]`` every method, lacks."""
     known: set[str] = set()
     for job in jobs:
-        settings = job.plan(_NOWHERE).strategy.settings
+        settings = job.plan().strategy.settings
         known |= set(settings.__struct_fields__)
     unknown = experiment.training.keys() - known
     if unknown and len(jobs) == len(experiment.methods):
@@ -125,9 +126,9 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
     return [method for label, method in known.items() if labels is None or label in labels]
 
 
-def _run(job: Job, options: RunOptions, console: Console) -> RunResult:
+def _run(job: Job, options: RunOptions, console: Console) -> MethodResult:
     done = load_run(job.folder)
-    plan = job.plan(_NOWHERE)
+    plan = job.plan()
     identity = job.identity(plan, options.engine)
     if done and done.finished and done.identity == identity:
         console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")
@@ -179,7 +180,7 @@ class _Shown:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def round(self, done: Round) -> None:
+    def round(self, done: RoundRecord) -> None:
         """One more round is finished."""
         text = f"{self._title}: {_scores(done, self._metric)}"
         self._progress.update(self._task, completed=done.round_id, description=text)
@@ -188,10 +189,10 @@ class _Shown:
             self._console.print(f"{text}, round {done.round_id}/{self._rounds}", soft_wrap=True)
 
 
-def _scores(done: Round, metric: str) -> str:
+def _scores(done: RoundRecord, metric: str) -> str:
     shown = [
-        f"{name} {100 * metrics[metric]['mean']:.1f}"
-        for name, metrics in done.scores.items()
-        if isinstance(metrics, dict) and metric in metrics
+        f"{name} {100 * found.mean:.1f}"
+        for name, metrics in done.scores.sections.items()
+        if name not in done.scores.more and (found := getattr(metrics, metric))
     ]
     return f"{METRICS[metric]} " + ", ".join(shown) if shown else "no scores"

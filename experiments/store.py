@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, slug
+from protofleet.federation.records import RoundRecord, Scores, save_record
 
 Engine = Literal["local", "mqtt"]
 _FILE = "result.json"
 
 
-class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """One round of a run.
-
-    Attributes:
-        round_id: from 1.
-        seconds: wall time.
-        participants: clients whose update was used.
-        bytes_up, bytes_down: of all clients; measured at the devices' sockets by the engine
-            ``mqtt``, the sizes of the blobs by the engine ``local``.
-        scores: section → metric → mean and std over clients (``coordinator.results``).
-        final: the fit after the last round.
-    """
-
-    round_id: int
-    seconds: float
-    participants: int
-    bytes_up: int
-    bytes_down: int
-    scores: dict[str, Any]
-    final: bool = False
-
-
-class RunResult(msgspec.Struct, frozen=True, kw_only=True):
+class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     """One method with one seed.
 
     Attributes:
@@ -46,7 +24,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
         engine: what ran it.
         finished: whether all rounds are done.
         rounds: those that are.
-        scores: of the whole run, chosen by ``coordinator.results.run_scores``.
+        scores: of the whole run, chosen by ``federation.scores.run_scores``.
         clients: number of clients.
         parameters: number of trained values of the model.
         environment: versions and machine.
@@ -59,8 +37,8 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     engine: Engine
     finished: bool
-    rounds: tuple[Round, ...]
-    scores: dict[str, Any] = {}
+    rounds: tuple[RoundRecord, ...]
+    scores: Scores = Scores()
     clients: int = 0
     parameters: int = 0
     environment: dict[str, str] = {}
@@ -72,13 +50,13 @@ def run_folder(folder: Path, method: Method, seed: int) -> Path:
     return folder / slug(method) / f"seed-{seed}"
 
 
-def save_result(folder: Path, result: RunResult) -> None:
+def save_result(folder: Path, result: MethodResult) -> None:
     """Replace the result in a run's folder; durable when this returns."""
     folder.mkdir(parents=True, exist_ok=True)
-    replace_whole(folder / _FILE, msgspec.json.format(msgspec.json.encode(result), indent=1))
+    save_record(result, folder / _FILE)
 
 
-def load_run(folder: Path) -> RunResult | None:
+def load_run(folder: Path) -> MethodResult | None:
     """The result in a run's folder; None if there is none.
 
     Raises:
@@ -86,14 +64,14 @@ def load_run(folder: Path) -> RunResult | None:
     """
     file = folder / _FILE
     try:
-        return msgspec.json.decode(file.read_bytes(), type=RunResult)
+        return msgspec.json.decode(file.read_bytes(), type=MethodResult)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as error:
         raise InputError(f"result '{file}': {error}; remove it to run again") from error
 
 
-def load_results(folder: Path, experiment: Experiment) -> list[RunResult]:
+def load_results(folder: Path, experiment: Experiment) -> list[MethodResult]:
     """All results of an experiment's methods and seeds, in the file's order."""
     found = [
         (method.label, load_run(run_folder(folder, method, seed)))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 import numpy as np
 
-from protofleet.coordinator.results import Scores, run_scores
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, Printed, ScoreSettings, Section
-from protofleet.experiments.store import Round, RunResult
+from protofleet.experiments.store import MethodResult
+from protofleet.federation.records import RoundRecord, Scores, Spread
+from protofleet.federation.scores import run_scores
 
 METRICS = {
     "macro_f1": "macro-F1",
@@ -77,7 +78,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole table; ``engines`` says where its bytes were counted (``store.Round``)."""
+    """A whole table; ``engines`` says where its bytes were counted (``records.RoundRecord``)."""
 
     title: str
     source: str
@@ -87,7 +88,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[Row, ...]
 
 
-def tabulate(experiment: Experiment, results: Sequence[RunResult]) -> Table:
+def tabulate(experiment: Experiment, results: Sequence[MethodResult]) -> Table:
     """Compute a table; a method's figures are those of its finished runs, else of what there is.
 
     Raises:
@@ -113,50 +114,51 @@ def tabulate(experiment: Experiment, results: Sequence[RunResult]) -> Table:
     )
 
 
-def group(experiment: Experiment, results: Iterable[RunResult]) -> dict[str, list[RunResult]]:
+def group(experiment: Experiment, results: Iterable[MethodResult]) -> dict[str, list[MethodResult]]:
     """Each method's runs by its label, in the file's order; without runs an empty list."""
-    found: dict[str, list[RunResult]] = {method.label: [] for method in experiment.methods}
+    found: dict[str, list[MethodResult]] = {method.label: [] for method in experiment.methods}
     for result in results:
         if result.label in found:
             found[result.label].append(result)
     return found
 
 
-def quoted(runs: Sequence[RunResult]) -> list[RunResult]:
+def quoted(runs: Sequence[MethodResult]) -> list[MethodResult]:
     """The runs that a method's figures come from: the finished ones, or all if none is."""
     return [run for run in runs if run.finished] or list(runs)
 
 
-def trained(run: RunResult) -> list[Round]:
+def trained(run: MethodResult) -> list[RoundRecord]:
     """A run's rounds without the final fit."""
     return [one for one in run.rounds if not one.final]
 
 
 def score_of(
-    run: RunResult, scores: Mapping[str, Any], section: Section, metric: str
+    run: MethodResult, scores: Scores, section: Section, metric: str
 ) -> tuple[float, float] | None:
     """Mean and standard deviation over clients, in per cent; None if the section was not scored.
 
     Raises:
         InputError: the section lacks the metric.
     """
-    if section not in scores:
+    metrics = scores.sections.get(section)
+    if metrics is None:
         return None
-    known = scores[section]
     if metric == "sample_accuracy" and section == "global":
         metric = "accuracy"  # one model on one test set: all samples count alike
-    if metric not in known:
+    found: Spread | None = getattr(metrics, metric)
+    if found is None:
         raise InputError(
             f"result of '{run.label}', seed {run.seed}: expected the metric '{metric}' in its "
-            f"{section} scores, got {', '.join(known)}; remove its folder to run it again"
+            f"{section} scores; remove its folder to run it again"
         )
-    return 100 * known[metric]["mean"], 100 * known[metric]["std"]
+    return 100 * found.mean, 100 * found.std
 
 
-def quoted_scores(run: RunResult, select: Literal["best", "last"]) -> Scores:
+def quoted_scores(run: MethodResult, select: Literal["best", "last"]) -> Scores:
     """The scores that stand for a run.
 
-    ``best`` chooses among all rounds as ``coordinator.results.run_scores``, the final fit being one
+    ``best`` chooses among all rounds as ``federation.scores.run_scores``, the final fit being one
     of them, so that methods with and without one are treated alike; ``last`` takes the final fit
     where there is one, else the last round that was scored. The server's model is that of the
     rounds, because a final fit is not aggregated.
@@ -168,13 +170,15 @@ def quoted_scores(run: RunResult, select: Literal["best", "last"]) -> Scores:
 
 
 def _last(rounds: Iterable[Scores]) -> Scores:
-    found: Scores = {}
+    """Each section as it was scored last."""
+    found = Scores()
     for scores in rounds:
-        found |= scores
+        scored = {name: value for name, value in msgspec.structs.asdict(scores).items() if value}
+        found = msgspec.structs.replace(found, **scored)
     return found
 
 
-def _row(experiment: Experiment, method: Method, runs: Sequence[RunResult]) -> Row:
+def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> Row:
     used = quoted(runs)
     rounds = [one for run in used for one in trained(run)]
     return Row(
@@ -196,7 +200,7 @@ def _row(experiment: Experiment, method: Method, runs: Sequence[RunResult]) -> R
 
 
 def _cell(
-    runs: Sequence[RunResult], section: Section, settings: ScoreSettings, paper: Printed | None
+    runs: Sequence[MethodResult], section: Section, settings: ScoreSettings, paper: Printed | None
 ) -> Cell:
     scored = (
         score_of(run, quoted_scores(run, settings.select), section, settings.metric) for run in runs
@@ -221,7 +225,7 @@ def _spread(values: Sequence[tuple[float, float]], *, one_model: bool) -> dict[s
     return {"std": values[0][1], "over": "clients"}
 
 
-def _rounds_to_target(runs: Sequence[RunResult], settings: ScoreSettings) -> float | None:
+def _rounds_to_target(runs: Sequence[MethodResult], settings: ScoreSettings) -> float | None:
     if settings.target is None or not settings.sections or not runs:
         return None
     reached = [_first_reaching(run, settings, 100 * settings.target) for run in runs]
@@ -230,7 +234,7 @@ def _rounds_to_target(runs: Sequence[RunResult], settings: ScoreSettings) -> flo
     return median if math.isfinite(median) else None
 
 
-def _first_reaching(run: RunResult, settings: ScoreSettings, percent: float) -> float:
+def _first_reaching(run: MethodResult, settings: ScoreSettings, percent: float) -> float:
     for one in trained(run):
         score = score_of(run, one.scores, settings.sections[0], settings.metric)
         if score is not None and score[0] >= percent:
@@ -238,12 +242,12 @@ def _first_reaching(run: RunResult, settings: ScoreSettings, percent: float) -> 
     return math.inf
 
 
-def _mb_per_client(rounds: Sequence[Round], counts: Sequence[int]) -> float | None:
+def _mb_per_client(rounds: Sequence[RoundRecord], counts: Sequence[int]) -> float | None:
     participants = sum(one.participants for one in rounds)
     return sum(counts) / participants / 1e6 if participants else None
 
 
-def _notes(runs: Sequence[RunResult], asked: int) -> list[str]:
+def _notes(runs: Sequence[MethodResult], asked: int) -> list[str]:
     """What is unusual, each with the seeds that it is true of."""
     found: dict[str, list[int]] = {}
     some_finished = any(run.finished for run in runs)

@@ -1,4 +1,7 @@
-"""From a model to a signed bundle: capture, write, prove parity, and only then the bundle."""
+"""From a model to a signed bundle: capture, write, prove parity, and only then the bundle.
+
+Programs do not depend on the initial values: ``reseed`` exchanges those of a bundle.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protofleet import __version__
-from protofleet.bundle import write_bundle
+from protofleet.bundle import Bundle, write_bundle
 from protofleet.bundle.manifest import (
     FORMAT_VERSION,
     Manifest,
@@ -26,10 +29,10 @@ from protofleet.bundle.manifest import (
 )
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
-from protofleet.export.device_check import device_runner
+from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
-from protofleet.export.onnx_write import to_onnx
-from protofleet.export.parity import ParityRecord, check_parity
+from protofleet.export.onnx import to_onnx
+from protofleet.export.parity import ParityRecord, check_parity, device_runner
 from protofleet.export.tflite import tflite_runner, to_tflite
 from protofleet.tensors import Layout
 from protofleet.tensors.blobs import encode
@@ -97,10 +100,10 @@ def export_bundle(
     """
     captured = capture_programs(model, spec)
     written = {name: to_onnx(program, name=name) for name, program in captured.items()}
-    params, state = initial_values(model)
+    params, buffers = initial_values(model)
     files = {_file_of(name): data for name, data in written.items()}
     files[_TFLITE] = to_tflite(captured)
-    manifest = _manifest(spec, captured, params, state)
+    manifest = _manifest(spec, captured, params, buffers)
     records = tuple(
         check_parity(
             model,
@@ -109,20 +112,20 @@ def export_bundle(
             name=name,
             runners={
                 "LiteRT": tflite_runner(files[_TFLITE], name),
-                "the device runtime": device_runner(name, manifest, files, (params, state)),
+                "the device runtime": device_runner(name, manifest, files, (params, buffers)),
             },
         )
         for name, data in written.items()
     )
     files["params.safetensors"] = encode(params)
-    if state:
-        files["state.safetensors"] = encode(state)
+    if buffers:
+        files["state.safetensors"] = encode(buffers)
     return ExportReport(
         digest=write_bundle(out, manifest, files, key),
         path=out,
         parity=records,
         params=sum(value.size for value in params.values()),
-        state=sum(value.size for value in state.values()),
+        state=sum(value.size for value in buffers.values()),
     )
 
 
@@ -172,13 +175,13 @@ def _example(
 
 
 def initial_values(model: nn.Module) -> tuple[NumpyTensors, NumpyTensors]:
-    """A model's parameters and state, as the bundle stores them."""
+    """A model's parameters and buffers, as the bundle stores them."""
     tensors = model_tensors(model)
-    params, state = (
+    params, buffers = (
         {name: value.detach().numpy().astype(np.float32) for name, value in group.items()}
-        for group in (tensors.params, tensors.state)
+        for group in (tensors.params, tensors.buffers)
     )
-    return params, state
+    return params, buffers
 
 
 def _file_of(name: str) -> str:
@@ -189,7 +192,7 @@ def _manifest(
     spec: BundleSpec,
     captured: Mapping[str, CapturedProgram],
     params: NumpyTensors,
-    state: NumpyTensors,
+    buffers: NumpyTensors,
 ) -> Manifest:
     return Manifest(
         format=FORMAT_VERSION,
@@ -197,7 +200,7 @@ def _manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         layout_hash=Layout.of({name: value.shape for name, value in params.items()}).hash,
         params=tuple(TensorDecl(name=n, shape=v.shape) for n, v in params.items()),
-        state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in state.items()),
+        state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in buffers.items()),
         programs={name: _program(name, program) for name, program in captured.items()},
         preprocessing=spec.preprocessing,
         classes=spec.classes,
@@ -219,3 +222,61 @@ def _program(name: str, program: CapturedProgram) -> Program:
         objective=None if program.objective is None else program.objective.name,
         tflite=_TFLITE,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """A model before any value is drawn.
+
+    Attributes:
+        name: a factory's, as ``build_model`` takes it.
+        settings: its keywords; ``classes`` is filled in where the factory takes it.
+        classes: class names.
+        input_shape: of one example.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    classes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+
+
+def compile_model(
+    recipe: Recipe, objectives: tuple[str, ...], path: Path, key: Ed25519PrivateKey
+) -> None:
+    """Export a model with a training program for each objective.
+
+    Raises:
+        InputError: no such model or setting.
+        ExportError: a program differs from PyTorch, or the logits do not fit the classes.
+    """
+    spec = BundleSpec(
+        name=recipe.name,
+        strategy="fedavg",
+        classes=recipe.classes,
+        preprocessing=Preprocessing(input_shape=recipe.input_shape),
+        objectives=objectives,
+    )
+    export_bundle(_build(recipe, 0), spec, out=path, key=key)
+
+
+def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519PrivateKey) -> None:
+    """Write the same programs with the initial values that a seed draws."""
+    bundle = Bundle.open(compiled)
+    manifest = bundle.manifest
+    params, buffers = initial_values(_build(recipe, seed))
+    programs = manifest.programs.values()
+    paths = {path for program in programs for path in (program.file, program.tflite) if path}
+    files = {path: bundle.read(path) for path in paths}
+    files["params.safetensors"] = encode(params)
+    if buffers:
+        files["state.safetensors"] = encode(buffers)
+    write_bundle(path, manifest, files, key)
+
+
+def _build(recipe: Recipe, seed: int) -> nn.Module:
+    settings: dict[str, Any] = dict(recipe.settings)
+    if "classes" not in settings and has_setting(recipe.name, "classes"):
+        settings["classes"] = len(recipe.classes)
+    torch.manual_seed(seed)
+    return build_model(recipe.name, **settings)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from protofleet.errors import UnavailableError
+from protofleet.firmware_sim.processes import spawn, stop
 
 START_TIMEOUT_S = 20.0
 """Mosquitto needs 20 ms; amqtt imports for seconds on a small machine."""
@@ -61,15 +62,10 @@ def local_broker(
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protofleet-")))
         command = _command(kind, port, folder)
-        log = stack.enter_context((folder / "broker.log").open("w+b"))
-        broker = subprocess.Popen(
-            [sys.executable, "-m", "protofleet.firmware_sim._child", *command],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-        )
-        stack.callback(_stop, broker)
-        _await_port(port, broker, folder / "broker.log")
+        log = folder / "broker.log"
+        broker = spawn(command, out=log, log=log, changes_user=True)
+        stack.callback(stop, [broker], grace_s=STOP_TIMEOUT_S)
+        _await_port(port, broker, log)
         # amqtt does not answer MQTT 5 at all; saying so spares every client a timeout.
         embedded = "protofleet.firmware_sim._amqtt" in command
         yield f"mqtt://127.0.0.1:{port}{'?version=3.1.1' if embedded else ''}"
@@ -107,13 +103,3 @@ def _await_port(port: int, broker: subprocess.Popen[bytes], log: Path) -> None:
             return
     lines = log.read_text(errors="replace").strip().splitlines()
     raise UnavailableError(f"broker: did not start: {lines[-1] if lines else 'it said nothing'}")
-
-
-def _stop(broker: subprocess.Popen[bytes]) -> None:
-    if broker.stdin is not None:
-        broker.stdin.close()
-    try:
-        broker.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        broker.kill()
-        broker.wait()

@@ -12,13 +12,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from protofleet.errors import InputError
 from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
 from protofleet.threads import thread_variables
-
-_DEFAULT_PORTS = {"mqtt": 1883, "mqtts": 8883}
+from protofleet.wire.broker_access import BrokerAccess
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +25,7 @@ class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
     device: VirtualDevice
     profile: DeviceProfile
     federation: str
-    broker: str
+    broker: BrokerAccess
     bundle: Path
     store: Path
     seed: tuple[int, int]
@@ -122,14 +120,13 @@ class Fleet:
         return lines[-1] if lines else ""
 
 
-def _through(broker: str, link: LinkProfile, proxies: ProxyThread) -> str:
-    """The broker's URL as the device sees it: by a proxy if its link is not perfect."""
+def _through(broker: BrokerAccess, link: LinkProfile, proxies: ProxyThread) -> BrokerAccess:
+    """The broker as the device sees it: by a proxy if its link is not perfect."""
     if link == LinkProfile():
         return broker
-    url = urlsplit(broker)
-    if url.scheme not in _DEFAULT_PORTS or not url.hostname:
-        raise InputError(f"broker '{broker}': expected mqtt://host[:port] or mqtts://host[:port]")
-    proxy = proxies.add(url.hostname, url.port or _DEFAULT_PORTS[url.scheme], link)
+    address = broker.address()
+    proxy = proxies.add(address.host, address.port, link)
+    url = urlsplit(broker.url)
     credentials = url.netloc.rpartition("@")[0]
     host = f"{credentials}@127.0.0.1" if credentials else "127.0.0.1"
-    return urlunsplit((url.scheme, f"{host}:{proxy.port}", url.path, url.query, ""))
+    return broker.at(urlunsplit((url.scheme, f"{host}:{proxy.port}", url.path, url.query, "")))

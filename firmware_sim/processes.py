@@ -1,44 +1,47 @@
-"""Child processes that never outlive their parent."""
+"""Child processes that never outlive their parent, and the events that they write."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from protofleet.firmware_sim import leash
+import msgspec
+
+from protofleet.firmware_sim import die_with_parent
 
 
 def spawn(
-    arguments: Sequence[str], *, out: Path, log: Path, env: Mapping[str, str] | None = None
+    arguments: Sequence[str],
+    *,
+    out: Path,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    changes_user: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, so that Ctrl-C reaches only its parent.
 
-    On Linux the kernel terminates it when the parent dies, however that happens.
+    It is terminated when the parent dies, however that happens.
 
     Args:
         arguments: absolute path of the program, and its arguments.
         out: file that its standard output is appended to.
         log: the same for standard error.
         env: additions to the environment.
+        changes_user: whether the program may become another user.
     """
     with out.open("ab") as stdout, log.open("ab") as stderr:
         return subprocess.Popen(
-            leashed(arguments),
+            die_with_parent.command(arguments, changes_user=changes_user),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
             env={**os.environ, **(env or {})},
             start_new_session=True,
         )
-
-
-def leashed(arguments: Sequence[str]) -> list[str]:
-    """The command line of a child that, on Linux, the kernel terminates when this process dies."""
-    return [sys.executable, "-I", leash.__file__, str(os.getpid()), *arguments]
 
 
 def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace_s: float = 10.0) -> None:
@@ -53,3 +56,25 @@ def stop(processes: Sequence[subprocess.Popen[bytes]], *, grace_s: float = 10.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+class EventFollower:
+    """Reads the JSON events that another process writes, line by line, while it writes them.
+
+    Args:
+        path: the growing file.
+        position: where to begin, in bytes.
+    """
+
+    def __init__(self, path: Path, position: int = 0) -> None:
+        self.path = path
+        self._position = position
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Events of whole lines written since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._position)
+            written = file.read()
+        whole = written[: written.rfind(b"\n") + 1]
+        self._position += len(whole)
+        yield from map(msgspec.json.decode, whole.splitlines())

@@ -10,6 +10,7 @@ import msgspec
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.link_proxy import LinkProfile
+from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +72,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     Attributes:
         federation: name of the federation to join.
-        broker: its broker's URL.
+        broker: its broker, and the devices' credentials; a file may say just the URL.
         bundle: the signed bundle.
         folder: each device keeps its store and log in a folder of its own here.
         seed: seed of the sensors' faults and of synthesised motion.
@@ -81,7 +82,7 @@ class FleetFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     federation: str
-    broker: str
+    broker: BrokerAccess
     bundle: Path
     folder: Path
     devices: tuple[VirtualDevice, ...]
@@ -119,7 +120,8 @@ def load_fleet(path: Path) -> FleetFile:
         raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
 
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=FleetFile, dec_hook=to_path)
+        values = broker_as_table(msgspec.toml.decode(path.read_bytes()))
+        return msgspec.convert(values, FleetFile, dec_hook=to_path)
     except OSError as error:
         raise InputError(f"fleet file {path}: {error.strerror}") from error
     except msgspec.DecodeError as error:

@@ -11,9 +11,8 @@ from typing import Any
 
 from protofleet.errors import ProtofleetError, UnavailableError
 from protofleet.firmware_sim.fleet import Fleet
-from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.firmware_sim.processes import EventFollower, spawn, stop
 from protofleet.firmware_sim.profile import FleetFile
-from protofleet.firmware_sim.tail import Tail
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 20.0
@@ -45,7 +44,7 @@ def rehearse(
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     events = run_dir / "events.jsonl"
-    tail = Tail(events, events.stat().st_size if events.exists() else 0)
+    reported = EventFollower(events, events.stat().st_size if events.exists() else 0)
     coordinator = spawn(
         [sys.executable, "-m", "protofleet", "coordinator", "run", str(federation), "--json"],
         out=events,
@@ -54,19 +53,19 @@ def rehearse(
     )
     try:
         with Fleet(fleet_file) as fleet:
-            _watch(coordinator, fleet, tail, on_event)
+            _watch(coordinator, fleet, reported, on_event)
     finally:
         stop([coordinator])
 
 
 def _watch(
-    coordinator: subprocess.Popen[bytes], fleet: Fleet, tail: Tail, on_event: OnEvent
+    coordinator: subprocess.Popen[bytes], fleet: Fleet, reported: EventFollower, on_event: OnEvent
 ) -> None:
     """Pass events on until the coordinator ends; then give the devices time to leave."""
     finished = False
     while True:
         over = coordinator.poll() is not None
-        for event in tail.read():
+        for event in reported.read():
             finished = finished or event["event"] == "finished"
             on_event(event)
         if over:
@@ -78,7 +77,7 @@ def _watch(
             )
         time.sleep(_POLL_S)
     if not finished:
-        log = tail.path.with_name("log.txt").read_text(errors="replace").splitlines()
+        log = reported.path.with_name("log.txt").read_text(errors="replace").splitlines()
         raise ProtofleetError(f"the coordinator ended early: {log[-1] if log else 'no message'}")
     deadline = time.monotonic() + _LAST_WORDS_S
     while fleet.running() and time.monotonic() < deadline:

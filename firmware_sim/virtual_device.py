@@ -23,7 +23,7 @@ from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.firmware_sim.fleet import DeviceSpec
 from protofleet.firmware_sim.motion import Motion, load_motion, synthesise
-from protofleet.firmware_sim.senses import collect
+from protofleet.firmware_sim.recordings import record_device_data
 
 _FAILED = 1
 
@@ -82,7 +82,9 @@ def _own_data(spec: DeviceSpec, manifest: Manifest) -> DeviceData:
             f"device '{spec.device.id}': its motion has {motion.labels.max() + 1} activities, "
             f"the bundle has {len(manifest.classes)} classes"
         )
-    return collect(motion, spec.profile.imu, manifest.preprocessing, manifest.classes, spec.seed)
+    return record_device_data(
+        motion, spec.profile.imu, manifest.preprocessing, manifest.classes, spec.seed
+    )
 
 
 def _motion(spec: DeviceSpec) -> Motion:

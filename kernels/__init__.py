@@ -4,45 +4,48 @@ Importing this package loads neither Numba nor a compiled kernel; the first call
 never written unless a docstring says so, and no result depends on a number of threads.
 """
 
-from protofleet.kernels._alp import AlpVariant, alp_infer, alp_train
-from protofleet.kernels._clusters import (
+from protofleet.kernels.alp import AlpVariant, alp_infer, alp_train
+from protofleet.kernels.clusters import (
     davies_bouldin,
     predict_missing_prototypes,
     shared_class_similarity,
 )
-from protofleet.kernels._codecs import (
+from protofleet.kernels.codecs import (
     Rounding,
-    bf16_decode,
-    bf16_encode,
     fp16_decode,
     fp16_encode,
     int8_decode,
     int8_encode,
-    segments,
     shuffle_decode,
     shuffle_encode,
+    topk_decode,
+    topk_encode,
 )
-from protofleet.kernels._flat import EpsForm, adam_step, sgd_step
-from protofleet.kernels._kmeans import (
+from protofleet.kernels.kmeans import (
     KMeansResult,
     cluster_means,
     kmeans,
     kmeans_plusplus,
     kmeans_restarts,
 )
-from protofleet.kernels._mean import WeightedMean
-from protofleet.kernels._pixelise import pixelise
-from protofleet.kernels._pool import set_threads
-from protofleet.kernels._sinkhorn import SinkhornResult, sinkhorn
-from protofleet.kernels._sphere import (
-    cosine_similarities,
+from protofleet.kernels.mean import WeightedMean
+from protofleet.kernels.native.pool import set_threads
+from protofleet.kernels.native.switch import numba_enabled
+from protofleet.kernels.native.warm import Warmed, warm
+from protofleet.kernels.pixelise import pixelise
+from protofleet.kernels.sinkhorn import SinkhornResult, sinkhorn
+from protofleet.kernels.sphere import (
     hyperspherical_prototypes,
     uniform_loss,
 )
-from protofleet.kernels._switch import numba_enabled
-from protofleet.kernels._topk import topk_decode, topk_encode
-from protofleet.kernels._updates import ala_step, apply_delta, clip_by_norm, control_update, delta
-from protofleet.kernels._warm import Warmed, warm
+from protofleet.kernels.steps import (
+    EpsForm,
+    adam_step,
+    ala_step,
+    clip_by_norm,
+    control_update,
+    sgd_step,
+)
 
 __all__ = [
     "AlpVariant",
@@ -56,15 +59,10 @@ __all__ = [
     "ala_step",
     "alp_infer",
     "alp_train",
-    "apply_delta",
-    "bf16_decode",
-    "bf16_encode",
     "clip_by_norm",
     "cluster_means",
     "control_update",
-    "cosine_similarities",
     "davies_bouldin",
-    "delta",
     "fp16_decode",
     "fp16_encode",
     "hyperspherical_prototypes",
@@ -76,7 +74,6 @@ __all__ = [
     "numba_enabled",
     "pixelise",
     "predict_missing_prototypes",
-    "segments",
     "set_threads",
     "sgd_step",
     "shared_class_similarity",

@@ -36,7 +36,7 @@ class ProgramSource(Protocol):
 
     @property
     def manifest(self) -> Manifest:
-        """Programs, parameters and state by name and shape."""
+        """Programs, parameters and buffers by name and shape."""
 
     def read(self, name: str, /) -> bytes:
         """The content of one file."""

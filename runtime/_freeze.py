@@ -1,4 +1,4 @@
-"""Programs with parameters and state inside, which a runtime prepares once instead of at each call.
+"""Programs with a network inside, which a runtime prepares once instead of at each call.
 
 A runtime packs the matrices of a product into the order in which its kernels read them. It does so
 while it loads constants, and anew in every call for what is an input.
@@ -18,7 +18,7 @@ from protofleet.bundle.manifest import Manifest, Port
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.runtime._backend import ProgramSource
 from protofleet.runtime._ports import Tensor, check_port
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network
 
 Values = Sequence[tuple[Port, NDArray[np.float32]]]
 """Constants, each with the input in whose place it comes."""
@@ -30,17 +30,15 @@ class Frozen:
     """One program of a bundle with a model inside (``_backend.ProgramSource``).
 
     Attributes:
-        program: its signature, without ports of parameters and state.
+        program: its signature, without ports of parameters and buffers.
 
     Raises:
         InputError: the model does not fit the program.
     """
 
-    def __init__(
-        self, bundle: ProgramSource, name: str, model: tuple[TensorMap, TensorMap]
-    ) -> None:
+    def __init__(self, bundle: ProgramSource, name: str, model: Network) -> None:
         program = bundle.manifest.programs[name]
-        tensors = dict(zip(("param", "state"), model, strict=True))
+        tensors = {"param": model.params, "state": model.buffers}
         inside = [port for port in program.inputs if port.role in tensors]
         for port in inside:
             found = tensors[port.role].get(port.key)

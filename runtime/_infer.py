@@ -11,7 +11,7 @@ from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, address, check_map, views
 from protofleet.runtime._program import Intake, Source
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network
 
 LAYERS = "layers."
 """What the keys of hidden layers' activations begin with."""
@@ -33,44 +33,44 @@ class InferProgram:
             keys: Slots(tuple(self._outputs[key] for key in keys))
             for keys in ((output,), self.layers)
         }
-        self._in_params, self._in_state = source.inputs("param"), source.inputs("state")
+        self._in_params, self._in_buffers = source.inputs("param"), source.inputs("state")
         self._intake = Intake(source.where, source.inputs("input"))
         if source.inputs("noise"):
             raise ProvisionError(f"program '{source.where}': expected no noise")
 
     def __call__(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32], batch_size: int
+        self, network: Network, x: NDArray[np.float32], batch_size: int
     ) -> NDArray[np.float32]:
         """The output for every row of ``x``, ``(n, …) float32``; the last batch may be partial.
 
         Raises:
-            InputError: parameters, state or ``x`` have other shapes or dtypes than the program's.
+            InputError: parameters, buffers or ``x`` have other shapes or dtypes than the program's.
             ProvisionError: the program failed or does not fit its manifest.
         """
-        return self._evaluate((params, state), x, batch_size, (self._main,))[self._main]
+        return self._evaluate(network, x, batch_size, (self._main,))[self._main]
 
     def activations(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32], batch_size: int
+        self, network: Network, x: NDArray[np.float32], batch_size: int
     ) -> dict[str, NDArray[np.float32]]:
         """The hidden layers' outputs by key, as ``__call__``."""
-        return self._evaluate((params, state), x, batch_size, self.layers)
+        return self._evaluate(network, x, batch_size, self.layers)
 
     def _evaluate(
         self,
-        tensors: tuple[TensorMap, TensorMap],
+        network: Network,
         x: NDArray[np.float32],
         batch_size: int,
         keys: tuple[str, ...],
     ) -> dict[str, NDArray[np.float32]]:
         if batch_size < 1:
             raise InputError(f"batch_size: expected at least 1, got {batch_size}")
-        check_map("params", tensors[0], self._source.params)
-        check_map("state", tensors[1], self._source.state)
+        check_map("params", network.params, self._source.params)
+        check_map("buffers", network.buffers, self._source.buffers)
         results = {key: self._empty(key, len(x)) for key in keys}
         with self._source.lock:
             for start in range(0, len(x), batch_size):
                 rows = slice(start, start + batch_size)
-                out = self._batch(tensors, x[rows], keys)
+                out = self._batch(network, x[rows], keys)
                 for key, result in results.items():
                     result[rows] = out[self._outputs[key].name]
         return results
@@ -80,11 +80,11 @@ class InferProgram:
 
     def _batch(
         self,
-        tensors: tuple[TensorMap, TensorMap],
+        network: Network,
         x: NDArray[np.float32],
         keys: tuple[str, ...],
     ) -> Mapping[str, NDArray[np.float32]]:
-        params, state = tensors
+        params, buffers = network.params, network.buffers
         batch = {"x": x}
         size = self._intake.size(batch)
         staged = self._intake.stage(batch, size)
@@ -92,12 +92,12 @@ class InferProgram:
         out = slots.at(size)
 
         def feed() -> tuple[Arrays, Arrays]:
-            values = views(self._in_params, params) | views(self._in_state, state)
+            values = views(self._in_params, params) | views(self._in_buffers, buffers)
             return {**values, **staged}, out
 
         key = (
             address(params.buffer),
-            address(state.buffer),
+            address(buffers.buffer),
             size,
             self._intake.generation,
             slots.generation,

@@ -22,7 +22,7 @@ class Source:
 
     Attributes:
         program: the signature.
-        params, state: layouts of the bundle.
+        params, buffers: layouts of the bundle's network.
         where: what to call it in a message.
         lock: held while the program's buffers are in use.
     """
@@ -31,7 +31,7 @@ class Source:
         self, name: str, program: Program, layouts: tuple[Layout, Layout], backend: Backend
     ) -> None:
         self.program = program
-        self.params, self.state = layouts
+        self.params, self.buffers = layouts
         self.where = backend.where(name)
         self.lock = threading.Lock()
         self._name = name
@@ -70,11 +70,11 @@ class Source:
         return ports[0]
 
     def check(self) -> None:
-        """Raise ProvisionError unless ports of parameters and state fit the layouts."""
+        """Raise ProvisionError unless ports of parameters and buffers fit the layouts."""
         shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = {
             "param": self.params.shapes,
             "grad": self.params.shapes,
-            "state": self.state.shapes,
+            "state": self.buffers.shapes,
         }
         for port in (*self.program.inputs, *self.program.outputs):
             if port.role not in shapes:

@@ -15,10 +15,11 @@ from protofleet.runtime._freeze import Frozen
 from protofleet.runtime._infer import InferProgram
 from protofleet.runtime._program import Source
 from protofleet.strategies.types import Score
-from protofleet.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Layout, Model, Network, TensorMap
 
 _PROGRAMS = {"logits": "infer", "features": "features"}
-_NOTHING = TensorMap.zeros(Layout(()))
+_NO_TENSORS = TensorMap.zeros(Layout(()))
+_NOTHING = Network(params=_NO_TENSORS, buffers=_NO_TENSORS)
 
 
 class ModelSource(ProgramSource, Protocol):
@@ -30,7 +31,7 @@ class ModelSource(ProgramSource, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classifier:
-    """Scores of examples by parameters and state that do not change.
+    """Scores of examples by parameters and buffers that do not change.
 
     Attributes:
         backend: who runs it.
@@ -51,7 +52,7 @@ class Classifier:
             InputError: ``x`` does not fit the program, or ``batch_size`` is below 1.
             ProvisionError: the program failed or does not fit its manifest.
         """
-        found = self._program(_NOTHING, _NOTHING, x, batch_size)
+        found = self._program(_NOTHING, x, batch_size)
         return found if self._score is None else self._score(found)
 
 
@@ -59,21 +60,21 @@ def open_classifier(  # noqa: PLR0913 - what a caller chooses, each by keyword
     bundle: ModelSource,
     *,
     precision: Precision = "float32",
-    model: tuple[TensorMap, TensorMap] | None = None,
+    model: Network | None = None,
     score: Score | None = None,
     backend: BackendName = "auto",
     threads: int = 1,
 ) -> Classifier:
     """Prepare a classifier with fixed values; it is loaded at its first call.
 
-    It answers faster than ``Programs.predict``, which reads parameters and state where they lie at
-    the time, and it holds a copy of them.
+    It answers faster than ``Programs.predict``, which reads a network where it lies at the time,
+    and it holds a copy of the network.
 
     Args:
         bundle: a verified bundle.
         precision: ``float32`` is the program ``infer``; the others, ``infer_float16`` and
             ``infer_int8``, have the bundle's values in their files.
-        model: parameters and state, copied; None: the bundle's own.
+        model: parameters and buffers, copied; None: the bundle's own.
         score: classifies features ``(n, d)`` in place of the model's head.
         backend: who runs it.
         threads: threads of the runtime.
@@ -101,19 +102,14 @@ def open_classifier(  # noqa: PLR0913 - what a caller chooses, each by keyword
         )
     source: ProgramSource = bundle
     if not fixed:
-        source = frozen = Frozen(bundle, name, _own(bundle) if model is None else model)
+        source = frozen = Frozen(bundle, name, bundle.model().network if model is None else model)
         program = frozen.program
     # Of an ALP layer's graph, the runtime computes once what fixed prototypes decide.
     opened = open_backend(backend, source, {name: program}, threads=threads, kernels="graph")
-    layouts = (_NOTHING.layout, _NOTHING.layout)
+    layouts = (_NO_TENSORS.layout, _NO_TENSORS.layout)
     return Classifier(
         backend=opened.name,
         precision=precision,
         _program=InferProgram(Source(name, program, layouts, opened), output),
         _score=score,
     )
-
-
-def _own(bundle: ModelSource) -> tuple[TensorMap, TensorMap]:
-    model = bundle.model()
-    return model.params, model.state

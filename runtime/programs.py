@@ -15,7 +15,7 @@ from protofleet.runtime._infer import LAYERS, InferProgram
 from protofleet.runtime._program import Source
 from protofleet.runtime._train import TrainProgram
 from protofleet.strategies.types import GradFn
-from protofleet.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,7 @@ class Programs:
 
     def predict(
         self,
-        params: TensorMap,
-        state: TensorMap,
+        network: Network,
         x: NDArray[np.float32],
         *,
         batch_size: int | None = None,
@@ -55,28 +54,26 @@ class Programs:
         on its own.
 
         Raises:
-            InputError: parameters, state or ``x`` do not fit the program.
+            InputError: parameters, buffers or ``x`` do not fit the program.
             ProvisionError: the bundle has no such program, or it failed.
         """
         program = _required(self._infer, self._name, "infer")
-        return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
+        return program(network, x, self.eval_batch if batch_size is None else batch_size)
 
     def features(
         self,
-        params: TensorMap,
-        state: TensorMap,
+        network: Network,
         x: NDArray[np.float32],
         *,
         batch_size: int | None = None,
     ) -> NDArray[np.float32]:
         """Features ``(n, …) float32`` of ``x``; batches and errors as in ``predict``."""
         program = _required(self._features, self._name, "features")
-        return program(params, state, x, self.eval_batch if batch_size is None else batch_size)
+        return program(network, x, self.eval_batch if batch_size is None else batch_size)
 
     def layers(
         self,
-        params: TensorMap,
-        state: TensorMap,
+        network: Network,
         x: NDArray[np.float32],
         *,
         batch_size: int | None = None,
@@ -96,7 +93,7 @@ class Programs:
                 "model with a method layers(x), such as mlp or cnn"
             )
         size = self.eval_batch if batch_size is None else batch_size
-        found = program.activations(params, state, x, size)
+        found = program.activations(network, x, size)
         return {key.removeprefix(LAYERS): values for key, values in found.items()}
 
 

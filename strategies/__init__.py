@@ -1,4 +1,4 @@
-"""Personalised federated-learning algorithms, one file each (``docs/strategies.md``)."""
+"""Personalised federated-learning algorithms, one file or package each (``docs/strategies.md``)."""
 
 from __future__ import annotations
 

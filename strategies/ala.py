@@ -8,9 +8,9 @@ published code. ``fedala.py`` is FedAvg with it; every strategy that shares a mo
 | symbol | name | shape | dtype |
 |---|---|---|---|
 | Θ_i^{t-1} | ``own`` | the shared tensors' | float32 |
-| Θ^{t-1} | the shared tensors of ``params`` | the same | float32 |
+| Θ^{t-1} | the shared tensors of ``received`` | the same | float32 |
 | W_i^p | ``weights``, kept as ``ala/<name>`` | the upper tensors' | float32 |
-| Θ̂_i^t | ``Merged.params`` | the model's | float32 |
+| Θ̂_i^t | ``Merged.network`` | the model's | float32 |
 | p | ``layer_idx``, in tensors | () | int |
 | s | ``sample_percent`` | () | float |
 | η | ``eta`` | () | float |
@@ -34,17 +34,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
-from protofleet.errors import InputError
 from protofleet.kernels import ala_step
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import Fit, Rows
-from protofleet.strategies.types import Batch, ClientTools, Step
-from protofleet.tensors import Layout, TensorMap, Tensors
+from protofleet.strategies.training import DivergedError, Fit, Rows
+from protofleet.strategies.types import Batch, Step, TrainTools
+from protofleet.tensors import Layout, Network, TensorMap, Tensors
 
 
 class Ala(
@@ -88,28 +87,26 @@ class Probe:
 
     Attributes:
         tools: examples, programs and randomness.
-        buffers: the model's state; not changed.
         batch_size: examples per step.
         fit: objective and its inputs.
     """
 
-    tools: ClientTools
-    buffers: TensorMap
+    tools: TrainTools
     batch_size: int
     fit: Fit
 
-    def __call__(self, params: TensorMap, rows: Rows) -> Step:
+    def __call__(self, network: Network, rows: Rows) -> Step:
         """Loss and gradients of the examples of these numbers.
 
         Raises:
-            InputError: the loss is NaN or infinite.
+            DivergedError: the loss is NaN or infinite.
         """
         tools, fit = self.tools, self.fit
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
-        step = tools.grad_fns[fit.objective](params, self.buffers, batch, tools.rng)
+        step = tools.grad_fns[fit.objective](network, batch, tools.rng)
         if not math.isfinite(step.loss):
-            raise InputError(
-                f"client '{tools.client_id}': expected a finite loss of '{fit.objective}' of the "
+            raise DivergedError(
+                f"{tools.name}: expected a finite loss of '{fit.objective}' of the "
                 f"mixed model, got {step.loss}; lower the learning rate or check the data"
             )
         return step
@@ -120,40 +117,41 @@ class Merged:
     """A model made of a client's own and the received one.
 
     Attributes:
-        params: all parameters, in a buffer of their own.
+        network: all parameters, in memory of their own, and the received model's buffers.
         weights: of the upper tensors, by their names.
     """
 
-    params: TensorMap
+    network: Network
     weights: TensorMap
 
 
 def local_aggregation(
-    ala: Ala, own: Tensors, params: TensorMap, weights: Tensors, probe: Probe
+    ala: Ala, own: Tensors, received: Network, weights: Tensors, probe: Probe
 ) -> Merged:
     """One call of adaptive local aggregation.
 
     Args:
         ala: settings.
-        own: the client's own shared tensors, by names of ``params``.
-        params: the model with the received tensors in their place; not changed.
+        own: the client's own shared tensors, by the names of parameters.
+        received: the model with the received tensors in their place; not changed.
         weights: those of an earlier call; empty at the first.
         probe: the client's loss; there must be examples.
 
     Raises:
         InputError: kept weights of other tensors, or a loss that is not finite.
     """
-    upper = _upper(params.layout, own, ala.layer_idx)
-    mixture = _Mixture(upper, own, params, weights, ala.eta)
+    upper = _upper(received.params.layout, own, ala.layer_idx)
+    mixture = _Mixture(upper, own, received.params, weights, ala.eta)
+    network = replace(received, params=mixture.params)
     part = tuple(_part(ala, probe))
     losses: list[float] = []
     # Eqs. 5 and 6, until the losses settle at the first call and once later.
     while True:
         for rows in part:
-            loss = mixture.step(probe(mixture.params, rows))
+            loss = mixture.step(probe(network, rows))
         losses.append(loss)
         if weights or _settled(ala, losses):
-            return Merged(params=mixture.params, weights=mixture.weights)
+            return Merged(network=network, weights=mixture.weights)
 
 
 def _upper(layout: Layout, own: Tensors, count: int) -> Layout:

@@ -1,38 +1,37 @@
 """What the strategies share whose clients train a shared model that the server aggregates.
 
-A client's round is ``arrive`` (the received tensors in the place of its own), ``begin`` (adaptive
-local aggregation if ``local_init`` asks for it, and an early score if ``score_at`` does), training,
-``finish`` (the update and the state to keep). ``averaging`` is the strategy around it.
+A client's round is ``receive`` (the received tensors in the place of its own), ``initialise``
+(adaptive local aggregation if ``local_init`` asks for it, an early score if ``score_at`` does),
+training, ``finish_round`` (the update and the state to keep). ``averaging`` is the strategy around
+it, for what ``AveragingContext`` says: which parameters are shared, how the server moves them, and
+what travels beside them (``PopulationMean``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.kernels import WeightedMean, apply_delta, delta
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.common import (
     PARAMS,
-    STATE,
-    client_init,
     client_key,
     client_model,
     combine_updates,
-    downlink,
+    network_tensors,
     prefixed,
     prefixed_layout,
     unpack,
+    unpack_network,
 )
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.training import Fit, Trained, Training
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -44,13 +43,14 @@ from protofleet.strategies.types import (
     Strategy,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
-from protofleet.tensors import Layout, Model, TensorMap, Tensors, check_names
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check_names
 
-WEIGHTS = "ala/"
+ALA_WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
-_NOTHING: Tensors = MappingProxyType({})
-_KNOWN = "clients"  # keys of those that have taken part, in a server's state
+_CLIENTS = "clients"  # keys of those that have taken part, in a server's state
 
 
 class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,46 +69,38 @@ class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A client's model before it trains.
+class InitialModel:
+    """A client's model at the start of its local training, with what it received in place.
 
     Attributes:
         state: what the device kept.
         payload: what it received.
-        params, buffers: the model.
-        kept: what to keep beside the model, such as weights of adaptive local aggregation.
+        network: the model; training takes it over.
+        ala_weights: of adaptive local aggregation, to keep beside the model.
         evaluation: the early score, if one is asked for.
     """
 
     state: ClientState
     payload: Payload
-    params: TensorMap
-    buffers: TensorMap
-    kept: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    network: Network
+    ala_weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     evaluation: Evaluation | None = None
 
 
-def arrive(model: Model, shared: Layout, state: ClientState, payload: Payload) -> Start:
+def receive(context: AveragingContext[Any], state: ClientState, payload: Payload) -> InitialModel:
     """The client's model with the received tensors in the place of its own.
-
-    Args:
-        model: the bundle's initial values.
-        shared: prefixed layout of what the payload must hold.
-        state: what the device kept.
-        payload: what it received.
 
     Raises:
         InputError: a tensor is absent, surplus, or of another shape.
     """
-    check_names(payload.tensors, shared)
-    both = ClientState(round_id=payload.round_id, tensors={**state.tensors, **payload.tensors})
-    params, buffers = client_model(model, both)
-    return Start(state=state, payload=payload, params=params, buffers=buffers)
+    check_names(payload.tensors, context.down)
+    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
+    return InitialModel(state=state, payload=payload, network=network)
 
 
 def local_init(
-    settings: SharedTraining, start: Start, tools: ClientTools, fit: Fit | None = None
-) -> Start:
+    settings: SharedTraining, start: InitialModel, tools: ClientTools, fit: Fit | None = None
+) -> InitialModel:
     """Mix the received parameters with the client's own, if the settings ask for it.
 
     In round 1, without examples, or where both are the same in every tensor, there is nothing to
@@ -116,7 +108,7 @@ def local_init(
 
     Args:
         settings: with ``local_init``.
-        start: from ``arrive``.
+        start: from ``receive``.
         tools: the client's.
         fit: objective and inputs with which the weights are learnt; None: cross-entropy.
 
@@ -126,33 +118,34 @@ def local_init(
     ala = settings.local_init
     if ala is None:
         return start
-    kept = {name: v for name, v in start.state.tensors.items() if name.startswith(WEIGHTS)}
+    earlier = {name: v for name, v in start.state.tensors.items() if name.startswith(ALA_WEIGHTS)}
     own = {
         name.removeprefix(PARAMS): start.state.tensors[name]
         for name in start.payload.tensors
         if name.startswith(PARAMS)
     }
-    same = all(np.array_equal(value, start.params[name]) for name, value in own.items())
-    if same or start.payload.round_id == 1 or not len(tools.y):
-        return replace(start, kept=kept)
+    same = all(np.array_equal(value, start.network.params[name]) for name, value in own.items())
+    if same or start.payload.round_id == 1 or not len(tools.training.y):
+        return replace(start, ala_weights=earlier)
     merged = local_aggregation(
         ala,
         own,
-        start.params,
-        {name.removeprefix(WEIGHTS): value for name, value in kept.items()},
-        Probe(tools=tools, buffers=start.buffers, batch_size=settings.batch_size, fit=fit or Fit()),
+        start.network,
+        {name.removeprefix(ALA_WEIGHTS): value for name, value in earlier.items()},
+        Probe(tools=tools.training, batch_size=settings.batch_size, fit=fit or Fit()),
     )
-    return replace(start, params=merged.params, kept=prefixed(WEIGHTS, merged.weights))
+    weights = prefixed(ALA_WEIGHTS, merged.weights)
+    return replace(start, network=merged.network, ala_weights=weights)
 
 
-def begin(
-    settings: SharedTraining, start: Start, tools: ClientTools, fit: Fit | None = None
-) -> Start:
+def initialise(
+    settings: SharedTraining, start: InitialModel, tools: ClientTools, fit: Fit | None = None
+) -> InitialModel:
     """``local_init``, and the early score of the outcome if the settings ask for one."""
     start = local_init(settings, start, tools, fit)
     if not scored_early(settings, start.payload):
         return start
-    return replace(start, evaluation=tools.evaluate(start.params, start.buffers))
+    return replace(start, evaluation=tools.evaluate(start.network))
 
 
 def scored_early(settings: SharedTraining, payload: Payload) -> bool:
@@ -160,36 +153,8 @@ def scored_early(settings: SharedTraining, payload: Payload) -> bool:
     return settings.score_at == "start" and not payload.final
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Begun:
-    """What ``finish`` needs of a ``Start``."""
-
-    round_id: int
-    kept: Mapping[str, NDArray[Any]]
-    evaluation: Evaluation | None
-
-    @classmethod
-    def of(cls, start: Start) -> Self:
-        """Without the model."""
-        return cls(round_id=start.payload.round_id, kept=start.kept, evaluation=start.evaluation)
-
-
-def train_from(
-    start: Start, tools: ClientTools, settings: SharedTraining, shared: Layout
-) -> tuple[ClientState, Update]:
-    """Train and ``finish``; a ``start`` that nobody else holds is gone during training."""
-    begun, network = Begun.of(start), [start.buffers, start.params]
-    del start
-    trained = train(network.pop(), network.pop(), tools, settings)
-    return finish(begun, trained, tools, shared)
-
-
-def finish(
-    start: Start | Begun,
-    trained: Trained,
-    tools: ClientTools,
-    shared: Layout,
-    extra: Tensors = _NOTHING,
+def finish_round(
+    start: InitialModel, trained: Trained, tools: ClientTools, shared: Layout
 ) -> tuple[ClientState, Update]:
     """What the device keeps, and the update with the tensors of ``shared``.
 
@@ -198,27 +163,25 @@ def finish(
         trained: how it ended; scored here if it was not scored early.
         tools: the client's.
         shared: prefixed layout of what travels, of parameters and buffers.
-        extra: what else travels.
     """
-    start = Begun.of(start) if isinstance(start, Start) else start
-    own = {**prefixed(PARAMS, trained.params), **prefixed(STATE, trained.state)}
-    round_id = start.round_id
+    kept = network_tensors(trained.network)
+    round_id = start.payload.round_id
     update = Update(
         client_id=tools.client_id,
         round_id=round_id,
-        num_examples=len(tools.y),
-        tensors={**{name: own[name] for name in shared.shapes}, **extra},
-        evaluation=start.evaluation or tools.evaluate(trained.params, trained.state),
+        num_examples=len(tools.training.y),
+        tensors={name: kept[name] for name in shared.shapes},
+        evaluation=start.evaluation or tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    return ClientState(round_id=round_id, tensors={**own, **start.kept}), update
+    return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights}), update
 
 
 class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the server makes of its clients' parameters.
+    """What the server makes of its clients' updates, beside its aggregator.
 
     Attributes:
-        lr: share of the way from its own to what its aggregator made of theirs.
+        lr: share of the way that it goes from its own shared tensors to the clients' combined.
         by_examples: clients count by their number of examples; otherwise alike.
         population: number of all clients; 0: of those that have ever taken part.
     """
@@ -233,73 +196,38 @@ class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 _BY_EXAMPLES = ServerStep(by_examples=True)
+_NO_TENSORS = Layout.of({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Participants:
-    """How many clients there are.
+class PopulationMean:
+    """Extra tensors that travel beside the shared ones: the mean of what every client keeps.
+
+    A client keeps tensors of its own, zeros until it takes part, and sends by how much it has
+    changed them. The server keeps their mean over all clients, also those that are not of the
+    round, and sends that down. Clients count alike, whatever the aggregator does.
 
     Attributes:
-        clients: whose updates of this round have examples.
-        before: the population without this round's newcomers.
-        population: all.
+        down: prefixed layout of the mean and of what a client keeps.
+        up: prefixed layout of a client's change. Its names are others than those of ``down``: a
+            codec sends the difference to what went down by the same name.
     """
 
-    clients: int
-    before: int
-    population: int
-
-
-def add_over_population(old: TensorMap, change: TensorMap, among: Participants) -> TensorMap:
-    """The mean of what all clients hold, where those of the round have changed theirs.
-
-    Args:
-        old: that mean before; clients that never took part hold zeros.
-        change: mean over the round's clients.
-        among: the clients.
-    """
-    total = old.buffer.astype(np.float64) * among.before
-    total += change.buffer.astype(np.float64) * among.clients
-    return TensorMap(old.layout, (total / among.population).astype(np.float32))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extra:
-    """Tensors that travel beside the shared parameters, aggregated by a rule of their own.
-
-    Attributes:
-        down: prefixed layout of what the server keeps, zeros before round 1, and sends.
-        up: prefixed layout of what clients send. Other names than those of ``down``: a codec
-            sends the difference to what went down by the same name.
-        merge: what the server keeps next, from what it keeps, the mean over the round's clients,
-            in which they count alike, and how many there are.
-    """
-
-    down: Layout
-    up: Layout
-    merge: Callable[[TensorMap, TensorMap, Participants], TensorMap] = add_over_population
+    down: Layout = _NO_TENSORS
+    up: Layout = _NO_TENSORS
 
     @classmethod
-    def beside(cls, model: Model, *, down: str, up: str) -> Self:
-        """One number for each parameter; ``down`` and ``up`` are prefixes."""
+    def of_params(cls, model: Model, *, down: str, up: str) -> Self:
+        """A number for each parameter; ``down`` and ``up`` are prefixes of their names."""
         layout = model.params.layout
         return cls(down=prefixed_layout(down, layout), up=prefixed_layout(up, layout))
-
-    def pick(self, tensors: Tensors) -> TensorMap:
-        """A copy of what ``tensors`` hold by the names of ``down``; zeros where they do not.
-
-        Raises:
-            InputError: one is of another shape.
-        """
-        found = {name: tensors[name] for name in self.down.shapes if name in tensors}
-        return TensorMap.pack({**TensorMap.zeros(self.down), **found}, self.down)
 
 
 _Settings = TypeVar("_Settings", bound=SharedTraining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing(Generic[_Settings]):
+class AveragingContext(Generic[_Settings]):
     """What both halves of such a strategy know.
 
     Attributes:
@@ -307,142 +235,140 @@ class Sharing(Generic[_Settings]):
         settings: its validated settings.
         model: the bundle's initial values.
         shared: prefixed layout of the parameters that travel.
-        extras: what else travels.
-        server: what the server makes of the shared parameters.
+        extra: what else travels.
+        server: what the server makes of the clients' updates.
     """
 
     description: Description
     settings: _Settings
     model: Model
     shared: Layout
-    extras: tuple[Extra, ...] = ()
+    extra: PopulationMean = PopulationMean()
     server: ServerStep = _BY_EXAMPLES
 
     @property
     def down(self) -> Layout:
         """Prefixed layout of a payload."""
-        shapes = self.shared.shapes
-        for extra in self.extras:
-            shapes |= extra.down.shapes
-        return Layout.of(shapes)
+        return Layout.of({**self.shared.shapes, **self.extra.down.shapes})
 
 
-SharedUpdate = Callable[
-    [Sharing[_Settings], ClientState, Payload, ClientTools], tuple[ClientState, Update]
+ClientUpdateFn = Callable[
+    [AveragingContext[_Settings], ClientState, Payload, ClientTools], tuple[ClientState, Update]
 ]
 """A client's half of such a strategy."""
 
 
-def whole(model: Model) -> Layout:
-    """Prefixed layout of all parameters."""
-    return prefixed_layout(PARAMS, model.params.layout)
-
-
 def share_all(
-    description: Description,
-    settings: _Settings,
-    model: Model,
-    extras: tuple[Extra, ...] = (),
-    server: ServerStep = _BY_EXAMPLES,
-) -> Sharing[_Settings]:
-    """All parameters are shared."""
-    return Sharing(
-        description=description,
-        settings=settings,
-        model=model,
-        shared=whole(model),
-        extras=extras,
-        server=server,
+    description: Description, settings: _Settings, model: Model
+) -> AveragingContext[_Settings]:
+    """The context of a strategy that shares all parameters."""
+    return AveragingContext(
+        description=description, settings=settings, model=model, shared=_whole(model)
     )
 
 
-def averaging(sharing: Sharing[_Settings], update: SharedUpdate[_Settings]) -> Strategy:
+def _whole(model: Model) -> Layout:
+    return prefixed_layout(PARAMS, model.params.layout)
+
+
+def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Settings]) -> Strategy:
     """The strategy whose server sends what its aggregator makes of the clients' shared tensors.
 
     The server has a model if all parameters are shared.
     """
-    model = sharing.model
-    all_shared = sharing.shared == whole(model)
+    model, extra = context.model, context.extra
+    all_shared = context.shared == _whole(model)
     return Strategy(
-        description=sharing.description,
-        settings=sharing.settings,
-        server_init=partial(_server_init, sharing),
-        downlink=partial(_downlink, sharing) if sharing.extras else downlink,
-        client_init=client_init,
-        client_update=partial(update, sharing),
+        description=context.description,
+        settings=context.settings,
+        uplink=Uplink(required=float32_forms(context.shared) | float32_forms(extra.up)),
+        server_init=partial(_server_init, context),
+        downlink=partial(_downlink, context),
+        client_init=partial(_client_init, context),
+        client_update=partial(update, context),
         client_model=partial(client_model, model),
-        aggregate=partial(_aggregate, sharing),
+        aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, model) if all_shared else _no_model,
     )
 
 
-def _server_init(sharing: Sharing[Any], model: Model, _rng: np.random.Generator) -> ServerState:
+def _server_init(
+    context: AveragingContext[Any], model: Model, _rng: np.random.Generator
+) -> ServerState:
     every = prefixed(PARAMS, model.params)
-    tensors = {name: every[name] for name in sharing.shared.shapes}
-    for extra in sharing.extras:
-        tensors |= TensorMap.zeros(extra.down)
-    return ServerState(round_id=0, tensors=tensors)
+    shared = {name: every[name] for name in context.shared.shapes}
+    return ServerState(round_id=0, tensors={**shared, **TensorMap.zeros(context.extra.down)})
 
 
-def _downlink(sharing: Sharing[Any], state: ServerState, _client_id: str) -> Payload:
-    tensors = {name: state.tensors[name] for name in sharing.down.shapes}
+def _downlink(context: AveragingContext[Any], state: ServerState, _client_id: str) -> Payload:
+    tensors = {name: state.tensors[name] for name in context.down.shapes}
     return Payload(round_id=state.round_id + 1, tensors=tensors)
 
 
+def _client_init(context: AveragingContext[Any], model: Model) -> ClientState:
+    own = TensorMap.zeros(context.extra.down)
+    return ClientState(round_id=0, tensors={**network_tensors(model.network), **own})
+
+
 def _aggregate(
-    sharing: Sharing[Any], state: ServerState, updates: Updates, tools: ServerTools
+    context: AveragingContext[Any], state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    means = [WeightedMean(extra.up.size) for extra in sharing.extras]
-    keys: list[int] = []
-
-    def visit(update: Update) -> None:
-        keys.append(client_key(update.client_id))
-        for extra, mean in zip(sharing.extras, means, strict=True):
-            sent = {n: update.tensors[n] for n in extra.up.shapes if n in update.tensors}
-            mean.add(TensorMap.pack(sent, extra.up).buffer, 1.0)
-
+    server, changes = context.server, _Changes(context.extra)
     combined = combine_updates(
         updates,
-        sharing.shared,
+        context.shared,
         tools.aggregator,
-        by_examples=sharing.server.by_examples,
-        visit=visit,
+        by_examples=server.by_examples,
+        visit=changes.add,
     )
     if combined is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    tensors: dict[str, NDArray[Any]] = {**_moved(sharing, state.tensors, combined)}
-    if sharing.extras:
-        participants, kept = _participants(sharing, state.tensors, keys)
-        tensors |= kept
-        for extra, mean in zip(sharing.extras, means, strict=True):
-            change = TensorMap(extra.up, mean.result())
-            tensors |= extra.merge(extra.pick(state.tensors), change, participants)
+    if server.lr != 1:
+        for name, value in combined.items():
+            old = state.tensors[name]
+            value[...] = old + server.lr * (value - old)
+    tensors = {**combined, **changes.added_to(state.tensors, server.population)}
     return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
-def _moved(sharing: Sharing[Any], tensors: Tensors, combined: TensorMap) -> TensorMap:
-    """The server's parameters, as far as it goes towards the clients'."""
-    if sharing.server.lr == 1:
-        return combined
-    moved = TensorMap.pack({name: tensors[name] for name in combined}, combined.layout)
-    apply_delta(moved.buffer, delta(combined.buffer, moved.buffer), sharing.server.lr)
-    return moved
+class _Changes:
+    """A round's changes of the extra tensors, summed, and whose they are."""
+
+    def __init__(self, extra: PopulationMean) -> None:
+        self._extra = extra
+        self._sum = np.zeros(extra.up.size, np.float64)
+        self._clients: list[int] = []
+
+    def add(self, update: Update) -> None:
+        """Add those of one client."""
+        sent = {name: update.tensors[name] for name in self._extra.up.shapes}
+        self._sum += TensorMap.pack(sent, self._extra.up).buffer
+        self._clients.append(client_key(update.client_id))
+
+    def added_to(self, tensors: Tensors, population: int) -> dict[str, NDArray[Any]]:
+        """The new mean over the population, and who has taken part unless it is known how many.
+
+        Args:
+            tensors: of the server's state.
+            population: as in ``ServerStep``.
+        """
+        down = self._extra.down
+        if not down.shapes:
+            return {}
+        known: dict[str, NDArray[Any]] = {}
+        before = after = population
+        if not population:
+            earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
+            known[_CLIENTS] = np.union1d(earlier, np.array(self._clients, np.int64))
+            before, after = len(earlier), len(known[_CLIENTS])
+        old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
+        mean = (old.buffer.astype(np.float64) * before + self._sum) / after
+        return {**TensorMap(down, mean.astype(np.float32)), **known}
 
 
-def _participants(
-    sharing: Sharing[Any], tensors: Tensors, keys: Sequence[int]
-) -> tuple[Participants, dict[str, NDArray[Any]]]:
-    """The round's, and what the server keeps to know its population."""
-    clients, stated = len(keys), sharing.server.population
-    if stated:
-        return Participants(clients=clients, before=stated, population=stated), {}
-    known = tensors.get(_KNOWN, np.zeros(0, np.int64))
-    now = np.union1d(known, np.array(keys, np.int64))
-    return Participants(clients=clients, before=len(known), population=len(now)), {_KNOWN: now}
-
-
-def _server_model(model: Model, state: ServerState) -> tuple[TensorMap, TensorMap]:
-    return unpack(state.tensors, PARAMS, model.params.layout), model.state
+def _server_model(model: Model, state: ServerState) -> Network:
+    params = unpack(state.tensors, PARAMS, model.params.layout)
+    return Network(params=params, buffers=model.buffers)
 
 
 def _no_model(_state: ServerState) -> None:

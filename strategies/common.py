@@ -1,7 +1,7 @@
 """What strategies share: settings, tensors with prefixes, the aggregation of whole updates.
 
-In states, payloads and updates a parameter ``a.w`` is called ``params/a.w`` and a state tensor
-``b.m`` is called ``state/b.m``.
+In states, payloads and updates a parameter ``a.w`` is called ``params/a.w`` and a buffer ``b.m`` is
+called ``state/b.m``.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator, TermsReader
 from protofleet.strategies.settings import parse_record
 from protofleet.strategies.types import ClientState, Payload, ServerState, Update, Updates
-from protofleet.tensors import Layout, Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 PARAMS = "params/"
-STATE = "state/"
+BUFFERS = "state/"
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
@@ -75,6 +75,23 @@ def unpack(tensors: Tensors, prefix: str, layout: Layout) -> TensorMap:
     return TensorMap.pack(named, layout)
 
 
+def network_tensors(network: Network) -> dict[str, NDArray[Any]]:
+    """A network's very arrays under the names that they have in states, payloads and updates."""
+    return {**prefixed(PARAMS, network.params), **prefixed(BUFFERS, network.buffers)}
+
+
+def unpack_network(tensors: Tensors, model: Model) -> Network:
+    """Copy what ``network_tensors`` named into a network of its own; other names are passed over.
+
+    Raises:
+        InputError: a tensor is absent, surplus under its prefix, or of another shape.
+    """
+    return Network(
+        params=unpack(tensors, PARAMS, model.params.layout),
+        buffers=unpack(tensors, BUFFERS, model.buffers.layout),
+    )
+
+
 def downlink(state: ServerState, _client_id: str) -> Payload:
     """Every client gets the server's whole state."""
     return Payload(round_id=state.round_id + 1, tensors=state.tensors)
@@ -82,18 +99,16 @@ def downlink(state: ServerState, _client_id: str) -> Payload:
 
 def client_init(model: Model) -> ClientState:
     """All of the bundle's values, under prefixed names."""
-    tensors = {**prefixed(PARAMS, model.params), **prefixed(STATE, model.state)}
-    return ClientState(round_id=0, tensors=tensors)
+    return ClientState(round_id=0, tensors=network_tensors(model.network))
 
 
-def client_model(model: Model, state: ClientState) -> tuple[TensorMap, TensorMap]:
-    """Parameters and state in a client's state that holds all of the model's tensors.
+def client_model(model: Model, state: ClientState) -> Network:
+    """The network in a client's state that holds all of the model's tensors, a copy.
 
     Raises:
-        InputError: one is absent, surplus, or of another shape.
+        InputError: a tensor is absent, surplus, or of another shape.
     """
-    params = unpack(state.tensors, PARAMS, model.params.layout)
-    return params, unpack(state.tensors, STATE, model.state.layout)
+    return unpack_network(state.tensors, model)
 
 
 def ordered(updates: Updates) -> Iterator[Update]:

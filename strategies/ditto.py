@@ -31,16 +31,22 @@ from typing import Any
 import msgspec
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    finish,
+    finish_round,
     local_init,
+    receive,
     scored_early,
-    whole,
+    share_all,
 )
-from protofleet.strategies.common import PARAMS, STATE, client_model, parse_settings, prefixed
+from protofleet.strategies.common import (
+    PARAMS,
+    client_model,
+    network_tensors,
+    parse_settings,
+    prefixed,
+)
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, Trained, train
 from protofleet.strategies.types import (
@@ -92,29 +98,28 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    sharing = Sharing(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, DittoSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(sharing, _client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, DittoSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
 
 
 def _client_update(
-    sharing: Sharing[DittoSettings], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[DittoSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
 ) -> tuple[ClientState, Update]:
-    settings = sharing.settings
-    received = arrive(sharing.model, sharing.shared, _shared_state(state), payload)
+    settings = context.settings
+    received = receive(context, _shared_state(state), payload)
     start = local_init(settings, received, tools)
-    personal = client_model(sharing.model, state)
-    early = tools.evaluate(*personal) if scored_early(settings, payload) else None
-    trained = train(start.params, start.buffers, tools, settings)
+    personal = client_model(context.model, state)
+    early = tools.evaluate(personal) if scored_early(settings, payload) else None
+    trained = train(start.network.copy(), tools.training, settings)
     training = msgspec.structs.replace(settings, epochs=settings.personal_epochs)
-    fit = Fit(proximal=(settings.lam, start.params))  # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
-    own = train(*personal, tools, training, fit)
-    start = replace(start, evaluation=early or tools.evaluate(own.params, own.state))
-    kept, update = finish(start, trained, tools, sharing.shared)
+    # Algorithm 1: ∇F_k(v_k) + λ(v_k - w^t)
+    fit = Fit(proximal=(settings.lam, start.network.params))
+    own = train(personal, tools.training, training, fit)
+    start = replace(start, evaluation=early or tools.evaluate(own.network))
+    kept, update = finish_round(start, trained, tools, context.shared)
     return _both(settings, own, kept), update
 
 
@@ -135,9 +140,5 @@ def _both(settings: DittoSettings, own: Trained, shared: ClientState) -> ClientS
         for name, value in shared.tensors.items()
         if settings.local_init is not None or not name.startswith(PARAMS)
     }
-    tensors = {
-        **prefixed(PARAMS, own.params),
-        **prefixed(STATE, own.state),
-        **prefixed(_SHARED, needed),
-    }
+    tensors = {**network_tensors(own.network), **prefixed(_SHARED, needed)}
     return ClientState(round_id=shared.round_id, tensors=tensors)

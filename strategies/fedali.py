@@ -2,7 +2,7 @@
 
 Source: Ek et al., "FedAli: Personalized Federated Learning Alignment with Prototype Layers for
 Generalized Mobile Services" (arXiv:2411.10595), and the authors' published TensorFlow code. The
-layer itself is a part of the model (``export/alp.py``); its plan and the update of its local
+layer itself is a part of the model (``export/models/alp.py``); its plan and the update of its local
 prototypes run inside the training program, which was compiled with their settings (variant,
 gamma, epsilon). Here stands what happens between rounds.
 
@@ -44,10 +44,10 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import cluster_means, kmeans
-from protofleet.strategies.averaging import SharedTraining, Start, begin, train_from
+from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
+    BUFFERS,
     PARAMS,
-    STATE,
     client_init,
     client_model,
     combine_updates,
@@ -58,6 +58,7 @@ from protofleet.strategies.common import (
     unpack,
 )
 from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -69,8 +70,10 @@ from protofleet.strategies.types import (
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
-from protofleet.tensors import Layout, Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 _LOCAL = ".local_prototypes"
 _GLOBAL = ".global_prototypes"
@@ -141,6 +144,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=Uplink(required=float32_forms(context.uplink)),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,
@@ -152,18 +156,18 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
 
 def _context(settings: FedAliSettings, model: Model) -> _Context:
-    shapes = model.state.layout.shapes
+    shapes = model.buffers.layout.shapes
     layers = tuple(name.removesuffix(_LOCAL) for name in shapes if name.endswith(_LOCAL))
     fits = all(shapes.get(layer + _GLOBAL) == shapes[layer + _LOCAL] for layer in layers)
     if not layers or not fits or shapes.get(_BETA) != ():
         raise InputError(
-            f"strategy 'fedali': expected a model with ALP layers (state '<layer>{_LOCAL}' and "
-            f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got state {shapes}; "
+            f"strategy 'fedali': expected a model with ALP layers (buffers '<layer>{_LOCAL}' and "
+            f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got buffers {shapes}; "
             "export a model with ALP layers, or use another strategy"
         )
     uplink = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,
-        **{STATE + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers},
+        **{BUFFERS + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers},
     }
     return _Context(settings=settings, model=model, layers=layers, uplink=Layout.of(uplink))
 
@@ -171,43 +175,38 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
 def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
     tensors = prefixed(PARAMS, model.params)
     for layer in context.layers:
-        tensors[STATE + layer + _GLOBAL] = model.state[layer + _GLOBAL]
+        tensors[BUFFERS + layer + _GLOBAL] = model.buffers[layer + _GLOBAL]
     return ServerState(round_id=0, tensors=tensors)
 
 
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    return train_from(
-        begin(context.settings, _arrived(context, state, payload), tools),
-        tools,
-        context.settings,
-        context.uplink,
-    )
+    start = initialise(context.settings, _arrived(context, state, payload), tools)
+    trained = train(start.network, tools.training, context.settings)
+    return finish_round(start, trained, tools, context.uplink)
 
 
-def _arrived(context: _Context, state: ClientState, payload: Payload) -> Start:
+def _arrived(context: _Context, state: ClientState, payload: Payload) -> InitialModel:
     """The client's model with the received tensors in the place of its own."""
-    return Start(
-        state=state,
-        payload=payload,
-        params=_params(context, payload.tensors),
-        buffers=_buffers(context, state, payload),
+    network = Network(
+        params=_params(context, payload.tensors), buffers=_buffers(context, state, payload)
     )
+    return InitialModel(state=state, payload=payload, network=network)
 
 
 def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorMap:
-    """The model's state with which local training starts."""
+    """The model's buffers with which local training starts."""
     first = payload.round_id == 1
     settings = context.settings
-    buffers = unpack(state.tensors, STATE, context.model.state.layout)
+    buffers = unpack(state.tensors, BUFFERS, context.model.buffers.layout)
     buffers[_BETA][...] = 0.0 if first else settings.beta
     keep = settings.keep_local_prototypes and state.round_id > 0
     for layer in context.layers:
-        received = payload.tensors[STATE + layer + _GLOBAL]
+        received = payload.tensors[BUFFERS + layer + _GLOBAL]
         buffers[layer + _GLOBAL][...] = received
         if not keep:
-            initial = context.model.state[layer + _LOCAL]
+            initial = context.model.buffers[layer + _LOCAL]
             buffers[layer + _LOCAL][...] = initial if first else received
     return buffers
 
@@ -217,7 +216,7 @@ def _aggregate(
 ) -> ServerState:
     """Combine everything, cluster prototypes; without examples the state stays as it is."""
     shapes = context.uplink.shapes
-    names = [STATE + layer + _LOCAL for layer in context.layers]
+    names = [BUFFERS + layer + _LOCAL for layer in context.layers]
     collected = {name: np.empty((len(updates), *shapes[name]), np.float32) for name in names}
     clients = 0
 
@@ -233,7 +232,7 @@ def _aggregate(
     merged = {name: combined[name] for name in combined if name.startswith(PARAMS)}
     for layer, name in zip(context.layers, names, strict=True):
         locals_ = collected.pop(name)[:clients]
-        merged[STATE + layer + _GLOBAL] = _cluster(context.settings, locals_, combined[name])
+        merged[BUFFERS + layer + _GLOBAL] = _cluster(context.settings, locals_, combined[name])
     return ServerState(round_id=state.round_id + 1, tensors=merged)
 
 
@@ -253,15 +252,15 @@ def _cluster(
     return cluster_means(points, result.labels, init)
 
 
-def _server_model(context: _Context, state: ServerState) -> tuple[TensorMap, TensorMap]:
-    buffers = context.model.state.copy()
+def _server_model(context: _Context, state: ServerState) -> Network:
+    buffers = context.model.buffers.copy()
     buffers[_BETA][...] = context.settings.beta
     for layer in context.layers:
-        clustered = state.tensors[STATE + layer + _GLOBAL]
+        clustered = state.tensors[BUFFERS + layer + _GLOBAL]
         buffers[layer + _GLOBAL][...] = clustered
         if state.round_id:
             buffers[layer + _LOCAL][...] = clustered
-    return _params(context, state.tensors), buffers
+    return Network(params=_params(context, state.tensors), buffers=buffers)
 
 
 def _params(context: _Context, tensors: Tensors) -> TensorMap:

@@ -22,15 +22,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    begin,
-    train_from,
-    whole,
+    finish_round,
+    initialise,
+    receive,
+    share_all,
 )
 from protofleet.strategies.common import parse_settings
+from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -74,22 +75,15 @@ def build_as(description: Description, settings: Mapping[str, Any], model: Model
     Raises:
         InputError: as in ``build``.
     """
-    sharing = Sharing(
-        description=description,
-        settings=parse_settings(description.name, settings, FedAvgSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(sharing, client_update)
+    chosen = parse_settings(description.name, settings, FedAvgSettings)
+    return averaging(share_all(description, chosen, model), client_update)
 
 
 def client_update(
-    sharing: Sharing[Any], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     """Train what was received, with cross-entropy alone."""
-    return train_from(
-        begin(sharing.settings, arrive(sharing.model, sharing.shared, state, payload), tools),
-        tools,
-        sharing.settings,
-        sharing.shared,
-    )
+    settings = context.settings
+    start = initialise(settings, receive(context, state, payload), tools)
+    trained = train(start.network, tools.training, settings)
+    return finish_round(start, trained, tools, context.shared)

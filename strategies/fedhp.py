@@ -48,13 +48,12 @@ from protofleet.errors import InputError
 from protofleet.kernels import hyperspherical_prototypes
 from protofleet.strategies.common import (
     PARAMS,
-    STATE,
     client_init,
     client_key,
     client_model,
+    network_tensors,
     ordered,
     parse_settings,
-    prefixed,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
@@ -67,9 +66,11 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -91,7 +92,6 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
-    may_abstain=True,
 )
 
 
@@ -147,6 +147,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        uplink=Uplink(optional={_PROTOTYPES: TensorForm(model.params[_HEAD].shape)}),
         server_init=partial(_server_init, context.settings),
         downlink=_downlink,
         client_init=client_init,
@@ -203,23 +204,18 @@ def _client_update(
     anchors = _anchors(state, payload)
     if anchors is None:
         return _abstain(context, state, payload, tools)
-    params, buffers = client_model(context.model, state)
-    params[_HEAD][...] = payload.tensors[_PROTOTYPES]
-    trained = train(params, buffers, tools, context.settings, _fit(context, state, anchors))
+    network = client_model(context.model, state)
+    network.params[_HEAD][...] = payload.tensors[_PROTOTYPES]
+    trained = train(network, tools.training, context.settings, _fit(context, state, anchors))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
-        tensors={_PROTOTYPES: trained.params[_HEAD]},
-        evaluation=tools.evaluate(trained.params, trained.state),
+        num_examples=len(tools.training.y),
+        tensors={_PROTOTYPES: trained.network.params[_HEAD]},
+        evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    kept = {
-        **prefixed(PARAMS, trained.params),
-        **prefixed(STATE, trained.state),
-        **trained.moments,
-        _ANCHORS: anchors,
-    }
+    kept = {**network_tensors(trained.network), **trained.moments, _ANCHORS: anchors}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
@@ -237,7 +233,7 @@ def _fit(context: _Context, state: ClientState, anchors: NDArray[Any]) -> Fit:
         objective=_OBJECTIVE,
         inputs=lambda _rows: inputs,
         groups=context.groups,
-        kept=state.tensors,
+        moments=state.tensors,
     )
 
 
@@ -248,9 +244,9 @@ def _abstain(
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={},
-        evaluation=tools.evaluate(*client_model(context.model, state)),
+        evaluation=tools.evaluate(client_model(context.model, state)),
     )
     return replace(state, round_id=payload.round_id), update
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from protofleet.strategies.averaging import SharedTraining, Sharing, averaging
+from protofleet.strategies.averaging import AveragingContext, SharedTraining, averaging
 from protofleet.strategies.common import parse_settings, shared_layout
 from protofleet.strategies.fedavg import client_update
 from protofleet.strategies.types import Description, Strategy, Travels
@@ -55,10 +55,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
             the model or nothing of it.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedPerSettings)
-    sharing = Sharing(
+    context = AveragingContext(
         description=DESCRIPTION,
         settings=chosen,
         model=model,
         shared=shared_layout(model, chosen.head),
     )
-    return averaging(sharing, client_update)
+    return averaging(context, client_update)

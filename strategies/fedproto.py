@@ -39,13 +39,11 @@ from numpy.typing import NDArray
 
 from protofleet.strategies import common
 from protofleet.strategies.common import (
-    PARAMS,
-    STATE,
     client_model,
     downlink,
+    network_tensors,
     ordered,
     parse_settings,
-    prefixed,
 )
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import (
@@ -65,9 +63,11 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model, Tensors
 
@@ -127,6 +127,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(required={_PROTOTYPES: TensorForm((model.num_classes, context.width))}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=partial(_client_init, context),
@@ -163,21 +164,17 @@ def _score(tensors: Tensors) -> Score | None:
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    params, buffers = client_model(context.model, state)
-    trained = train(params, buffers, tools, context.settings, _fit(context, payload))
+    network = client_model(context.model, state)
+    trained = train(network, tools.training, context.settings, _fit(context, payload))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={_PROTOTYPES: _local_prototypes(context, trained, tools)},
-        evaluation=tools.evaluate(trained.params, trained.state, score=_score(payload.tensors)),
+        evaluation=tools.evaluate(trained.network, score=_score(payload.tensors)),
         loss=trained.loss,
     )
-    kept = {
-        **prefixed(PARAMS, trained.params),
-        **prefixed(STATE, trained.state),
-        **payload.tensors,
-    }
+    kept = {**network_tensors(trained.network), **payload.tensors}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
@@ -194,10 +191,10 @@ def _local_prototypes(
     context: _Context, trained: Trained, tools: ClientTools
 ) -> NDArray[np.float32]:
     """Means of the trained model's features, zeros for absent classes (eq. 3)."""
-    if not len(tools.y):
+    if not len(tools.training.y):
         return _no_prototypes(context)[_PROTOTYPES]
-    features = tools.features(trained.params, trained.state, tools.x)
-    means, _ = class_means(features, tools.y, context.model.num_classes)
+    features = tools.features(trained.network, tools.training.x)
+    means, _ = class_means(features, tools.training.y, context.model.num_classes)
     return means
 
 

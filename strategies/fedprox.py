@@ -24,13 +24,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    begin,
-    finish,
-    whole,
+    finish_round,
+    initialise,
+    receive,
+    share_all,
 )
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import check_range
@@ -78,21 +78,19 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    sharing = Sharing(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, FedProxSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(sharing, _client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, FedProxSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
 
 
 def _client_update(
-    sharing: Sharing[FedProxSettings], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[FedProxSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
 ) -> tuple[ClientState, Update]:
-    settings = sharing.settings
-    received = arrive(sharing.model, sharing.shared, state, payload)
-    start = begin(settings, received, tools)
-    fit = Fit(proximal=(settings.mu, received.params))  # Eq. 2
-    trained = train(start.params, start.buffers, tools, settings, fit)
-    return finish(start, trained, tools, sharing.shared)
+    settings = context.settings
+    received = receive(context, state, payload)
+    start = initialise(settings, received, tools)
+    fit = Fit(proximal=(settings.mu, received.network.params))  # Eq. 2
+    trained = train(start.network.copy(), tools.training, settings, fit)
+    return finish_round(start, trained, tools, context.shared)

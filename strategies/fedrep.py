@@ -25,12 +25,12 @@ from typing import Any
 import msgspec
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
     SharedTraining,
-    Sharing,
-    arrive,
     averaging,
-    begin,
-    finish,
+    finish_round,
+    initialise,
+    receive,
 )
 from protofleet.strategies.common import PARAMS, parse_settings, shared_layout
 from protofleet.strategies.optimisers import Group, check_range
@@ -85,35 +85,36 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
             the model or nothing of it.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedRepSettings)
-    sharing = Sharing(
+    context = AveragingContext(
         description=DESCRIPTION,
         settings=chosen,
         model=model,
         shared=shared_layout(model, chosen.head),
     )
-    return averaging(sharing, _client_update)
+    return averaging(context, _client_update)
 
 
 def _client_update(
-    sharing: Sharing[FedRepSettings], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[FedRepSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
 ) -> tuple[ClientState, Update]:
-    settings = sharing.settings
-    start = begin(settings, arrive(sharing.model, sharing.shared, state, payload), tools)
-    body = {name.removeprefix(PARAMS) for name in sharing.shared.shapes}
-    head = start.params.keys() - body
+    settings = context.settings
+    start = initialise(settings, receive(context, state, payload), tools)
+    body = {name.removeprefix(PARAMS) for name in context.shared.shapes}
+    head = start.network.params.keys() - body
     head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)
     fitted = train(
-        start.params,
-        start.buffers,
-        tools,
+        start.network,
+        tools.training,
         head_training,
         Fit(groups=[Group(names=head, optimiser=settings.optimiser)]),
     )
     trained = train(
-        fitted.params,
-        fitted.state,
-        tools,
+        fitted.network,
+        tools.training,
         settings,
         Fit(groups=[Group(names=body, optimiser=settings.optimiser)]),
     )
-    return finish(start, trained, tools, sharing.shared)
+    return finish_round(start, trained, tools, context.shared)

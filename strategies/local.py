@@ -25,13 +25,11 @@ import msgspec
 import numpy as np
 
 from protofleet.strategies.common import (
-    PARAMS,
-    STATE,
     client_init,
     client_model,
     downlink,
+    network_tensors,
     parse_settings,
-    prefixed,
 )
 from protofleet.strategies.scores import accuracy
 from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
@@ -46,6 +44,7 @@ from protofleet.strategies.types import (
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -54,7 +53,6 @@ DESCRIPTION = Description(
     paper="none: the baseline without federation, also called SOLO",
     programs=("cross_entropy",),
     travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
-    may_abstain=True,
     takes_aggregator=False,
 )
 
@@ -79,6 +77,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(),
         server_init=_server_init,
         downlink=downlink,
         client_init=client_init,
@@ -96,25 +95,22 @@ def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
 def _client_update(
     model: Model, settings: LocalSettings, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    start = client_model(model, state)
-    trainer = Trainer(*start, tools, settings, Fit(kept=state.tensors))
+    trainer = Trainer(
+        client_model(model, state), tools.training, settings, Fit(moments=state.tensors)
+    )
     if settings.keep_best:
         trained = _best_epoch(trainer, settings, tools)
     else:
-        trained = trainer.trained(passes(trainer.step, tools, settings))
+        trained = trainer.trained(passes(trainer.step, tools.training, settings))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={},
-        evaluation=tools.evaluate(trained.params, trained.state),
+        evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    kept = {
-        **prefixed(PARAMS, trained.params),
-        **prefixed(STATE, trained.state),
-        **trained.moments,
-    }
+    kept = {**network_tensors(trained.network), **trained.moments}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
@@ -123,8 +119,8 @@ def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -
     one_epoch = msgspec.structs.replace(settings, epochs=1)
     best, highest = trainer.trained(math.nan), -1.0
     for _ in range(settings.epochs):
-        now = trainer.trained(passes(trainer.step, tools, one_epoch))
-        counts = tools.confusion(now.params, now.state)
+        now = trainer.trained(passes(trainer.step, tools.training, one_epoch))
+        counts = tools.confusion(now.network)
         score = highest if counts is None else accuracy(counts)
         if counts is None or score > highest:
             best, highest = _copied(now), score
@@ -133,7 +129,7 @@ def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -
 
 def _copied(trained: Trained) -> Trained:
     moments = {name: value.copy() for name, value in trained.moments.items()}
-    return replace(trained, params=trained.params.copy(), moments=moments)
+    return replace(trained, network=trained.network.copy(), moments=moments)
 
 
 def _aggregate(state: ServerState, _updates: Updates, _tools: ServerTools) -> ServerState:

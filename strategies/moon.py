@@ -29,14 +29,14 @@ from typing import Any
 import numpy as np
 
 from protofleet.strategies.averaging import (
+    AveragingContext,
+    InitialModel,
     SharedTraining,
-    Sharing,
-    Start,
-    arrive,
     averaging,
-    begin,
-    finish,
-    whole,
+    finish_round,
+    initialise,
+    receive,
+    share_all,
 )
 from protofleet.strategies.common import client_model, parse_settings
 from protofleet.strategies.optimisers import check_range
@@ -87,36 +87,36 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    sharing = Sharing(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, MoonSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(sharing, _client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, MoonSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
 
 
 def _client_update(
-    sharing: Sharing[MoonSettings], state: ClientState, payload: Payload, tools: ClientTools
+    context: AveragingContext[MoonSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
 ) -> tuple[ClientState, Update]:
-    settings = sharing.settings
-    received = arrive(sharing.model, sharing.shared, state, payload)
-    fit = _contrast(sharing, received, tools)
-    start = begin(settings, received, tools, fit)
-    trained = train(start.params, start.buffers, tools, settings, fit)
-    return finish(start, trained, tools, sharing.shared)
+    settings = context.settings
+    received = receive(context, state, payload)
+    fit = _contrast(context, received, tools)
+    start = initialise(settings, received, tools, fit)
+    trained = train(start.network, tools.training, settings, fit)
+    return finish_round(start, trained, tools, context.shared)
 
 
-def _contrast(sharing: Sharing[MoonSettings], received: Start, tools: ClientTools) -> Fit:
+def _contrast(
+    context: AveragingContext[MoonSettings], received: InitialModel, tools: ClientTools
+) -> Fit:
     """Eq. 3's constants for every example."""
-    if not len(tools.y):
+    if not len(tools.training.y):
         return Fit(objective="moon")
-    positive = negative = tools.features(received.params, received.buffers, tools.x)
+    positive = negative = tools.features(received.network, tools.training.x)
     if received.state.round_id:
-        negative = tools.features(*client_model(sharing.model, received.state), tools.x)
+        negative = tools.features(client_model(context.model, received.state), tools.training.x)
     scalars = {
-        "tau": np.float32(sharing.settings.tau),
-        "mu": np.float32(sharing.settings.mu),
+        "tau": np.float32(context.settings.tau),
+        "mu": np.float32(context.settings.mu),
     }
 
     def inputs(rows: Rows) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from protofleet.errors import InputError
 from protofleet.kernels import EpsForm, adam_step, clip_by_norm, sgd_step
 from protofleet.tensors import Layout, TensorMap, Tensors
 
-_KEPT = "optimiser/"
+_PREFIX = "optimiser/"
 
 
 def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
@@ -77,15 +77,6 @@ class Adam(_Record, frozen=True, tag="adam"):
         check_range("optimiser.weight_decay", self.weight_decay, low=0)
 
 
-def check_plain(optimiser: Adam | Sgd) -> None:
-    """Raise InputError unless each step is the learning rate times the gradient."""
-    if not isinstance(optimiser, Sgd) or optimiser.momentum:
-        raise InputError(
-            "setting 'optimiser': expected sgd without momentum, got "
-            f"{'adam' if isinstance(optimiser, Adam) else f'momentum {optimiser.momentum:g}'}"
-        )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Tensors that one optimiser moves.
@@ -105,24 +96,24 @@ class Optimiser:
     Args:
         layout: of the parameters.
         groups: no tensor in two of them.
-        kept: what ``moments`` returned in an earlier round; None or without moments: fresh ones.
+        moments: what ``moments`` returned in an earlier round; None or without moments: fresh ones.
 
     Raises:
         InputError: a group names no tensor of the layout, or kept moments of other shapes.
     """
 
     def __init__(
-        self, layout: Layout, groups: Sequence[Group], kept: Tensors | None = None
+        self, layout: Layout, groups: Sequence[Group], moments: Tensors | None = None
     ) -> None:
         self._parts = [
-            _Part(f"{_KEPT}{index}.", _runs(layout, group.names), group.optimiser)
+            _Part(f"{_PREFIX}{index}.", _runs(layout, group.names), group.optimiser)
             for index, group in enumerate(groups)
         ]
         moved = {name for g in groups for name in (layout.shapes if g.names is None else g.names)}
         self._frozen = _runs(layout, layout.shapes.keys() - moved)
-        if kept is not None and any(name.startswith(_KEPT) for name in kept):
+        if moments is not None and any(name.startswith(_PREFIX) for name in moments):
             for part in self._parts:
-                part.restore(kept)
+                part.restore(moments)
 
     def step(
         self,

@@ -47,14 +47,15 @@ from numpy.typing import NDArray
 
 from protofleet.strategies.common import (
     PARAMS,
-    STATE,
     client_init,
     client_model,
     combine_updates,
     downlink,
+    network_tensors,
     parse_settings,
     prefixed,
     shared_layout,
+    unpack_network,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
 from protofleet.strategies.prototypes import (
@@ -72,11 +73,14 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
+    float32_forms,
 )
-from protofleet.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Layout, Model, Network
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
@@ -162,9 +166,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         shared=shared_layout(model, chosen.head),
         width=feature_width(model, chosen.head),
     )
+    prototypes = TensorForm((model.num_classes, context.width))
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
+        uplink=Uplink(required={**float32_forms(context.shared), _PROTOTYPES: prototypes}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,
@@ -188,17 +194,16 @@ def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> 
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    received = replace(state, tensors={**state.tensors, **payload.tensors})
-    params, buffers = client_model(context.model, received)
-    before = tools.evaluate(params, buffers)
-    head, body = _two_phases(context, (params, buffers), state, payload, tools)
-    after = tools.confusion(body.params, body.state)
-    model = {**prefixed(PARAMS, body.params), **prefixed(STATE, body.state)}
-    own = _local_prototypes(context, body, tools)
+    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
+    before = tools.evaluate(network)
+    head, body = _two_phases(context, network, state, payload, tools)
+    after = tools.confusion(body.network)
+    model = network_tensors(body.network)
+    own = _local_prototypes(context, body.network, tools)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
-        num_examples=len(tools.y),
+        num_examples=len(tools.training.y),
         tensors={**{name: model[name] for name in context.shared.shapes}, _PROTOTYPES: own},
         evaluation=replace(before, more={} if after is None else {"after_fit": after}),
         loss=body.loss,
@@ -209,20 +214,21 @@ def _client_update(
 
 def _two_phases(
     context: _Context,
-    start: tuple[TensorMap, TensorMap],
+    network: Network,
     state: ClientState,
     payload: Payload,
     tools: ClientTools,
 ) -> tuple[Trained, Trained]:
-    """The model with the head fitted, and then with the body fitted too."""
+    """The network with the head fitted, and then with the body fitted too: in one memory."""
     settings = context.settings
-    heads = start[0].keys() - context.body
+    heads = network.params.keys() - context.body
     head = train(
-        *start,
-        tools,
+        network,
+        tools.training,
         msgspec.structs.replace(settings, epochs=settings.head_epochs),
         Fit(
-            groups=[Group(names=heads, optimiser=settings.head_optimiser)], kept=_kept(state, _HEAD)
+            groups=[Group(names=heads, optimiser=settings.head_optimiser)],
+            moments=_moments_of(state, _HEAD),
         ),
     )
     inputs = {
@@ -234,12 +240,12 @@ def _two_phases(
         objective=_OBJECTIVE,
         inputs=lambda _rows: inputs,
         groups=[Group(names=context.body, optimiser=settings.optimiser)],
-        kept=_kept(state, _BODY),
+        moments=_moments_of(state, _BODY),
     )
-    return head, train(head.params, head.state, tools, settings, fit)
+    return head, train(head.network, tools.training, settings, fit)
 
 
-def _kept(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
+def _moments_of(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
     """Moments of a phase."""
     return {
         name.removeprefix(prefix): value
@@ -249,14 +255,14 @@ def _kept(state: ClientState, prefix: str) -> dict[str, NDArray[Any]]:
 
 
 def _local_prototypes(
-    context: _Context, trained: Trained, tools: ClientTools
+    context: _Context, network: Network, tools: ClientTools
 ) -> NDArray[np.float32]:
-    """Class means of the trained model's features; zeros for absent classes."""
+    """Class means of the trained network's features; zeros for absent classes."""
     classes = context.model.num_classes
-    if not len(tools.y):
+    if not len(tools.training.y):
         return np.zeros((classes, context.width), np.float32)
-    features = tools.features(trained.params, trained.state, tools.x)
-    return class_means(features, tools.y, classes)[0]
+    features = tools.features(network, tools.training.x)
+    return class_means(features, tools.training.y, classes)[0]
 
 
 def _aggregate(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
-from protofleet.strategies.types import Batch, ClientTools
-from protofleet.tensors import TensorMap, Tensors
+from protofleet.strategies.types import Batch, TrainTools
+from protofleet.tensors import Network, TensorMap, Tensors
 
 Rows = NDArray[np.int64]
 """Numbers of examples."""
@@ -59,7 +59,7 @@ class Fit:
         objective: the training program.
         inputs: the objective's further inputs for the examples of these numbers.
         groups: what moves, and how; empty: every parameter by ``Training.optimiser``.
-        kept: moments of an earlier round (``Trained.moments``); None: fresh ones.
+        moments: of an earlier round (``Trained.moments``); None: fresh ones.
         proximal: mu and w: ``mu (params - w)`` is added to the gradient.
         correction: added to the gradient.
     """
@@ -67,7 +67,7 @@ class Fit:
     objective: str = "cross_entropy"
     inputs: Callable[[Rows], Mapping[str, Any]] = _nothing
     groups: Sequence[Group] = field(default_factory=tuple)
-    kept: Tensors | None = None
+    moments: Tensors | None = None
     proximal: tuple[float, TensorMap] | None = None
     correction: TensorMap | None = None
 
@@ -77,115 +77,108 @@ class Trained:
     """A model after local training.
 
     Attributes:
-        params, state: its tensors, in buffers of their own.
+        network: the one that was given, where it lies.
         loss: mean over the examples of the last epoch; NaN if no step was made.
         moments: of the optimiser, for a strategy that keeps it.
         steps: how many were made.
     """
 
-    params: TensorMap
-    state: TensorMap
+    network: Network
     loss: float
     moments: Mapping[str, NDArray[Any]]
-    steps: int = 0
+    steps: int
+
+
+class DivergedError(InputError):
+    """A loss became NaN or infinite."""
 
 
 class Trainer:
-    """One network in training; the given tensors are copied.
+    """One network in training, in the memory that it is given in.
 
     Args:
-        params, state: where it starts.
+        network: where it starts. It is the trainer's from here on: every step writes its
+            parameters, ``trained`` its buffers. Who needs it as it was passes a copy.
         tools: examples, programs and randomness.
         training: clipping, and the optimiser unless ``fit`` names groups.
         fit: what differs from plain cross-entropy on all parameters.
     """
 
     def __init__(
-        self,
-        params: TensorMap,
-        state: TensorMap,
-        tools: ClientTools,
-        training: Training,
-        fit: Fit | None = None,
+        self, network: Network, tools: TrainTools, training: Training, fit: Fit | None = None
     ) -> None:
         self._fit = fit or Fit()
         self._tools = tools
         self._clip_norm = training.clip_norm
         groups = self._fit.groups or (Group(optimiser=training.optimiser),)
-        self._optimiser = Optimiser(params.layout, groups, self._fit.kept)
+        self._optimiser = Optimiser(network.params.layout, groups, self._fit.moments)
         self._grad_fn = tools.grad_fns[self._fit.objective]
-        self._state = state
+        self._network = network
+        self._buffers = network.buffers
         self._steps = 0
-        self.params = params.copy()
 
     @property
-    def state(self) -> TensorMap:
-        """The model's state; a copy, because programs write into buffers of their own."""
-        return self._state.copy()
+    def network(self) -> Network:
+        """The network as it is now; the next step overwrites it."""
+        return replace(self._network, buffers=self._buffers)
 
     def step(self, rows: Rows) -> float:
         """Train on the examples of these numbers; the mean loss before the step.
 
         Raises:
-            InputError: the loss became NaN or infinite.
+            DivergedError: the loss became NaN or infinite.
         """
         tools, fit = self._tools, self._fit
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
-        step = self._grad_fn(self.params, self._state, batch, tools.rng)
+        step = self._grad_fn(self.network, batch, tools.rng)
         if not math.isfinite(step.loss):
-            raise InputError(
-                f"client '{tools.client_id}': expected a finite loss of '{fit.objective}', got "
-                f"{step.loss}; lower the learning rate or check the data"
+            raise DivergedError(
+                f"{tools.name}: expected a finite loss of '{fit.objective}', got {step.loss}; "
+                "lower the learning rate or check the data"
             )
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
         self._optimiser.step(
-            self.params, step.grads, proximal=fit.proximal, correction=fit.correction
+            self._network.params, step.grads, proximal=fit.proximal, correction=fit.correction
         )
-        self._state = step.state
+        self._buffers = step.buffers
         self._steps += 1
         return step.loss
 
     def trained(self, loss: float) -> Trained:
-        """The network as it is now."""
+        """The network as it is now, all of it in the memory that was given."""
+        # A program writes the new buffers into memory of its own.
+        self._network.buffers.buffer[...] = self._buffers.buffer
         moments = self._optimiser.moments()
-        return Trained(
-            params=self.params, state=self.state, loss=loss, moments=moments, steps=self._steps
-        )
+        return Trained(network=self._network, loss=loss, moments=moments, steps=self._steps)
 
 
 def train(
-    params: TensorMap,
-    state: TensorMap,
-    tools: ClientTools,
-    training: Training,
-    fit: Fit | None = None,
+    network: Network, tools: TrainTools, training: Training, fit: Fit | None = None
 ) -> Trained:
-    """Train copies of ``params`` and ``state`` on the client's examples, shuffled every epoch.
+    """Train ``network``, in place, on the examples, shuffled every epoch.
+
+    The caller hands the network over; who needs it as it was passes ``network.copy()``.
 
     Raises:
-        InputError: the loss became NaN or infinite.
+        DivergedError: the loss became NaN or infinite.
     """
-    trainer = Trainer(params, state, tools, training, fit)
-    del params, state  # a caller that passes temporaries has their memory back during training
+    trainer = Trainer(network, tools, training, fit)
     return trainer.trained(passes(trainer.step, tools, training))
 
 
-def mean_gradient(
-    params: TensorMap, state: TensorMap, tools: ClientTools, training: Training
-) -> TensorMap:
+def mean_gradient(network: Network, tools: TrainTools, training: Training) -> TensorMap:
     """Gradient of cross-entropy over all of the client's examples, of which there are some."""
-    mean = WeightedMean(params.layout.size)
-    grad_fn = tools.grad_fns["cross_entropy"]
+    mean = WeightedMean(network.params.layout.size)
     for start in range(0, len(tools.y), training.batch_size):
         rows = slice(start, start + training.batch_size)
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows]}
-        step = grad_fn(params, state, batch, tools.rng)
+        step = tools.grad_fns["cross_entropy"](network, batch, tools.rng)
         mean.add(step.grads.buffer, len(batch["y"]))
-    return TensorMap(params.layout, mean.result())
+    return TensorMap(network.params.layout, mean.result())
 
 
-def passes(step: Callable[[Rows], float], tools: ClientTools, training: Training) -> float:
+def passes(step: Callable[[Rows], float], tools: TrainTools, training: Training) -> float:
     """Call ``step`` for every batch of every epoch.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What a strategy is: a frozen record of pure functions, one file for both halves.
+"""What a strategy is: a frozen record of pure functions for both halves.
 
 Shared tensors travel in payloads and updates; a client's personal tensors stay in its
 ``ClientState`` on the device. Nothing is ever written into an input array.
@@ -14,8 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.errors import RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
-from protofleet.tensors import Model, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
@@ -92,6 +93,63 @@ class Update:
     class_counts: NDArray[np.int64] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TensorForm:
+    """Shape and dtype of a tensor that travels.
+
+    Attributes:
+        shape: None in the place of the first axis: any length.
+        dtype: numpy's name of it.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{str(self.shape).replace('None', 'n')} {self.dtype}"
+
+    def fits(self, value: NDArray[Any]) -> bool:
+        """Whether an array has this form."""
+        return (
+            value.dtype == self.dtype
+            and value.ndim == len(self.shape)
+            and all(want in (None, got) for want, got in zip(self.shape, value.shape, strict=True))
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Uplink:
+    """What an update of a strategy holds; a client without examples sends the same.
+
+    Attributes:
+        required: the tensors of every update, by name.
+        optional: tensors that an update has all of or none; without them its client abstains.
+    """
+
+    required: Mapping[str, TensorForm] = field(default_factory=dict)
+    optional: Mapping[str, TensorForm] = field(default_factory=dict)
+
+    def check(self, tensors: Tensors) -> None:
+        """Raise RefusedError, rule ``layout``, unless an update may hold these tensors."""
+        if surplus := tensors.keys() - {*self.required, *self.optional}:
+            raise RefusedError(
+                "layout", f"tensor '{min(surplus)}': the strategy expects no such name"
+            )
+        expected = {**self.required}
+        if tensors.keys() & self.optional.keys():
+            expected |= self.optional
+        for name, form in expected.items():
+            got = tensors.get(name)
+            if got is None or not form.fits(got):
+                found = "nothing" if got is None else f"{got.shape} {got.dtype}"
+                raise RefusedError("layout", f"tensor '{name}': expected {form}, got {found}")
+
+
+def float32_forms(layout: Layout) -> dict[str, TensorForm]:
+    """Forms of the tensors of a layout, by name."""
+    return {name: TensorForm(shape) for name, shape in layout.shapes.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """Result of one call of a training program.
@@ -100,31 +158,27 @@ class Step:
         loss: mean loss of the batch.
         grads: gradient of every parameter, in the layout of the parameters. The buffer belongs to
             the runtime and is overwritten by the next call.
-        state: the model's state after the call; same ownership, but it may be the input of the
-            next call.
+        buffers: the model's buffers after the call; same ownership, but they may be the input of
+            the next call.
     """
 
     loss: float
     grads: TensorMap
-    state: TensorMap
+    buffers: TensorMap
 
 
 class GradFn(Protocol):
     """A training program: forward and backward over one batch, noise drawn from ``rng``."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, batch: Batch, rng: np.random.Generator
-    ) -> Step:
-        """Loss, gradients and new state of one batch."""
+    def __call__(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
+        """Loss, gradients and new buffers of one batch; ``network`` is not written."""
         ...
 
 
 class ForwardFn(Protocol):
     """A program without gradients: logits ``(n, C)`` or features ``(n, d)`` of examples."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def __call__(self, network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """One row for each of ``x``, ``(n, …) float32``."""
         ...
 
@@ -133,7 +187,7 @@ class LayersFn(Protocol):
     """Activations of the hidden layers after their ReLU."""
 
     def __call__(
-        self, params: TensorMap, state: TensorMap, x: NDArray[np.float32]
+        self, network: Network, x: NDArray[np.float32]
     ) -> Mapping[str, NDArray[np.float32]]:
         """``(n, units)`` for each layer by the name whose ``.weight`` and ``.bias`` it has."""
         ...
@@ -149,9 +203,7 @@ View = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.fl
 class EvaluateFn(Protocol):
     """Evaluates a model on the client's own test part and, in a rehearsal, on the pooled one."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, *, score: Score | None = None
-    ) -> Evaluation:
+    def __call__(self, network: Network, *, score: Score | None = None) -> Evaluation:
         """Counts and loss of the model; ``score`` classifies its features in place of its head."""
         ...
 
@@ -159,11 +211,27 @@ class EvaluateFn(Protocol):
 class ConfusionFn(Protocol):
     """Counts of another model or view of the data, for ``Evaluation.more``."""
 
-    def __call__(
-        self, params: TensorMap, state: TensorMap, *, view: View | None = None
-    ) -> NDArray[np.int64] | None:
+    def __call__(self, network: Network, *, view: View | None = None) -> NDArray[np.int64] | None:
         """``(C, C) int64`` on the own test part; None where there is none."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTools:
+    """What training needs, on a device or on the server: examples, programs and randomness.
+
+    Attributes:
+        name: who trains, as messages say it: ``client 'a'``.
+        x, y: the examples, ``(n, …) float32`` and ``(n,) int64``.
+        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
+    """
+
+    name: str
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    grad_fns: Mapping[str, GradFn]
+    rng: np.random.Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,28 +240,23 @@ class ClientTools:
 
     Attributes:
         client_id: the durable identity.
-        x, y: the local training part, ``(n, …) float32`` and ``(n,) int64``.
-        boxes: ``(n, k, 4) float32`` regions of ``x`` to hide; None if the data have none.
-        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        training: the local training part, programs and randomness.
+        boxes: ``(n, k, 4) float32`` regions of ``training.x`` to hide; None if the data have none.
         predict: logits, in the batches of the evaluation.
         features: pooled features, in the batches of the evaluation.
         layers: activations of hidden layers, in the batches of the evaluation.
         evaluate: scores a model on the client's test data.
         confusion: counts of further models.
-        rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
     """
 
     client_id: str
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    training: TrainTools
     boxes: NDArray[np.float32] | None = None
-    grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     features: ForwardFn
     layers: LayersFn
     evaluate: EvaluateFn
     confusion: ConfusionFn
-    rng: np.random.Generator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +310,6 @@ class Description:
         class_counts: devices register how many training samples of each class they have.
         final_fit: after the last round every live device gets one more payload and is scored
             after its fit; nothing is aggregated from it.
-        rows: tensors of an update whose first axis may have any length.
-        may_abstain: an update may hold no tensors at all.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
     """
@@ -260,8 +321,6 @@ class Description:
     server_programs: tuple[str, ...] = ()
     class_counts: bool = False
     final_fit: bool = False
-    rows: tuple[str, ...] = ()
-    may_abstain: bool = False
     takes_aggregator: bool = True
 
 
@@ -281,29 +340,31 @@ class Strategy:
     Attributes:
         description: what can be said without a model.
         settings: the validated settings it was built from.
+        uplink: what its updates hold.
         server_init: the coordinator's state before round 1, from the bundle's values and a
             generator seeded by the federation's seed.
         downlink: what one client gets in the next round, ``server_state.round_id + 1``.
         client_init: a device's state when it joins.
         client_update: one local round; the update and the state to keep if it is delivered.
-        client_model: parameters and state with which the device infers now.
+        client_model: the network with which the device infers now.
         client_score: what classifies that model's features; None: its own head.
         check: raises RefusedError for an update of the right form with impossible content.
         aggregate: the server's state after a round. Permuting updates changes no bit.
-        server_model: the global model, or None where the strategy has none.
+        server_model: the global network, or None where the strategy has none.
     """
 
     description: Description
     settings: Any
+    uplink: Uplink
     server_init: Callable[[Model, np.random.Generator], ServerState]
     downlink: Callable[[ServerState, str], Payload]
     client_init: Callable[[Model], ClientState]
     client_update: Callable[[ClientState, Payload, ClientTools], tuple[ClientState, Update]]
-    client_model: Callable[[ClientState], tuple[TensorMap, TensorMap]]
+    client_model: Callable[[ClientState], Network]
     client_score: Callable[[ClientState], Score | None] = no_score
     check: Callable[[Update], None] = no_check
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
-    server_model: Callable[[ServerState], tuple[TensorMap, TensorMap] | None]
+    server_model: Callable[[ServerState], Network | None]
 
 
 Factory = Callable[[Mapping[str, Any], Model], Strategy]

@@ -3,10 +3,11 @@
 from protofleet.tensors.tensors import (
     Layout,
     Model,
+    Network,
     TensorMap,
     Tensors,
     TensorSpec,
     check_names,
 )
 
-__all__ = ["Layout", "Model", "TensorMap", "TensorSpec", "Tensors", "check_names"]
+__all__ = ["Layout", "Model", "Network", "TensorMap", "TensorSpec", "Tensors", "check_names"]

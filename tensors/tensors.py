@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -137,18 +137,42 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """A model's values: its parameters and its buffers.
+
+    Attributes:
+        params: trained tensors.
+        buffers: the tensors without gradients (prototypes, batch-norm statistics, ``beta``); ports,
+            manifests and files call them ``state``.
+    """
+
+    params: TensorMap
+    buffers: TensorMap
+
+    def copy(self) -> Self:
+        """An independent, writable copy."""
+        return replace(self, params=self.params.copy(), buffers=self.buffers.copy())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A bundle's initial values.
 
     Attributes:
-        params: trained tensors.
-        state: the model's other tensors (prototypes, batch-norm statistics, ``beta``).
+        params, buffers: as in ``Network``.
         num_classes: C.
+        input_shape: of one example.
     """
 
     params: TensorMap
-    state: TensorMap
+    buffers: TensorMap
     num_classes: int
+    input_shape: tuple[int, ...]
+
+    @property
+    def network(self) -> Network:
+        """The values as a network; they are not to be written."""
+        return Network(params=self.params, buffers=self.buffers)
 
 
 def check_names(tensors: Tensors, layout: Layout) -> None:

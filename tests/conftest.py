@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from brokers import mosquitto
 from hypothesis import settings
+from onnx_registry import share_registry
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -23,6 +26,26 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C and its children inherit that: tests need it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Worker processes get whole files in this order: the longest first, so that all end together.
+
+    Alone, tests keep their order.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    seconds: Counter[Path] = Counter()
+    for item in items:
+        slow = item.get_closest_marker("slow")
+        seconds[item.path] += slow.kwargs.get("seconds", 5) if slow else 0.1
+    items.sort(key=lambda item: (-seconds[item.path], item.path))
+
+
+def pytest_runtest_setup() -> None:
+    """Only with PyTorch, which the tests of a device do without."""
+    if "torch" in sys.modules:
+        share_registry()
 
 
 @pytest.fixture(scope="session")

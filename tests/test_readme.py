@@ -23,7 +23,7 @@ _SHELL = 'set -e; protofleet() { "$PYTHON" -P -m protofleet "$@"; }; '
 
 Shell = Callable[[str], "subprocess.Popen[str]"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.timeout(240)]
 
 
 def _block(language: str, containing: str) -> str:

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.tensors import Tensors, blobs
-from protofleet.wire._streams import MOST_VALUE, PREFIX, Coded, Reader, Writer, refused
+from protofleet.wire.codec_streams import MOST_VALUE, PREFIX, Coded, Reader, Writer, refused
 
 Kind = Literal["raw", "fp16", "int8", "int4", "topk"]
 """What a file may ask for."""
@@ -46,7 +46,7 @@ RAW: Final = "raw"
 _ZLIB = "+zlib"
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 NAMES = (RAW, *(kind + end for kind in _KINDS if kind != RAW for end in ("", _ZLIB)))
-"""What a wire manifest may name."""
+"""What an offer may name."""
 
 SMALL = 32
 """Tensors of fewer numbers travel as they are: there is nothing to gain."""
@@ -74,7 +74,7 @@ class Codec:
 
     @property
     def name(self) -> str:
-        """As a wire manifest names it."""
+        """As an offer names it."""
         return self.kind + _ZLIB if self.compressed and self.kind != RAW else self.kind
 
     @classmethod
@@ -88,7 +88,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coding:
-    """What a wire manifest says of a blob's codec; fields as in ``messages.Manifest``."""
+    """What an offer says of a blob's codec; fields as in ``messages.TransferOffer``."""
 
     codec: str = RAW
     raw_bytes: int = 0
@@ -101,7 +101,7 @@ class Encoded:
 
     Attributes:
         blob: its bytes.
-        codec: as a manifest names it.
+        codec: as an offer names it.
         raw_bytes: size before compression.
         residual: by parameter, what the sender has to add the next time; empty without memory.
     """
@@ -112,7 +112,7 @@ class Encoded:
     residual: Tensors
 
     def coding(self, base: str) -> Coding:
-        """For the manifest; of a raw blob nothing needs to be said."""
+        """For the offer; of a raw blob nothing needs to be said."""
         if self.codec == RAW:
             return Coding()
         return Coding(codec=self.codec, raw_bytes=self.raw_bytes, base=base)
@@ -226,7 +226,7 @@ def decode(
     Args:
         data: the blob.
         references: what its sender took for ours.
-        coding: what its manifest says.
+        coding: what its offer says.
         max_bytes: largest blob, and largest sum of decoded tensors, the caller is ready for.
 
     Raises:

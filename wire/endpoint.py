@@ -1,4 +1,4 @@
-"""One peer of a federation: link, topics and courier behind a single ``poll``.
+"""The two ends of the wire: link, topics and transfers behind a single ``poll``.
 
 Edge and coordinator see typed messages and finished blobs; which topic, chunk or repetition
 carried them is decided here. A device's loop::
@@ -8,11 +8,11 @@ carried them is decided here. A device's loop::
         match endpoint.poll(timeout_s=1.0):
             case Connected():                       # again after every reconnect
                 endpoint.publish(Presence(...))
-            case Incoming(message=Task() as task):
-                endpoint.expect("", task.payload)
-            case Received(manifest=manifest, path=path):
+            case PeerMessage(message=Task() as task):
+                endpoint.expect(task.payload)
+            case Received(offer=offer, path=path):
                 ...                                 # check, store durably
-                endpoint.accept(manifest.transfer_id)
+                endpoint.accept(offer.transfer_id)
                 endpoint.send_update(update_file, round_id)
             case Delivered() | Rejected():          # of the update
                 ...
@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from msgspec.structs import replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 from protofleet.errors import InputError, RefusedError, UnavailableError
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Coding
 from protofleet.wire.link import (
     Connected,
@@ -37,25 +37,29 @@ from protofleet.wire.link import (
     Disconnected,
     Drained,
     Link,
+    LinkOptions,
     Traffic,
+    Will,
     Woken,
 )
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
-    Manifest,
     Message,
     Presence,
     Task,
+    TransferOffer,
     decode,
     encode,
 )
-from protofleet.wire.topics import Address, Channel, Topics, check_id
+from protofleet.wire.receiver import Receiver
+from protofleet.wire.sender import Sender
+from protofleet.wire.topics import Channel, TopicAddress, Topics, check_id
 from protofleet.wire.transfer import (
     Action,
-    Courier,
     Delivered,
     Lane,
+    Limits,
     Received,
     Rejected,
     Send,
@@ -65,16 +69,20 @@ from protofleet.wire.transfer import (
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
-    """A typed message from ``peer`` ('' for the announcement, which is for all).
+class PeerMessage:
+    """A typed message from the other end.
 
-    On a device: Announcement or Task. On the coordinator: Presence, Heartbeat, or Manifest (the
-    offer of an update: answer with ``expect`` or ``reject``). Repetitions are passed on.
-    ``retained``: the broker kept it from before our subscription, so it may be out of date.
+    On a device: Announcement or Task. On the coordinator: Presence, Heartbeat, or TransferOffer
+    (of an update: answer with ``expect`` or ``reject``). Repetitions are passed on.
+
+    Attributes:
+        device_id: the device that sent it or that it is for; '' for the announcement.
+        message: the record.
+        retained: the broker kept it from before our subscription: it may be out of date.
     """
 
-    peer: str
-    message: Announcement | Task | Presence | Heartbeat | Manifest
+    device_id: str
+    message: Announcement | Task | Presence | Heartbeat | TransferOffer
     retained: bool = False
 
 
@@ -82,41 +90,27 @@ class Incoming:
 class Ignored:
     """Bytes that broke a rule were discarded; count or log it."""
 
-    peer: str
+    device_id: str
     rule: str
     detail: str
 
 
-Event = Connected | Disconnected | Incoming | Received | Delivered | Rejected | Ignored
+Event = Connected | Disconnected | PeerMessage | Received | Delivered | Rejected | Ignored
 
 _MESSAGES: dict[Channel, type[Message]] = {
     Channel.ANNOUNCEMENT: Announcement,
     Channel.DOWN_TASK: Task,
     Channel.PRESENCE: Presence,
     Channel.UP_STATUS: Heartbeat,
-    Channel.UP_MANIFEST: Manifest,
-}
-_LANES = {
-    Channel.UP_CHUNK: Lane.CHUNK,
-    Channel.UP_REQUEST: Lane.ANSWER,
-    Channel.DOWN_CHUNK: Lane.CHUNK,
-    Channel.DOWN_ANSWER: Lane.ANSWER,
-}
-_DEVICE_SENDS = {
-    Lane.OFFER: Channel.UP_MANIFEST,
-    Lane.CHUNK: Channel.UP_CHUNK,
-    Lane.ANSWER: Channel.UP_REQUEST,
-}
-_COORDINATOR_SENDS = {
-    Lane.OFFER: Channel.DOWN_TASK,
-    Lane.CHUNK: Channel.DOWN_CHUNK,
-    Lane.ANSWER: Channel.DOWN_ANSWER,
+    Channel.UP_OFFER: TransferOffer,
 }
 _RECORD_CHANNELS: dict[type[Message], Channel] = {
+    Announcement: Channel.ANNOUNCEMENT,
     Heartbeat: Channel.UP_STATUS,
     Presence: Channel.PRESENCE,
     Task: Channel.DOWN_TASK,
 }
+_RETAINED = {Channel.ANNOUNCEMENT, Channel.PRESENCE}
 
 
 @contextmanager
@@ -131,33 +125,27 @@ def _on_disk() -> Iterator[None]:
         ) from error
 
 
-class Endpoint:
-    """The device's or the coordinator's end of the wire; used by one thread, except ``wake``.
+class _Endpoint:
+    """What both ends share; used by one thread, except ``wake``.
 
     Args:
-        link: not yet started; its filters must be ``topics.device_filters(device_id)`` or
-            ``topics.coordinator_filters()``.
+        link: not yet started, subscribed to what this end hears.
         topics: of the federation.
-        courier: of this process.
-        device_id: this device; None: this is the coordinator. On a device ``peer`` arguments are
-            not looked at: there is only one other end.
+        folder: of partial blobs, so that a restarted process continues.
+        limits: what the other end may ask of this process.
     """
 
+    _sends: ClassVar[Mapping[Lane, Channel]]
+
     def __init__(
-        self, link: Link, topics: Topics, courier: Courier, *, device_id: str | None = None
+        self, link: Link, topics: Topics, folder: Path, limits: Limits | None = None
     ) -> None:
         self._link = link
         self._topics = topics
-        self._courier = courier
-        self._me = None if device_id is None else check_id(device_id, "device")
-        self._sends = _COORDINATOR_SENDS if device_id is None else _DEVICE_SENDS
+        self._sender = Sender()
+        self._receiver = Receiver(folder, limits)
         self._ready: deque[Event] = deque()
         self._fresh = False
-
-    @property
-    def side(self) -> Literal["device", "coordinator"]:
-        """Which end this is."""
-        return "coordinator" if self._me is None else "device"
 
     @property
     def connected(self) -> bool:
@@ -191,7 +179,7 @@ class Endpoint:
             if self._ready:
                 return self._ready.popleft()
             now = time.monotonic()
-            event = self._link.get(_wait_s(now, stop, self._courier.due()))
+            event = self._link.get(_wait_s(now, stop, self._due()))
             if isinstance(event, Woken):
                 return None
             self._take(event)
@@ -203,103 +191,47 @@ class Endpoint:
         """Make ``poll`` return None now; from any thread."""
         self._link.wake()
 
-    def publish(self, message: Message, peer: str = "") -> bool:
-        """Send a record on its topic; Presence and Announcement are retained.
-
-        Args:
-            message: Presence or Heartbeat (device), Announcement or Task without payload
-                (coordinator).
-            peer: the device a Task is for.
-
-        Returns:
-            False if the link is down: presence and announcement are due again on ``Connected``.
-
-        Raises:
-            InputError: a record that travels only inside a transfer.
-        """
-        if isinstance(message, Announcement):
-            return self._link.publish(self._topics.announcement, encode(message), retain=True)
-        channel = _RECORD_CHANNELS.get(type(message))
-        if channel is None:
-            raise InputError(f"{type(message).__name__}: travels only inside a transfer")
-        topic = self._topics.of(channel, self._peer(peer))
-        return self._link.publish(topic, encode(message), retain=channel is Channel.PRESENCE)
-
-    @_on_disk()
-    def send_update(self, source: Source, round_id: int, coding: Coding | None = None) -> Manifest:
-        """Device: offer an update until the coordinator's receipt (``Delivered``/``Rejected``).
-
-        Args:
-            source: a file that stays as it is until then, or bytes.
-            round_id: the round it belongs to.
-            coding: how it is coded; None: raw.
-        """
-        me = self._peer("")
-        manifest = describe(
-            source,
-            kind="update",
-            device_id=me,
-            round_id=round_id,
-            chunk_bytes=self._link.chunk_bytes,
-            coding=coding,
-        )
-        self._act(self._courier.send(me, source, manifest, time.monotonic()))
-        return manifest
-
-    @_on_disk()
-    def send_task(
-        self, peer: str, task: Task, source: Source, coding: Coding | None = None
-    ) -> Manifest:
-        """Coordinator: offer ``task`` with ``source`` as its payload until the device has it.
-
-        A newer task for the same device replaces it. ``task.payload`` is filled in here;
-        ``coding`` says how the payload is coded, None: raw.
-        """
-        manifest = describe(
-            source,
-            kind="payload",
-            device_id=peer,
-            round_id=task.round_id,
-            chunk_bytes=self._link.chunk_bytes,
-            coding=coding,
-        )
-        offer = replace(task, payload=manifest)
-        self._act(self._courier.send(peer, source, manifest, time.monotonic(), offer=offer))
-        return manifest
-
-    @_on_disk()
-    def expect(self, peer: str, manifest: Manifest) -> None:
-        """Take an offered blob; call it for every offer, repeated ones too."""
-        self._act(self._courier.expect(self._peer(peer), manifest, time.monotonic()))
-
     @_on_disk()
     def accept(self, transfer_id: str) -> None:
         """After the received blob is stored durably: send ``done``, now and when asked again."""
-        self._act(self._courier.accept(transfer_id, time.monotonic()))
-
-    @_on_disk()
-    def reject(self, peer: str, transfer_id: str, reason: str) -> None:
-        """Send ``reject`` with the reason, now and when offered again; drop the bytes."""
-        now = time.monotonic()
-        self._act(self._courier.reject(self._peer(peer), transfer_id, reason, now))
+        self._act(self._receiver.accept(transfer_id, time.monotonic()))
 
     def remember(self, transfer_id: str) -> None:
         """After a restart: accepted in an earlier life; answer ``done`` when it is offered."""
-        self._courier.remember(transfer_id)
+        self._receiver.remember(transfer_id)
 
     def cancel(self, transfer_id: str) -> None:
-        """Forget a transfer in either direction."""
-        self._courier.cancel(transfer_id)
+        """Forget a transfer in either direction, partial bytes and receipt with it."""
+        self._sender.forget(transfer_id)
+        self._receiver.cancel(transfer_id)
 
-    def close(self, farewell: Message | None = None) -> None:
-        """Publish ``farewell`` (e.g. Presence ``left``), then disconnect gracefully."""
-        if farewell is not None:
-            self.publish(farewell)
+    def close(self) -> None:
+        """Disconnect gracefully; what is unfinished continues in the next process."""
         self._link.close()
-        self._courier.close()
+        self._receiver.close()
 
-    def _peer(self, peer: str) -> str:
-        return peer if self._me is None else self._me
+    def _publish(self, message: Message, device_id: str) -> bool:
+        channel = _RECORD_CHANNELS.get(type(message))
+        if channel is None:
+            raise InputError(f"{type(message).__name__}: travels only inside a transfer")
+        if channel is Channel.ANNOUNCEMENT:
+            topic = self._topics.announcement
+        else:
+            topic = self._topics.of(channel, device_id)
+        return self._link.publish(topic, encode(message), retain=channel in _RETAINED)
+
+    @_on_disk()
+    def _expect(self, device_id: str, offer: TransferOffer) -> None:
+        self._act(self._receiver.expect(device_id, offer, time.monotonic()))
+
+    @_on_disk()
+    def _reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
+        now = time.monotonic()
+        self._act(self._receiver.reject(device_id, transfer_id, rule, reason, now))
+
+    def _due(self) -> float | None:
+        times = [t for t in (self._sender.due(), self._receiver.due()) if t is not None]
+        return min(times, default=None)
 
     def _take(self, event: Connected | Disconnected | Delivery | Drained | Woken | None) -> None:
         if isinstance(event, Connected):
@@ -315,41 +247,40 @@ class Endpoint:
         address = self._topics.parse(delivery.topic)
         if address is None:
             return
+        now = time.monotonic()
         try:
-            lane = _LANES.get(address.channel)
-            if lane is None:
-                self._record(address, delivery)
+            if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
+                self._act(self._receiver.chunk(address.device_id, delivery.payload, now))
+            elif address.channel in (Channel.UP_REQUEST, Channel.DOWN_ANSWER):
+                self._act(self._sender.answer(address.device_id, delivery.payload, now))
             else:
-                self._act(
-                    self._courier.handle(
-                        address.device_id, lane, delivery.payload, time.monotonic()
-                    )
-                )
+                self._record(address, delivery)
         except RefusedError as error:
             self._ready.append(Ignored(address.device_id, error.rule, str(error)))
 
-    def _record(self, address: Address, delivery: Delivery) -> None:
+    def _record(self, address: TopicAddress, delivery: Delivery) -> None:
         message: Any = decode(delivery.payload, _MESSAGES[address.channel])
         named = getattr(message, "device_id", address.device_id)
         if named != address.device_id:
             raise RefusedError("device-id", f"{address.device_id}: speaks as {named[:64]!r}")
-        self._ready.append(Incoming(address.device_id, message, delivery.retained))
+        self._ready.append(PeerMessage(address.device_id, message, delivery.retained))
         if isinstance(message, Presence) and message.status == "online" and not delivery.retained:
-            now = time.monotonic()
-            self._act(self._courier.peer_returned(address.device_id, now))
+            self._act(self._sender.device_returned(address.device_id, time.monotonic()))
 
     def _work(self) -> None:
         now = time.monotonic()
         if self._fresh:
             self._fresh = False
-            self._act(self._courier.reconnected(now, max_chunk_bytes=self._link.chunk_bytes))
+            self._act(self._sender.reconnected(now, self._link.chunk_bytes))
+            self._act(self._receiver.reconnected(now))
         self._pump()
-        self._act(self._courier.tick(now))
+        self._act(self._sender.tick(now))
+        self._act(self._receiver.tick(now))
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""
         for _ in range(self._link.room):
-            action = self._courier.next_chunk()
+            action = self._sender.next_chunk()
             if action is None:
                 return
             self._act([action])
@@ -357,10 +288,182 @@ class Endpoint:
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                topic = self._topics.of(self._sends[action.lane], action.peer)
+                topic = self._topics.of(self._sends[action.lane], action.device_id)
                 self._link.publish(topic, action.payload)
             else:
                 self._ready.append(action)
+
+
+class DeviceEndpoint(_Endpoint):
+    """A device's end.
+
+    Args:
+        link: not yet started; its filters are ``topics.device_filters(device_id)``.
+        topics: of the federation.
+        folder: of partial blobs, so that a restarted process continues.
+        device_id: this device.
+    """
+
+    _sends: ClassVar[Mapping[Lane, Channel]] = {
+        Lane.OFFER: Channel.UP_OFFER,
+        Lane.CHUNK: Channel.UP_CHUNK,
+        Lane.ANSWER: Channel.UP_REQUEST,
+    }
+
+    def __init__(self, link: Link, topics: Topics, folder: Path, device_id: str) -> None:
+        super().__init__(link, topics, folder)
+        self._device_id = check_id(device_id, "device")
+
+    @classmethod
+    def create(  # noqa: PLR0913 - whom it connects as, each named
+        cls,
+        broker: BrokerAccess,
+        federation: str,
+        device_id: str,
+        folder: Path,
+        *,
+        will: Presence | None = None,
+        keepalive_s: int = 30,
+    ) -> Self:
+        """An end with a link of its own, not yet started.
+
+        Args:
+            broker: which, and our credentials.
+            federation: its name.
+            device_id: this device.
+            folder: of partial blobs.
+            will: what the broker publishes when this device vanishes.
+            keepalive_s: MQTT keep-alive.
+
+        Raises:
+            InputError: a name that no topic may have, or credentials that cannot be used.
+        """
+        topics = Topics(federation)
+        place = topics.of(Channel.PRESENCE, device_id)
+        link = Link(
+            LinkOptions(
+                broker=broker,
+                client_id=f"{federation}.{device_id}",
+                filters=topics.device_filters(device_id),
+                will=None if will is None else Will(topic=place, payload=encode(will)),
+                keepalive_s=keepalive_s,
+            )
+        )
+        return cls(link, topics, folder, device_id)
+
+    def publish(self, message: Presence | Heartbeat) -> bool:
+        """Send a record on its topic; a presence is retained.
+
+        Returns:
+            False if the link is down: the presence is due again on ``Connected``.
+        """
+        return self._publish(message, self._device_id)
+
+    def expect(self, offer: TransferOffer) -> None:
+        """Take an offered payload; call it for every offer, repeated ones too."""
+        self._expect(self._device_id, offer)
+
+    def reject(self, transfer_id: str, rule: str, reason: str) -> None:
+        """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
+        self._reject(self._device_id, transfer_id, rule, reason)
+
+    @_on_disk()
+    def send_update(
+        self, source: Source, round_id: int, coding: Coding | None = None
+    ) -> TransferOffer:
+        """Offer an update until the coordinator's receipt (``Delivered``/``Rejected``).
+
+        Args:
+            source: a file that stays as it is until then, or bytes.
+            round_id: the round it belongs to.
+            coding: how it is coded; None: raw.
+        """
+        offer = describe(
+            source,
+            kind="update",
+            device_id=self._device_id,
+            round_id=round_id,
+            chunk_bytes=self._link.chunk_bytes,
+            coding=coding,
+        )
+        self._act(self._sender.send(self._device_id, source, offer, time.monotonic()))
+        return offer
+
+
+class CoordinatorEndpoint(_Endpoint):
+    """The coordinator's end.
+
+    Args:
+        link: not yet started; its filters are ``topics.coordinator_filters()``.
+        topics: of the federation.
+        folder: of partial blobs, so that a restarted process continues.
+        limits: what devices may ask of this process.
+    """
+
+    _sends: ClassVar[Mapping[Lane, Channel]] = {
+        Lane.OFFER: Channel.DOWN_TASK,
+        Lane.CHUNK: Channel.DOWN_CHUNK,
+        Lane.ANSWER: Channel.DOWN_ANSWER,
+    }
+
+    @classmethod
+    def create(
+        cls, broker: BrokerAccess, federation: str, folder: Path, limits: Limits | None = None
+    ) -> Self:
+        """An end with a link of its own, not yet started; arguments as of the class.
+
+        Raises:
+            InputError: a name that no topic may have, or credentials that cannot be used.
+        """
+        topics = Topics(federation)
+        link = Link(
+            LinkOptions(
+                broker=broker,
+                client_id=f"{federation}-coordinator",
+                filters=topics.coordinator_filters(),
+            )
+        )
+        return cls(link, topics, folder, limits)
+
+    def publish(self, announcement: Announcement) -> bool:
+        """Tell all devices, present and to come, where the federation stands.
+
+        Returns:
+            False if the link is down: it is due again on ``Connected``.
+        """
+        return self._publish(announcement, "")
+
+    def send_finish(self, device_id: str, task: Task) -> bool:
+        """Send a task without a payload, once; False if the link is down."""
+        return self._publish(task, device_id)
+
+    def expect(self, device_id: str, offer: TransferOffer) -> None:
+        """Take an offered update; call it for every offer, repeated ones too."""
+        self._expect(device_id, offer)
+
+    def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
+        """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
+        self._reject(device_id, transfer_id, rule, reason)
+
+    @_on_disk()
+    def send_task(
+        self, device_id: str, task: Task, source: Source, coding: Coding | None = None
+    ) -> TransferOffer:
+        """Offer ``task`` with ``source`` as its payload until the device has it.
+
+        A newer task for the same device replaces it. ``task.payload`` is filled in here;
+        ``coding`` says how the payload is coded, None: raw.
+        """
+        offer = describe(
+            source,
+            kind="payload",
+            device_id=device_id,
+            round_id=task.round_id,
+            chunk_bytes=self._link.chunk_bytes,
+            coding=coding,
+        )
+        self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))
+        return offer
 
 
 def _wait_s(now: float, stop: float, due: float | None) -> float | None:

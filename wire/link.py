@@ -9,27 +9,24 @@ from __future__ import annotations
 
 import queue
 import random
-import ssl
 import threading
 import time
+from dataclasses import dataclass
 
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from protofleet.errors import InputError
-from protofleet.wire._address import Address
-from protofleet.wire._connection import NOT_AUTHORIZED, Connection, Counters, Ending
-from protofleet.wire._link_types import (
-    Connected,
-    Delivery,
-    Disconnected,
-    Drained,
-    LinkEvent,
-    LinkOptions,
-    Traffic,
-    Will,
-    Woken,
-)
 from protofleet.wire.chunks import HEADER_BYTES, MAX_DATA_BYTES, MIN_DATA_BYTES, RESERVED_BYTES
+from protofleet.wire.connection import (
+    NOT_AUTHORIZED,
+    Connected,
+    Connection,
+    Counters,
+    Delivery,
+    Drained,
+    Ending,
+    LinkOptions,
+    Will,
+)
 
 __all__ = [
     "Connected",
@@ -61,6 +58,37 @@ another client of our id: trying again is no help, and two of one id would throw
 _VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
 
+@dataclass(frozen=True, slots=True)
+class Disconnected:
+    """The connection is gone or was refused; the link tries again unless ``final``."""
+
+    reason: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """``Link.wake`` was called."""
+
+
+LinkEvent = Connected | Disconnected | Delivery | Drained | Woken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes since the link was made, over reconnects.
+
+    Attributes:
+        socket_up_bytes, socket_down_bytes: as handed to and from the socket (before TLS).
+        payload_up_bytes, payload_down_bytes: MQTT payloads only.
+    """
+
+    socket_up_bytes: int
+    socket_down_bytes: int
+    payload_up_bytes: int
+    payload_down_bytes: int
+
+
 class Link:
     """Keeps one MQTT session; all methods may be called from any thread.
 
@@ -69,13 +97,13 @@ class Link:
         rng: jitter of the back-off.
 
     Raises:
-        InputError: the URL or a certificate file cannot be used.
+        InputError: a certificate or password file cannot be used.
     """
 
     def __init__(self, options: LinkOptions, rng: random.Random | None = None) -> None:
         self._options = options
-        self._address = Address.parse(options.url)
-        self._tls = _tls_context(options) if self._address.tls else None
+        self._address = options.broker.address()
+        self._tls = options.broker.tls()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         # The one queue whose put is safe in a signal handler, which ``wake`` promises.
         self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
@@ -197,15 +225,3 @@ class Link:
             if self._places.acquire(timeout=1.0):
                 self._events.put(event)
                 return
-
-
-def _tls_context(options: LinkOptions) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=options.ca_file)
-        if options.cert_file is not None:
-            context.load_cert_chain(options.cert_file, options.key_file)
-    except OSError as error:
-        raise InputError(
-            f"certificate files for {options.url.rpartition('@')[2]}: {error}"
-        ) from error
-    return context

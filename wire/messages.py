@@ -52,8 +52,10 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     minor: int = PROTOCOL_MINOR
 
 
-class Manifest(Message, frozen=True, kw_only=True, tag="manifest"):
-    """What a transfer will carry. ``transfer_id`` = hash of blob, device and round.
+class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
+    """Announces a blob that a transfer will carry; its ``type`` is ``manifest``.
+
+    ``transfer_id``: hash of blob, device and round.
 
     With a codec other than ``raw``: ``raw_bytes`` is the blob's size before compression, and
     ``base`` the SHA-256 of the raw blob that a payload refers to (empty: the bundle's initial
@@ -92,7 +94,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     settings: dict[str, Any] = {}
     seed: int = 0
     deadline_s: float = 0.0
-    payload: Manifest | None = None
+    payload: TransferOffer | None = None
     final: bool = False
     update_codec: str = "raw"
     update_keep: float = 0.1
@@ -106,12 +108,17 @@ class Need(Message, frozen=True, kw_only=True, tag="need"):
     credit: int
 
 
-class Receipt(Message, frozen=True, kw_only=True, tag="receipt"):
-    """Receiver → sender: the blob is complete and right (``done``), or why it never will be."""
+class Receipt(Message, frozen=True, kw_only=True, omit_defaults=True, tag="receipt"):
+    """Receiver → sender: the blob is complete and right (``done``), or why it never will be.
+
+    ``rule``: the broken rule's name, for programs; left out where none is named. ``reason``: for
+    people; may be left out, and is always written.
+    """
 
     transfer_id: str
     status: Literal["done", "reject"]
-    reason: str = ""
+    reason: str = msgspec.field(default_factory=str)  # a plain default would leave it out, too
+    rule: str = ""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
@@ -129,7 +136,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     peak_rss_bytes: int
 
 
-AnyMessage = Presence | Announcement | Manifest | Task | Need | Receipt | Heartbeat
+AnyMessage = Presence | Announcement | TransferOffer | Task | Need | Receipt | Heartbeat
 M = TypeVar("M", bound=Message)
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -21,7 +21,7 @@ class Channel(Enum):
 
     ANNOUNCEMENT = "all/ctl"
     PRESENCE = "st"
-    UP_MANIFEST = "up/m"
+    UP_OFFER = "up/m"
     UP_CHUNK = "up/c"
     UP_REQUEST = "up/q"
     UP_STATUS = "up/s"
@@ -30,7 +30,7 @@ class Channel(Enum):
     DOWN_TASK = "dn/t"
 
 
-class Address(NamedTuple):
+class TopicAddress(NamedTuple):
     """A parsed topic: its channel and the device it names ('' for ``all/ctl``)."""
 
     channel: Channel
@@ -88,7 +88,7 @@ class Topics:
         """What the coordinator subscribes to."""
         return (self._join("up/+/+"), self._join("st/+"))
 
-    def parse(self, topic: str) -> Address | None:
+    def parse(self, topic: str) -> TopicAddress | None:
         """Channel and device of a topic; None for any topic that is not of this federation."""
         prefix = self._join("")
         if not topic.startswith(prefix):
@@ -96,11 +96,11 @@ class Topics:
         parts = topic[len(prefix) :].split("/")
         head, rest = parts[0], parts[1:]
         if head == "all":
-            return Address(Channel.ANNOUNCEMENT, "") if rest == ["ctl"] else None
+            return TopicAddress(Channel.ANNOUNCEMENT, "") if rest == ["ctl"] else None
         if not rest or not _ID.fullmatch(rest[0]):
             return None
         channel = _BY_PARTS.get((head, *rest[1:]))
-        return None if channel is None else Address(channel, rest[0])
+        return None if channel is None else TopicAddress(channel, rest[0])
 
     def _join(self, tail: str) -> str:
         return f"{PREFIX}/{self.federation}/{tail}"

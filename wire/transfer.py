@@ -1,172 +1,209 @@
-"""Transfers of blobs over a lossy channel, without sockets or clocks.
+"""Transfers of blobs over a lossy channel, without sockets or clocks: what both ends share.
 
-A ``Courier`` runs all transfers of one process, both directions, on a device as on the
-coordinator: feed it what arrives and the time, carry out the ``Action`` records it returns, and
-take chunks from ``next_chunk`` as fast as the link drains. ``peer`` is always a device id, on a
-device its own. Times are seconds of a monotonic clock. The rules are specified in
+A ``Sender`` runs all outgoing transfers of one process, a ``Receiver`` all incoming ones, on a
+device as on the coordinator: feed them what arrives and the time, and carry out the ``Action``
+records that they return. Times are seconds of a monotonic clock. The rules are specified in
 ``docs/protocol.md``, section Transfer.
 
-The receiving side (a coordinator gets ``Manifest``, a device gets ``Task``)::
+The receiving side (a coordinator gets ``TransferOffer``, a device gets ``Task``)::
 
-    actions = courier.expect(peer, manifest, now)      # answers need, or done again, or reject
-    Received(peer, manifest, path)                     # later, from handle(): complete and right
-    actions = courier.accept(manifest.transfer_id, now)    # after it is stored durably
-    actions = courier.reject(peer, manifest.transfer_id, "not finite", now)  # or never wanted
+    actions = receiver.expect(device_id, offer, now)       # answers need, or done again, or reject
+    Received(device_id, offer, path)                       # later, from chunk(): complete, right
+    actions = receiver.accept(offer.transfer_id, now)      # after it is stored durably
 
 The sending side::
 
-    manifest = describe(source, kind="update", device_id="pi-7", round_id=3)
-    actions = courier.send(peer, source, manifest, now)    # repeats until answered
-    Delivered(peer, manifest) / Rejected(peer, manifest, reason)
+    offer = describe(source, kind="update", device_id="pi-7", round_id=3)
+    actions = sender.send(device_id, source, offer, now)   # repeats until answered
+    sender.next_chunk()                                    # as fast as the link drains
+    Delivered(device_id, offer) / Rejected(device_id, offer, reason)
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
+import heapq
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from typing import Generic, Literal, TypeVar
 
-from protofleet.errors import RefusedError
-from protofleet.wire import chunks
-from protofleet.wire._receiving import Receiving
-from protofleet.wire._sending import Sending
-from protofleet.wire._transfer_types import (
-    Action,
-    Delivered,
-    Lane,
-    Limits,
-    Received,
-    Rejected,
-    Send,
-    Source,
-    describe,
-    transfer_id,
-)
+from protofleet.errors import InputError
 from protofleet.wire.chunks import MAX_DATA_BYTES
-from protofleet.wire.messages import Manifest, Need, Receipt, Task, decode
+from protofleet.wire.codecs import Coding
+from protofleet.wire.messages import TransferOffer
 
-__all__ = [
-    "Action",
-    "Courier",
-    "Delivered",
-    "Lane",
-    "Limits",
-    "Received",
-    "Rejected",
-    "Send",
-    "Source",
-    "describe",
-    "transfer_id",
-]
+Source = Path | bytes
+"""A blob to send: a file that stays until ``Delivered``, or bytes."""
+
+K = TypeVar("K", bound=Hashable)
 
 
-class Courier:
-    """Runs every transfer of one process; pure: bytes and times in, actions out.
+class Lane(Enum):
+    """The three ways of a transfer; ``endpoint.py`` maps them to topics."""
 
-    Per peer one blob is on its way in each direction; a newer one replaces it.
+    OFFER = "offer"
+    CHUNK = "chunk"
+    ANSWER = "answer"
 
-    Args:
-        folder: partial blobs live here, so that a restarted process continues.
-        limits: what peers may ask of this process.
-        rng: jitter of repetitions.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What one process grants those who send to it.
+
+    Attributes:
+        max_blob_bytes: largest blob accepted.
+        window: chunks in flight per transfer, at most 16.
+        concurrent: incoming transfers that may have chunks in flight; the others wait their turn.
+            ``concurrent * window`` stays below the broker's queue (1000 messages).
+        waiting: offers that may wait for a turn; more are left unanswered and come again.
+        settled: receipts remembered, so that a repeated offer is answered again.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        limits: Limits | None = None,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._receiving = Receiving(folder, limits or Limits())
-        self._sending = Sending(rng or random.Random())  # noqa: S311 - jitter, no secret
+    max_blob_bytes: int = 256 * 1024 * 1024
+    window: int = 16
+    concurrent: int = 32
+    waiting: int = 100_000
+    settled: int = 100_000
 
-    def send(
-        self,
-        peer: str,
-        source: Source,
-        manifest: Manifest,
-        now: float,
-        *,
-        offer: Task | None = None,
-    ) -> list[Action]:
-        """Offer ``source`` until the peer's receipt comes; again with the same id: offer now.
+    def __post_init__(self) -> None:
+        if not 1 <= self.window <= 16:
+            raise InputError(f"window: expected 1 to 16 chunks, got {self.window}")
 
-        Args:
-            peer: device id of the other end (on a device: its own).
-            source: the blob; a file must stay as it is until Delivered or Rejected.
-            manifest: from ``describe``.
-            now: the time.
-            offer: the task whose ``payload`` is the manifest; None: the manifest itself announces.
-        """
-        return self._sending.send(peer, source, manifest, offer or manifest, now)
 
-    def next_chunk(self) -> Send | Rejected | None:
-        """The next chunk to publish, transfers taking turns; call it when the link has room.
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Action: publish ``payload`` on a lane of the transfers with this device."""
 
-        ``Rejected`` says that a source file is gone.
-        """
-        return self._sending.next_chunk()
+    device_id: str
+    lane: Lane
+    payload: bytes
 
-    def expect(self, peer: str, manifest: Manifest, now: float) -> list[Action]:
-        """Take the offered blob; call it for every offer that comes, repeated ones too.
 
-        An offer that breaks a limit is answered with ``reject`` and nothing is kept.
-        """
-        return self._receiving.expect(peer, manifest, now)
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Event: a blob is complete and its sha256 right; ``path`` is yours until accept/reject."""
 
-    def accept(self, transfer_id: str, now: float) -> list[Action]:
-        """The received blob is stored: send ``done``, now and whenever it is offered again.
+    device_id: str
+    offer: TransferOffer
+    path: Path
 
-        Its file is deleted unless the caller moved it away.
-        """
-        return self._receiving.accept(transfer_id, now)
 
-    def reject(self, peer: str, transfer_id: str, reason: str, now: float) -> list[Action]:
-        """Send ``reject`` for a blob received, in progress or only offered; drop its bytes."""
-        return self._receiving.reject(peer, transfer_id, reason, now)
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Event: the other end has the blob and stored it; the source is no longer needed."""
 
-    def remember(self, transfer_id: str) -> None:
-        """After a restart: this transfer was accepted before; answer ``done`` when offered."""
-        self._receiving.remember(transfer_id)
+    device_id: str
+    offer: TransferOffer
 
-    def handle(self, peer: str, lane: Lane, payload: bytes, now: float) -> list[Action]:
-        """A payload of lane CHUNK or ANSWER (offers are the caller's: it calls ``expect``).
 
-        Raises:
-            RefusedError: the payload broke a rule; nothing has changed.
-        """
-        if lane is Lane.CHUNK:
-            return self._receiving.chunk(peer, chunks.parse(payload), now)
-        if lane is Lane.ANSWER:
-            message: Need | Receipt = decode(payload, Need | Receipt)
-            return self._sending.answer(peer, message, now)
-        raise RefusedError("lane", "courier: expected a chunk or an answer, got an offer")
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Event: a blob we offered will never be taken (or its source file is gone).
 
-    def tick(self, now: float) -> list[Action]:
-        """Do what is due: repeat offers, ask again after silence."""
-        return self._sending.tick(now) + self._receiving.tick(now)
+    Attributes:
+        device_id: the device at the other end; on a device: its own id, as in all events.
+        offer: what was offered.
+        rule: name of the broken rule, for programs; '' where the receipt named none.
+        reason: for people.
+    """
 
-    def due(self) -> float | None:
-        """When ``tick`` must be called next (may be early); None: only after another call."""
-        times = [t for t in (self._sending.due(), self._receiving.due()) if t is not None]
-        return min(times, default=None)
+    device_id: str
+    offer: TransferOffer
+    rule: str
+    reason: str
 
-    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> list[Action]:
-        """Our link is new: what was in flight is lost; offer and ask again.
 
-        Blobs described with larger chunks than ``max_chunk_bytes`` are offered anew with these.
-        """
-        actions = self._sending.reconnected(now, max_chunk_bytes)
-        return actions + self._receiving.reconnected(now)
+Action = Send | Received | Delivered | Rejected
 
-    def peer_returned(self, peer: str, now: float) -> list[Action]:
-        """``peer`` has a new connection: offer again what it may have forgotten."""
-        return self._sending.peer_returned(peer, now)
 
-    def cancel(self, transfer_id: str) -> None:
-        """Forget one transfer in either direction, partial bytes and receipt with it."""
-        self._sending.forget(transfer_id)
-        self._receiving.cancel(transfer_id)
+def transfer_id(sha256: str, device_id: str, round_id: int) -> str:
+    """Identity of a transfer, the same after every restart.
 
-    def close(self) -> None:
-        """Close all files; what is unfinished continues in the next process."""
-        self._receiving.close()
+    Returns:
+        The first 32 hexadecimal digits of sha256 over ``<sha256>/<device_id>/<round_id>``.
+    """
+    return hashlib.sha256(f"{sha256}/{device_id}/{round_id}".encode()).hexdigest()[:32]
+
+
+def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
+    source: Source,
+    *,
+    kind: Literal["payload", "update"],
+    device_id: str,
+    round_id: int,
+    chunk_bytes: int = MAX_DATA_BYTES,
+    coding: Coding | None = None,
+) -> TransferOffer:
+    """The offer of ``source``, raw unless ``coding`` says how it is coded; hashes it once.
+
+    Raises:
+        InputError: the blob is empty.
+    """
+    if isinstance(source, bytes):
+        size, digest = len(source), hashlib.sha256(source).hexdigest()
+    else:
+        with source.open("rb") as blob:
+            digest = hashlib.file_digest(blob, "sha256").hexdigest()
+            size = blob.tell()
+    if size == 0:
+        raise InputError(f"blob for {device_id}, round {round_id}: expected bytes, got none")
+    coding = coding or Coding()
+    return TransferOffer(
+        transfer_id=transfer_id(digest, device_id, round_id),
+        kind=kind,
+        round_id=round_id,
+        total_bytes=size,
+        sha256=digest,
+        chunk_bytes=chunk_bytes,
+        codec=coding.codec,
+        raw_bytes=coding.raw_bytes,
+        base=coding.base,
+    )
+
+
+class Timers(Generic[K]):
+    """Due times of many transfers, one per key; the earliest in logarithmic time.
+
+    Moving a time later is free; the heap learns of it when it pops.
+    """
+
+    def __init__(self) -> None:
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []
+        self._queued: dict[K, float] = {}
+        self._serial = 0
+
+    def set(self, key: K, due: float) -> None:
+        """``key`` is due at ``due``, whatever was set before."""
+        self._due[key] = due
+        if due < self._queued.get(key, float("inf")):
+            self._push(key, due)
+
+    def drop(self, key: K) -> None:
+        """``key`` is never due."""
+        self._due.pop(key, None)
+        self._queued.pop(key, None)
+
+    def expired(self, now: float) -> Iterator[K]:
+        """Every key due by ``now``; each is dropped before it is given out."""
+        while self._heap and self._heap[0][0] <= now:
+            queued, _, key = heapq.heappop(self._heap)
+            if self._queued.get(key) != queued:
+                continue
+            del self._queued[key]
+            if self._due[key] <= now:
+                del self._due[key]
+                yield key
+            elif self._due[key] < float("inf"):
+                self._push(key, self._due[key])
+
+    def next(self) -> float | None:
+        """A time not later than the earliest due time; None if nothing is."""
+        return self._heap[0][0] if self._heap else None
+
+    def _push(self, key: K, due: float) -> None:
+        self._serial += 1
+        self._queued[key] = due
+        heapq.heappush(self._heap, (due, self._serial, key))

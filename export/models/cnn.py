@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models._layers import PrototypeHead
+from protofleet.export.models.layers import PrototypeHead
 
 _KERNEL = 5
 

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.alp import Alignment
-from protofleet.export.models._layers import Attention, DropPath, dense, layer_norm, mlp
+from protofleet.export.models.alp import Alignment
+from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
 
 PAPER_PROTOTYPES = (2048, 1024, 512, 256, 128, 64)
 """FedAli's prototype counts, from input to head."""
@@ -165,7 +165,7 @@ class LightConvolution(nn.Module):
         return band.reshape(_GROUPS, tokens, tokens)
 
 
-class Block(nn.Module):
+class HartBlock(nn.Module):
     """LN → ALP → attention | convolution | attention on channel slices → LN → MLP, residual."""
 
     def __init__(self, config: HartConfig, index: int) -> None:
@@ -216,7 +216,7 @@ class Hart(nn.Module):
         self.accelerometer_patches = dense(config.patch * _AXES, width // _SENSORS)
         self.gyroscope_patches = dense(config.patch * _AXES, width // _SENSORS)
         self.position = nn.Parameter(torch.empty(config.tokens, width).uniform_(-0.05, 0.05))
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(len(config.kernels)))
+        self.blocks = nn.ModuleList(HartBlock(config, i) for i in range(len(config.kernels)))
         self.norm = layer_norm(width)
         self.head = nn.Sequential(
             dense(width, config.head_width),

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models._layers import PrototypeHead
+from protofleet.export.models.layers import PrototypeHead
 
 
 class Mlp(nn.Module):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.alp import Alignment
-from protofleet.export.models._layers import Attention, DropPath, dense, layer_norm, mlp
+from protofleet.export.models.alp import Alignment
+from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
 
 DIGITS_PROTOTYPES = (128, 64, 32)
 """Prototype counts for 8x8 digits and three blocks."""
@@ -78,7 +78,7 @@ class VitConfig:
         return self.size // self.patch
 
 
-class Block(nn.Module):
+class VitBlock(nn.Module):
     """LN → ALP → attention → LN → MLP, with skips that take the un-aligned tokens."""
 
     def __init__(self, config: VitConfig, index: int) -> None:
@@ -119,7 +119,7 @@ class Vit(nn.Module):
         self.embedding = dense(config.channels * config.patch**2, width)
         self.class_token = nn.Parameter(torch.randn(1, width) * 0.02)
         self.position = nn.Parameter(torch.randn(config.side**2 + 1, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.depth))
+        self.blocks = nn.ModuleList(VitBlock(config, i) for i in range(config.depth))
         self.norm = layer_norm(width)
         self.head = dense(width, config.classes)
         self.register_buffer("beta", torch.tensor(config.beta) if config.prototypes else None)

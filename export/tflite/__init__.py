@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
 from protofleet.export.tflite import activations, alp, convolution, elementwise, linear, moves
-from protofleet.export.tflite.graph import Graph, Model
+from protofleet.export.tflite.graph import Graph, SharedTables
 from protofleet.export.tflite.lower import Lowering
 
 __all__ = ["tflite_runner", "to_tflite"]
@@ -33,11 +33,11 @@ def to_tflite(programs: Mapping[str, CapturedProgram]) -> bytes:
     Raises:
         ExportError: an operator has no TFLite form; the message names program, module and line.
     """
-    model = Model()
+    tables = SharedTables()
     subgraphs: list[Any] = []
     signatures: list[Any] = []
     for name, program in programs.items():
-        graph = Graph(model, name)
+        graph = Graph(tables, name)
         try:
             results = Lowering(program, graph).run()
         except ExportError as error:
@@ -48,10 +48,10 @@ def to_tflite(programs: Mapping[str, CapturedProgram]) -> bytes:
         signatures.append(signature)
     record = schema.ModelT(
         version=_SCHEMA_VERSION,
-        operatorCodes=model.codes(),
+        operatorCodes=tables.codes(),
         subgraphs=subgraphs,
         description="protofleet",
-        buffers=model.buffers(),
+        buffers=tables.buffers(),
         signatureDefs=signatures,
     )
     builder = flatbuffers.Builder(1 << 20)

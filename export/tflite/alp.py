@@ -1,8 +1,8 @@
 """ALP's operators in ordinary ones: the plan by row and column scaling vectors.
 
-Symbols and source: ``protofleet.export.alp``. TFLite wants to know in advance how many of the
-best rows are taken; the number grows with the batch, so as many as ``MAX_TFLITE_BATCH`` examples
-need are taken, and those that the batch at hand does not need weigh nothing.
+Symbols and source: ``protofleet.export.models.alp``. TFLite wants to know in advance how many of
+the best rows are taken; the number grows with the batch, so as many as ``MAX_TFLITE_BATCH``
+examples need are taken, and those that the batch at hand does not need weigh nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import fx
 
 from protofleet.bundle.manifest import MAX_TFLITE_BATCH
 from protofleet.errors import ExportError
-from protofleet.export.onnx_alp import node_attributes
+from protofleet.export.capture.alp_nodes import node_attributes
 from protofleet.export.tflite.basics import Basics
 from protofleet.export.tflite.graph import F32, I32, I64, Value
 from protofleet.export.tflite.lower import Lowering, Result, args_of, rule

@@ -64,7 +64,7 @@ class Value:
     dtype: np.dtype[Any]
 
 
-class Model:
+class SharedTables:
     """What the subgraphs of one file share: operator codes and the contents of constants."""
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ def _code(operator: str) -> Any:
 class Graph:
     """A subgraph under construction; an operator that was added before is not added again."""
 
-    def __init__(self, model: Model, name: str) -> None:
-        self._model = model
+    def __init__(self, tables: SharedTables, name: str) -> None:
+        self._tables = tables
         self._name = name
         self._tensors: list[Any] = []
         self._operators: list[Any] = []
@@ -127,7 +127,7 @@ class Graph:
             )
         key = ("constant", array.shape, array.dtype, array.tobytes())
         if key not in self._known:
-            buffer = self._model.buffer(array.tobytes())
+            buffer = self._tables.buffer(array.tobytes())
             self._known[key] = (self._tensor(np.shape(content), array.dtype, buffer=buffer),)
         return self._known[key][0]
 
@@ -174,7 +174,7 @@ class Graph:
         values = tuple(self._tensor(shape, dtype) for shape, dtype in results)
         self._operators.append(
             schema.OperatorT(
-                opcodeIndex=self._model.code(operator),
+                opcodeIndex=self._tables.code(operator),
                 inputs=list(inputs),
                 outputs=[value.tensor for value in values],
                 **_options(operator, options),

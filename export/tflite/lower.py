@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.source import place_of
+from protofleet.export.capture.source import place_of
 from protofleet.export.tflite.basics import Basics, Operand
 from protofleet.export.tflite.graph import BOOL, F32, I64, Graph, Shape, Value
 

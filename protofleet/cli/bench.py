@@ -13,10 +13,10 @@ import click
 from protofleet.cli._trust import trusted_keys
 
 if TYPE_CHECKING:
-    from protofleet.benchmarks._device_plan import Options
-    from protofleet.benchmarks._device_report import DeviceReport
     from protofleet.benchmarks._rows import Result
-    from protofleet.benchmarks.kernels import Planned
+    from protofleet.benchmarks.device.plan import Options
+    from protofleet.benchmarks.device.report import DeviceReport
+    from protofleet.benchmarks.kernels.measure import Planned
 
 _TIMED = ("programs", "memory", "rounds")
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -72,7 +72,7 @@ def kernels(
     only: tuple[str, ...],
 ) -> None:
     """Kernels against PyTorch, POT, scikit-learn and bounds, each with a target."""
-    from protofleet.benchmarks.kernels import load_cases, plan
+    from protofleet.benchmarks.kernels.measure import load_cases, plan
 
     planned = plan(load_cases(), quick=quick, only=only, threads=threads)
     _measure_kernels(_started(), planned, json_file, plot, quick=quick)
@@ -84,7 +84,7 @@ def kernels(
 @_plot
 def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
     """Programs, memory, rounds and kernels, one after another; long."""
-    from protofleet.benchmarks.kernels import load_cases, plan
+    from protofleet.benchmarks.kernels.measure import load_cases, plan
 
     planned = plan(load_cases(), quick=quick)
     result = _started()
@@ -189,13 +189,13 @@ def device(
     energy       of a call, all that the source counts; RAPL or the Pi 5's power chip
     bytes        of one device's round, for each strategy and codec
     """  # noqa: D301 - click's mark for lines to keep
-    from protofleet.benchmarks import _device_table
+    from protofleet.benchmarks.device import table
 
     chosen = _device_options(**options)
     if device_plot is not None:
-        from protofleet.benchmarks._device_plot import draw_device  # before minutes of measuring
+        from protofleet.benchmarks.device.plot import draw_device  # before minutes of measuring
     report = _measure_device(chosen, trust_files, json_file)
-    for line in _device_table.lines(report):
+    for line in table.lines(report):
         click.echo(line)
     if device_plot is not None:
         draw_device(device_plot, report)
@@ -219,7 +219,7 @@ def _device_options(
 
     No batches are not the default: they ask for inference alone.
     """
-    from protofleet.benchmarks._device_plan import Options
+    from protofleet.benchmarks.device.plan import Options
 
     if quick:
         given["threads"] = given["threads"] or (1,)
@@ -231,8 +231,8 @@ def _device_options(
 def _measure_device(
     options: Options, trust_files: tuple[Path, ...], json_file: Path | None
 ) -> DeviceReport:
-    from protofleet.benchmarks._device_progress import open_progress
-    from protofleet.benchmarks.device import open_device_bundle, reports
+    from protofleet.benchmarks.device.measure import open_device_bundle, reports
+    from protofleet.benchmarks.device.progress import open_progress
 
     bundle = open_device_bundle(options, trusted_keys(trust_files, own=True))
     for report in reports(options, bundle, open_progress):
@@ -272,8 +272,8 @@ def _measure_kernels(
     *,
     quick: bool,
 ) -> None:
-    from protofleet.benchmarks import _kernel_rows
-    from protofleet.benchmarks.kernels import measure
+    from protofleet.benchmarks.kernels import comparison
+    from protofleet.benchmarks.kernels.measure import measure
 
     started, rows = time.perf_counter(), []
     try:
@@ -283,10 +283,10 @@ def _measure_kernels(
             if json_file is not None:
                 result.write(json_file)
     finally:
-        _kernel_rows.show_kernels(rows, click.echo)
-    click.echo(f"\n{_kernel_rows.verdict(rows)}\n{time.perf_counter() - started:.1f} s")
+        comparison.show_kernels(rows, click.echo)
+    click.echo(f"\n{comparison.verdict(rows)}\n{time.perf_counter() - started:.1f} s")
     if plot is not None:
-        from protofleet.benchmarks._kernel_plot import draw
+        from protofleet.benchmarks.kernels.plot import draw
 
         draw(plot, rows, [one.case for one in planned], result.machine)
 

@@ -128,7 +128,7 @@ def _lines(opened: Bundle) -> list[str]:
         "signer": summary["signer"],
         "layout": manifest.layout_hash,
         "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
-        "state": f"{len(model.state)} tensors, {model.state.layout.size:,} values",
+        "state": f"{len(model.buffers)} tensors, {model.buffers.layout.size:,} values",
         "input": f"{list(manifest.preprocessing.input_shape)}",
         "classes": ", ".join(manifest.classes),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",

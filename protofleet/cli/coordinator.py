@@ -45,8 +45,8 @@ def run(file: Path, *, as_json: bool) -> None:
     # Compiled kernels would cost 50 MB here and gain little: averaging is memory-bound, and k-means
     # is mostly matrix products.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
-    from protofleet.coordinator.config import load_config
     from protofleet.coordinator.run import open_service
+    from protofleet.federation.settings import load_config
 
     config = load_config(file)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -69,8 +69,8 @@ def status(file: Path, *, as_json: bool) -> None:
     """Show how far the run of the federation FILE is; works while it runs."""
     import msgspec
 
-    from protofleet.coordinator.config import load_config
     from protofleet.coordinator.status import read_status
+    from protofleet.federation.settings import load_config
 
     found = read_status(load_config(file))
     if as_json:
@@ -103,7 +103,7 @@ def _json_sink() -> Sink:
 def _text_sink() -> Sink:
     from rich.console import Console
 
-    from protofleet.coordinator.lines import to_text
+    from protofleet.coordinator.console import to_text
 
     console = Console(highlight=False, soft_wrap=True)
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._broker import broker_options
+
 if TYPE_CHECKING:
     from protofleet.demo import DemoSettings
 
@@ -48,7 +50,7 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
 )
 @click.option("--rounds", type=click.IntRange(1), help="Default: 12 for digits, 10 for uci-har.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--broker", metavar="URL", help="mqtt://host:port; default: one of its own.")
+@broker_options("mqtt://host:port; default: one of its own.")
 @click.option(
     "--sensors",
     type=click.Choice(["playback", "published"]),
@@ -108,9 +110,9 @@ def _settings(folder: Path, ctx: click.Context, options: dict[str, Any]) -> Demo
     """What was asked for; a run that goes on keeps what is not asked for otherwise."""
     import msgspec
 
-    from protofleet.demo import DemoSettings, begun, load_settings
+    from protofleet.demo import DemoSettings, has_settings, load_settings
 
-    before = msgspec.structs.asdict(load_settings(folder)) if begun(folder) else {}
+    before = msgspec.structs.asdict(load_settings(folder)) if has_settings(folder) else {}
     given = {name for name in options if ctx.get_parameter_source(name) is _COMMANDLINE}
     chosen = {**options, **{key: before[key] for key in before if key not in given}}
     chosen["rounds"] = chosen["rounds"] or _DEFAULT_ROUNDS[chosen["data"]]

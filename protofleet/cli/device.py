@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._broker import broker_options
 from protofleet.cli._trust import trusted_keys
 from protofleet.threads import thread_variables
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
+    from protofleet.wire.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)
 
@@ -76,7 +78,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @device.command()
-@click.option("--broker", required=True, help="mqtt://[user:password@]host[:port] or mqtts://…")
+@broker_options("mqtt://[user[:password]@]host[:port] or mqtts://…", required=True)
 @click.option("--federation", required=True, help="Its name, as the coordinator has it.")
 @click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
 @click.option(
@@ -89,17 +91,15 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option("--store", type=_PATH, help="This device's folder; default: in the user's data.")
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
-@click.option("--ca-file", type=_PATH, help="Who signs the broker's certificate (mqtts).")
 @_data_options
 def join(
     *,
-    broker: str,
+    broker: BrokerAccess,
     federation: str,
     pooled: Path | None,
     later: tuple[tuple[int, str], ...],
     store: Path | None,
     device_id: str | None,
-    ca_file: Path | None,
     threads: int,
     as_json: bool,
     **source: Any,
@@ -122,7 +122,6 @@ def join(
         threads=threads,
         backend=source["backend"],
         trusted=trusted,
-        ca_file=ca_file,
     )
     data = _load(source, trusted, pooled, later)
     sys.exit(run_device(options, data, _report_json if as_json else _report_line))
@@ -151,7 +150,9 @@ def infer(
     if as_json:
         click.echo(msgspec.json.encode(scores).decode())
         return
-    latency = "  ".join(f"{name} {value:.2f}" for name, value in scores.infer_ms.items())
+    latency = "  ".join(
+        f"{name} {value:.2f}" for name, value in msgspec.to_builtins(scores.infer_ms).items()
+    )
     click.echo(
         f"model of round {scores.round_id}: macro-F1 {scores.macro_f1:.4f}, "
         f"accuracy {scores.accuracy:.4f} on {scores.examples} examples\n"

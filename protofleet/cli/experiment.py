@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._broker import broker_options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
     from protofleet.experiments.config import Experiment
-    from protofleet.experiments.store import RunResult
+    from protofleet.experiments.store import MethodResult
     from protofleet.experiments.table import Table
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -126,9 +128,7 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes of local; default: one a core.")
 @click.option("--rounds", type=click.IntRange(1), help="Instead of the file's, for a quick look.")
-@click.option(
-    "--broker", metavar="URL", help="For mqtt: mqtt://host:port; default: one of its own."
-)
+@broker_options("For mqtt: mqtt://host:port; default: one of its own.")
 def run(
     *,
     name: str,
@@ -216,7 +216,7 @@ def table(
 
 def _conclude(
     asked: Experiment,
-    results: list[RunResult],
+    results: list[MethodResult],
     console: Console,
     *,
     json_file: Path | None,
@@ -245,7 +245,7 @@ def _conclude(
         click.echo(f"pictures: {plot}, {bars}", err=True)
 
 
-def _write_json(path: Path, asked: Experiment, found: Table, results: list[RunResult]) -> None:
+def _write_json(path: Path, asked: Experiment, found: Table, results: list[MethodResult]) -> None:
     import msgspec
 
     from protofleet.durable import replace_whole

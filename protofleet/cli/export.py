@@ -94,7 +94,14 @@ def export(
     prepared = _preprocessing(model, input_shape, preprocessing)
     names = _class_names(classes, metadata, built, prepared)
     settings = parse_pairs(strategy_pairs)
-    spec = _spec(built, out.stem, (strategy, settings), names, prepared)
+    spec = _spec(
+        built,
+        name=out.stem,
+        strategy=strategy,
+        settings=settings,
+        classes=names,
+        preprocessing=prepared,
+    )
     provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
     started = time.perf_counter()
     report = export_bundle(
@@ -114,7 +121,7 @@ def _model(
     spec: str, settings: dict[str, Any], checkpoint: Path | None
 ) -> tuple[nn.Module, dict[str, str]]:
     if checkpoint is not None:
-        from protofleet.export.checkpoints import load_model
+        from protofleet.export.pretraining.checkpoints import load_model
 
         return load_model(checkpoint, spec, settings)
     from protofleet.export.models import build_model
@@ -124,8 +131,10 @@ def _model(
 
 def _spec(
     model: nn.Module,
+    *,
     name: str,
-    strategy: tuple[str, dict[str, Any]],
+    strategy: str,
+    settings: dict[str, Any],
     classes: tuple[str, ...],
     preprocessing: Preprocessing,
 ) -> BundleSpec:
@@ -134,15 +143,18 @@ def _spec(
     from protofleet.export.build import BundleSpec, initial_values
     from protofleet.tensors import Model, TensorMap
 
-    params, state = initial_values(model)
+    params, buffers = initial_values(model)
     initial = Model(
-        params=TensorMap.pack(params), state=TensorMap.pack(state), num_classes=len(classes)
+        params=TensorMap.pack(params),
+        buffers=TensorMap.pack(buffers),
+        num_classes=len(classes),
+        input_shape=preprocessing.input_shape,
     )
-    built = strategies.build(*strategy, initial)
+    built = strategies.build(strategy, settings, initial)
     return BundleSpec(
         name=name,
         strategy=built.description.name,
-        settings=strategy[1],
+        settings=settings,
         objectives=tuple(
             dict.fromkeys((*built.description.programs, *built.description.server_programs))
         ),

@@ -20,7 +20,7 @@ from protofleet.errors import InputError, MissingDataError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from protofleet.export.training import Progress, Task, TrainOptions, TrainResult
+    from protofleet.export.pretraining.training import TrainProgress, TrainResult, TrainTask
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -65,7 +65,7 @@ def pretrain(
     """Train a model centrally; its best state, model.safetensors, is what export reads."""
     import torch
 
-    from protofleet.export.training import STATE_FILE, TrainOptions
+    from protofleet.export.pretraining.training import STATE_FILE, TrainOptions, train
 
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
@@ -83,42 +83,27 @@ def pretrain(
         "data": _digest(data),
         "init": init.name if init else "",
     }
-    with _progress(quiet=as_json) as tell:
-        result = _train(task, arrays, chosen, (out, provenance, resume), tell)
-    _report(result, as_json=as_json)
-
-
-def _train(
-    task: Task,
-    arrays: Arrays,
-    options: TrainOptions,
-    where: tuple[Path, dict[str, str], bool],
-    tell: Callable[[Progress], None],
-) -> TrainResult:
-    import torch
-
-    from protofleet.export.training import train
-
-    out, provenance, resume = where
     tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
-    return train(
-        task,
-        tensors,
-        options,
-        folder=out,
-        provenance=provenance,
-        resume=resume,
-        on_progress=tell,
-    )
+    with _progress(quiet=as_json) as on_progress:
+        result = train(
+            task,
+            tensors,
+            chosen,
+            folder=out,
+            provenance=provenance,
+            resume=resume,
+            on_progress=on_progress,
+        )
+    _report(result, as_json=as_json)
 
 
 def _task(
     spec: str, settings: dict[str, Any], objective: str, arrays: Arrays, init: Path | None
-) -> Task:
+) -> TrainTask:
     import torch
 
     from protofleet.export.models import build_model
-    from protofleet.export.training import masked, supervised
+    from protofleet.export.pretraining.training import masked, supervised
 
     model = build_model(spec, **settings)
     example = torch.from_numpy(arrays["x"][:1])
@@ -146,7 +131,7 @@ def _try(model: nn.Module, example: Tensor, spec: str) -> None:
 
 
 def _initialise(model: nn.Module, init: Path) -> None:
-    from protofleet.export.checkpoints import fill, load_checkpoint
+    from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
 
     tensors, _ = load_checkpoint(init)
     _, unused = fill(model, tensors)
@@ -206,43 +191,43 @@ def _with_classes(spec: str, settings: dict[str, Any], count: int) -> dict[str, 
 
 
 @contextlib.contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[Progress], None]]:
+def _progress(*, quiet: bool) -> Iterator[Callable[[TrainProgress], None]]:
     """A bar on a terminal, a line per epoch elsewhere; both on stderr, silent when quiet."""
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        with _bar() as tell:
-            yield tell
+        with _bar() as on_step:
+            yield on_step
     else:
-        yield _tell_line
+        yield _print_epoch
 
 
-def _tell_line(told: Progress) -> None:
-    if told.validation_loss is not None:
-        click.echo(_line(told), err=True)
+def _print_epoch(progress: TrainProgress) -> None:
+    if progress.validation_loss is not None:
+        click.echo(_line(progress), err=True)
 
 
-def _line(told: Progress) -> str:
-    line = f"epoch {told.epoch}/{told.epochs}  loss {told.loss:.4f}"
-    if told.validation_loss is not None:
-        line += f"  validation {told.validation_loss:.4f}"
-    return line if told.accuracy is None else f"{line}  accuracy {told.accuracy:.1%}"
+def _line(progress: TrainProgress) -> str:
+    line = f"epoch {progress.epoch}/{progress.epochs}  loss {progress.loss:.4f}"
+    if progress.validation_loss is not None:
+        line += f"  validation {progress.validation_loss:.4f}"
+    return line if progress.accuracy is None else f"{line}  accuracy {progress.accuracy:.1%}"
 
 
 @contextlib.contextmanager
-def _bar() -> Iterator[Callable[[Progress], None]]:
+def _bar() -> Iterator[Callable[[TrainProgress], None]]:
     from rich.console import Console
     from rich.progress import Progress as Bar
 
     with Bar(console=Console(stderr=True)) as bar:
         row = bar.add_task("training")
 
-        def tell(told: Progress) -> None:
-            done = (told.epoch - 1) * told.steps + told.step
-            total = told.epochs * told.steps
-            bar.update(row, description=_line(told), completed=done, total=total)
+        def on_step(progress: TrainProgress) -> None:
+            done = (progress.epoch - 1) * progress.steps + progress.step
+            total = progress.epochs * progress.steps
+            bar.update(row, description=_line(progress), completed=done, total=total)
 
-        yield tell
+        yield on_step
 
 
 def _report(result: TrainResult, *, as_json: bool) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from protofleet.bundle import Bundle
     from protofleet.bundle.manifest import Precision
     from protofleet.edge import LocalData
-    from protofleet.export.quantise_report import Measured
+    from protofleet.export.quantise import Measured
     from protofleet.tensors import Model
 
 _PATH = click.Path(path_type=Path)
@@ -107,8 +107,8 @@ def quantise(
     """
     from protofleet.bundle import Bundle, keys, write_bundle
     from protofleet.edge import load_local_data
+    from protofleet.export.quantise import check_loss, doubts, measure
     from protofleet.export.quantise import quantise as make
-    from protofleet.export.quantise_report import check_loss, doubts, measure
 
     if params is not None and store is not None:
         raise InputError("values: expected --params or --store, got both")
@@ -184,7 +184,7 @@ def _from_file(model: Model, path: Path) -> Model:
         blobs.check_finite(tensors)
     except RefusedError as error:
         raise InputError(f"parameters '{path}': {error}") from error
-    surplus = tensors.keys() - {*model.params, *model.state}
+    surplus = tensors.keys() - {*model.params, *model.buffers}
     missing = model.params.keys() - tensors.keys()
     if surplus or missing:
         name = min(surplus or missing)
@@ -193,7 +193,7 @@ def _from_file(model: Model, path: Path) -> Model:
             f"{'not in' if surplus else 'in'} the bundle, but {'' if surplus else 'not '}in the "
             "file"
         )
-    for values in (model.params, model.state):
+    for values in (model.params, model.buffers):
         for name in values.keys() & tensors.keys():
             _fill(path, name, values[name], tensors[name])
     return model
@@ -212,7 +212,6 @@ def _from_store(opened: Bundle, store: Path) -> Model:
     """The personal model of a device."""
     from protofleet import strategies
     from protofleet.edge.store import read_personal
-    from protofleet.tensors import Model
 
     journal, state = read_personal(store)
     if journal.binding is None or journal.binding.bundle != opened.digest:
@@ -223,8 +222,8 @@ def _from_store(opened: Bundle, store: Path) -> Model:
             f"device store '{store}': strategy '{journal.strategy}' classifies by features, not by "
             "the model's own head, which is what would be quantised"
         )
-    params, own = strategy.client_model(state)
-    return Model(params=params, state=own, num_classes=len(opened.manifest.classes))
+    own = strategy.client_model(state)
+    return dataclasses.replace(opened.model(), params=own.params, buffers=own.buffers)
 
 
 def _tell(rows: Sequence[Measured], *, as_json: bool) -> None:

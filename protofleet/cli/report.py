@@ -32,7 +32,8 @@ def report(
     """Rebuild report.html in the folder RUN_DIR, or compare two runs."""
     import msgspec
 
-    from protofleet.report import compare, load_result, write_report
+    from protofleet.federation.records import RunRecord, load_record
+    from protofleet.report import compare, write_report
 
     if (run_dir is None) == (not pair):
         raise click.UsageError("give either the folder of a run or --compare A B")
@@ -40,7 +41,9 @@ def report(
         page = write_report(run_dir)
         click.echo(msgspec.json.encode({"report": str(page)}).decode() if as_json else str(page))
     elif pair:
-        rows = compare(*(load_result(p / "result.json" if p.is_dir() else p) for p in pair))
+        rows = compare(
+            *(load_record(p / "result.json" if p.is_dir() else p, RunRecord) for p in pair)
+        )
         click.echo(msgspec.json.encode(rows).decode() if as_json else _table(rows, pair))
 
 

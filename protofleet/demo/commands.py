@@ -14,7 +14,7 @@ import msgspec
 
 from protofleet.demo.recipes import Prepared
 from protofleet.errors import ProtofleetError
-from protofleet.firmware_sim.processes import leashed
+from protofleet.firmware_sim import die_with_parent
 
 _CENTRAL = "central"
 
@@ -55,7 +55,7 @@ def run_step(arguments: Sequence[str]) -> None:
     Raises:
         ProtofleetError: it failed; its own message stands above.
     """
-    process = subprocess.Popen(leashed(invocation(*arguments)))
+    process = subprocess.Popen(die_with_parent.command(invocation(*arguments)))
     try:
         status = process.wait()
     except BaseException:

@@ -59,10 +59,10 @@ class LiveView:
     def _on_device_offline(self, event: dict[str, Any]) -> None:
         self._live = event["live"]
         if event["reason"] != "left":
-            self._console.print(f"  {event['device']} is gone ({event['reason']})")
+            self._console.print(f"  {event['device_id']} is gone ({event['reason']})")
 
     def _on_device_refused(self, event: dict[str, Any]) -> None:
-        self._console.print(f"  {event['device']} refused: {event['reason']}")
+        self._console.print(f"  {event['device_id']} refused: {event['reason']}")
 
     def _on_round_opened(self, event: dict[str, Any]) -> None:
         self._progress.update(self._task, number=event["round_id"])

@@ -12,16 +12,15 @@ from rich.table import Table
 
 from protofleet.bundle import Bundle
 from protofleet.edge.store import read_personal
+from protofleet.federation.records import DeviceRecord, Metrics, RunRecord, load_record
 from protofleet.report import (
     Prototypes,
     details_of_run,
-    load_result,
     save_details,
     to_prototypes,
     write_report,
 )
-from protofleet.report.result import Device, Metrics, Result
-from protofleet.strategies.common import STATE
+from protofleet.strategies.common import BUFFERS
 from protofleet.tensors import blobs
 
 _GLOBAL = ".global_prototypes"
@@ -50,7 +49,7 @@ def finish(title: str, folder: Path, console: Console, *, seconds: float) -> Pat
     """
     run_dir = folder / "coordinator"
     shutil.copyfile(run_dir / "result.json", folder / "result.json")
-    result = load_result(folder / "result.json")
+    result = load_record(folder / "result.json", RunRecord)
     bundle = Bundle.open(folder / "bundle.pfb", trusted=None)
     packages = ("numpy", "onnxruntime", "torch")
     details = details_of_run(
@@ -84,14 +83,14 @@ def _prototypes(folder: Path, device_id: str) -> tuple[Prototypes, ...]:
             layer,
             {
                 "global": tensors[layer + _GLOBAL],
-                device_id: state.tensors[f"{STATE}{layer}{_LOCAL}"],
+                device_id: state.tensors[f"{BUFFERS}{layer}{_LOCAL}"],
             },
         )
         for layer in by_size[:_SHOWN_LAYERS]
     )
 
 
-def _print(result: Result, console: Console) -> None:
+def _print(result: RunRecord, console: Console) -> None:
     scores = Table(title="scores, mean ± std over devices", title_justify="left")
     for heading in ("", "macro-F1", "accuracy", "what it is"):
         scores.add_column(heading)
@@ -122,7 +121,7 @@ def _score_cells(metrics: Metrics, *, over_devices: bool) -> tuple[str, ...]:
     )
 
 
-def _device_cells(device: Device) -> tuple[str, ...]:
+def _device_cells(device: DeviceRecord) -> tuple[str, ...]:
     train, infer = device.train_step_ms, device.infer_ms
     return (
         device.id,

@@ -19,7 +19,7 @@ from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.link_proxy import LinkProfile
 from protofleet.firmware_sim.motion import Motion, join_recordings, synthesise
 from protofleet.firmware_sim.profile import DeviceProfile, VirtualDevice
-from protofleet.firmware_sim.senses import collect, sense
+from protofleet.firmware_sim.recordings import record_device_data, record_windows
 
 PROFILES = {
     "pi": DeviceProfile(imu=ImuProfile(rate_hz=200.0, noise_g=0.005, noise_rad_s=0.005)),
@@ -197,7 +197,7 @@ def _synthetic(preprocessing: Preprocessing) -> list[NDArray[np.float32]]:
     found = []
     for person in range(_SYNTHETIC_PEOPLE):
         rng = np.random.default_rng((person, _SYNTHETIC_PEOPLE))
-        found.append(sense(synthesise(_SYNTHETIC_S, rng), imu, preprocessing, rng).x)
+        found.append(record_windows(synthesise(_SYNTHETIC_S, rng), imu, preprocessing, rng).x)
     return found
 
 
@@ -215,7 +215,7 @@ def _moving_devices(
         motion.save(path)
         device = VirtualDevice(id=name, motion=path, profile=_profile(number))
         imu = PROFILES[device.profile].imu
-        data[name] = collect(motion, imu, preprocessing, classes, (FLEET_SEED, number))
+        data[name] = record_device_data(motion, imu, preprocessing, classes, (FLEET_SEED, number))
         devices.append(device)
     return tuple(devices), data
 

@@ -26,6 +26,7 @@ from protofleet.demo.settings import DemoSettings
 from protofleet.firmware_sim.broker import find_mosquitto, local_broker
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
+from protofleet.wire.broker_access import BrokerAccess
 
 _DEADLINE_S = 3600.0  # a rehearsal waits for every device, so that a seed gives one result
 
@@ -52,8 +53,8 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
     console.print(prepared.title)
     bundle = _make_bundle(settings, prepared, folder, console)
     console.rule(f"4/4  {settings.devices} device processes, strategy {settings.strategy}")
-    with _broker(settings.broker, console) as url:
-        _federate(settings, prepared, (folder, url, bundle), console)
+    with _broker(settings.broker, console) as broker:
+        _federate(settings, prepared, (folder, broker, bundle), console)
     return finish(prepared.title, folder, console, seconds=time.monotonic() - started)
 
 
@@ -74,30 +75,30 @@ def _make_bundle(
 
 
 @contextmanager
-def _broker(url: str | None, console: Console) -> Iterator[str]:
-    if url is not None:
-        yield url
+def _broker(given: BrokerAccess | None, console: Console) -> Iterator[BrokerAccess]:
+    if given is not None:
+        yield given
         return
     kind = "Mosquitto" if find_mosquitto() else "amqtt, embedded: for demonstrations only"
     with local_broker() as started:
         console.print(f"broker: {started} ({kind})")
-        yield started
+        yield BrokerAccess(url=started)
 
 
 def _federate(
     settings: DemoSettings,
     prepared: Prepared,
-    place: tuple[Path, str, Bundle],
+    place: tuple[Path, BrokerAccess, Bundle],
     console: Console,
 ) -> None:
-    folder, url, bundle = place
+    folder, broker, bundle = place
     name = _federation_name(folder)
     federation = folder / "federation.toml"
-    federation.write_bytes(_federation(settings, prepared, (name, url, bundle)))
+    federation.write_bytes(_federation(settings, prepared, (name, broker, bundle)))
     profiles, devices = dealt_backends(settings.backend, prepared.devices)
     fleet_file = FleetFile(
         federation=name,
-        broker=url,
+        broker=broker,
         bundle=folder.resolve() / "bundle.pfb",
         folder=folder / "devices",
         devices=tuple(
@@ -117,12 +118,12 @@ def _federation_name(folder: Path) -> str:
 
 
 def _federation(
-    settings: DemoSettings, prepared: Prepared, place: tuple[str, str, Bundle]
+    settings: DemoSettings, prepared: Prepared, place: tuple[str, BrokerAccess, Bundle]
 ) -> bytes:
-    name, url, bundle = place
+    name, broker, bundle = place
     values: dict[str, Any] = {
         "federation": name,
-        "broker": url,
+        "broker": broker.to_table(),
         "bundle": "bundle.pfb",
         "trusted": [bundle.signer],
         "run_dir": "coordinator",

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.wire.broker_access import BrokerAccess
 
 _FILE = "demo.json"
 
@@ -22,7 +23,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         devices: number of device processes.
         rounds: rounds to aggregate.
         seed: of everything random.
-        broker: URL of a broker, or None to start one.
+        broker: a running broker and the credentials for it, or None to start one.
         sensors: for ``uci-har``: ``playback`` sends each person's recordings through a virtual
             sensor and the intake; ``published`` takes the published windows as they are.
         backend: who runs the devices' programs; ``mixed`` alternates between ONNX Runtime and
@@ -35,7 +36,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     devices: int
     rounds: int
     seed: int
-    broker: str | None
+    broker: BrokerAccess | None
     sensors: Literal["playback", "published"]
     backend: Literal["auto", "onnx", "litert", "mixed"] = "auto"
 
@@ -45,7 +46,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             InputError: the run in ``folder`` has other settings.
         """
-        if not begun(folder):
+        if not has_settings(folder):
             folder.mkdir(parents=True, exist_ok=True)
             data = msgspec.json.format(msgspec.json.encode(self, enc_hook=str))
             (folder / _FILE).write_bytes(data)
@@ -59,7 +60,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-def begun(folder: Path) -> bool:
+def has_settings(folder: Path) -> bool:
     """Whether a demonstration was begun in ``folder``."""
     return (folder / _FILE).exists()
 

@@ -18,7 +18,6 @@ from protofleet.report.details import (
     save_details,
     to_prototypes,
 )
-from protofleet.report.result import Result, load_result, save_result
 
 __all__ = [
     "Confusion",
@@ -26,13 +25,10 @@ __all__ = [
     "Difference",
     "Latencies",
     "Prototypes",
-    "Result",
     "compare",
     "details_of_run",
     "load_details",
-    "load_result",
     "save_details",
-    "save_result",
     "to_prototypes",
     "write_report",
 ]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from protofleet.federation.records import Metrics, RunRecord
 from protofleet.report._units import median
-from protofleet.report.result import Metrics, Result
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +27,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None
 
 
-def compare(first: Result, second: Result) -> list[Difference]:
+def compare(first: RunRecord, second: RunRecord) -> list[Difference]:
     """Scores in percent, bytes, milliseconds and seconds of two runs, side by side.
 
     A loss and further scores have rows where one of the runs has them. Rounds are those that were
@@ -37,8 +37,8 @@ def compare(first: Result, second: Result) -> list[Difference]:
     return [_difference(name, pick(first), pick(second)) for name, pick in rows.items()]
 
 
-def _further_rows(*results: Result) -> dict[str, Callable[[Result], float | None]]:
-    rows: dict[str, Callable[[Result], float | None]] = {}
+def _further_rows(*results: RunRecord) -> dict[str, Callable[[RunRecord], float | None]]:
+    rows: dict[str, Callable[[RunRecord], float | None]] = {}
     if any(result.scores.own_loss for result in results):
         rows["own loss"] = _own_loss
     for name in sorted({name for result in results for name in result.scores.more}):
@@ -47,11 +47,11 @@ def _further_rows(*results: Result) -> dict[str, Callable[[Result], float | None
     return rows
 
 
-def _further(name: str) -> Callable[[Result], Metrics | None]:
+def _further(name: str) -> Callable[[RunRecord], Metrics | None]:
     return lambda result: result.scores.more.get(name)
 
 
-def _own_loss(result: Result) -> float | None:
+def _own_loss(result: RunRecord) -> float | None:
     loss = result.scores.own_loss
     return None if loss is None else loss.mean
 
@@ -68,9 +68,9 @@ def _difference(name: str, first: float | None, second: float | None) -> Differe
 
 
 def _score(
-    pick: Callable[[Result], Metrics | None], metric: str
-) -> Callable[[Result], float | None]:
-    def read(result: Result) -> float | None:
+    pick: Callable[[RunRecord], Metrics | None], metric: str
+) -> Callable[[RunRecord], float | None]:
+    def read(result: RunRecord) -> float | None:
         metrics = pick(result)
         return None if metrics is None else 100 * float(getattr(metrics, metric).mean)
 
@@ -82,7 +82,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 _METRICS = {"macro_f1": "macro-F1", "accuracy": "accuracy"}
-_SCORE_ROWS: dict[str, Callable[[Result], float | None]] = {
+_SCORE_ROWS: dict[str, Callable[[RunRecord], float | None]] = {
     "personalisation macro-F1 (%)": _score(lambda r: r.scores.personalisation, "macro_f1"),
     "personalisation accuracy (%)": _score(lambda r: r.scores.personalisation, "accuracy"),
     "generalisation macro-F1 (%)": _score(lambda r: r.scores.generalisation, "macro_f1"),
@@ -90,7 +90,7 @@ _SCORE_ROWS: dict[str, Callable[[Result], float | None]] = {
     "global macro-F1 (%)": _score(lambda r: r.scores.global_, "macro_f1"),
     "global accuracy (%)": _score(lambda r: r.scores.global_, "accuracy"),
 }
-_COST_ROWS: dict[str, Callable[[Result], float | None]] = {
+_COST_ROWS: dict[str, Callable[[RunRecord], float | None]] = {
     "devices": lambda r: len(r.devices),
     "rounds": lambda r: len(r.aggregated),
     "seconds per round": lambda r: _mean([item.seconds for item in r.aggregated]),

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
 from protofleet.report._units import unit_of
 from protofleet.report.details import Confusion, Latencies, Prototypes
-from protofleet.report.result import Device, Metrics, Round, Scores
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = (
@@ -49,7 +49,7 @@ _MAX_ROWS = 40
 _MAX_GROUPS = 8
 
 
-def scores_by_round(rounds: Sequence[Round]) -> bytes:
+def scores_by_round(rounds: Sequence[RoundRecord]) -> bytes:
     """Macro-F1 of the three scores, with a band of one standard deviation over devices."""
 
     def draw(axes: Any) -> None:
@@ -73,7 +73,7 @@ def scores_by_round(rounds: Sequence[Round]) -> bytes:
     return _drawn(draw)
 
 
-def bytes_by_round(rounds: Sequence[Round]) -> bytes:
+def bytes_by_round(rounds: Sequence[RoundRecord]) -> bytes:
     """Bytes of all devices together, up and down, per round."""
     unit, size = unit_of(max((max(r.bytes_up, r.bytes_down) for r in rounds), default=0))
     ids = np.array([r.round_id for r in rounds])
@@ -92,7 +92,7 @@ def bytes_by_round(rounds: Sequence[Round]) -> bytes:
     return _drawn(draw)
 
 
-def bytes_by_device(devices: Sequence[Device]) -> bytes:
+def bytes_by_device(devices: Sequence[DeviceRecord]) -> bytes:
     """Bytes of the whole run, up and down, per device."""
     devices = devices[:_MAX_ROWS]
     unit, size = unit_of(max((max(d.bytes_up, d.bytes_down) for d in devices), default=0))
@@ -200,7 +200,7 @@ def principal_plane(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], t
     return points, (float(variance[0]), float(variance[1]))
 
 
-def has_scores(rounds: Sequence[Round]) -> bool:
+def has_scores(rounds: Sequence[RoundRecord]) -> bool:
     """Whether any round was scored."""
     return any(pick(item.scores) for item in rounds for *_, pick in _SERIES)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import jinja2
 
 from protofleet.durable import replace_whole
+from protofleet.federation.records import Metrics, RunRecord, Scores, load_record
 from protofleet.report import _figures, _units
 from protofleet.report.details import Details, Latencies, Prototypes, load_details
-from protofleet.report.result import Metrics, Result, Scores, load_result
 
 _FOLDER = Path(__file__).parent
 _MAX_LAYERS = 6
@@ -66,14 +66,14 @@ def write_report(run_dir: Path) -> Path:
         MissingDataError: one of the files is absent.
         InputError: a field is missing or of a wrong type.
     """
-    result = load_result(run_dir / "result.json")
+    result = load_record(run_dir / "result.json", RunRecord)
     details = load_details(run_dir / "details.json")
     page = run_dir / "report.html"
     replace_whole(page, render(result, details).encode())
     return page
 
 
-def render(result: Result, details: Details) -> str:
+def render(result: RunRecord, details: Details) -> str:
     """The page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -125,7 +125,7 @@ def _further(scores: Scores) -> list[tuple[str, str, str]]:
     return rows
 
 
-def _facts(result: Result, details: Details) -> dict[str, str]:
+def _facts(result: RunRecord, details: Details) -> dict[str, str]:
     rounds_s = sum(item.seconds for item in result.rounds)
     step_ms = _units.median(device.train_step_ms.p50 for device in result.devices)
     infer_ms = _units.median(device.infer_ms.p50 for device in result.devices)
@@ -147,7 +147,7 @@ def _facts(result: Result, details: Details) -> dict[str, str]:
     return {name: text for name, text in facts.items() if text not in unknown}
 
 
-def _per_round(result: Result) -> str:
+def _per_round(result: RunRecord) -> str:
     """Bytes up and down of one device in one round; empty before the first round."""
     count = sum(item.participants for item in result.rounds)
     if not count:
@@ -157,7 +157,7 @@ def _per_round(result: Result) -> str:
     return f"{up} up, {down} down"
 
 
-def _pictures(result: Result, details: Details) -> list[Picture]:
+def _pictures(result: RunRecord, details: Details) -> list[Picture]:
     return [
         *_score_pictures(result),
         *_byte_pictures(result),
@@ -167,7 +167,7 @@ def _pictures(result: Result, details: Details) -> list[Picture]:
     ]
 
 
-def _score_pictures(result: Result) -> list[Picture]:
+def _score_pictures(result: RunRecord) -> list[Picture]:
     rounds = result.aggregated
     if not _figures.has_scores(rounds):
         return []
@@ -185,7 +185,7 @@ def _score_pictures(result: Result) -> list[Picture]:
     ]
 
 
-def _byte_pictures(result: Result) -> list[Picture]:
+def _byte_pictures(result: RunRecord) -> list[Picture]:
     up = sum(item.bytes_up for item in result.rounds)
     down = sum(item.bytes_down for item in result.rounds)
     total = f"{_units.byte_text(up)} up and {_units.byte_text(down)} down"

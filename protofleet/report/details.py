@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.report.result import load_record, save_record
+from protofleet.federation.records import DeviceDetails, FleetDetails, load_record, save_record
 
 MAX_SAMPLES = 2000
 MAX_PROTOTYPES = 2000
@@ -105,22 +105,6 @@ def to_prototypes(layer: str, parts: Mapping[str, NDArray[np.float32]]) -> Proto
     return Prototypes(layer=layer, values=tuple(rows), groups=tuple(groups))
 
 
-class _Evaluation(msgspec.Struct):
-    own: tuple[tuple[int, ...], ...] | None = None
-
-
-class _DeviceRecord(msgspec.Struct):
-    id: str
-    train_step_ms: tuple[float, ...] = ()
-    infer_ms: tuple[float, ...] = ()
-    confusion: _Evaluation = msgspec.field(default_factory=_Evaluation)
-
-
-class _Devices(msgspec.Struct):
-    devices: tuple[_DeviceRecord, ...]
-    classes: tuple[str, ...] = ()
-
-
 def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> Details:
     """Details of a coordinator's run folder, from the ``devices.json`` that it leaves there.
 
@@ -134,7 +118,7 @@ def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> De
         MissingDataError: no ``devices.json``.
         InputError: a field of it is missing or of a wrong type.
     """
-    record = load_record(run_dir / "devices.json", _Devices)
+    record = load_record(run_dir / "devices.json", FleetDetails)
     found = {
         "classes": record.classes,
         "latencies": tuple(_latencies(device) for device in record.devices),
@@ -143,7 +127,7 @@ def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> De
     return Details(title=title, data=data, **{**found, **fields})
 
 
-def _latencies(device: _DeviceRecord) -> Latencies:
+def _latencies(device: DeviceDetails) -> Latencies:
     return Latencies(
         device_id=device.id,
         train_step_ms=_thinned(device.train_step_ms),
@@ -156,7 +140,7 @@ def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
     return tuple(samples[:: -(-len(samples) // MAX_SAMPLES) or 1])
 
 
-def _first_confusion(devices: Iterable[_DeviceRecord]) -> Confusion | None:
+def _first_confusion(devices: Iterable[DeviceDetails]) -> Confusion | None:
     for device in devices:
         if device.confusion.own is not None:
             return Confusion(device_id=device.id, counts=device.confusion.own)

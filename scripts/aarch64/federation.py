@@ -20,8 +20,7 @@ from protofleet.demo.recipes import Prepared, prepare_digits
 from protofleet.demo.settings import DemoSettings
 from protofleet.errors import ProtofleetError
 from protofleet.firmware_sim.broker import local_broker
-from protofleet.firmware_sim.processes import spawn, stop
-from protofleet.firmware_sim.tail import Tail
+from protofleet.firmware_sim.processes import EventFollower, spawn, stop
 
 _NATIVE = (sys.executable,)
 _POLL_S = 0.05
@@ -131,7 +130,7 @@ def federate(material: Material, folder: Path, places: Mapping[str, Place]) -> R
     folder.mkdir(parents=True)
     with local_broker("mosquitto") as url:
         _write_federation(material, folder, url)
-        tails, processes = {}, {}
+        followers, processes = {}, {}
         started = time.monotonic()
         try:
             processes["coordinator"] = _spawn(
@@ -144,8 +143,8 @@ def federate(material: Material, folder: Path, places: Mapping[str, Place]) -> R
                 place = places.get(name, Place())
                 join = _join_arguments(material, folder, url, name, place)
                 processes[name] = _spawn(place, join, folder, name)
-                tails[name] = Tail(folder / f"{name}.jsonl", 0)
-            events = _follow(folder, processes, tails, started)
+                followers[name] = EventFollower(folder / f"{name}.jsonl")
+            events = _follow(folder, processes, followers, started)
         finally:
             stop(list(processes.values()))
     result = msgspec.json.decode((folder / "run/result.json").read_bytes())
@@ -205,16 +204,16 @@ def _write_federation(material: Material, folder: Path, url: str) -> None:
 def _follow(
     folder: Path,
     processes: Mapping[str, subprocess.Popen[bytes]],
-    tails: Mapping[str, Tail],
+    followers: Mapping[str, EventFollower],
     started: float,
 ) -> dict[str, list[dict[str, Any]]]:
     """Events of the devices until every process has ended well."""
-    events: dict[str, list[dict[str, Any]]] = {name: [] for name in tails}
+    events: dict[str, list[dict[str, Any]]] = {name: [] for name in followers}
     running = True
     while running:
         running = any(process.poll() is None for process in processes.values())
-        for name, tail in tails.items():
-            for event in tail.read():
+        for name, follower in followers.items():
+            for event in follower.read():
                 events[name].append({"after_s": time.monotonic() - started, **event})
                 say(f"{event['event']} {name} {event.get('round_id', '')}")
         for name, process in processes.items():

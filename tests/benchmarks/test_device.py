@@ -15,19 +15,19 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.benchmarks._compare import compare
-from protofleet.benchmarks._device_compare import compare_devices
-from protofleet.benchmarks._device_plan import absence, training_program
-from protofleet.benchmarks._device_plot import draw_device
-from protofleet.benchmarks._device_process import run_process
-from protofleet.benchmarks._device_report import (
+from protofleet.benchmarks.device.compare import compare_devices
+from protofleet.benchmarks.device.measure import run_process
+from protofleet.benchmarks.device.plan import absence, training_program
+from protofleet.benchmarks.device.plot import draw_device
+from protofleet.benchmarks.device.report import (
     Combination,
     Run,
     Traffic,
     is_device_report,
     read_report,
 )
-from protofleet.benchmarks._device_request import Request
-from protofleet.benchmarks._device_table import lines
+from protofleet.benchmarks.device.request import Request
+from protofleet.benchmarks.device.table import lines
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.bundle.keys import load_or_create_signing_key, save_public_key
 from protofleet.bundle.manifest import Preprocessing
@@ -72,6 +72,7 @@ def measured(folder):
     return done, read_report(folder / "a.json", content)
 
 
+@pytest.mark.slow
 def test_every_phase_of_a_device_is_measured(measured):
     _, report = measured
     run = next(run for run in report.runs if run.what.backend == "onnx" and run.phases)
@@ -243,7 +244,7 @@ def test_a_process_that_dies_says_how_and_keeps_what_it_measured(folder):
         seed=0,
         data="",
     )
-    failure = run_process("_device_child", request, threads=1, hear=heard.append)
+    failure = run_process("child", request, threads=1, hear=heard.append)
     assert "has changed since the measuring began" in failure
     assert [line["phase"]["name"] for line in heard if "phase" in line] == ["import"]
 
@@ -320,11 +321,11 @@ def test_a_signal_that_ends_a_process_is_named(tmp_path, monkeypatch):
     package.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     request = Combination(backend="onnx", precision="float32", threads=1)
-    failure = run_process("_device_child", request, threads=1, hear=lambda _line: None)
+    failure = run_process("child", request, threads=1, hear=lambda _line: None)
     assert failure.startswith("SIGSEGV")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=15)
 def test_every_backend_and_precision_is_measured(tmp_path, monkeypatch):
     """A perceptron is exported for both runtimes, quantised, and measured in four processes."""
     monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path / "config"))

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from protofleet.benchmarks import _device_energy
-from protofleet.benchmarks._device_energy import (
+from protofleet.benchmarks.device import energy
+from protofleet.benchmarks.device.energy import (
     Found,
     PmicMeter,
     RaplMeter,
@@ -19,9 +19,9 @@ from protofleet.benchmarks._device_energy import (
     open_meter,
     pmic_watts,
 )
-from protofleet.benchmarks._device_plan import Options
-from protofleet.benchmarks._device_report import Combination, Energy
-from protofleet.benchmarks.device import _energy, _Listener
+from protofleet.benchmarks.device.measure import _energy, _Listener
+from protofleet.benchmarks.device.plan import Options
+from protofleet.benchmarks.device.report import Combination, Energy
 from protofleet.errors import UnavailableError
 
 _PMIC = """   3V7_WL_SW_A current(0)=0.09759300A
@@ -102,7 +102,7 @@ def test_a_command_that_tells_nothing_is_the_reason(tmp_path, monkeypatch, scrip
     command.write_text("\0" if script is None else f"#!/bin/sh\n{script}\n")
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    monkeypatch.setattr(_device_energy, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(energy, "_PATIENCE_S", 0.2)
     with open_meter(tmp_path / "none") as found:
         assert found.meter is None
         assert re.search(f"not exposed here: vcgencmd.*({words})", found.reason)
@@ -110,7 +110,7 @@ def test_a_command_that_tells_nothing_is_the_reason(tmp_path, monkeypatch, scrip
 
 def test_a_reading_that_fails_is_left_out_by_the_thread(monkeypatch):
     """The thread goes on, and later readings count."""
-    monkeypatch.setattr(_device_energy, "_INTERVAL_S", 0.001)
+    monkeypatch.setattr(energy, "_INTERVAL_S", 0.001)
     again, calls = threading.Event(), itertools.count(1)
 
     def read():
@@ -119,7 +119,7 @@ def test_a_reading_that_fails_is_left_out_by_the_thread(monkeypatch):
             again.set()
         return "no rails" if call == 2 else "X_A x=1.0A\nX_V x=2.0V\n"
 
-    with _device_energy._sampled(PmicMeter(read)):
+    with energy._sampled(PmicMeter(read)):
         assert again.wait(10)
 
 

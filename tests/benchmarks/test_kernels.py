@@ -13,17 +13,24 @@ import pytest
 from click.testing import CliRunner
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from protofleet.benchmarks import kernels
-from protofleet.benchmarks._kernel_case import KernelCase, Peer, Sides
-from protofleet.benchmarks._kernel_plot import draw
-from protofleet.benchmarks._kernel_rows import KernelRow, kernel_row, show_kernels, verdict
 from protofleet.benchmarks._rows import Row
 from protofleet.benchmarks._timing import Sample, within
+from protofleet.benchmarks.kernels import measure as kernels
+from protofleet.benchmarks.kernels.comparison import (
+    KernelCase,
+    KernelRow,
+    Peer,
+    Sides,
+    kernel_row,
+    show_kernels,
+    verdict,
+)
+from protofleet.benchmarks.kernels.plot import draw
 from protofleet.cli import bench as cli
 from protofleet.cli.bench import bench
 from protofleet.cli.main import main
 from protofleet.errors import InputError, UnavailableError
-from protofleet.kernels import _pool
+from protofleet.kernels.native import pool
 
 _KEYS = {
     "kernel", "case", "threads", "ours_ms", "baseline", "baseline_ms", "speedup", "target",
@@ -104,14 +111,14 @@ def test_measurements_share_the_time_that_is_left():
 
 
 def test_threads_are_set_alike_before_each_measurement(monkeypatch):
-    monkeypatch.setattr(_pool._Setting, "threads", None)
+    monkeypatch.setattr(pool._Setting, "threads", None)
     monkeypatch.setitem(sys.modules, "torch", torch := SimpleNamespace())
     torch.set_num_threads = lambda n: setattr(torch, "threads", n)
     seen = []
 
     def ours():
         blas = {one["num_threads"] for one in threadpool_info() if one["user_api"] == "blas"}
-        seen.append((_pool.threads(), torch.threads, max(blas, default=None)))
+        seen.append((pool.threads(), torch.threads, max(blas, default=None)))
 
     one = case(prepare=lambda: Sides(ours=ours, peers=()), threads=(1, 2))
     with threadpool_limits(None):

@@ -1,43 +1,5 @@
-"""A tiny bundle and what a coordinator makes of it."""
+"""The tiny plan, for every test here."""
 
-from __future__ import annotations
+from tiny_plan import tiny
 
-from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tiny_bundle import tiny_bundle
-
-from protofleet.coordinator.admission import Expected, expect_updates
-from protofleet.coordinator.config import FederationConfig, LimitSettings
-from protofleet.coordinator.plan import Plan, make_plan
-
-_LIMITS = LimitSettings(update_bytes=10_000)
-
-
-@dataclass(frozen=True)
-class Tiny:
-    """A plan and what its updates look like."""
-
-    plan: Plan
-    expected: Expected
-
-    def tensors(self) -> dict[str, Any]:
-        """An update's tensors, ones everywhere."""
-        return {n: np.ones(shape, dtype) for n, (shape, dtype) in self.expected.tensors.items()}
-
-
-@pytest.fixture
-def tiny(tmp_path):
-    config = FederationConfig(
-        federation="home",
-        broker="mqtt://127.0.0.1",
-        bundle=tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate()),
-        run_dir=tmp_path / "run",
-        rounds=2,
-        limits=_LIMITS,
-    )
-    plan = make_plan(config)
-    return Tiny(plan, expect_updates(plan, (4,)))
+__all__ = ["tiny"]

@@ -13,19 +13,19 @@ import pytest
 from packed import pack_update
 
 from protofleet.coordinator import ledger as ledger_module
-from protofleet.coordinator import rounds
-from protofleet.coordinator.config import CodecSettings
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
-from protofleet.coordinator.rounds import Phase, State
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
+from protofleet.federation import schedule as rounds
+from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
+from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies.types import ServerState, Update
-from protofleet.strategies.updates import Costs, unpack_update
 
 _IDENTITY = {"federation": "home", "seed": "1"}
 _CLIENTS = ("a", "b")
 _ROUNDS = 2
-_POLICY = rounds.Policy(rounds=_ROUNDS, seed=0, minimum=len(_CLIENTS))
-_FINAL = replace(_POLICY, final_fit=True)
+_SCHEDULE = SynchronousSchedule(rounds=_ROUNDS, seed=0, minimum=len(_CLIENTS))
+_FINAL = replace(_SCHEDULE, final_fit=True)
 
 
 def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted]:
@@ -39,9 +39,14 @@ def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted
     blob = pack_update(update, Costs())
     path = folder / f"{client_id}.incoming"
     path.write_bytes(blob)
-    _, record = unpack_update(blob, max_bytes=10**6)
+    record = UpdateRecord(client_id=client_id, round_id=round_id, num_examples=update.num_examples)
     accepted = Accepted(client_id=client_id, transfer_id=f"{round_id}{client_id}", record=record)
     return path, accepted
+
+
+def _scores(round_id: int) -> Scores:
+    spread = Spread(mean=float(round_id), std=0.0)
+    return Scores(personalisation=Metrics(macro_f1=spread, accuracy=spread))
 
 
 def _aggregate(state: ServerState, updates) -> ServerState:
@@ -51,47 +56,47 @@ def _aggregate(state: ServerState, updates) -> ServerState:
     return ServerState(round_id=state.round_id + 1, tensors={"w": total})
 
 
-def _run(folder: Path, policy: rounds.Policy = _FINAL) -> None:
+def _run(folder: Path, schedule: SynchronousSchedule = _FINAL) -> None:
     """A coordinator without a wire: every client delivers as soon as it is asked to.
 
     Before it delivers, a client registers that it has as many samples of class 1 as rounds.
     """
     with Ledger(folder, _IDENTITY) as ledger:
-        state, actions = rounds.resume(policy, ledger.state(), 0.0)
+        state, actions = schedule.resume(ledger.state(), 0.0)
         server = ledger.server_state() or ServerState(round_id=0, tensors={"w": np.zeros(5)})
         pending = list(actions)
-        events = [rounds.Appeared(client_id) for client_id in _CLIENTS]
+        events = [rounds.DeviceAppeared(client_id) for client_id in _CLIENTS]
         while pending or events:
             if not pending:
-                state, new = rounds.step(policy, state, events.pop(0), 0.0)
+                state, new = schedule.step(state, events.pop(0), 0.0)
                 pending += new
                 continue
             server, more = _perform(ledger, server, state, pending.pop(0))
             events += more
 
 
-def _perform(ledger: Ledger, server: ServerState, state: rounds.State, action: rounds.Action):
+def _perform(ledger: Ledger, server: ServerState, state: rounds.RoundState, action: rounds.Action):
     match action:
-        case rounds.Open(round_id, cohort, final):
+        case rounds.OpenRound(round_id, cohort, final):
             ledger.open_round(round_id, cohort, 0.0, final=final)
             delivering = cohort
         case rounds.Invite(client_id):
             delivering = (client_id,)
-        case rounds.Close(round_id, _, final):
+        case rounds.CloseRound(round_id, _, final):
             ledger.close_round(round_id)
             if final:
                 server = replace(server, round_id=round_id)
             else:
                 server = _aggregate(server, ledger.updates(round_id))
-            ledger.commit_round(server, {"round": round_id}, 1.0, keep_states=2)
-            return server, [rounds.Committed()]
+            ledger.commit_round(server, _scores(round_id), 1.0, keep_states=2)
+            return server, [rounds.StateCommitted()]
         case _:
             return server, []
     for client_id in delivering:
-        if rounds.refusal(state, client_id, state.round_id) is None:
+        if _SCHEDULE.refusal(state, client_id, state.round_id) is None:
             ledger.register(client_id, (0, state.round_id))
             ledger.accept(*_update(ledger.folder, state.round_id, client_id))
-    return server, [rounds.Delivered(client_id) for client_id in delivering]
+    return server, [rounds.UpdateStored(client_id) for client_id in delivering]
 
 
 def _outcome(folder: Path):
@@ -131,7 +136,7 @@ def _count_down() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _killed_at(folder: Path, point: int, policy: rounds.Policy = _FINAL) -> bool:
+def _killed_at(folder: Path, point: int, schedule: SynchronousSchedule = _FINAL) -> bool:
     """Run in a child that SIGKILLs itself at its ``point``-th step; whether it got there."""
     child = os.fork()
     if child == 0:
@@ -142,7 +147,7 @@ def _killed_at(folder: Path, point: int, policy: rounds.Policy = _FINAL) -> bool
             ledger_module.sqlite3.connect = lambda path: connect(path, factory=_DyingConnection)
             os.fsync = lambda fd: (_count_down(), fsync(fd))
             Path.replace = lambda a, b: (_count_down(), replace(a, b), _count_down())
-            _run(folder, policy)
+            _run(folder, schedule)
             code = 0
         finally:
             os._exit(code)
@@ -151,30 +156,31 @@ def _killed_at(folder: Path, point: int, policy: rounds.Policy = _FINAL) -> bool
     return os.WIFSIGNALED(status)
 
 
-@pytest.mark.parametrize("policy", [_POLICY, _FINAL], ids=["rounds", "and-a-final-fit"])
-def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path, policy):
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [_SCHEDULE, _FINAL], ids=["rounds", "and-a-final-fit"])
+def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path, schedule):
     """A real SIGKILL before and after every write, rename and transaction of the whole run."""
-    _run(ram_path / "whole", policy)
+    _run(ram_path / "whole", schedule)
     expected = _outcome(ram_path / "whole")
-    assert expected[0] == _ROUNDS + policy.final_fit
+    assert expected[0] == _ROUNDS + schedule.final_fit
     point, killed = 0, True
     while killed:
         point += 1
         folder = ram_path / f"k{point}"
-        killed = _killed_at(folder, point, policy)
-        _run(folder, policy)
+        killed = _killed_at(folder, point, schedule)
+        _run(folder, schedule)
         assert _outcome(folder) == expected, f"killed at step {point}"
     assert point > 60
 
 
 def test_a_final_fit_leaves_the_tensors_and_is_told_apart(ram_path):
-    _run(ram_path / "without", _POLICY)
+    _run(ram_path / "without", _SCHEDULE)
     _run(ram_path / "with", _FINAL)
     without, found = _outcome(ram_path / "without"), _outcome(ram_path / "with")
     assert found[1] == without[1]
     assert [(done.round_id, done.final) for done in found[2]] == [(1, False), (2, False), (3, True)]
-    assert found[4] == State(round_id=4, final=True)
-    assert without[4] == State(round_id=3)
+    assert found[4] == RoundState(round_id=4, final=True)
+    assert without[4] == RoundState(round_id=3)
 
 
 def test_updates_have_the_class_counts_of_their_acceptance(tmp_path):
@@ -209,7 +215,12 @@ def test_an_open_round_is_found_again(tmp_path):
         ledger.extend_round(1, 1, ("c",))
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         state = ledger.state()
-        assert (state.phase, state.round_id, state.attempt, state.size) == (Phase.OPEN, 1, 1, 2)
+        assert (state.phase, state.round_id, state.attempt, state.size) == (
+            RoundPhase.OPEN,
+            1,
+            1,
+            2,
+        )
         assert (state.cohort, state.delivered) == (("a", "b", "c"), frozenset("b"))
         assert ledger.transfer_ids() == ["1b"]
 
@@ -218,16 +229,6 @@ def test_another_run_in_the_same_folder_is_refused_by_what_differs(tmp_path):
     Ledger(tmp_path, _IDENTITY).close()
     with pytest.raises(InputError, match=r"seed 1.*says 2"):
         Ledger(tmp_path, {**_IDENTITY, "seed": "2"})
-
-
-def test_a_run_from_before_codecs_goes_on_with_raw_tensors_alone(tmp_path):
-    Ledger(tmp_path, _IDENTITY).close()
-    coded = {**_IDENTITY, "codec": CodecSettings(up="int8").identity}
-    with pytest.raises(InputError, match=r'codec .*"up":"raw".*says .*"up":"int8"'):
-        Ledger(tmp_path, coded)
-    Ledger(tmp_path, {**_IDENTITY, "codec": CodecSettings().identity}).close()
-    with pytest.raises(InputError, match="codec"):
-        Ledger(tmp_path, coded)
 
 
 def test_a_second_coordinator_in_the_same_folder_is_refused(tmp_path):
@@ -248,7 +249,7 @@ def test_a_damaged_state_is_noticed(tmp_path):
 def test_totals_only_grow(tmp_path):
     """A heartbeat that arrives late does not take bytes back."""
     with Ledger(tmp_path, _IDENTITY) as ledger:
-        ledger.pay("a", 1, Totals(bytes_up=10, bytes_down=20, peak_rss_bytes=5))
-        ledger.paid()
-        ledger.pay("a", 1, Totals(bytes_up=7, bytes_down=30, peak_rss_bytes=4))
-        assert ledger.paid() == {"a": {1: Totals(bytes_up=10, bytes_down=30, peak_rss_bytes=5)}}
+        ledger.note_totals("a", 1, Totals(bytes_up=10, bytes_down=20, peak_rss_bytes=5))
+        ledger.totals()
+        ledger.note_totals("a", 1, Totals(bytes_up=7, bytes_down=30, peak_rss_bytes=4))
+        assert ledger.totals() == {"a": {1: Totals(bytes_up=10, bytes_down=30, peak_rss_bytes=5)}}

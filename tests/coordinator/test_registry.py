@@ -54,9 +54,9 @@ def test_a_body_that_names_another_device_is_refused(registry):
 
 def test_silence_takes_a_device_away_and_any_sign_brings_it_back(registry):
     registry.presence("a", _presence(), 0.0)
-    assert registry.fall_silent(30.0) == ()
-    assert registry.fall_silent(30.1) == ("a",)
-    assert registry.fall_silent(31.0) == ()
+    assert registry.mark_silent(30.0) == ()
+    assert registry.mark_silent(30.1) == ("a",)
+    assert registry.mark_silent(31.0) == ()
     assert registry.live == ()
     assert registry.heartbeat("a", _heartbeat(), 40.0)
     assert registry.live == ("a",)

@@ -144,6 +144,7 @@ def test_in_time_no_test_window_touches_a_training_window():
         assert all(row + 1 not in taken for row in test if (row + 1) % 50)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_in_time_agrees_with_the_split_of_one_persons_windows(data_root):
     """UCI-HAR's 30 people through the pool, and one by one from the published zip."""

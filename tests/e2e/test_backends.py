@@ -64,6 +64,7 @@ def test_a_mixed_demonstration_takes_turns_and_changes_nothing_else():
     assert [device.id for device in devices] == ["a", "b", "c"]
 
 
+@pytest.mark.slow(seconds=15)
 @pytest.mark.mosquitto
 @pytest.mark.timeout(600)
 def test_a_federation_of_both_runtimes_learns_what_one_of_onnx_runtime_learns(

@@ -10,10 +10,11 @@ from threaded import CrashError, Federation, final_state
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.coordinator import events
-from protofleet.coordinator.config import CodecSettings, CohortSettings, FederationConfig
 from protofleet.datasets import DeviceData
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
+from protofleet.federation.settings import CodecSettings, CohortSettings, FederationConfig
+from protofleet.wire.broker_access import BrokerAccess
 
 pytestmark = pytest.mark.mosquitto
 
@@ -36,7 +37,7 @@ _DATA = {name: _data(seed) for seed, name in enumerate(("anna", "berta", "carla"
 def config(tmp_path, mosquitto_url, key):
     return FederationConfig(
         federation="home",
-        broker=mosquitto_url,
+        broker=BrokerAccess(url=mosquitto_url),
         bundle=tiny_bundle(tmp_path / "tiny.pfb", key, features=_FEATURES),
         run_dir=tmp_path / "run",
         rounds=5,
@@ -112,9 +113,9 @@ def test_a_device_keeps_a_residual_and_the_payloads_that_later_ones_may_name(con
     with Federation(config, _DATA) as federation:
         federation.finish()
         with Store.open(federation.store("anna")) as store:
-            residual = store.load_residual()
+            residual = store.load_memory().residual
             assert residual.keys() == {"params/w"}
             assert residual["params/w"].any()
-            assert 1 <= len(store.journal.bases) <= 2
-            for base in store.journal.bases:
-                assert store.load_base(base.sha256).keys() == {"params/w", "params/b"}
+            assert 1 <= len(store.journal.payloads) <= 2
+            for payload in store.journal.payloads:
+                assert store.load_payload(payload.sha256).keys() == {"params/w", "params/b"}

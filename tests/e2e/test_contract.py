@@ -16,13 +16,14 @@ from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet import strategies
 from protofleet.coordinator import events
-from protofleet.coordinator.config import CohortSettings, FederationConfig, StrategySettings
 from protofleet.coordinator.run import open_service
 from protofleet.datasets import DeviceData
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
+from protofleet.federation.records import Costs
+from protofleet.federation.settings import CohortSettings, FederationConfig, StrategySettings
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, decode
 from protofleet.wire.topics import Topics
@@ -40,7 +41,7 @@ def _census(monkeypatch):
 def config(tmp_path, mosquitto_url, key):
     return FederationConfig(
         federation="home",
-        broker=mosquitto_url,
+        broker=BrokerAccess(url=mosquitto_url),
         bundle=tiny_bundle(tmp_path / "tiny.pfb", key),
         run_dir=tmp_path / "run",
         rounds=2,
@@ -90,7 +91,7 @@ def _presences(config, found):
     topic = Topics("home")
     filters = (f"{topic.announcement[: -len('all/ctl')]}st/anna",)
     over, ready = threading.Event(), threading.Event()
-    link = Link(LinkOptions(url=config.broker, client_id="eye", filters=filters))
+    link = Link(LinkOptions(broker=config.broker, client_id="eye", filters=filters))
 
     def watch():
         with closing(link):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=15), pytest.mark.timeout(900)]
 
 _DEMO = [sys.executable, "-m", "protofleet", "demo"]
 

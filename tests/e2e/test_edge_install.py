@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_bundle import tiny_bundle
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=15), pytest.mark.timeout(900)]
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _NEVER_ON_A_DEVICE = ("torch", "onnx", "onnxscript", "scipy", "sklearn", "matplotlib", "rich")

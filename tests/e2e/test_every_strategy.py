@@ -8,7 +8,6 @@ and the same devices in threads, because starting processes takes longer than al
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,17 +24,17 @@ from tiny_bundle import tiny_data
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
-from protofleet.coordinator.config import load_config
 from protofleet.datasets import DeviceData
 from protofleet.edge import LocalData, score_personal
 from protofleet.edge.join import open_learner
+from protofleet.federation.randomness import server_rng
+from protofleet.federation.records import Costs
+from protofleet.federation.settings import load_config
 from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
-from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
-from protofleet.strategies.updates import Costs
 
 _CLASSES = ("class0", "class1", "class2")
 _DEVICES = ("anna", "berta", "carla")
@@ -162,8 +161,9 @@ def in_one_process(case: Case, aggregator: Aggregator = MEAN) -> Expected:
         for client_id, learner in learners.items():
             payload = replace(strategy.downlink(server, client_id), final=final)
             states[client_id], update = learner.train(
-                strategy, states[client_id], payload, seed=_SEED, cancelled=threading.Event()
+                strategy, states[client_id], payload, seed=_SEED
             )
+            strategy.uplink.check(update.tensors)
             counts = np.array(learner.class_counts(round_id))
             updates.append(replace(update, class_counts=counts if asked.class_counts else None))
         tools = ServerTools(
@@ -319,6 +319,7 @@ def _case(name, entry, export):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.mosquitto
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
 def test_over_the_wire_a_strategy_ends_with_the_same_bits(name, make_federation, exported):
@@ -386,7 +387,7 @@ def _check_personal(case, client_id, store, state):
     """A device infers with the model, and the rule, that its strategy says."""
     strategy = case.strategy
     model, rule = strategy.client_model(state), strategy.client_score(state)
-    own = case.learner(client_id).evaluate(*model, score=rule).own
+    own = case.learner(client_id).evaluate(model, score=rule).own
     found = score_personal(store, case.bundle, case.data[client_id])
     assert (found.round_id, found.examples) == (state.round_id, own.sum())
     assert found.accuracy == np.trace(own) / own.sum()

@@ -35,6 +35,7 @@ def _undisturbed(federation):
     return coordinator
 
 
+@pytest.mark.slow(seconds=15)
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("write", [tiny_bundle, tiny_prototype_bundle], ids=["fedavg", "fedali"])
 def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, key, write):

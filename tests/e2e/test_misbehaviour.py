@@ -12,14 +12,15 @@ from packed import pack_update
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs
 from protofleet.tensors import blobs
-from protofleet.wire.endpoint import Endpoint, Incoming
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.endpoint import DeviceEndpoint, PeerMessage
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
-from protofleet.wire.messages import Manifest, Presence, Task, encode
+from protofleet.wire.messages import Presence, Task, TransferOffer, encode
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Received, Rejected
+from protofleet.wire.transfer import Received, Rejected
 
 pytestmark = pytest.mark.mosquitto
 
@@ -32,7 +33,6 @@ class FakeDevice:
 
     def __init__(self, federation, name, answer, *, bundle_digest=None):
         bundle = Bundle.open(federation.bundle)
-        topics = Topics("home")
         folder = Path(federation.folder) / f"fake-{name}"
         folder.mkdir()
         self.rejections: list[str] = []
@@ -45,10 +45,8 @@ class FakeDevice:
             bundle=bundle_digest or bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
         )
-        options = LinkOptions(
-            url=federation.url, client_id=name, filters=topics.device_filters(name)
-        )
-        self._endpoint = Endpoint(Link(options), topics, Courier(folder), device_id=name)
+        broker = BrokerAccess(url=federation.url)
+        self._endpoint = DeviceEndpoint.create(broker, "home", name, folder)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -62,22 +60,22 @@ class FakeDevice:
             match self._endpoint.poll(0.05):
                 case Connected():
                     self._endpoint.publish(self._presence)
-                case Incoming(message=Task(task="train") as task):
-                    self._endpoint.expect("", task.payload)
-                case Incoming(message=Task()):
+                case PeerMessage(message=Task(task="train") as task):
+                    self._endpoint.expect(task.payload)
+                case PeerMessage(message=Task()):
                     break
-                case Received(manifest=manifest, path=path):
-                    self._take(manifest, path)
+                case Received(offer=offer, path=path):
+                    self._take(offer, path)
                 case Rejected(reason=reason):
                     self.rejections.append(reason)
         self._endpoint.close()
 
-    def _take(self, manifest, path):
-        self.rounds.append(manifest.round_id)
+    def _take(self, offer, path):
+        self.rounds.append(offer.round_id)
         tensors, _ = blobs.decode(path.read_bytes(), max_bytes=10**6)
         copies = {name: value.copy() for name, value in tensors.items()}
-        self._endpoint.accept(manifest.transfer_id)
-        for round_id, content in self._answer(manifest.round_id, copies):
+        self._endpoint.accept(offer.transfer_id)
+        for round_id, content in self._answer(offer.round_id, copies):
             update = Update(
                 client_id=self._name, round_id=round_id, num_examples=3, tensors=content
             )
@@ -156,7 +154,7 @@ def test_below_the_quorum_a_round_is_extended_until_a_substitute_delivers(fakes)
     mute = make("mute", _silent)
     coordinator.wait_for(lambda e: e["event"] == "round_opened")
     spare = make("spare", _honest)
-    coordinator.wait_for(lambda e: e["event"] == "device_online" and e["device"] == "spare")
+    coordinator.wait_for(lambda e: e["event"] == "device_online" and e["device_id"] == "spare")
     mute._endpoint.publish(
         Presence(device_id="mute", boot_id="1", status="left", bundle="", layout_hash="")
     )
@@ -188,7 +186,7 @@ def test_a_device_that_floods_is_refused_once_in_a_while_and_stops_nothing(fakes
     hostile = make("hostile", _silent, bundle_digest="f" * 64)
     coordinator.wait_for(lambda e: e["event"] == "device_refused")
     link = hostile._endpoint._link
-    offer = Manifest(
+    offer = TransferOffer(
         transfer_id="f" * 50_000,
         kind="update",
         round_id=2**80,
@@ -233,7 +231,10 @@ def test_a_finished_run_that_is_started_again_tells_those_who_were_away(fakes):
     make("other", _honest)
     assert coordinator.finish() == 0, coordinator.log
     topic = Topics("home").announcement
-    with closing(Link(LinkOptions(url=federation.url, client_id="eye", filters=(topic,)))) as eye:
+    options = LinkOptions(
+        broker=BrokerAccess(url=federation.url), client_id="eye", filters=(topic,)
+    )
+    with closing(Link(options)) as eye:
         eye.start()
         _delivery(eye)
         eye.publish(topic, b"", retain=True)

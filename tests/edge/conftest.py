@@ -64,7 +64,9 @@ class World:
             **os.environ,
             "PROTOFLEET_CONFIG": str(self.root / "config"),
             "PROTOFLEET_NUMBA": "0",
-            "PYTHONPATH": str(Path(__file__).parents[1]),
+            "PYTHONPATH": os.pathsep.join(
+                filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parents[1])])
+            ),
         }
         return subprocess.Popen(
             [sys.executable, *program, *arguments],

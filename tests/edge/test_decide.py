@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.edge._decide import Decision, Phase, Standing, decide
-from protofleet.wire.messages import Manifest, Task
+from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
+from protofleet.wire.messages import Task, TransferOffer
 
 
 def _task(round_id: int, transfer: str = "") -> Task:
-    payload = Manifest(
+    payload = TransferOffer(
         transfer_id=transfer or f"t{round_id}",
         kind="payload",
         round_id=round_id,
@@ -23,10 +23,10 @@ def _task(round_id: int, transfer: str = "") -> Task:
 _FINISH = Task(task="finish", round_id=9, federation="f")
 
 
-def _at(phase: Phase) -> Standing:
-    if phase is Phase.IDLE:
-        return Standing(phase=phase, last_round_id=4, last_transfer_id="t4")
-    return Standing(
+def _at(phase: DevicePhase) -> RoundProgress:
+    if phase is DevicePhase.IDLE:
+        return RoundProgress(phase=phase, last_round_id=4, last_transfer_id="t4")
+    return RoundProgress(
         phase=phase, round_id=5, transfer_id="t5", last_round_id=4, last_transfer_id="t4"
     )
 
@@ -34,10 +34,10 @@ def _at(phase: Phase) -> Standing:
 @pytest.mark.parametrize(
     ("phase", "newer", "finish"),
     [
-        (Phase.IDLE, Decision.BEGIN, Decision.BEGIN),
-        (Phase.RECEIVE, Decision.REPLACE, Decision.REPLACE),
-        (Phase.TRAIN, Decision.REPLACE, Decision.REPLACE),
-        (Phase.SEND, Decision.SETTLE, Decision.SETTLE),
+        (DevicePhase.IDLE, Decision.BEGIN, Decision.BEGIN),
+        (DevicePhase.RECEIVE, Decision.REPLACE, Decision.REPLACE),
+        (DevicePhase.TRAIN, Decision.REPLACE, Decision.REPLACE),
+        (DevicePhase.SEND, Decision.SETTLE, Decision.SETTLE),
     ],
 )
 def test_a_newer_task_and_the_finish(phase, newer, finish):
@@ -45,17 +45,17 @@ def test_a_newer_task_and_the_finish(phase, newer, finish):
     assert decide(_at(phase), _FINISH) is finish
 
 
-@pytest.mark.parametrize("phase", [Phase.RECEIVE, Phase.TRAIN, Phase.SEND])
+@pytest.mark.parametrize("phase", [DevicePhase.RECEIVE, DevicePhase.TRAIN, DevicePhase.SEND])
 def test_the_task_in_progress_is_only_answered_again(phase):
     assert decide(_at(phase), _task(5)) is Decision.REPEAT
 
 
-@pytest.mark.parametrize("phase", list(Phase)[:4])
+@pytest.mark.parametrize("phase", list(DevicePhase)[:4])
 def test_the_round_delivered_last_is_not_trained_again(phase):
     assert decide(_at(phase), _task(4)) is Decision.REPEAT
 
 
-@pytest.mark.parametrize("phase", list(Phase)[:4])
+@pytest.mark.parametrize("phase", list(DevicePhase)[:4])
 def test_an_older_round_is_refused(phase):
     assert decide(_at(phase), _task(3)) is Decision.REFUSE
     assert decide(_at(phase), _task(4, "another payload")) is Decision.REFUSE
@@ -63,9 +63,9 @@ def test_an_older_round_is_refused(phase):
 
 def test_a_training_task_without_payload_is_refused():
     task = Task(task="train", round_id=9, federation="f")
-    assert decide(_at(Phase.IDLE), task) is Decision.REFUSE
+    assert decide(_at(DevicePhase.IDLE), task) is Decision.REFUSE
 
 
 def test_another_payload_of_the_round_in_progress_replaces_it():
-    assert decide(_at(Phase.RECEIVE), _task(5, "other")) is Decision.REPLACE
-    assert decide(_at(Phase.SEND), _task(5, "other")) is Decision.SETTLE
+    assert decide(_at(DevicePhase.RECEIVE), _task(5, "other")) is Decision.REPLACE
+    assert decide(_at(DevicePhase.SEND), _task(5, "other")) is Decision.SETTLE

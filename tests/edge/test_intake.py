@@ -125,7 +125,9 @@ def test_window_leaves_as_soon_as_it_is_complete():
     assert 127 / 50 < times_s[count] < 127 / 50 + 0.25
 
 
-def test_no_window_spans_a_gap_or_two_activities():
+def test_no_window_spans_a_gap_or_two_activities(caplog):
+    """And the log tells of the gap when the recording is over."""
+    caplog.set_level("INFO")
     intake = SensorIntake(MOTION, {"imu": 50.0})
     intake.mark(0.0, 1)
     intake.mark(6.0, 2)
@@ -134,6 +136,7 @@ def test_no_window_spans_a_gap_or_two_activities():
     spans = [(w.start_s, w.start_s + 127 / 50) for w in windows]
     assert not any(begin < 8.99 and end > 12 for begin, end in spans)
     assert intake.counters["imu"].gaps == 1
+    assert "sensor 'imu' lost so far: 1 gaps" in caplog.text
     for window, (begin, end) in zip(windows, spans, strict=True):
         assert window.label == (1 if end < 6 else 2 if begin >= 6 else -1)
     assert windows[-1].start_s >= 12
@@ -147,6 +150,7 @@ def test_unusable_readings_are_counted():
     resampler.push(times_s, values)
     assert resampler.counters.not_finite == 1
     assert resampler.counters.not_forward == 2
+    assert str(resampler.counters) == "1 not finite, 2 not forward"
 
 
 def test_a_sensor_that_died_does_not_fill_the_memory_and_may_come_back():

@@ -15,10 +15,10 @@ import pytest
 from brokers import KillableBroker
 from scripted_coordinator import ScriptedCoordinator
 
-from protofleet.edge._journal import read_journal
+from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
-from protofleet.wire.messages import Manifest
+from protofleet.wire.messages import TransferOffer
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 
@@ -46,6 +46,7 @@ def _coordinator(world, url, **options):
     )
 
 
+@pytest.mark.slow
 def test_four_devices_train_deliver_and_leave(world, mosquitto_url):
     names = ["anna", "berta", "carla", "dora"]
     with _coordinator(world, mosquitto_url, devices=4, rounds=3) as coordinator:
@@ -189,7 +190,7 @@ def test_a_device_stopped_in_a_round_keeps_it(world, mosquitto_url):
         for line in device.stdout:
             if json.loads(line)["event"] == "task":
                 break
-        while read_journal(world.root / "anna").phase != "received":
+        while read_journal(world.root / "anna").stage != "received":
             assert device.poll() is None
             time.sleep(0.01)
         device.send_signal(signal.SIGTERM)
@@ -197,7 +198,7 @@ def test_a_device_stopped_in_a_round_keeps_it(world, mosquitto_url):
         coordinator.wait_for_status("anna", "left")
     assert device.returncode == 128 + signal.SIGTERM
     assert [event["event"] for event in events] == ["left"]
-    assert read_journal(world.root / "anna").phase == "received"
+    assert read_journal(world.root / "anna").stage == "received"
 
 
 def test_what_an_older_run_left_at_the_broker_does_not_end_a_device(world, mosquitto_url):
@@ -220,13 +221,13 @@ class _Insistent(ScriptedCoordinator):
 
     insisted = False
 
-    def _hear(self, peer, message):
-        if isinstance(message, Manifest) and message.round_id == 2 and not self.insisted:
+    def _hear(self, device_id, message):
+        if isinstance(message, TransferOffer) and message.round_id == 2 and not self.insisted:
             self.insisted = True
-            self._endpoint.reject(peer, message.transfer_id, "once more")
-            self._send_task(peer, 2)
+            self._endpoint.reject(device_id, message.transfer_id, "offer", "once more")
+            self._send_task(device_id, 2)
         else:
-            super()._hear(peer, message)
+            super()._hear(device_id, message)
 
 
 def test_a_device_whose_update_was_rejected_can_be_asked_for_the_round_again(world, mosquitto_url):

@@ -44,6 +44,7 @@ def test_what_is_absent_or_unknown_is_named():
             load_local_data(name, _PLAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.data
 def test_one_subject_of_uci_har_is_normalised_with_the_bundles_statistics(data_root):
     mean = (0.8, 0.0, 0.0, 0.0, 0.0, 0.0)

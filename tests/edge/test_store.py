@@ -14,11 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protofleet.edge._journal import read_blob
+from protofleet.edge.journal import read_blob
 from protofleet.edge.store import Binding, Store, read_personal
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
-from protofleet.strategies.types import ClientState
+from protofleet.federation.client import TrainedRound
+from protofleet.federation.records import Costs
+from protofleet.strategies.types import ClientState, Update
 from protofleet.tensors import blobs
+from protofleet.wire.codecs import Coding
 
 _BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
 
@@ -26,6 +29,18 @@ _BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
 def _state(round_id: int) -> ClientState:
     tensors = {"personal.w": np.full((2, 3), round_id, np.float32), "n": np.array([round_id])}
     return ClientState(round_id=round_id, tensors=tensors)
+
+
+def _trained(state: ClientState, blob: bytes, residual=None) -> TrainedRound:
+    update = Update(client_id="d", round_id=state.round_id, num_examples=1, tensors={})
+    return TrainedRound(
+        state=state,
+        residual=residual or {},
+        update=update,
+        costs=Costs(),
+        blob=blob,
+        coding=Coding(),
+    )
 
 
 def test_the_identity_is_made_once_and_kept(tmp_path):
@@ -70,7 +85,7 @@ def test_a_state_of_another_strategy_is_refused(tmp_path):
     with Store.open(tmp_path) as store:
         store.bind_strategy("fedavg", {"lr": 0.1})
         store.bind_strategy("fedali", {})
-        store.commit_trained(_state(1), b"update", transfer_id="t")
+        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
         with pytest.raises(ProvisionError, match="state is of strategy 'fedali'"):
             store.bind_strategy("fedavg", {})
@@ -79,14 +94,14 @@ def test_a_state_of_another_strategy_is_refused(tmp_path):
 def test_a_state_is_the_devices_own_only_after_delivery(tmp_path):
     with Store.open(tmp_path) as store:
         store.commit_received(1, "t1", b"payload")
-        assert (store.journal.phase, store.load_received()) == ("received", b"payload")
-        store.commit_trained(_state(1), b"update", transfer_id="t")
-        assert (store.journal.phase, store.update_path().read_bytes()) == ("outbox", b"update")
-        assert store.load_state() is None
+        assert (store.journal.stage, store.load_received()) == ("received", b"payload")
+        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
+        assert (store.journal.stage, store.update_path().read_bytes()) == ("outbox", b"update")
+        assert store.load_memory().state is None
         store.commit_delivered()
     with Store.open(tmp_path) as store:
-        assert store.journal.phase == "idle"
-        kept = store.load_state()
+        assert store.journal.stage == "idle"
+        kept = store.load_memory().state
         assert kept.round_id == 1
         for name, expected in _state(1).tensors.items():
             np.testing.assert_array_equal(kept.tensors[name], expected)
@@ -94,11 +109,11 @@ def test_a_state_is_the_devices_own_only_after_delivery(tmp_path):
 
 def test_a_dropped_round_leaves_no_trace(tmp_path):
     with Store.open(tmp_path) as store:
-        store.commit_trained(_state(1), b"update 1", transfer_id="t")
+        store.commit_trained(_trained(_state(1), b"update 1"), transfer_id="t")
         store.commit_delivered()
-        store.commit_trained(_state(2), b"update 2", transfer_id="t")
+        store.commit_trained(_trained(_state(2), b"update 2"), transfer_id="t")
         store.commit_dropped()
-        assert store.load_state().round_id == 1
+        assert store.load_memory().state.round_id == 1
         assert len(list(tmp_path.glob("*.blob"))) == 1
 
 
@@ -106,12 +121,13 @@ def test_a_dropped_round_keeps_the_residual_of_the_last_that_counted(tmp_path):
     with Store.open(tmp_path) as store:
         for round_id in (1, 2):
             residual = {"params/w": np.full(2, round_id, np.float32)}
-            store.commit_trained(_state(round_id), b"u", transfer_id="t", residual=residual)
+            trained = _trained(_state(round_id), b"u", residual)
+            store.commit_trained(trained, transfer_id="t")
             if round_id == 1:
                 store.commit_delivered()
-        assert store.load_residual()["params/w"].tolist() == [1, 1]
+        assert store.load_memory().residual["params/w"].tolist() == [1, 1]
         store.commit_dropped()
-        assert store.load_residual()["params/w"].tolist() == [1, 1]
+        assert store.load_memory().residual["params/w"].tolist() == [1, 1]
         assert len(list(tmp_path.glob("*.blob"))) == 2
 
 
@@ -121,21 +137,22 @@ def test_a_base_that_a_later_payload_named_stays_and_older_ones_go(tmp_path):
         names = []
         for number in range(4):
             # Round 2 was not accepted: round 3 refers to the payload of round 1 again.
-            base = names[min(number, 2) - 1] if number else ""
-            store.commit_received(number, "t", blobs.encode({"n": np.array(number)}), base=base)
-            names.append(store.journal.bases[-1].sha256)
+            reference = names[min(number, 2) - 1] if number else ""
+            raw = blobs.encode({"n": np.array(number)})
+            store.commit_received(number, "t", raw, reference=reference)
+            names.append(store.journal.payloads[-1].sha256)
             store.commit_dropped()
-        assert [store.has_base(name) for name in names] == [False, True, False, True]
-        assert store.load_base(names[3])["n"] == 3
+        assert [store.has_payload(name) for name in names] == [False, True, False, True]
+        assert store.load_payload(names[3])["n"] == 3
         with pytest.raises(RefusedError, match="does not have it"):
-            store.load_base(names[0])
+            store.load_payload(names[0])
         store.commit_received(5, "t", b"raw")
-        assert store.journal.bases == ()
+        assert store.journal.payloads == ()
 
 
 def test_leftovers_are_removed_and_damage_is_named(tmp_path):
     with Store.open(tmp_path) as store:
-        store.commit_trained(_state(1), b"update", transfer_id="t")
+        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
     (tmp_path / "journal.json.tmp").write_bytes(b"{")
     (tmp_path / ("0" * 64 + ".blob")).write_bytes(b"half")
@@ -144,7 +161,7 @@ def test_leftovers_are_removed_and_damage_is_named(tmp_path):
         (kept,) = tmp_path.glob("*.blob")
         kept.write_bytes(b"flipped")
         with pytest.raises(ProvisionError, match="storage is damaged"):
-            store.load_state()
+            store.load_memory()
     (tmp_path / "journal.json").write_bytes(b"{")
     with pytest.raises(ProvisionError, match="damaged"):
         Store.open(tmp_path)
@@ -181,22 +198,22 @@ def _rounds(folder: Path, fatal: int) -> None:
 
 
 def _advance(store: Store, folder: Path) -> bool:
-    state = store.load_state() or ClientState(round_id=0, tensors={"sum": np.zeros(1)})
+    state = store.load_memory().state or ClientState(round_id=0, tensors={"sum": np.zeros(1)})
     round_id = state.round_id + 1
-    if store.journal.phase == "outbox":
+    if store.journal.stage == "outbox":
         shutil.copy(store.update_path(), folder / f"delivered-{round_id}")
         store.commit_delivered()
-    elif store.journal.phase == "received":
+    elif store.journal.stage == "received":
         new = {"sum": state.tensors["sum"] * 10 + store.load_received()[0]}
         trained = ClientState(round_id=round_id, tensors=new)
-        left = store.load_residual().get("sum", np.zeros(1)) * 10 + round_id + 0.5
+        left = store.load_memory().residual.get("sum", np.zeros(1)) * 10 + round_id + 0.5
         update = f"{new['sum'][0]} {left[0]}".encode()
-        store.commit_trained(trained, update, transfer_id="t", residual={"sum": left})
+        store.commit_trained(_trained(trained, update, {"sum": left}), transfer_id="t")
     elif round_id <= 3:
-        bases = store.journal.bases
-        base = bases[-1].sha256 if bases else ""
-        store.commit_received(round_id, "t", bytes([round_id]), base=base)
-    return store.journal.phase != "idle" or round_id <= 3
+        held = store.journal.payloads
+        base = held[-1].sha256 if held else ""
+        store.commit_received(round_id, "t", bytes([round_id]), reference=base)
+    return store.journal.stage != "idle" or round_id <= 3
 
 
 def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(ram_path):
@@ -213,10 +230,10 @@ def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(ram_path)
                 killed += process.exitcode == -signal.SIGKILL
         assert process.exitcode == 0
         with Store.open(folder) as store:
-            assert store.load_state().tensors["sum"] == 123
-            assert store.journal.phase == "idle"
-            assert store.load_residual()["sum"] == 178.5
-            kept = [read_blob(folder, file) for file in store.journal.bases]
+            assert store.load_memory().state.tensors["sum"] == 123
+            assert store.journal.stage == "idle"
+            assert store.load_memory().residual["sum"] == 178.5
+            kept = [read_blob(folder, file) for file in store.journal.payloads]
             assert kept == [b"\2", b"\3"]
             assert len(list(folder.glob("*.blob"))) == 4
         updates = [(folder / f"delivered-{r}").read_text() for r in (1, 2, 3)]
@@ -233,7 +250,7 @@ def test_personal_state_can_be_read_beside_the_running_device(tmp_path):
         with pytest.raises(InputError, match="no round was finished"):
             read_personal(tmp_path)
         store.bind_strategy("fedali", {"lr": 1})
-        store.commit_trained(_state(1), b"update", transfer_id="t")
+        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
         journal, state = read_personal(tmp_path)
         assert (journal.strategy, state.round_id) == ("fedali", 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,10 +12,10 @@ from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData, TrainingCancelledError
 from protofleet.errors import InputError
+from protofleet.federation.randomness import client_rng
 from protofleet.runtime import open_programs
-from protofleet.strategies.randomness import client_rng
 from protofleet.strategies.types import Payload
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network, TensorMap
 
 CLASSES = ("class0", "class1", "class2")
 SETTINGS = {"epochs": 2, "batch_size": 16}
@@ -43,13 +42,13 @@ def _learner(world, data: LocalData, device_id: str = "anna") -> Learner:
 def _identity(learner: Learner) -> TensorMap:
     params = TensorMap.zeros(learner.model.params.layout)
     params["w"][...] = np.eye(4, 3)
-    return params
+    return Network(params=params, buffers=learner.model.buffers)
 
 
 def test_evaluation_counts_true_rows_and_predicted_columns(world):
     x = np.eye(4, dtype=np.float32)[[1, 1]]
     learner = _learner(world, _data(pooled=(x, np.array([1, 2]))))
-    found = learner.evaluate(_identity(learner), learner.model.state)
+    found = learner.evaluate(_identity(learner))
     assert found.own.tolist() == [[2, 0, 0], [0, 1, 1], [0, 0, 1]]
     assert found.pooled.tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 0]]
 
@@ -57,20 +56,20 @@ def test_evaluation_counts_true_rows_and_predicted_columns(world):
 def test_a_device_without_test_part_is_not_scored(world):
     empty = {"x_test": np.zeros((0, 4), np.float32), "y_test": np.zeros(0, np.int64)}
     learner = _learner(world, _data(**empty))
-    found = learner.evaluate(_identity(learner), learner.model.state)
+    found = learner.evaluate(_identity(learner))
     assert (found.own, found.pooled) == (None, None)
 
 
 def test_evaluation_runs_in_batches_of_32_in_order(world):
     data, calls = _data(), []
 
-    def predict(_params, _state, x, *, batch_size):
+    def predict(_network, x, *, batch_size):
         calls.append((x, batch_size))
         return np.zeros((len(x), 3), np.float32)
 
     spy = SimpleNamespace(grad_fns={}, predict=predict)
     learner = Learner(world.bundle, spy, data, Meter(), "anna")
-    learner.evaluate(_identity(learner), learner.model.state)
+    learner.evaluate(_identity(learner))
     ((seen, batch_size),) = calls
     assert batch_size == 32
     np.testing.assert_array_equal(seen, data.own.x_test)
@@ -81,7 +80,7 @@ def _round(learner: Learner, seed: int = 7):
     payload = strategy.downlink(
         strategy.server_init(learner.model, np.random.default_rng(0)), "anna"
     )
-    return learner.train(strategy, None, payload, seed=seed, cancelled=threading.Event())
+    return learner.train(strategy, None, payload, seed=seed)
 
 
 def test_a_rerun_of_a_round_gives_the_same_bits_and_another_seed_others(world):
@@ -102,13 +101,12 @@ def test_randomness_depends_on_seed_round_and_device():
 def test_a_cancelled_round_ends_at_its_next_step(world):
     learner = _learner(world, _data())
     strategy = learner.strategy("fedavg", SETTINGS)
-    cancelled = threading.Event()
-    cancelled.set()
+    learner.cancelled.set()
     payload = strategy.downlink(
         strategy.server_init(learner.model, np.random.default_rng(0)), "anna"
     )
     with pytest.raises(TrainingCancelledError):
-        learner.train(strategy, None, payload, seed=1, cancelled=cancelled)
+        learner.train(strategy, None, payload, seed=1)
 
 
 def test_a_round_is_measured_step_by_step(world):
@@ -116,7 +114,7 @@ def test_a_round_is_measured_step_by_step(world):
     learner.warm_up()
     state, _ = _round(learner)
     model = learner.strategy("fedavg", SETTINGS).client_model(state)
-    learner.measure_inference(learner.window_scores(*model))
+    learner.measure_inference(learner.window_scores(model))
     costs = learner.meter.take()
     assert len(costs.train_step_ms) == 2 * 4
     assert len(costs.infer_ms) == 30
@@ -159,7 +157,7 @@ def test_each_round_has_its_own_data(world):
         6: ([0, 0, 1], 1),
     }.items():
         payload = Payload(round_id=round_id, tensors=server.tensors)
-        _, update = learner.train(strategy, None, payload, seed=1, cancelled=threading.Event())
+        _, update = learner.train(strategy, None, payload, seed=1)
         assert update.num_examples == examples
         assert update.evaluation.own.sum(axis=1).tolist() == own
         assert update.evaluation.pooled.sum(axis=1).tolist() == [1, 1, 0]
@@ -181,14 +179,14 @@ def test_later_data_must_fit_the_bundle_too(world):
 def test_a_rule_on_features_is_scored_and_timed_in_the_place_of_the_head(world):
     """Features are tanh of the logits, so the rule below predicts what the head likes least."""
     learner = _learner(world, _data())
-    params, calls = _identity(learner), []
+    network, calls = _identity(learner), []
 
     def least(features):
         calls.append(len(features))
         return -features
 
-    assert learner.evaluate(params, learner.model.state, score=least).own.trace() == 0
-    learner.measure_inference(learner.window_scores(params, learner.model.state, score=least))
+    assert learner.evaluate(network, score=least).own.trace() == 0
+    learner.measure_inference(learner.window_scores(network, score=least))
     assert calls == [5, *[1] * 33]
     assert len(learner.meter.take().infer_ms) == 30
 
@@ -198,4 +196,4 @@ def test_an_unfitting_payload_is_an_error_and_not_a_result(world):
     strategy = learner.strategy("fedavg", SETTINGS)
     payload = Payload(round_id=1, tensors={"params/w": np.zeros((2, 2), np.float32)})
     with pytest.raises(InputError, match="tensor"):
-        learner.train(strategy, None, payload, seed=1, cancelled=threading.Event())
+        learner.train(strategy, None, payload, seed=1)

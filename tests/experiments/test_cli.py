@@ -11,7 +11,8 @@ import pytest
 from protofleet.cli import main
 from protofleet.experiments import listing
 from protofleet.experiments.config import DataSource, committed, load_experiment
-from protofleet.experiments.store import Round, RunResult, run_folder, save_result
+from protofleet.experiments.store import MethodResult, run_folder, save_result
+from protofleet.federation.records import Metrics, RoundRecord, Scores, Spread
 
 _TOML = """
 title = "Digits among two clients"
@@ -49,21 +50,26 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
+def _scored(accuracy):
+    spread = Spread(mean=accuracy, std=0.0)
+    return Scores(personalisation=Metrics(macro_f1=spread, accuracy=spread))
+
+
 def store(place, *, seed, accuracies, label=0, engine="local"):
     experiment = load_experiment(place / "tiny.toml")
     rounds = tuple(
-        Round(
+        RoundRecord(
             round_id=number + 1,
             seconds=1.0,
             participants=2,
             bytes_up=0,
             bytes_down=0,
-            scores={"personalisation": {"accuracy": {"mean": accuracy, "std": 0.0}}},
+            scores=_scored(accuracy),
         )
         for number, accuracy in enumerate(accuracies)
     )
     method = experiment.methods[label]
-    result = RunResult(
+    result = MethodResult(
         experiment="tiny",
         label=method.label,
         strategy=method.strategy,
@@ -191,7 +197,7 @@ def test_a_quick_look_does_not_replace_finished_results(place, capsys, more):
     assert "which would be lost; choose another --out" in refused(capsys, "run", "tiny.toml", *more)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=20)
 def test_an_interrupted_run_says_how_to_go_on_and_does(place):
     """The same command then runs what is left, prints the table and draws the pictures."""
     command = [sys.executable, "-P", "-m", "protofleet", "experiment", "run", "tiny.toml"]

@@ -77,11 +77,17 @@ def _model_of(experiment: Experiment, method: Method) -> torch.nn.Module:
     return _module(model.name, json.dumps(model.settings), _form(experiment)[0])
 
 
+@cache
+def _logits(module: torch.nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The logits' shape, of 4 examples as programs are captured with."""
+    return tuple(module(torch.zeros(4, *shape, device="meta")).shape)
+
+
 def _layouts(module: torch.nn.Module) -> tuple[Layout, Layout]:
     tensors = model_tensors(module)
     params, state = (
         Layout.of({name: tuple(value.shape) for name, value in group.items()})
-        for group in (tensors.params, tensors.state)
+        for group in (tensors.params, tensors.buffers)
     )
     return params, state
 
@@ -116,10 +122,9 @@ def test_models_take_the_data_and_strategies_the_models_and_settings(name):
     classes, shape = _form(experiment)
     for method in experiment.methods:
         module = _model_of(experiment, method)
-        # 4 examples, as programs are captured with.
-        assert module(torch.zeros(4, *shape, device="meta")).shape == (4, classes)
-        params, state = (TensorMap.zeros(layout) for layout in _layouts(module))
-        model = Model(params=params, state=state, num_classes=classes)
+        assert _logits(module, shape) == (4, classes)
+        params, buffers = (TensorMap.zeros(layout) for layout in _layouts(module))
+        model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
         known = build(method.strategy, {}, model).settings
         settings = experiment.settings_of(method, dict.fromkeys(known.__struct_fields__))
         assert settings.keys() >= method.settings.keys()
@@ -132,8 +137,9 @@ def test_every_key_of_training_is_known_to_some_method(name):
     experiment = _load(name)
     used: set[str] = set()
     for method in experiment.methods:
-        params, state = (TensorMap.zeros(one) for one in _layouts(_model_of(experiment, method)))
-        model = Model(params=params, state=state, num_classes=_form(experiment)[0])
+        params, buffers = (TensorMap.zeros(one) for one in _layouts(_model_of(experiment, method)))
+        classes, shape = _form(experiment)
+        model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
         used |= set(build(method.strategy, {}, model).settings.__struct_fields__)
     assert experiment.training.keys() <= used
 

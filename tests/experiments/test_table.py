@@ -11,8 +11,9 @@ from protofleet.errors import InputError
 from protofleet.experiments import figures
 from protofleet.experiments._table_text import markdown, show
 from protofleet.experiments.config import Experiment
-from protofleet.experiments.store import Round, RunResult, load_results, run_folder, save_result
+from protofleet.experiments.store import MethodResult, load_results, run_folder, save_result
 from protofleet.experiments.table import tabulate
+from protofleet.federation.records import RoundRecord, Scores
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -45,13 +46,13 @@ def scored(f1, accuracy, std=0.02):
 
 def a_round(number, *, own=None, server=None, seconds=1.0, up=0, down=0, participants=2, **more):
     scores = {"personalisation": own and scored(*own), "global": server and scored(*server, 0.0)}
-    return Round(
+    return RoundRecord(
         round_id=number,
         seconds=seconds,
         participants=participants,
         bytes_up=up,
         bytes_down=down,
-        scores={key: value for key, value in scores.items() if value},
+        scores=msgspec.convert({key: value for key, value in scores.items() if value}, Scores),
         **more,
     )
 
@@ -61,7 +62,7 @@ def own_scores(*accuracies):
 
 
 def a_run(rounds, *, label="FedAvg", seed=1, finished=True):
-    return RunResult(
+    return MethodResult(
         experiment="x",
         label=label,
         strategy="fedavg",

@@ -19,7 +19,7 @@ from protofleet.bundle.manifest import (
 )
 from protofleet.export.build import initial_values
 from protofleet.export.capture import capture
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.tflite import to_tflite
 from protofleet.tensors import Layout
 from protofleet.tensors.blobs import encode

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from protofleet.errors import InputError
-from protofleet.export.alp import ALP_UPDATES, Alignment, alp_infer, alp_train, l2_normalise
+from protofleet.export.models.alp import ALP_UPDATES, Alignment, alp_infer, alp_train, l2_normalise
 
 GAMMA = 0.9
 

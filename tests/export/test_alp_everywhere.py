@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from protofleet import kernels
-from protofleet.export import alp
-from protofleet.export.onnx_alp import define_functions
+from protofleet.export.models import alp
+from protofleet.export.onnx.alp import define_functions
 
 Arrays = dict[str, np.ndarray]
 

@@ -23,7 +23,7 @@ from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.runtime import open_programs
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron
@@ -56,7 +56,7 @@ def test_a_device_gets_what_pytorch_computes(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = model.eval()(torch.from_numpy(x)).numpy()
         features = model.features(torch.from_numpy(x)).numpy()
-    given = (initial.params, initial.state, x)
+    given = (initial.network, x)
     np.testing.assert_allclose(programs.predict(*given, batch_size=4), logits, atol=1e-6)
     np.testing.assert_allclose(programs.features(*given, batch_size=4), features, atol=1e-6)
 
@@ -71,6 +71,7 @@ def test_writing_onnx_leaves_the_captured_graph_as_it_is() -> None:
     assert str(program.graph.graph) == before
 
 
+@pytest.mark.slow
 def test_no_bundle_when_a_program_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tampered training program is named and nothing lies at the path."""
 
@@ -114,6 +115,7 @@ _SMALL: dict[str, Callable[[], tuple[nn.Module, tuple[int, ...], int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _SMALL)
 def test_registered_models_pass_parity(name: str, tmp_path: Path) -> None:
     """Small variants: plain ONNX Runtime and the device's runtime with its kernels."""
@@ -123,7 +125,7 @@ def test_registered_models_pass_parity(name: str, tmp_path: Path) -> None:
     assert max(record.worst_error for record in report.parity) < 1e-5
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=60)
 @pytest.mark.timeout(900)
 def test_full_size_hart_with_alp(tmp_path: Path) -> None:
     """The paper's model: 1 890 590 trained values, a training program below 2 MB."""
@@ -135,6 +137,7 @@ def test_full_size_hart_with_alp(tmp_path: Path) -> None:
     assert report.parity[-1].program_bytes < 2_000_000
 
 
+@pytest.mark.slow
 def test_the_command_reports_parity_as_json(tmp_path: Path) -> None:
     """One record per program, the strategy's and those asked for, and the strategy's settings."""
     key = tmp_path / "key.pem"

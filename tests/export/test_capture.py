@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofleet.errors import ExportError
 from protofleet.export.capture import capture, model_tensors
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from tests.export.toys import Perceptron, batch
 
 _OBJECTIVE = OBJECTIVES["cross_entropy"]
@@ -64,7 +64,7 @@ def test_frozen_parameters_are_state() -> None:
     """A parameter that is not trained travels as state and gets no gradient."""
     model = Perceptron()
     model.first.weight.requires_grad_(requires_grad=False)
-    assert "first.weight" in model_tensors(model).state
+    assert "first.weight" in model_tensors(model).buffers
     program = capture(model, _OBJECTIVE, batch((5,)))
     assert ("state", "first.weight") in {(p.role, p.key) for p in program.inputs}
     assert "grad.first.weight" not in {p.name for p in program.outputs}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from protofleet.export.alp import alp_infer
 from protofleet.export.models import build_model
+from protofleet.export.models.alp import alp_infer
 
 _BETA = 0.2
 

@@ -19,7 +19,7 @@ from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity, stock_runner
 from protofleet.runtime import open_programs
 
@@ -60,7 +60,7 @@ def test_hidden_layers_follow_their_weights(
     bundle = _bundle(model, shape, tmp_path)
     initial, programs = bundle.model(), open_programs(bundle)
     x = np.random.default_rng(0).normal(size=(9, *shape)).astype(np.float32)
-    given = (initial.params, initial.state, x)
+    given = (initial.network, x)
     layers = programs.layers(*given, batch_size=4)
     assert list(layers) == names
     before = x if name == "mlp" else model.body[:7](torch.from_numpy(x)).detach().numpy()
@@ -94,7 +94,7 @@ def test_a_list_of_modules_called_layers_tells_nothing(tmp_path: Path) -> None:
     bundle = _bundle(_Named(), (4,), tmp_path)
     initial = bundle.model()
     with pytest.raises(ProvisionError, match="bundle 'hidden': "):
-        open_programs(bundle).layers(initial.params, initial.state, np.zeros((1, 4), np.float32))
+        open_programs(bundle).layers(initial.network, np.zeros((1, 4), np.float32))
 
 
 @pytest.mark.parametrize("name", ["cnn_prototypes", "mlp_prototypes"])

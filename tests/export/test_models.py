@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from protofleet.errors import InputError
 from protofleet.export.models import MODELS, build_model, has_setting
-from protofleet.export.models._layers import DropPath
 from protofleet.export.models.hart import HartConfig, LightConvolution
+from protofleet.export.models.layers import DropPath
 
 SMALL_HART = {"kernels": (3, 15), "width": 32, "head_width": 16, "heads": 2}
 

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import ExportError, InputError
-from protofleet.export import geometry
 from protofleet.export.build import BundleSpec, capture_programs, export_bundle
 from protofleet.export.capture import capture
-from protofleet.export.models import build_model
+from protofleet.export.models import build_model, layers
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import TOLERANCE, check_parity, stock_runner
 from protofleet.runtime import open_programs
 from tests.export.toys import Perceptron
@@ -204,13 +203,13 @@ def test_a_feature_on_its_prototype_has_a_finite_gradient() -> None:
     """The distance's derivative does not exist there; zero is taken."""
     points = torch.eye(3)
     x = points.clone().requires_grad_()
-    found = geometry.distances(x, points)
+    found = layers.distances(x, points)
     found.sum().backward()
     np.testing.assert_allclose(found.diagonal().detach(), np.zeros(3), atol=1e-6)
     assert found[0, 1].item() == pytest.approx(2**0.5)
     assert torch.isfinite(x.grad).all()
     zero = torch.zeros(1, 3, requires_grad=True)
-    (geometry.length(zero) + geometry.unit(zero).sum()).sum().backward()
+    (layers.length(zero) + layers.unit(zero).sum()).sum().backward()
     assert torch.equal(zero.grad, torch.zeros(1, 3))
 
 
@@ -241,6 +240,7 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]]
 }
 
 
+@pytest.mark.slow(seconds=20)
 @pytest.mark.parametrize("name", _MODELS)
 def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
     """Plain ONNX Runtime and the device's runtime, dropout and all.
@@ -261,6 +261,7 @@ def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
         assert max(errors.values()) < 2e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _COMMON)
 def test_every_input_of_a_program_changes_its_result(name: str) -> None:
     """No term is lost on the way, and batches of one run."""
@@ -279,6 +280,7 @@ def test_every_input_of_a_program_changes_its_result(name: str) -> None:
     assert all(np.isfinite(value).all() for value in alone.values())
 
 
+@pytest.mark.slow
 def test_two_passes_of_one_model_draw_separate_noise() -> None:
     """CDFL calls the model on both images: twice the noise of one pass."""
     torch.manual_seed(1)
@@ -300,18 +302,18 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     model = build_model("mlp_prototypes", inputs=_D, hidden=(_D,), classes=_C)
     export_bundle(model, _spec((_D,), _EVERY, _C), out=path, key=_KEY)
     bundle = Bundle.open(path)
-    initial = bundle.model()
-    return open_programs(bundle), (initial.params, initial.state)
+    return open_programs(bundle), bundle.model().network
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _EVERY)
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64, np.array])
 def test_a_number_may_come_in_any_form(device: Any, name: str, kind: Any) -> None:
-    programs, tensors = device
+    programs, network = device
     batch = _batch(name)
-    expected = programs.grad_fns[name](*tensors, batch, np.random.default_rng(0)).loss
+    expected = programs.grad_fns[name](network, batch, np.random.default_rng(0)).loss
     numbers = {k: kind(v) for k, v in batch.items() if np.ndim(v) == 0}
-    step = programs.grad_fns[name](*tensors, {**batch, **numbers}, np.random.default_rng(0))
+    step = programs.grad_fns[name](network, {**batch, **numbers}, np.random.default_rng(0))
     assert step.loss == pytest.approx(expected, rel=1e-6)
 
 
@@ -335,23 +337,25 @@ _WRONG: list[tuple[str, str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "key", "value"), _WRONG)
 def test_an_input_that_does_not_fit_is_named(device: Any, name: str, key: str, value: Any) -> None:
-    programs, tensors = device
+    programs, network = device
     batch = {**_batch(name), key: value}
     with pytest.raises(InputError, match=f"input '{key}': expected "):
-        programs.grad_fns[name](*tensors, batch, np.random.default_rng(0))
+        programs.grad_fns[name](network, batch, np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_arrays_of_any_memory_order_serve_and_are_read_anew(device: Any) -> None:
     """Prototypes that change in place between calls change the loss."""
-    programs, tensors = device
+    programs, network = device
     batch = _batch("prototype_mse")
     batch["prototypes"] = np.asfortranarray(batch["prototypes"])
     batch["present"][:] = 1
 
     def loss() -> float:
-        return programs.grad_fns["prototype_mse"](*tensors, batch, np.random.default_rng(0)).loss
+        return programs.grad_fns["prototype_mse"](network, batch, np.random.default_rng(0)).loss
 
     before = loss()
     batch["prototypes"][:] += 1

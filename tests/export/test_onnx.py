@@ -10,17 +10,18 @@ import torch
 from torch import nn
 
 from protofleet.errors import ExportError
-from protofleet.export import alp
 from protofleet.export.capture import capture
+from protofleet.export.models import alp
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_alp import define_functions
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
+from protofleet.export.onnx.alp import define_functions
 from protofleet.export.parity import check_parity, stock_runner
 from tests.export.toys import INPUT_SHAPES, Perceptron, batch
 
 _OBJECTIVE = OBJECTIVES["cross_entropy"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUT_SHAPES, ids=lambda kind: kind.__name__)
 def test_every_gradient_agrees_with_autograd(kind: type[nn.Module]) -> None:
     """Loss, gradients, statistics and logits at two batch sizes, with the same noise."""

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import ExportError
-from protofleet.export import parity
 from protofleet.export.capture import CapturedProgram, capture
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
-from protofleet.export.parity import check_parity
-from protofleet.export.parity_inputs import draw_inputs
+from protofleet.export.onnx import to_onnx
+from protofleet.export.parity import check, check_parity
+from protofleet.export.parity.inputs import draw_inputs
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron, batch
 
@@ -110,7 +109,7 @@ def test_inputs_exercise_every_term() -> None:
 
 
 def test_a_draw_that_never_has_clear_assignments_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parity, "MIN_MARGIN", 2.0)
+    monkeypatch.setattr(check, "MIN_MARGIN", 2.0)
     model = Perceptron()
     program = capture(model, None, {"x": batch((5,))["x"]})
     with pytest.raises(ExportError, match="no input among 50 has clear prototype assignments"):

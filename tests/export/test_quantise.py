@@ -14,10 +14,9 @@ from protofleet.datasets.ucihar import CLASSES, load_ucihar
 from protofleet.datasets.windows import normalise
 from protofleet.errors import ExportError, InputError
 from protofleet.export.models import build_model
-from protofleet.export.quantise import quantise
-from protofleet.export.quantise_graph import TfliteGraph
-from protofleet.export.quantise_report import check_loss, measure
-from protofleet.export.quantise_tflite import bake
+from protofleet.export.quantise import check_loss, measure, quantise
+from protofleet.export.quantise.graph import TfliteGraph
+from protofleet.export.quantise.tflite import bake
 from protofleet.runtime import open_classifier
 from tests.export.conftest import fitted
 from tests.export.quantise_bundles import infer_bundle
@@ -65,6 +64,7 @@ def hart_draft(hart_bundle, activity):
     return quantise(hart_bundle, hart_bundle.model(), activity.x_train[:256])
 
 
+@pytest.mark.slow
 def test_digits_are_recognised_as_well_with_fewer_bits(digits_draft, digits):
     """Half and less than 0.4 of the bytes, at most one point of macro-F1, in both runtimes."""
     rows = measure(digits_draft, digits.x_test, digits.y_test)
@@ -80,6 +80,7 @@ def test_digits_are_recognised_as_well_with_fewer_bits(digits_draft, digits):
         assert by_name["float16", backend] < by_name["float32", backend] - 0.4 * weights
 
 
+@pytest.mark.slow
 def test_activities_are_recognised_as_well_with_fewer_bits(hart_draft, activity):
     """The same for a transformer with ALP."""
     rows = measure(hart_draft, activity.x_test, activity.y_test)
@@ -122,6 +123,7 @@ def test_equal_input_gives_equal_bytes(digits_bundle, digits, digits_draft):
     assert again.files == digits_draft.files
 
 
+@pytest.mark.slow(seconds=2)
 def test_a_quantised_program_takes_x_and_nothing_else(hart_draft):
     for precision in ("float16", "int8"):
         program = hart_draft.manifest.programs[f"infer_{precision}"]
@@ -130,6 +132,7 @@ def test_a_quantised_program_takes_x_and_nothing_else(hart_draft):
         assert program.precision == precision
 
 
+@pytest.mark.slow(seconds=2)
 def test_layers_have_8_bits_per_channel_and_alp_stays_a_float_node(hart_draft):
     """Every weight of a dense layer is int8 with one scale per output; ALP reads float32."""
     model = onnx.load_from_string(hart_draft.read("programs/infer_int8.onnx"))
@@ -151,21 +154,23 @@ def test_layers_have_8_bits_per_channel_and_alp_stays_a_float_node(hart_draft):
         assert made_by[node.input[1]].op_type == "Cast"
 
 
+@pytest.mark.slow(seconds=2)
 def test_prototypes_lie_in_a_tflite_file_once(hart_bundle, hart_draft):
     """Their unit vectors are computed, not stored beside them."""
     graph = TfliteGraph(hart_draft.read("programs/infer_float16.tflite"), "infer_float16")
-    for name, value in hart_bundle.model().state.items():
+    for name, value in hart_bundle.model().buffers.items():
         if name.endswith("local_prototypes"):
             assert [c.shape for c in graph.constants.values()].count(value.shape) == 1
 
 
+@pytest.mark.slow(seconds=2)
 @pytest.mark.parametrize("size", [1, 3])
 def test_simplifying_changes_no_number(hart_bundle, activity, size):
     """Folding and fusing are exact up to rounding, whatever the batch."""
     bundle = hart_bundle
     infer, model = bundle.manifest.programs["infer"], bundle.model()
     values = {
-        p.name: (model.params if p.role == "param" else model.state)[p.key]
+        p.name: (model.params if p.role == "param" else model.buffers)[p.key]
         for p in infer.inputs
         if p.role != "input"
     }

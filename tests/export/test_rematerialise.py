@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import Tensor, fx, nn
 
 from protofleet.export.capture import capture
+from protofleet.export.capture.rematerialise import tidy
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.rematerialise import tidy
 
 BATCH, WIDTH = 64, 128
 
@@ -97,6 +98,7 @@ def _products(blocks: int) -> int:
     return sum(node.meta["val"].shape[1] == 9600 for node in products)
 
 
+@pytest.mark.slow
 def test_thin_products_run_twice_only_where_much_would_be_kept() -> None:
     """Two blocks would keep 5 MB at the nominal batch, twelve would keep 29 MB."""
     assert _products(2) == 2

@@ -14,7 +14,7 @@ from protofleet.errors import ExportError
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx_write import to_onnx
+from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
 from protofleet.export.tflite import tflite_runner, to_tflite
 from tests.export.toys import INPUT_SHAPES, Perceptron, batch
@@ -29,6 +29,7 @@ def _check(model, program, name, sizes=(3, 8)):
     return check_parity(model, program, onnx, name=name, runners=runners, batch_sizes=sizes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUT_SHAPES, ids=lambda kind: kind.__name__)
 def test_every_gradient_agrees_with_autograd(kind: type[nn.Module]) -> None:
     """Loss, gradients, statistics and logits at two batch sizes, with the same noise."""
@@ -47,6 +48,7 @@ def test_inference_runs_at_any_batch_size(kind: type[nn.Module]) -> None:
     _check(model, program, "features", (1, 64, 2, 7))
 
 
+@pytest.mark.slow(seconds=10)
 @pytest.mark.parametrize("variant", ["bulk_code", "single_code", "paper_text", "paper_pseudo"])
 def test_the_plan_in_ordinary_operators_assigns_as_the_kernels_do(variant):
     """Batches below and above the numbers of prototypes: one row is taken, or several."""
@@ -58,6 +60,7 @@ def test_the_plan_in_ordinary_operators_assigns_as_the_kernels_do(variant):
     assert _check(model, program, "train", (1, 5, 70)).by_runner["LiteRT"] < 1e-5
 
 
+@pytest.mark.slow
 def test_objectives_with_further_inputs_agree():
     torch.manual_seed(0)
     model = build_model("mlp", inputs=6, classes=3, hidden=(8, 5))
@@ -142,6 +145,7 @@ class _Pooled(nn.Module):
         return self.head(x.flatten(1))
 
 
+@pytest.mark.slow
 def test_overlapping_pooling_agrees():
     torch.manual_seed(0)
     model = _Pooled()

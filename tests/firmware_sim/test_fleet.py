@@ -16,7 +16,8 @@ from protofleet.firmware_sim.fleet import Fleet
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.motion import ACTIVITIES, synthesise
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice, load_fleet
-from protofleet.firmware_sim.senses import collect, sense
+from protofleet.firmware_sim.recordings import record_device_data, record_windows
+from protofleet.wire.broker_access import BrokerAccess
 
 WINDOWS = Preprocessing(
     input_shape=(128, 6), rate_hz=50.0, window=128, hop=64, channels=tuple("abcdef"),
@@ -71,13 +72,13 @@ def test_wrong_fleet_files_are_named(tmp_path, text, message):
 def test_sensed_windows_are_labelled_and_split_without_overlap():
     motion = synthesise(30.0, np.random.default_rng(2), rate_hz=100.0)
     imu = ImuProfile(rate_hz=104.0, noise_g=0.01, jitter_s=0.0005)
-    windows = sense(motion, imu, WINDOWS, np.random.default_rng(0))
+    windows = record_windows(motion, imu, WINDOWS, np.random.default_rng(0))
     assert isinstance(windows, Windows)
     assert set(windows.y.tolist()) == set(range(len(ACTIVITIES)))
-    data = collect(motion, imu, WINDOWS, ACTIVITIES, (0, 1))
+    data = record_device_data(motion, imu, WINDOWS, ACTIVITIES, (0, 1))
     halves = {half.tobytes() for x in data.x_train for half in (x[:64], x[64:])}
     assert not any(half.tobytes() in halves for x in data.x_test for half in (x[:64], x[64:]))
-    again = collect(motion, imu, WINDOWS, ACTIVITIES, (0, 1))
+    again = record_device_data(motion, imu, WINDOWS, ACTIVITIES, (0, 1))
     assert np.array_equal(again.x_train, data.x_train)
 
 
@@ -85,7 +86,7 @@ def test_device_that_cannot_start_says_why(tmp_path):
     """A process whose bundle is absent ends with a clear last line, and no process stays."""
     file = FleetFile(
         federation="study",
-        broker="mqtt://127.0.0.1:1",
+        broker=BrokerAccess(url="mqtt://127.0.0.1:1"),
         bundle=tmp_path / "nowhere.pfb",
         folder=tmp_path / "fleet",
         devices=(VirtualDevice(id="a"),),
@@ -104,7 +105,7 @@ def test_device_over_its_memory_cap_says_so(tmp_path):
     tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate())
     file = FleetFile(
         federation="study",
-        broker="mqtt://127.0.0.1:1",
+        broker=BrokerAccess(url="mqtt://127.0.0.1:1"),
         bundle=tmp_path / "tiny.pfb",
         folder=tmp_path / "fleet",
         devices=(VirtualDevice(id="a", profile="small", synthesise_s=600.0),),

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from protofleet.firmware_sim.processes import spawn, stop
+from protofleet.firmware_sim.processes import EventFollower, spawn, stop
 
 _STARTER = """
 import sys, time
@@ -48,6 +48,51 @@ def test_child_dies_when_its_parent_is_killed(tmp_path):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     _wait_until(lambda: not _lives(pid))
+
+
+_WATCHER = """
+import sys
+from protofleet.firmware_sim.die_with_parent import run_watched
+sys.exit(run_watched(int(sys.argv[1]), sys.argv[2:]))
+"""
+_STARTER_OF_WATCHER = f"""
+import os, subprocess, sys, time
+program = [sys.executable, "-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"]
+subprocess.Popen([sys.executable, "-c", {_WATCHER!r}, str(os.getpid()), *program])
+time.sleep(60)
+"""
+
+
+def test_where_the_kernel_does_not_watch_the_parent_the_child_dies_too():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", _STARTER_OF_WATCHER], stdout=subprocess.PIPE, text=True
+    )
+    pid = int(parent.stdout.readline())
+    assert _lives(pid)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    _wait_until(lambda: not _lives(pid))
+
+
+def test_a_watched_program_gets_sigterm_and_its_status_is_passed_on():
+    watch = [sys.executable, "-c", _WATCHER, str(os.getpid()), sys.executable, "-c"]
+    assert subprocess.run([*watch, "raise SystemExit(7)"], check=False).returncode == 7
+    code = "import time; print(1, flush=True); time.sleep(60)"
+    child = subprocess.Popen([*watch, code], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    child.terminate()
+    assert child.wait(20) == 128 + signal.SIGTERM
+
+
+def test_events_are_read_once_and_by_whole_lines(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"old":1}\n{"a":1}\n{"b"')
+    follower = EventFollower(path, position=10)
+    assert list(follower.read()) == [{"a": 1}]
+    with path.open("ab") as file:
+        file.write(b":2}\n")
+    assert list(follower.read()) == [{"b": 2}]
+    assert list(follower.read()) == []
 
 
 def test_stop_kills_what_does_not_listen(tmp_path):

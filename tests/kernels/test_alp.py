@@ -8,7 +8,7 @@ from oracles import alp as oracle
 
 from protofleet.errors import InputError
 from protofleet.kernels import alp_infer, alp_train, set_threads
-from protofleet.kernels._pool import threads
+from protofleet.kernels.native.pool import threads
 
 pytestmark = pytest.mark.usefixtures("backend")
 _VARIANTS = ("bulk_code", "single_code", "paper_text", "paper_pseudo")

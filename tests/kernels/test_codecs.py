@@ -9,13 +9,10 @@ from oracles import codecs as oracle
 
 from protofleet.errors import InputError
 from protofleet.kernels import (
-    bf16_decode,
-    bf16_encode,
     fp16_decode,
     fp16_encode,
     int8_decode,
     int8_encode,
-    segments,
     shuffle_decode,
     shuffle_encode,
     topk_decode,
@@ -77,19 +74,6 @@ def test_fp16_is_numpy_s_for_every_code_and_every_tie():
     np.testing.assert_array_equal(bits(fp16_encode(values)), bits(expected))
 
 
-@pytest.mark.jit
-def test_bf16_is_pytorch_s_for_every_code_and_every_tie():
-    torch = pytest.importorskip("torch")
-    codes = all_codes(0x7F80)
-    theirs = torch.from_numpy(codes.view(np.int16)).view(torch.bfloat16)
-    np.testing.assert_array_equal(bits(bf16_decode(codes)), bits(theirs.float().numpy()))
-    np.testing.assert_array_equal(bf16_encode(bf16_decode(codes)), codes)
-    values = edges(codes, bf16_decode)
-    values = values[np.abs(values) < 3.39e38]
-    expected = torch.from_numpy(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
-    np.testing.assert_array_equal(bf16_encode(values), expected)
-
-
 @examples
 @given(values=buffers)
 def test_half_floats_are_the_nearest_ones(values):
@@ -97,26 +81,15 @@ def test_half_floats_are_the_nearest_ones(values):
     expected = np.clip(values, -65504, 65504).astype(np.float16)
     np.testing.assert_array_equal(bits(fp16_encode(values)), bits(expected))
     np.testing.assert_array_equal(fp16_decode(expected), expected.astype(np.float32))
-    np.testing.assert_array_equal(bf16_encode(values), oracle.bf16(values))
 
 
 def test_half_floats_saturate_instead_of_overflowing():
     values = np.array([65519, 65520, -1e38, _HUGE, -_HUGE], np.float32)
     assert fp16_encode(values).tolist() == [65504, 65504, -65504, 65504, -65504]
-    assert bf16_encode(values[3:]).tolist() == [0x7F7F, 0xFF7F]
-
-
-@pytest.mark.parametrize("per_channel", [False, True])
-def test_segments_are_tensors_or_their_rows(per_channel):
-    shapes = [(2, 3), (), (4,), (0, 5), (2, 0), (2, 1, 2)]
-    lengths = [3, 3, 1, 4, 0, 0, 2, 2] if per_channel else [6, 1, 4, 0, 0, 4]
-    starts = segments(shapes, per_channel=per_channel)
-    assert starts.dtype == np.int64
-    assert starts.tolist() == [0, *np.cumsum(lengths)]
 
 
 def test_no_tensor_makes_no_segment():
-    codes, scales = int8_encode(np.empty(0, np.float32), segments([], per_channel=True))
+    codes, scales = int8_encode(np.empty(0, np.float32), np.zeros(1, np.int64))
     assert (codes.size, scales.size) == (0, 0)
     assert int8_decode(codes, scales, np.zeros(1, np.int64)).size == 0
 
@@ -192,22 +165,22 @@ def test_rounding_is_independent_between_neighbours_and_seeds():
 @pytest.mark.jit
 @pytest.mark.parametrize("width", [9, 128, _LARGE])
 def test_results_do_not_depend_on_threads_or_compiler(monkeypatch, width):
-    for limit in ("_codecs._MANY", "_codecs._MANY_TO_ROUND", "_topk._MANY"):
-        monkeypatch.setattr(f"protofleet.kernels.{limit}", 0)
+    for limit in ("_MANY", "_MANY_TO_ROUND", "_MANY_TO_SELECT"):
+        monkeypatch.setattr(f"protofleet.kernels.codecs.{limit}", 0)
     values = normal(_LARGE)
     starts = np.append(np.arange(0, _LARGE, width), _LARGE)
     results = []
     for switch, threads in (("1", 1), ("1", 2), ("1", 3), ("0", 1), ("0", 2)):
         monkeypatch.setenv("PROTOFLEET_NUMBA", switch)
-        monkeypatch.setattr("protofleet.kernels._pool._Setting.threads", threads)
+        monkeypatch.setattr("protofleet.kernels.native.pool._Setting.threads", threads)
         codes, scales = int8_encode(values, starts, seed=7)
         near, _ = int8_encode(values, starts, rounding="nearest")
         decoded = int8_decode(codes, scales, starts)
         residual = normal(_LARGE, 1).copy()
         sparse = topk_encode(values, residual, 3000)
         planes = shuffle_encode(values)
-        halves = fp16_encode(values), bf16_encode(values)
-        results.append((codes, scales, near, decoded, residual, *sparse, planes, *halves))
+        halves = fp16_encode(values)
+        results.append((codes, scales, near, decoded, residual, *sparse, planes, halves))
         np.testing.assert_array_equal(shuffle_decode(planes, "f4"), values)
     for other in results[1:]:
         for mine, theirs in zip(results[0], other, strict=True):
@@ -276,7 +249,7 @@ def test_unaligned_and_strided_inputs_are_accepted():
     raw = np.frombuffer(b"x" + values.tobytes(), np.uint8)[1:].view(np.float32)
     np.testing.assert_array_equal(shuffle_encode(raw), shuffle_encode(values))
     np.testing.assert_array_equal(fp16_encode(raw), fp16_encode(values))
-    np.testing.assert_array_equal(bf16_encode(values[::2]), bf16_encode(values[::2].copy()))
+    np.testing.assert_array_equal(fp16_encode(values[::2]), fp16_encode(values[::2].copy()))
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -287,12 +260,10 @@ def test_numbers_that_are_not_finite_are_named(wrong):
     place = rf"expected finite numbers, got -?{abs(wrong)} at \(70,\)"
     for name, call in {
         "fp16": lambda: fp16_encode(values),
-        "bf16": lambda: bf16_encode(values),
         "int8": lambda: int8_encode(values, np.array([0, 50, 100])),
         "delta": lambda: topk_encode(values, residual, 5),
         "residual": lambda: topk_encode(residual, values, 0),
         "fp16 codes": lambda: fp16_decode(values.astype(np.float16)),
-        "bf16 codes": lambda: bf16_decode((values.view(np.uint32) >> 16).astype(np.uint16)),
         "top-k values": lambda: topk_decode(np.arange(100, dtype=np.uint32), values, 100),
     }.items():
         with pytest.raises(InputError, match=f"^{name}: {place}"):
@@ -312,10 +283,8 @@ def test_a_buffer_of_another_shape_or_dtype_is_named():
     values, starts = normal(6), np.array([0, 6])
     for name, call in {
         "fp16": lambda: fp16_encode(values.astype(np.float64)),
-        "bf16": lambda: bf16_encode(values.reshape(2, 3)),
         "int8": lambda: int8_encode(values.reshape(2, 3), starts),
         "fp16 codes": lambda: fp16_decode(values),
-        "bf16 codes": lambda: bf16_decode(values),
         "int8 codes": lambda: int8_decode(values, values[:1], starts),
         "int8 scales": lambda: int8_decode(np.zeros(6, np.int8), starts, starts),
         "segments": lambda: int8_encode(values, starts.astype(np.int32)),

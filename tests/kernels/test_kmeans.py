@@ -1,5 +1,6 @@
 """K-means against scikit-learn and against brute force."""
 
+import sys
 import tracemalloc
 
 import numpy as np
@@ -10,15 +11,10 @@ from oracles import kmeans as oracle
 from sklearn.cluster import KMeans
 
 from protofleet.errors import InputError
-from protofleet.kernels import (
-    _kmeans_search,
-    _pool,
-    cluster_means,
-    kmeans,
-    kmeans_plusplus,
-    kmeans_restarts,
-)
+from protofleet.kernels import cluster_means, kmeans, kmeans_plusplus, kmeans_restarts
+from protofleet.kernels.native import pool
 
+module = sys.modules["protofleet.kernels.kmeans"]  # by attribute it is the function
 pytestmark = pytest.mark.usefixtures("backend")
 examples = settings(
     max_examples=40,
@@ -119,9 +115,8 @@ def test_far_from_the_origin_the_digits_suffice():
 @pytest.fixture
 def tiny_blocks(monkeypatch):
     """Blocks of a few points and a thread for a few numbers: small arrays meet every seam."""
-    monkeypatch.setattr(_kmeans_search, "_BLOCK_VALUES", 32 * 7)
-    monkeypatch.setattr(_kmeans_search, "WORK", 100)
-    monkeypatch.setattr("protofleet.kernels._kmeans.WORK", 100)
+    monkeypatch.setattr(module, "_BLOCK_VALUES", 32 * 7)
+    monkeypatch.setattr(module, "_WORK", 100)
 
 
 def assert_lloyd(points, init, **settings):
@@ -160,7 +155,7 @@ def test_bounds_hold_wherever_centres_move(seed, n, k, grid, move):
     if grid:
         points, centers = np.round(2 * points), np.round(2 * centers)
     points, centers = points.astype(np.float32), centers.astype(np.float32)
-    search = _kmeans_search.Search(points, centers, np.zeros(n, np.int64))
+    search = module._Search(points, centers, np.zeros(n, np.int64))
     for _ in range(4):
         labels = search.nearest(centers)
         np.testing.assert_array_equal(labels, oracle.labels_of(points, centers))
@@ -221,7 +216,7 @@ def test_threads_change_no_bit(monkeypatch, spread):
     points, init = points_around(9, 20, 15, 20, spread)
     results = []
     for threads in (1, 2, 5):
-        monkeypatch.setattr(_pool._Setting, "threads", threads)
+        monkeypatch.setattr(pool._Setting, "threads", threads)
         results.append(kmeans(points, init))
     for other in results[1:]:
         np.testing.assert_array_equal(results[0].labels, other.labels)
@@ -237,7 +232,7 @@ def test_memory_beyond_the_points_is_a_few_numbers_per_point(backend):
     kmeans(points, init, max_iter=3)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    blocks = 3 * 4 * _kmeans_search._BLOCK_VALUES + 3 * 8 * _kmeans_search._MOST_ROWS * 64
+    blocks = 3 * 4 * module._BLOCK_VALUES + 3 * 8 * module._MOST_ROWS * 64
     per_point = 20 if backend == "numpy" else 10
     assert peak < blocks + 8 * (per_point * len(points) + 6 * init.size)
 

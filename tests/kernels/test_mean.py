@@ -10,7 +10,8 @@ from hypothesis.extra.numpy import arrays
 from oracles import means as oracle
 
 from protofleet.errors import InputError
-from protofleet.kernels import WeightedMean, _pool
+from protofleet.kernels import WeightedMean
+from protofleet.kernels.native import pool
 
 pytestmark = pytest.mark.usefixtures("backend")
 examples = settings(
@@ -98,7 +99,7 @@ def test_neither_threads_nor_compiler_change_a_bit(monkeypatch):
     for switch in "10":
         monkeypatch.setenv("PROTOFLEET_NUMBA", switch)
         for threads in (1, 2, 3):
-            monkeypatch.setattr(_pool._Setting, "threads", threads)
+            monkeypatch.setattr(pool._Setting, "threads", threads)
             results.add(mean_of(size, [made]).result().tobytes())
     assert len(results) == 1
 

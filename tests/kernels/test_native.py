@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from protofleet.errors import InputError, UnavailableError
-from protofleet.kernels import _native
-from protofleet.kernels._native import REDUCE, cache_folder, helper, kernel
+from protofleet.kernels.native import kernel as native_kernel
+from protofleet.kernels.native.kernel import REDUCE, cache_folder, helper, kernel
 
-_build = pytest.importorskip("protofleet.kernels._build", reason="needs numba")
+_build = pytest.importorskip("protofleet.kernels.native.build", reason="needs numba")
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="needs numba"),
@@ -89,7 +89,7 @@ def test_matrices_and_flags_arrive():
 
 def test_kept_code_is_not_compiled_again(monkeypatch):
     assert double().build()
-    monkeypatch.setitem(sys.modules, "protofleet.kernels._build", None)
+    monkeypatch.setitem(sys.modules, "protofleet.kernels.native.build", None)
     fresh = double()
     assert not fresh.build()
     assert run_double(fresh)[0] == 0.5
@@ -98,11 +98,11 @@ def test_kept_code_is_not_compiled_again(monkeypatch):
 def test_code_is_kept_under_what_it_was_compiled_from(cache, monkeypatch):
     """Not under a source that came while the process was running, or another processor's name."""
     before = double()
-    monkeypatch.setattr(_native, "_source", lambda file: file.encode() + b"changed")
+    monkeypatch.setattr(native_kernel, "_source", lambda file: file.encode() + b"changed")
     after = double()
     assert before.build()
     assert after.build()
-    monkeypatch.setattr(_native, "_platform", lambda: ("another",))
+    monkeypatch.setattr(native_kernel, "_platform", lambda: ("another",))
     assert double().build()
     assert len(list(cache.glob("*.o"))) == 3
 
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_named_once_per_kernel(tmp_path, monk
 
 
 def test_a_numba_that_cannot_be_loaded_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "protofleet.kernels._build", None)
+    monkeypatch.setitem(sys.modules, "protofleet.kernels.native.build", None)
     with pytest.raises(UnavailableError, match="set PROTOFLEET_NUMBA=0 to run in NumPy"):
         run_double(double())
 
@@ -240,7 +240,7 @@ def test_a_user_without_a_home_compiles_in_each_process(monkeypatch, caplog):
         raise RuntimeError("could not determine the home directory")
 
     monkeypatch.delenv("PROTOFLEET_KERNEL_CACHE", raising=False)
-    monkeypatch.setattr(_native.platformdirs, "user_cache_dir", homeless)
+    monkeypatch.setattr(native_kernel.platformdirs, "user_cache_dir", homeless)
     assert run_double(double())[0] == 0.5
     assert "set PROTOFLEET_KERNEL_CACHE" in caplog.text
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 from oracles import sinkhorn as oracle
 
 from protofleet.errors import InputError
-from protofleet.kernels import _pool, set_threads, sinkhorn
+from protofleet.kernels import set_threads, sinkhorn
+from protofleet.kernels.native import pool
 
 pytestmark = pytest.mark.usefixtures("backend")
 _FLOOR = 5e-7  # share of the mass that float32 may put elsewhere
@@ -25,7 +28,7 @@ sizes = st.one_of(st.integers(1, 40), st.sampled_from([63, 64, 65, 130]))
 
 @pytest.fixture
 def any_threads():
-    before = _pool.threads()
+    before = pool.threads()
     yield
     set_threads(before)
 
@@ -282,3 +285,18 @@ def test_wrong_shapes_and_masses_are_named():
     for message, arrays in wrong.items():
         with pytest.raises(InputError, match=message):
             sinkhorn(*arrays, epsilon=0.1)
+
+
+def test_the_documentation_s_example_runs(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text()
+    (code,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+        if "sinkhorn(" in block
+    ]
+    found = {}
+    exec(code, found)  # noqa: S102 - the example as it is printed
+    assert capsys.readouterr().out.endswith("True\n")
+    np.testing.assert_allclose(found["plan"].sum(axis=0), 1 / 5, rtol=1e-5)
+    np.testing.assert_allclose(found["plan"].sum(axis=1), 1 / 64, rtol=1e-3)
+    assert (np.bincount(found["nearest"]) > 0).all()

@@ -1,4 +1,4 @@
-"""The hyperspherical loss against PyTorch, finite differences and loops; cosines."""
+"""The hyperspherical loss against PyTorch, finite differences and loops."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,8 @@ from hypothesis import strategies as st
 from oracles import sphere as oracle
 
 from protofleet.errors import InputError
-from protofleet.kernels import (
-    _pool,
-    cosine_similarities,
-    hyperspherical_prototypes,
-    set_threads,
-    uniform_loss,
-)
-from protofleet.kernels import _sphere as sphere
+from protofleet.kernels import hyperspherical_prototypes, set_threads, sphere, uniform_loss
+from protofleet.kernels.native import pool
 
 pytestmark = pytest.mark.usefixtures("backend")
 examples = settings(
@@ -155,37 +149,15 @@ def test_its_steps_are_pytorch_s():
     np.testing.assert_allclose(made, expected, atol=1e-5)
 
 
-@examples
-@given(
-    seed=st.integers(0, 10_000),
-    rows=st.tuples(st.integers(0, 9), st.integers(0, 20)),
-    width=st.integers(1, 35),
-    scale=st.sampled_from([1e-40, 1e-7, 1.0, 1e18, 1e37]),
-)
-def test_cosines_are_exact_at_every_size(seed, rows, width, scale):
-    a, b = normal((rows[0], width), seed, scale), normal((rows[1], width), seed + 1)
-    mine = cosine_similarities(a, b)
-    assert mine.dtype == np.float32
-    assert mine.shape == rows
-    np.testing.assert_allclose(mine, oracle.cosines(a, b), rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(cosine_similarities(a), oracle.cosines(a, a), atol=1e-6)
-
-
-def test_a_row_of_zeros_resembles_nothing():
-    rows = np.array([[0, 0], [3, 4]], np.float32)
-    np.testing.assert_allclose(cosine_similarities(rows), [[0, 0], [0, 1]], atol=1e-6)
-
-
 def test_threads_change_no_bit(monkeypatch):
     prototypes, results = normal((200, 48), 5, 0.1), []
     monkeypatch.setattr(sphere, "_BLOCK_VALUES", 200 * 30)
-    before = _pool.threads()
+    before = pool.threads()
     for threads in (1, 2):
         set_threads(threads)
         made = hyperspherical_prototypes(10, 40, steps=20, rng=np.random.default_rng(1))
         loss, gradient = uniform_loss(prototypes)
-        cosines = cosine_similarities(normal((1000, 700), 1), normal((500, 700), 2))
-        results.append((loss, gradient, made, cosines))
+        results.append((loss, gradient, made))
     set_threads(before)
     for one, two in zip(*results, strict=True):
         np.testing.assert_array_equal(one, two)
@@ -206,10 +178,6 @@ def test_numbers_that_are_not_finite_are_named(bad):
     rows[2, 3] = bad
     with pytest.raises(InputError, match=r"prototypes: expected finite .* at \(2, 3\)"):
         uniform_loss(rows)
-    with pytest.raises(InputError, match=r"left rows: expected finite .* at \(2, 3\)"):
-        cosine_similarities(rows)
-    with pytest.raises(InputError, match=r"right rows: expected finite .* at \(2, 3\)"):
-        cosine_similarities(normal((2, 7)), rows)
 
 
 def test_wrong_inputs_are_named():
@@ -219,8 +187,6 @@ def test_wrong_inputs_are_named():
         uniform_loss(np.zeros((0, 3), np.float32))
     with pytest.raises(InputError, match="float32 array of 2 dimensions, got float64"):
         uniform_loss(np.zeros((2, 3)))
-    with pytest.raises(InputError, match="rows of one width, got 3 and 4"):
-        cosine_similarities(normal((2, 3)), normal((2, 4)))
     for classes, width, steps in ((0, 3, 1), (3, 0, 1), (3, 3, -1)):
         with pytest.raises(InputError, match="at least 1 class"):
             hyperspherical_prototypes(classes, width, steps=steps, rng=np.random.default_rng(0))

@@ -1,6 +1,9 @@
 """When Numba is loaded, when it is not, and where its compiled code goes."""
 
+import importlib
+import inspect
 import os
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -91,3 +94,30 @@ def test_without_any_folder_to_write_it_still_runs(sealed_install):
     nowhere = "/dev/null/none"
     environment = {"XDG_CACHE_HOME": nowhere, "HOME": nowhere, "PROTOFLEET_NUMBA": "1"}
     assert run(sealed_install + _USE, **environment) == "True [1. 1.]"
+
+
+def loops_of(folder):
+    """By module, what its checked functions may call."""
+    package = importlib.import_module(f"protofleet.kernels.{folder}")
+    found = {}
+    for _, name, _ in pkgutil.iter_modules(package.__path__):
+        members = vars(importlib.import_module(f"{package.__name__}.{name}"))
+        found[name] = {
+            key: value
+            for key, value in members.items()
+            if not key.startswith("_") and getattr(value, "__module__", None) == members["__name__"]
+        }
+    return found
+
+
+def test_plain_loops_have_the_names_and_parameters_of_compiled_ones():
+    """Compiled modules may have more: kernels that their functions are made of."""
+    compiled, plain = loops_of("compiled"), loops_of("plain")
+    assert compiled.keys() == plain.keys()
+    for module, loops in plain.items():
+        assert loops
+        for name, loop in loops.items():
+            expected = list(inspect.signature(compiled[module][name]).parameters)
+            taken = inspect.getfullargspec(inspect.unwrap(loop))
+            if taken.varargs is None:  # byte planes come as so many arguments
+                assert taken.args == expected, name

@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from protofleet.cli.kernels import kernels as command
 from protofleet.cli.main import main
 from protofleet.errors import InputError, UnavailableError
-from protofleet.kernels import _warm, warm
+from protofleet.kernels import compiled, warm
+from protofleet.kernels.native import warm as kernel_warm
 
-_FOLDER = Path(_warm.__file__).parent
+_COMPILED = [p for p in Path(compiled.__file__).parent.glob("*.py") if p.stem != "__init__"]
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +36,19 @@ def compiler(monkeypatch):
 @pytest.fixture
 def few(compiler, monkeypatch):  # noqa: ARG001 - skips without one
     """Two kernels stand for all: each takes a moment to compile."""
-    chosen = [k for k in _warm.all_kernels() if k.name in {"mean.divide", "alp.move"}]
-    monkeypatch.setattr(_warm, "all_kernels", lambda: tuple(chosen))
+    chosen = [k for k in kernel_warm.all_kernels() if k.name in {"mean.divide", "alp.move"}]
+    monkeypatch.setattr(kernel_warm, "all_kernels", lambda: tuple(chosen))
 
 
 def test_kernels_of_every_module_are_found():
-    modules = {kernel.name.partition(".")[0] for kernel in _warm.all_kernels()}
-    files = {path.name for path in _FOLDER.glob("_*_numba.py")}
-    assert modules == {name.removeprefix("_").removesuffix("_numba.py") for name in files}
+    modules = {kernel.name.partition(".")[0] for kernel in kernel_warm.all_kernels()}
+    assert modules == {path.stem for path in _COMPILED}
 
 
 def test_no_two_kernels_share_a_name():
     """Names are file names in the cache, and a later one would hide an earlier."""
-    declared = [
-        line for path in _FOLDER.glob("_*_numba.py") for line in path.read_text().splitlines()
-    ]
-    assert len(_warm.all_kernels()) == sum(line.startswith("@kernel(") for line in declared)
+    declared = [line for path in _COMPILED for line in path.read_text().splitlines()]
+    assert len(kernel_warm.all_kernels()) == sum(line.startswith("@kernel(") for line in declared)
 
 
 @pytest.mark.usefixtures("few")
@@ -104,14 +102,14 @@ def test_a_switch_that_leaves_nothing_to_compile_is_named(monkeypatch, variable,
 def test_without_numba_the_remedy_is_named(monkeypatch, capsys):
     monkeypatch.setenv("PROTOFLEET_NUMBA", "1")
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "0")
-    monkeypatch.setattr(_warm, "numba_enabled", lambda: False)
+    monkeypatch.setattr(kernel_warm, "numba_enabled", lambda: False)
     with pytest.raises(SystemExit) as ended:
         main(["kernels", "warm"])
     assert ended.value.code == 1
     assert "pip install 'protofleet[edge]'" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.slow(seconds=10)
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("warmed", [True, False])
 def test_after_warming_a_process_loads_no_numba(cache, warmed):

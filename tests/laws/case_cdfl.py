@@ -4,11 +4,9 @@ Features are x + w, logits x · w. The gradient of cross_entropy is w - mean(x);
 sum of w - mean(z) and, by their weights, w - mean(x), w - mean(teacher) and w - mean(centroids).
 """
 
-import dataclasses
-
 import numpy as np
 from laws.cases import Case
-from toy_model import frozen_map
+from toy_model import changed, frozen_map
 
 from protofleet.strategies.types import ServerTools, Step
 from protofleet.tensors import Model, TensorMap
@@ -28,34 +26,40 @@ def images(pairs):
 
 
 def new_model():
-    state = frozen_map({"norm.mean": [5]})
-    return Model(params=frozen_map({"w": [0, 0]}), state=state, num_classes=2)
+    buffers = frozen_map({"norm.mean": [5]})
+    return Model(
+        params=frozen_map({"w": [0, 0]}),
+        buffers=buffers,
+        num_classes=2,
+        input_shape=(1, 1, 2),
+    )
 
 
-def features(params, _state, x):
-    return x.reshape(-1, 2) + params["w"]
+def features(network, x):
+    return x.reshape(-1, 2) + network.params["w"]
 
 
-def predict(params, _state, x):
-    return x.reshape(-1, 2) * params["w"]
+def predict(network, x):
+    return x.reshape(-1, 2) * network.params["w"]
 
 
-def _step(params, state, loss, pulls):
+def _step(network, loss, pulls):
+    params = network.params
     grads = TensorMap.zeros(params.layout)
     for weight, target in pulls:
         grads["w"][...] += weight * (params["w"] - target.reshape(-1, 2).mean(axis=0))
-    return Step(loss=loss, grads=grads, state=state)
+    return Step(loss=loss, grads=grads, buffers=network.buffers)
 
 
-def cross_entropy(params, state, batch, _rng):
-    loss = float(np.square(params["w"] - batch["x"].reshape(-1, 2)).sum(axis=1).mean() / 2)
-    return _step(params, state, loss, [(1, batch["x"])])
+def cross_entropy(network, batch, _rng):
+    loss = float(np.square(network.params["w"] - batch["x"].reshape(-1, 2)).sum(axis=1).mean() / 2)
+    return _step(network, loss, [(1, batch["x"])])
 
 
-def cdfl(params, state, batch, _rng):
-    loss = float(np.square(params["w"] - batch["z"].reshape(-1, 2)).sum(axis=1).mean() / 2)
+def cdfl(network, batch, _rng):
+    loss = float(np.square(network.params["w"] - batch["z"].reshape(-1, 2)).sum(axis=1).mean() / 2)
     pulls = [(batch[weight], batch[key]) for key, weight in _WEIGHTS.items()]
-    return _step(params, state, loss, [(1, batch["z"]), *pulls])
+    return _step(network, loss, [(1, batch["z"]), *pulls])
 
 
 def server_tools():
@@ -67,10 +71,10 @@ def server_tools():
 def case(make_tools, _toy):
     def make(client_id, examples):
         tools, seen = make_tools(client_id, examples)
-        y = np.arange(len(tools.y)) % 2
+        y = np.arange(len(tools.training.y)) % 2
         changes = {"x": images(examples), "y": y, "features": features, "predict": predict}
         programs = {"cross_entropy": cross_entropy, "cdfl": cdfl}
-        return dataclasses.replace(tools, grad_fns=programs, **changes), seen
+        return changed(tools, grad_fns=programs, **changes), seen
 
     return Case(
         model=new_model(),

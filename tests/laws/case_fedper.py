@@ -4,10 +4,8 @@ from dataclasses import replace
 
 from toy_model import frozen_map
 
-from protofleet.tensors import Model
-
 
 def case(make_tools, toy):
     params = frozen_map({"w": [0, 0], "head.b": [7]})
-    model = Model(params=params, state=toy.model.state, num_classes=2)
+    model = replace(toy.model, params=params)
     return replace(toy, model=model, make_tools=make_tools)

@@ -17,11 +17,11 @@ def case(make_tools, toy, exempt=_EXEMPT):
 
     def tools_of(client_id, examples):
         tools, seen = make_tools(client_id, examples)
-        labels = (tools.x[:, 0] > tools.x[:, 1]).astype(np.int64)
+        labels = (tools.training.x[:, 0] > tools.training.x[:, 1]).astype(np.int64)
         return with_programs(tools, y=labels), seen
 
     def registered(update, tools):
-        counts = np.bincount(tools.y, minlength=model.num_classes)
+        counts = np.bincount(tools.training.y, minlength=model.num_classes)
         return dataclasses.replace(update, class_counts=counts)
 
     return Case(

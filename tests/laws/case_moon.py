@@ -2,28 +2,29 @@
 
 from dataclasses import replace
 
-from toy_model import grad_fn
+from toy_model import changed, grad_fn
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import TensorMap
 
 
-def moon_grad_fn(params, state, batch, rng):
+def moon_grad_fn(network, batch, rng):
     """The toy's loss + mu · mean of w·(negative - positive)/tau."""
-    step = grad_fn(params, state, batch, rng)
+    step = grad_fn(network, batch, rng)
     pull = batch["mu"] / batch["tau"] * (batch["negative"] - batch["positive"]).mean(axis=0)
     grads = TensorMap(step.grads.layout, step.grads.buffer + pull)
-    return Step(loss=step.loss + float(params["w"] @ pull), grads=grads, state=step.state)
+    loss = step.loss + float(network.params["w"] @ pull)
+    return Step(loss=loss, grads=grads, buffers=step.buffers)
 
 
-def features(params, _state, x):
-    return x * params["w"]
+def features(network, x):
+    return x * network.params["w"]
 
 
 def moon_tools(make_tools):
     def make(client_id, examples):
         tools, seen = make_tools(client_id, examples)
-        return replace(tools, grad_fns={"moon": moon_grad_fn}, features=features), seen
+        return changed(tools, grad_fns={"moon": moon_grad_fn}, features=features), seen
 
     return make
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from protofleet.strategies.types import ClientState, Payload, ServerState, Update
-from protofleet.strategies.updates import (
-    Costs,
+from protofleet.federation.coding import (
+    decode_update,
     encode_update,
-    initial_tensors,
-    references_of,
-    unpack_update,
+    payload_baseline,
+    update_baseline,
 )
+from protofleet.federation.records import Costs
+from protofleet.strategies.types import ClientState, Payload, ServerState, Update
 from protofleet.tensors import Tensors
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
@@ -42,7 +42,6 @@ class CodedRounds:
 
     def __init__(self, strategy: Any, case: Any, *, up: Codec, down: Codec) -> None:
         self._strategy, self._case, self._up, self._down = strategy, case, up, down
-        self._initial = initial_tensors(case.model)
         self._kept: dict[str, Kept] = {}
 
     def round(
@@ -59,15 +58,15 @@ class CodedRounds:
         payload = self._received(self._strategy.downlink(server, name), kept)
         tools, _ = self._case.make_tools(name, rows)
         state, update = self._strategy.client_update(kept.state, payload, tools)
-        references = references_of(self._case.model, payload.tensors)
-        encoded = encode_update(update, Costs(), references, self._up, kept.residual)
-        blob = codecs.to_raw(encoded.blob, references, encoded.coding(""), max_bytes=_LIMIT)
-        got, _ = unpack_update(blob, max_bytes=_LIMIT)
+        baseline = update_baseline(self._case.model, payload.tensors)
+        encoded = encode_update(update, Costs(), baseline, self._up, kept.residual)
+        coding = encoded.coding("")
+        got = decode_update(encoded.blob, coding, baseline, max_bytes=_LIMIT).update
         self._kept[name] = Kept(state, payload.tensors, encoded.residual)
         return update, self._case.update(got, tools)
 
     def _received(self, payload: Payload, kept: Kept) -> Payload:
-        known = {**self._initial, **kept.known}
+        known = payload_baseline(self._case.model, kept.known)
         encoded = codecs.encode(payload.tensors, known, self._down)
         tensors, _ = codecs.decode(encoded.blob, known, encoded.coding(""), max_bytes=_LIMIT)
         assert_same_form(tensors, payload.tensors)

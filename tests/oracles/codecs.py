@@ -7,20 +7,6 @@ from itertools import pairwise
 import numpy as np
 
 
-def bf16(values):
-    """bfloat16 nearest to each float32, ties to the even one, from its two neighbours."""
-    codes = []
-    for value in values:
-        exact, high = Fraction(float(value)), int(value.view(np.uint32)) >> 16
-        near = [code for code in (high, high + 1) if code & 0x7FFF < 0x7F80]
-        codes.append(min(near, key=lambda code: (abs(_bf16(code) - exact), code & 1)))
-    return np.array(codes, np.uint16)
-
-
-def _bf16(code):
-    return Fraction(float(np.uint32(code << 16).view(np.float32)))
-
-
 def random_share(seed, index):
     """24 random bits as a fraction: SplitMix64 of the seed, Wellons' lowbias32 of the index."""
     word = (1 << 64) - 1

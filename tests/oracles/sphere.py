@@ -1,4 +1,4 @@
-"""The hyperspherical loss entry by entry, and cosines, in float64."""
+"""The hyperspherical loss entry by entry in float64."""
 
 import numpy as np
 
@@ -23,15 +23,6 @@ def gradient(prototypes):
 
 def product(rows, i, j):
     return float(sum(a * b for a, b in zip(rows[i], rows[j], strict=True))) - 2.0 * (i == j)
-
-
-def cosines(a, b):
-    return unit(a) @ unit(b).T
-
-
-def unit(rows):
-    rows = np.asarray(rows, np.float64)
-    return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), 1e-12))
 
 
 def started(start, steps, lr, momentum, weight_decay):

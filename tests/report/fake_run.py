@@ -6,17 +6,24 @@ from pathlib import Path
 
 import numpy as np
 
+from protofleet.federation.records import (
+    DeviceRecord,
+    Metrics,
+    Percentiles,
+    RoundRecord,
+    RunRecord,
+    Scores,
+    Spread,
+    save_record,
+)
 from protofleet.report import (
     Confusion,
     Details,
     Latencies,
     Prototypes,
-    Result,
     save_details,
-    save_result,
     to_prototypes,
 )
-from protofleet.report.result import Device, Metrics, Percentiles, Round, Scores, Spread
 
 CLASSES = ("walking", "upstairs", "downstairs", "sitting", "standing", "laying")
 
@@ -30,14 +37,14 @@ def write_run(
     names = [f"device-{index:02d}" for index in range(1, devices + 1)]
     latencies = tuple(_latencies(rng, name) for name in names)
     done = tuple(_round(rng, round_id, devices) for round_id in range(1, rounds + 1))
-    result = Result(
+    result = RunRecord(
         strategy="fedali" if prototypes else "fedavg",
         seed=seed,
         rounds=done,
         scores=max((item.scores for item in done), key=lambda s: s.personalisation.accuracy.mean),
         devices=tuple(_device(rng, one, rounds) for one in latencies),
     )
-    save_result(result, folder / "result.json")
+    save_record(result, folder / "result.json")
     details = Details(
         title="Human activity on many wrists",
         data="UCI-HAR",
@@ -55,7 +62,7 @@ def write_run(
 def _round(rng, round_id, devices):
     rise = 1 - np.exp(-round_id / 5)
     noise = rng.normal(0, 0.01, 3)
-    return Round(
+    return RoundRecord(
         round_id=round_id,
         seconds=4 + rng.random(),
         participants=devices,
@@ -87,7 +94,7 @@ def _latencies(rng, name):
 
 def _device(rng, latencies, rounds):
     step, infer = latencies.train_step_ms, latencies.infer_ms
-    return Device(
+    return DeviceRecord(
         id=latencies.device_id,
         bytes_up=int(rounds * 5.85e6 * rng.uniform(1, 1.05)),
         bytes_down=int(rounds * 6e6 * rng.uniform(1, 1.1)),

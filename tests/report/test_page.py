@@ -10,18 +10,15 @@ import pytest
 from report.fake_run import CLASSES, write_run
 
 from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.records import RunRecord, Scores, Spread, load_record, save_record
 from protofleet.report import (
     Details,
-    Result,
     load_details,
-    load_result,
     save_details,
-    save_result,
     write_report,
 )
 from protofleet.report._figures import principal_plane
 from protofleet.report._page import render
-from protofleet.report.result import Scores, Spread
 
 
 class _Page(HTMLParser):
@@ -84,7 +81,7 @@ def test_the_page_has_every_plot_with_a_text_for_those_who_cannot_see_it(page):
 
 
 def test_the_page_shows_the_numbers_of_the_run(run, page):
-    result = load_result(run / "result.json")
+    result = load_record(run / "result.json", RunRecord)
     text = " ".join(page.text)
     best = result.scores.personalisation.macro_f1
     assert f"{100 * best.mean:.1f} % ± {100 * best.std:.1f}" in text
@@ -99,12 +96,12 @@ def test_the_page_shows_the_numbers_of_the_run(run, page):
 def test_the_page_tells_the_codec_and_what_a_device_pays_for_a_round(tmp_path):
     folder = write_run(tmp_path / "run", devices=4, rounds=2)
     path = folder / "result.json"
-    result = load_result(path)
+    result = load_record(path, RunRecord)
     rounds = tuple(
         msgspec.structs.replace(one, bytes_up=8_000, bytes_down=6_000, participants=count)
         for one, count in zip(result.rounds, (4, 3), strict=True)
     )
-    save_result(msgspec.structs.replace(result, rounds=rounds, codec="topk 0.1 / int4"), path)
+    save_record(msgspec.structs.replace(result, rounds=rounds, codec="topk 0.1 / int4"), path)
     text = write_report(folder).read_text()
     assert "topk 0.1 / int4" in text
     assert "2.29 kB up, 1.71 kB down" in text
@@ -119,8 +116,8 @@ def test_a_strategy_without_prototypes_and_a_run_with_one_device_are_shown(tmp_p
 
 def test_a_run_in_which_nothing_was_measured_is_shown(tmp_path):
     """Killed before its first round: no scores, no devices, no samples, and still a page."""
-    empty = Result(strategy="fedavg", seed=1, rounds=(), scores=Scores(), devices=())
-    save_result(empty, tmp_path / "result.json")
+    empty = RunRecord(strategy="fedavg", seed=1, rounds=(), scores=Scores(), devices=())
+    save_record(empty, tmp_path / "result.json")
     save_details(Details(title="Nothing", data="digits"), tmp_path / "details.json")
     assert _page(tmp_path).pictures == {}
 
@@ -129,7 +126,7 @@ def test_names_from_the_fleet_cannot_write_into_the_page(run):
     """A device chooses its own id, a bundle its provenance."""
     evil = "<script>alert(1)</script>"
     details = Details(title=evil, data=evil, provenance={evil: evil})
-    assert "<script" not in render(load_result(run / "result.json"), details)
+    assert "<script" not in render(load_record(run / "result.json", RunRecord), details)
 
 
 def test_the_same_run_gives_the_same_page(tmp_path):
@@ -148,7 +145,7 @@ def test_more_layers_groups_and_devices_than_fit_are_thinned(tmp_path):
     )
     page = _Page(
         render(
-            load_result(folder / "result.json"),
+            load_record(folder / "result.json", RunRecord),
             Details(title="t", data="d", classes=CLASSES, prototypes=layers),
         )
     )
@@ -189,7 +186,7 @@ def test_the_projection_of_points_without_spread_is_the_origin(values):
 def test_losses_and_further_scores_are_rows_and_a_final_fit_is_told(tmp_path):
     """Names come from devices: they are text, whatever is in them."""
     folder = write_run(tmp_path / "run", devices=2, rounds=2)
-    result = load_result(folder / "result.json")
+    result = load_record(folder / "result.json", RunRecord)
     last = result.rounds[-1]
     metrics = last.scores.personalisation
     scores = msgspec.structs.replace(
@@ -197,7 +194,7 @@ def test_losses_and_further_scores_are_rows_and_a_final_fit_is_told(tmp_path):
     )
     final = msgspec.structs.replace(last, round_id=3, final=True, scores=scores)
     rounds = (*result.rounds, final)
-    save_result(
+    save_record(
         msgspec.structs.replace(result, rounds=rounds, scores=scores), folder / "result.json"
     )
     page = _page(folder)

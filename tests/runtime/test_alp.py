@@ -18,7 +18,7 @@ from protofleet import kernels
 from protofleet.bundle.manifest import Program
 from protofleet.errors import InputError
 from protofleet.runtime import KernelError, open_programs
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network, TensorMap
 
 _ATTRIBUTES: dict[str, Any] = {"epsilon": 0.05, "iterations": 3}
 _TRAIN: dict[str, Any] = {"variant": "bulk_code", "gamma": 0.999, **_ATTRIBUTES}
@@ -77,10 +77,10 @@ def alp_bundle(bundle: Any, make_port: Any) -> Any:
 
 
 @pytest.fixture
-def values(alp_bundle: Any) -> tuple[TensorMap, TensorMap]:
-    params, state = (TensorMap.zeros(layout) for layout in alp_bundle.layouts)
-    state.buffer[...] = np.random.default_rng(0).normal(size=state.buffer.size)
-    return params, state
+def network(alp_bundle: Any) -> Network:
+    params, buffers = (TensorMap.zeros(layout) for layout in alp_bundle.layouts)
+    buffers.buffer[...] = np.random.default_rng(0).normal(size=buffers.buffer.size)
+    return Network(params=params, buffers=buffers)
 
 
 @pytest.fixture
@@ -88,27 +88,29 @@ def x() -> np.ndarray:
     return np.random.default_rng(1).normal(size=(5, 2, 3)).astype(np.float32)
 
 
-def test_the_graph_computes_its_own_function(alp_bundle, values, x):
+def test_the_graph_computes_its_own_function(alp_bundle, network, x):
     programs = open_programs(alp_bundle, kernels="graph")
-    np.testing.assert_allclose(programs.predict(*values, x), -x.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(programs.predict(network, x), -x.mean(1), rtol=1e-5)
 
 
-def test_the_kernel_takes_the_place_of_the_inference_function(alp_bundle, values, x):
+def test_the_kernel_takes_the_place_of_the_inference_function(alp_bundle, network, x):
     programs = open_programs(alp_bundle, kernels="custom")
-    expected = kernels.alp_infer(x, values[1]["local"], epsilon=0.05, iterations=3).mean(1)
-    np.testing.assert_allclose(programs.predict(*values, x), expected, rtol=1e-5)
+    expected = kernels.alp_infer(x, network.buffers["local"], epsilon=0.05, iterations=3).mean(1)
+    np.testing.assert_allclose(programs.predict(network, x), expected, rtol=1e-5)
 
 
-def test_the_kernel_takes_the_place_of_the_training_function(alp_bundle, values, x):
+def test_the_kernel_takes_the_place_of_the_training_function(alp_bundle, network, x):
     grad_fn = open_programs(alp_bundle, kernels="custom").grad_fns["toy"]
-    step = grad_fn(*values, {"x": x}, np.random.default_rng(0))
-    chosen, moved = kernels.alp_train(x, values[1]["local"], values[1]["global"], **_TRAIN)
+    step = grad_fn(network, {"x": x}, np.random.default_rng(0))
+    chosen, moved = kernels.alp_train(
+        x, network.buffers["local"], network.buffers["global"], **_TRAIN
+    )
     assert step.loss == pytest.approx(float(chosen.sum()), rel=1e-5)
-    np.testing.assert_allclose(step.state["local"], moved, rtol=1e-6)
-    np.testing.assert_array_equal(step.state["global"], values[1]["global"])
+    np.testing.assert_allclose(step.buffers["local"], moved, rtol=1e-6)
+    np.testing.assert_array_equal(step.buffers["global"], network.buffers["global"])
 
 
-def test_the_node_s_attributes_reach_the_kernel(alp_bundle, values, x, monkeypatch):
+def test_the_node_s_attributes_reach_the_kernel(alp_bundle, network, x, monkeypatch):
     seen: dict[str, Any] = {}
 
     def spy(x: Any, local: Any, _global: Any, **attributes: Any) -> tuple[Any, Any]:
@@ -117,34 +119,34 @@ def test_the_node_s_attributes_reach_the_kernel(alp_bundle, values, x, monkeypat
 
     monkeypatch.setattr(kernels, "alp_train", spy)
     grad_fn = open_programs(alp_bundle, kernels="custom").grad_fns["toy"]
-    grad_fn(*values, {"x": x}, np.random.default_rng(0))
+    grad_fn(network, {"x": x}, np.random.default_rng(0))
     assert seen == pytest.approx(_TRAIN)
 
 
 def test_an_exception_in_the_kernel_is_a_clear_error_and_the_next_call_works(
-    alp_bundle, values, x, monkeypatch
+    alp_bundle, network, x, monkeypatch
 ):
     programs = open_programs(alp_bundle, kernels="custom")
     monkeypatch.setattr(kernels, "alp_infer", _boom)
     with pytest.raises(KernelError, match="ValueError: boom"):
-        programs.predict(*values, x)
+        programs.predict(network, x)
     monkeypatch.undo()
-    assert np.isfinite(programs.predict(*values, x)).all()
+    assert np.isfinite(programs.predict(network, x)).all()
 
 
 def _boom(*_: Any, **__: Any) -> Any:
     raise ValueError("boom")
 
 
-def test_a_kernel_s_result_of_another_shape_is_an_error(alp_bundle, values, x, monkeypatch):
+def test_a_kernel_s_result_of_another_shape_is_an_error(alp_bundle, network, x, monkeypatch):
     monkeypatch.setattr(kernels, "alp_infer", lambda x, *_, **__: x[:1])
     programs = open_programs(alp_bundle, kernels="custom")
     with pytest.raises(KernelError, match=r"expected a result of \(5, 2, 3\)"):
-        programs.predict(*values, x)
+        programs.predict(network, x)
 
 
 def test_ctrl_c_inside_a_kernel_is_a_keyboard_interrupt_after_the_call(
-    alp_bundle, values, x, monkeypatch
+    alp_bundle, network, x, monkeypatch
 ):
     """Raised inside the callback it would end the process with a core dump."""
 
@@ -156,24 +158,24 @@ def test_ctrl_c_inside_a_kernel_is_a_keyboard_interrupt_after_the_call(
     programs = open_programs(alp_bundle, kernels="custom")
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        programs.predict(*values, x)
+        programs.predict(network, x)
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_the_kernel_runs_in_a_thread_that_is_not_the_main_one(alp_bundle, values, x):
+def test_the_kernel_runs_in_a_thread_that_is_not_the_main_one(alp_bundle, network, x):
     programs = open_programs(alp_bundle, kernels="custom")
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(programs.predict(*values, x)))
+    thread = threading.Thread(target=lambda: results.append(programs.predict(network, x)))
     thread.start()
     thread.join()
-    np.testing.assert_array_equal(results[0], programs.predict(*values, x))
+    np.testing.assert_array_equal(results[0], programs.predict(network, x))
 
 
-def test_without_the_extensions_the_graph_runs(alp_bundle, values, x, monkeypatch):
+def test_without_the_extensions_the_graph_runs(alp_bundle, network, x, monkeypatch):
     _hide_extensions(monkeypatch)
     programs = open_programs(alp_bundle)
     assert not programs.uses_kernels
-    np.testing.assert_allclose(programs.predict(*values, x), -x.mean(1), rtol=1e-5)
+    np.testing.assert_allclose(programs.predict(network, x), -x.mean(1), rtol=1e-5)
 
 
 def test_kernels_that_cannot_be_registered_are_refused(alp_bundle, monkeypatch):

@@ -13,15 +13,15 @@ from onnx import helper
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
 from protofleet.runtime._freeze import _messages
-from protofleet.tensors import Model, TensorMap
+from protofleet.tensors import Model, Network, TensorMap
 
 
 @pytest.fixture
 def model_bundle(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The hand-made bundle with w = 1, 2, 3, and an int8 program that doubles."""
-    params, state = (TensorMap.zeros(layout) for layout in bundle.layouts)
+    params, buffers = (TensorMap.zeros(layout) for layout in bundle.layouts)
     params["w"][...] = [1, 2, 3]
-    model = Model(params=params, state=state, num_classes=3)
+    model = Model(params=params, buffers=buffers, num_classes=3, input_shape=(3,))
     monkeypatch.setattr(type(bundle), "model", lambda _self: model, raising=False)
     infer = bundle.programs["infer"]
     baked = msgspec.structs.replace(
@@ -34,9 +34,9 @@ def model_bundle(bundle: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return bundle
 
 
-def _values(bundle: Any) -> tuple[TensorMap, TensorMap]:
-    model = bundle.model()
-    return model.params, model.state
+def _network(bundle: Any) -> Network:
+    network: Network = bundle.model().network
+    return network
 
 
 @pytest.fixture
@@ -54,9 +54,9 @@ def test_float32_is_the_program_with_the_bundles_parameters(model_bundle, x):
 
 
 def test_its_values_are_those_of_its_opening(model_bundle, x):
-    params, state = (TensorMap.zeros(layout) for layout in model_bundle.layouts)
+    params, buffers = (TensorMap.zeros(layout) for layout in model_bundle.layouts)
     params["w"][...] = [4, 5, 6]
-    classifier = open_classifier(model_bundle, model=(params, state))
+    classifier = open_classifier(model_bundle, model=Network(params=params, buffers=buffers))
     expected = (x - x.sum(0)) * np.float32([4, 5, 6])
     np.testing.assert_allclose(classifier.predict(x, batch_size=7), expected, rtol=1e-5, atol=1e-6)
     params["w"][...] = 0
@@ -65,23 +65,23 @@ def test_its_values_are_those_of_its_opening(model_bundle, x):
 
 def test_a_rule_scores_features_in_the_place_of_the_head(model_bundle, x):
     program = model_bundle.programs["features"]
-    want = open_programs(model_bundle).features(*_values(model_bundle), x, batch_size=4)
+    want = open_programs(model_bundle).features(_network(model_bundle), x, batch_size=4)
     classifier = open_classifier(model_bundle, score=lambda features: -2 * features)
     assert program.outputs[0].key == "features"
     np.testing.assert_allclose(classifier.predict(x, batch_size=4), -2 * want, rtol=1e-6)
 
 
 def test_a_model_of_another_shape_is_refused(model_bundle):
-    _, state = _values(model_bundle)
+    buffers = _network(model_bundle).buffers
     other = TensorMap.pack({"w": np.zeros(4, np.float32)})
     with pytest.raises(InputError, match=r"expected param 'w' of \(3,\), got \(4,\)"):
-        open_classifier(model_bundle, model=(other, state))
+        open_classifier(model_bundle, model=Network(params=other, buffers=buffers))
     with pytest.raises(InputError, match=r"expected param 'w' of \(3,\), got nothing"):
-        open_classifier(model_bundle, model=(state, state))
+        open_classifier(model_bundle, model=Network(params=buffers, buffers=buffers))
 
 
 def test_a_program_with_values_of_its_own_takes_no_others(model_bundle):
-    for more in ({"model": _values(model_bundle)}, {"score": np.negative}):
+    for more in ({"model": _network(model_bundle)}, {"score": np.negative}):
         with pytest.raises(InputError, match="'int8': its program has values and a head of its"):
             open_classifier(model_bundle, precision="int8", **more)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tflite_by_hand import Graph, tflite_bytes
 from protofleet.bundle.manifest import MAX_TFLITE_BATCH
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
-from protofleet.tensors import Model, TensorMap
+from protofleet.tensors import Model, Network, TensorMap
 
 FILE = "programs/programs.tflite"
 _NAMES = ("train", "infer", "features")
@@ -64,12 +65,12 @@ def both(bundle: Any) -> Any:
 
 
 @pytest.fixture
-def values(bundle: Any) -> tuple[TensorMap, TensorMap]:
-    params, state = (TensorMap.zeros(layout) for layout in bundle.layouts)
+def network(bundle: Any) -> Network:
+    params, buffers = (TensorMap.zeros(layout) for layout in bundle.layouts)
     params["w"][...] = [1, 2, 3]
-    state["s"][...] = [5, 6, 7, 8]
-    state["t"][...] = [9, 10]
-    return params, state
+    buffers["s"][...] = [5, 6, 7, 8]
+    buffers["t"][...] = [9, 10]
+    return Network(params=params, buffers=buffers)
 
 
 @pytest.fixture
@@ -77,55 +78,55 @@ def x() -> np.ndarray:
     return np.random.default_rng(3).normal(size=(75, 3)).astype(np.float32)
 
 
-def test_evaluation_agrees_for_any_batch(both, values, x):
+def test_evaluation_agrees_for_any_batch(both, network, x):
     """Batches of several sizes follow one another, partial ones among them."""
     onnx, litert = (open_programs(both, backend=name) for name in ("onnx", "litert"))
     assert (onnx.backend, litert.backend) == ("onnx", "litert")
     for size in (32, 1, 7, 75):
         np.testing.assert_allclose(
-            litert.predict(*values, x, batch_size=size),
-            onnx.predict(*values, x, batch_size=size),
+            litert.predict(network, x, batch_size=size),
+            onnx.predict(network, x, batch_size=size),
             rtol=1e-4,
             atol=1e-5,
         )
-    assert litert.predict(*values, x[:0]).shape == (0, 3)
+    assert litert.predict(network, x[:0]).shape == (0, 3)
 
 
-def test_training_agrees_for_full_and_partial_batches(both, values, x):
+def test_training_agrees_for_full_and_partial_batches(both, network, x):
     """Loss, gradients, drawn noise, and a state of which the program writes a part."""
     fns = [open_programs(both, backend=name).grad_fns["toy"] for name in ("onnx", "litert")]
-    params, state = values
+    now = network
     for rows in (slice(0, 32), slice(32, 64), slice(64, 75)):
         batch = {"x": x[rows], "y": np.zeros(len(x[rows]), np.int64)}
-        want, got = (fn(params, state, batch, np.random.default_rng(1)) for fn in fns)
+        want, got = (fn(now, batch, np.random.default_rng(1)) for fn in fns)
         np.testing.assert_allclose(got.loss, want.loss, rtol=1e-5)
         np.testing.assert_allclose(got.grads.buffer, want.grads.buffer, rtol=1e-5, atol=1e-6)
-        np.testing.assert_array_equal(got.state.buffer, want.state.buffer)
-        state = want.state.copy()
-    np.testing.assert_array_equal(state["s"], [8, 9, 10, 11])
-    np.testing.assert_array_equal(state["t"], [9, 10])
+        np.testing.assert_array_equal(got.buffers.buffer, want.buffers.buffer)
+        now = replace(network, buffers=want.buffers.copy())
+    np.testing.assert_array_equal(now.buffers["s"], [8, 9, 10, 11])
+    np.testing.assert_array_equal(now.buffers["t"], [9, 10])
 
 
-def test_a_batch_beyond_what_programs_are_written_for_is_refused(both, values):
+def test_a_batch_beyond_what_programs_are_written_for_is_refused(both, network):
     many = np.zeros((MAX_TFLITE_BATCH + 1, 3), np.float32)
     programs = open_programs(both, backend="litert")
     with pytest.raises(InputError, match=r"at most 256 examples in a batch, got 257.*'onnx'"):
-        programs.predict(*values, many, batch_size=len(many))
-    assert programs.predict(*values, many, batch_size=MAX_TFLITE_BATCH).shape == (257, 3)
+        programs.predict(network, many, batch_size=len(many))
+    assert programs.predict(network, many, batch_size=MAX_TFLITE_BATCH).shape == (257, 3)
 
 
-def test_a_repeated_step_gives_the_same_bits(both, values, x):
+def test_a_repeated_step_gives_the_same_bits(both, network, x):
     fn, other = (open_programs(both, backend="litert").grad_fns["toy"] for _ in range(2))
     batch = {"x": x, "y": np.zeros(len(x), np.int64)}
-    first = fn(*values, batch, np.random.default_rng(1)).grads.buffer.copy()
-    second = fn(*values, batch, np.random.default_rng(1)).grads.buffer
+    first = fn(network, batch, np.random.default_rng(1)).grads.buffer.copy()
+    second = fn(network, batch, np.random.default_rng(1)).grads.buffer
     np.testing.assert_array_equal(first, second)
-    third = other(*values, batch, np.random.default_rng(1)).grads.buffer
+    third = other(network, batch, np.random.default_rng(1)).grads.buffer
     np.testing.assert_array_equal(first, third)
 
 
-def test_the_classifier_runs_on_litert(both, values, x, monkeypatch):
-    model = Model(params=values[0], state=values[1], num_classes=3)
+def test_the_classifier_runs_on_litert(both, network, x, monkeypatch):
+    model = Model(params=network.params, buffers=network.buffers, num_classes=3, input_shape=(3,))
     monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
     onnx, litert = (open_classifier(both, backend=name) for name in ("onnx", "litert"))
     assert litert.backend == "litert"
@@ -133,7 +134,7 @@ def test_the_classifier_runs_on_litert(both, values, x, monkeypatch):
         got, want = (one.predict(x, batch_size=size) for one in (litert, onnx))
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
     fixed = litert.predict(x)
-    values[0]["w"][...] = 0
+    network.params["w"][...] = 0
     np.testing.assert_array_equal(litert.predict(x), fixed)
 
 
@@ -174,8 +175,8 @@ def test_auto_takes_litert_only_where_onnx_runtime_is_absent(both, monkeypatch):
     assert open_programs(both).backend == "litert"
 
 
-def test_a_classifier_misses_its_signature_or_input_by_name(both, values, x, monkeypatch):
-    model = Model(params=values[0], state=values[1], num_classes=3)
+def test_a_classifier_misses_its_signature_or_input_by_name(both, network, x, monkeypatch):
+    model = Model(params=network.params, buffers=network.buffers, num_classes=3, input_shape=(3,))
     monkeypatch.setattr(type(both), "model", lambda _self: model, raising=False)
     infer = both.programs["infer"]
     both.files[FILE] = tflite_bytes({"train": train_graph(both.programs["train"])})
@@ -189,11 +190,11 @@ def test_a_classifier_misses_its_signature_or_input_by_name(both, values, x, mon
         open_classifier(both, backend="litert").predict(x)
 
 
-def test_a_missing_signature_is_named(both, values, x):
+def test_a_missing_signature_is_named(both, network, x):
     graphs = {"train": train_graph(both.programs["train"])}
     both.files[FILE] = tflite_bytes(graphs)
     with pytest.raises(ProvisionError, match=r"tflite:infer': the file has .*\['train'\] only"):
-        open_programs(both, backend="litert").predict(*values, x)
+        open_programs(both, backend="litert").predict(network, x)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_a_missing_signature_is_named(both, values, x):
         ({"shape": ("batch", 4)}, r"expected \('batch', 3\), got \(None, 4\)"),
     ],
 )
-def test_ports_that_contradict_the_file_are_refused(both, values, x, change, message):
+def test_ports_that_contradict_the_file_are_refused(both, network, x, change, message):
     """The file's input x is not as the manifest has it."""
     program = both.programs["infer"]
     w, port = program.inputs
@@ -212,10 +213,10 @@ def test_ports_that_contradict_the_file_are_refused(both, values, x, change, mes
     graph.add("ADD", [w.name, w.name], "logits", ("batch", 3), options="AddOptions")
     both.files[FILE] = tflite_bytes({"infer": graph})
     with pytest.raises(ProvisionError, match=message):
-        open_programs(both, backend="litert").predict(*values, x)
+        open_programs(both, backend="litert").predict(network, x)
 
 
-def test_an_output_of_another_batch_is_refused(both, values, x):
+def test_an_output_of_another_batch_is_refused(both, network, x):
     """Its last axes fit; that it has one row whatever the batch shows only when it runs."""
     program = both.programs["infer"]
     graph = Graph(program.inputs, program.outputs, {"axis": np.array([0], np.int32)})
@@ -223,17 +224,17 @@ def test_an_output_of_another_batch_is_refused(both, values, x):
     graph.add("SUM", ["x", "axis"], "logits", ("batch", 3), **reducer)
     both.files[FILE] = tflite_bytes({"infer": graph})
     with pytest.raises(ProvisionError, match=r"'logits': expected \(32, 3\), got \(1, 3\)"):
-        open_programs(both, backend="litert").predict(*values, x)
+        open_programs(both, backend="litert").predict(network, x)
 
 
 @pytest.mark.parametrize(
     "damage", [lambda b: b[: len(b) // 2], lambda b: b[::-1], lambda b: bytes(len(b))]
 )
-def test_a_broken_file_is_refused(both, values, x, damage):
+def test_a_broken_file_is_refused(both, network, x, damage):
     """LiteRT checks the file's structure before it reads it."""
     both.files[FILE] = damage(both.files[FILE])
     with pytest.raises(ProvisionError, match=r"tflite:infer'"):
-        open_programs(both, backend="litert").predict(*values, x)
+        open_programs(both, backend="litert").predict(network, x)
 
 
 def test_a_device_on_litert_loads_no_onnx_runtime(both, tmp_path):
@@ -246,20 +247,21 @@ import sys, pathlib, msgspec, numpy as np
 from protofleet.edge.join import open_learner
 from protofleet.runtime import open_programs
 from protofleet.bundle.manifest import Manifest
-from protofleet.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, Network, TensorMap
 folder = pathlib.Path(sys.argv[1])
 class Bundle:
     manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=Manifest)
     def read(self, name):
         return (folder / name).read_bytes()
 programs = open_programs(Bundle(), backend="litert")
-params, state = (
+params, buffers = (
     TensorMap.zeros(Layout.of({d.name: d.shape for d in decls}))
     for decls in (Bundle.manifest.params, Bundle.manifest.state)
 )
+network = Network(params=params, buffers=buffers)
 x, y = np.ones((2, 3), np.float32), np.zeros(2, np.int64)
-programs.grad_fns["toy"](params, state, {"x": x, "y": y}, np.random.default_rng(0))
-programs.predict(params, state, x)
+programs.grad_fns["toy"](network, {"x": x, "y": y}, np.random.default_rng(0))
+programs.predict(network, x)
 print(sorted({m.partition(".")[0] for m in sys.modules}
     & {"onnxruntime", "onnxruntime_extensions", "onnx", "torch", "tensorflow", "numba"}))
 """

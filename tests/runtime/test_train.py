@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,7 +13,7 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_programs
 from protofleet.runtime._arrays import address
 from protofleet.strategies.types import GradFn, Step
-from protofleet.tensors import Layout, TensorMap
+from protofleet.tensors import Layout, Network, TensorMap
 
 
 @pytest.fixture
@@ -21,11 +22,11 @@ def grad_fn(bundle: Any) -> GradFn:
 
 
 @pytest.fixture
-def values(bundle: Any) -> tuple[TensorMap, TensorMap]:
-    params, state = (TensorMap.zeros(layout) for layout in bundle.layouts)
+def network(bundle: Any) -> Network:
+    params, buffers = (TensorMap.zeros(layout) for layout in bundle.layouts)
     params["w"][...] = [1, 2, 3]
-    state["t"][...] = [8, 9]
-    return params, state
+    buffers["t"][...] = [8, 9]
+    return Network(params=params, buffers=buffers)
 
 
 def batch_of(size: int, seed: int = 0) -> dict[str, Any]:
@@ -33,77 +34,83 @@ def batch_of(size: int, seed: int = 0) -> dict[str, Any]:
     return {"x": x, "y": np.zeros(size, np.int64)}
 
 
-def call(grad_fn: GradFn, values: tuple[TensorMap, TensorMap], size: int = 5) -> Step:
-    return grad_fn(*values, batch_of(size), np.random.default_rng(7))
+def call(grad_fn: GradFn, network: Network, size: int = 5) -> Step:
+    return grad_fn(network, batch_of(size), np.random.default_rng(7))
 
 
-def test_loss_gradients_and_state_are_the_closed_form(grad_fn, values):
-    step = call(grad_fn, values)
+def test_loss_gradients_and_state_are_the_closed_form(grad_fn, network):
+    step = call(grad_fn, network)
     mean = batch_of(5)["x"].mean(0)
-    assert step.loss == pytest.approx(float(mean @ values[0]["w"]), rel=1e-5)
+    assert step.loss == pytest.approx(float(mean @ network.params["w"]), rel=1e-5)
     np.testing.assert_allclose(step.grads["w"], mean, rtol=1e-5)
-    np.testing.assert_array_equal(step.state["s"], [1, 1, 1, 1])
+    np.testing.assert_array_equal(step.buffers["s"], [1, 1, 1, 1])
 
 
-def test_noise_is_drawn_in_port_order_from_the_generator(grad_fn, values):
-    step = call(grad_fn, values)
+def test_noise_is_drawn_in_port_order_from_the_generator(grad_fn, network):
+    step = call(grad_fn, network)
     rng = np.random.default_rng(7)
     uniform = rng.random((10, 3), dtype=np.float32)
     normal = rng.standard_normal(5, dtype=np.float32)
     np.testing.assert_allclose(step.grads["v"], [uniform.sum(), normal.sum()], rtol=1e-4)
 
 
-def test_state_that_the_program_does_not_write_is_carried_over(grad_fn, values):
-    np.testing.assert_array_equal(call(grad_fn, values).state["t"], [8, 9])
+def test_state_that_the_program_does_not_write_is_carried_over(grad_fn, network):
+    np.testing.assert_array_equal(call(grad_fn, network).buffers["t"], [8, 9])
 
 
-def test_parameters_are_read_where_they_lie(grad_fn, values):
+def test_parameters_are_read_where_they_lie(grad_fn, network):
     """A write into the bound buffer, with no new map, changes the next loss: nothing was copied."""
-    before = call(grad_fn, values).loss
-    values[0].buffer[:3] *= 2
-    assert call(grad_fn, values).loss == pytest.approx(2 * before, rel=1e-5)
+    before = call(grad_fn, network).loss
+    network.params.buffer[:3] *= 2
+    assert call(grad_fn, network).loss == pytest.approx(2 * before, rel=1e-5)
 
 
-def test_gradients_are_written_where_they_stay(grad_fn, values):
+def test_gradients_are_written_where_they_stay(grad_fn, network):
     """ONNX Runtime's own output pointers are the addresses inside the gradient map."""
-    first = call(grad_fn, values)
+    first = call(grad_fn, network)
     start = address(first.grads.buffer)
     (binding,) = grad_fn._source.runner._bindings.values()
     pointers = {value.data_ptr() for value in binding.get_outputs()}
     assert {start, start + 3 * 4} <= pointers
-    assert address(call(grad_fn, values).grads.buffer) == start
+    assert address(call(grad_fn, network).grads.buffer) == start
 
 
-def test_a_step_can_read_the_state_that_the_step_before_wrote(grad_fn, values):
-    params, state = values
+def test_a_step_can_read_the_state_that_the_step_before_wrote(grad_fn, network):
+    now = network
     for _ in range(7):
-        state = grad_fn(params, state, batch_of(4), np.random.default_rng(0)).state
-    np.testing.assert_array_equal(state["s"], [7, 7, 7, 7])
-    np.testing.assert_array_equal(values[1]["s"], [0, 0, 0, 0])
+        step = grad_fn(now, batch_of(4), np.random.default_rng(0))
+        now = replace(network, buffers=step.buffers)
+    np.testing.assert_array_equal(now.buffers["s"], [7, 7, 7, 7])
+    np.testing.assert_array_equal(network.buffers["s"], [0, 0, 0, 0])
 
 
-def test_bindings_are_made_once_per_address_and_batch_size(grad_fn, values):
-    params, state = values
+def test_bindings_are_made_once_per_address_and_batch_size(grad_fn, network):
+    now = network
+
+    def step(size):
+        made = grad_fn(now, batch_of(size), np.random.default_rng(0))
+        return replace(network, buffers=made.buffers)
+
     for size in (4, 3, 4, 3, 4, 3, 4, 3):
-        state = grad_fn(params, state, batch_of(size), np.random.default_rng(0)).state
+        now = step(size)
     made = set(grad_fn._source.runner._bindings)
     for size in (4, 3, 4, 3):
-        state = grad_fn(params, state, batch_of(size), np.random.default_rng(0)).state
+        now = step(size)
     assert set(grad_fn._source.runner._bindings) == made
 
 
-def test_a_larger_batch_after_a_smaller_one_is_read_whole(grad_fn, values):
+def test_a_larger_batch_after_a_smaller_one_is_read_whole(grad_fn, network):
     """Staging memory that grew is bound anew."""
     for size in (2, 9, 2, 30):
-        step = grad_fn(*values, batch_of(size), np.random.default_rng(0))
+        step = grad_fn(network, batch_of(size), np.random.default_rng(0))
         np.testing.assert_allclose(step.grads["w"], batch_of(size)["x"].mean(0), rtol=1e-4)
 
 
-def test_inputs_that_are_not_contiguous_or_writable_serve(grad_fn, values):
+def test_inputs_that_are_not_contiguous_or_writable_serve(grad_fn, network):
     x = np.asfortranarray(batch_of(6)["x"])
     x.flags.writeable = False
-    values[0].buffer.flags.writeable = False
-    step = grad_fn(*values, {"x": x, "y": np.zeros(6, np.int64)}, np.random.default_rng(0))
+    network.params.buffer.flags.writeable = False
+    step = grad_fn(network, {"x": x, "y": np.zeros(6, np.int64)}, np.random.default_rng(0))
     np.testing.assert_allclose(step.grads["w"], x.mean(0), rtol=1e-5)
 
 
@@ -123,40 +130,40 @@ def test_inputs_that_are_not_contiguous_or_writable_serve(grad_fn, values):
     ],
 )
 def test_a_batch_that_does_not_fit_is_refused_before_any_pointer_is_passed(
-    grad_fn, values, changes, message
+    grad_fn, network, changes, message
 ):
     with pytest.raises(InputError, match=message):
-        grad_fn(*values, {**batch_of(5), **changes}, np.random.default_rng(0))
+        grad_fn(network, {**batch_of(5), **changes}, np.random.default_rng(0))
 
 
-def test_parameters_of_another_layout_are_refused(grad_fn, values):
+def test_parameters_of_another_layout_are_refused(grad_fn, network):
     other = TensorMap.zeros(Layout.of({"w": (3,), "v": (1,)}))
     with pytest.raises(InputError, match="params: expected the bundle's 2 tensors"):
-        grad_fn(other, values[1], batch_of(5), np.random.default_rng(0))
+        grad_fn(replace(network, params=other), batch_of(5), np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("buffer", [np.zeros(4, np.float32), np.zeros(5), np.zeros(10, "f4")[::2]])
-def test_a_buffer_swapped_for_a_smaller_or_strided_one_is_refused(grad_fn, values, buffer):
-    values[0].buffer = buffer
+def test_a_buffer_swapped_for_a_smaller_or_strided_one_is_refused(grad_fn, network, buffer):
+    network.params.buffer = buffer
     with pytest.raises(InputError, match="params: expected"):
-        grad_fn(*values, batch_of(5), np.random.default_rng(0))
+        grad_fn(network, batch_of(5), np.random.default_rng(0))
 
 
-def test_gradients_cannot_be_the_parameters_of_the_next_call(grad_fn, values):
-    grads = call(grad_fn, values).grads
+def test_gradients_cannot_be_the_parameters_of_the_next_call(grad_fn, network):
+    grads = call(grad_fn, network).grads
     with pytest.raises(InputError, match=r"got Step\.grads"):
-        grad_fn(grads, values[1], batch_of(5), np.random.default_rng(0))
+        grad_fn(replace(network, params=grads), batch_of(5), np.random.default_rng(0))
 
 
-def test_a_program_without_state_outputs_returns_the_state_it_got(bundle, values, make_train):
+def test_a_program_without_state_outputs_returns_the_state_it_got(bundle, network, make_train):
     program, nodes = make_train()
     outputs = tuple(p for p in program.outputs if p.role != "state")
     bundle.add("train", msgspec.structs.replace(program, outputs=outputs), nodes)
-    step = call(open_programs(bundle).grad_fns["toy"], values)
-    assert step.state is values[1]
+    step = call(open_programs(bundle).grad_fns["toy"], network)
+    assert step.buffers is network.buffers
 
 
-def test_a_manifest_that_contradicts_the_program_is_refused(bundle, values, make_port):
+def test_a_manifest_that_contradicts_the_program_is_refused(bundle, network, make_port):
     """The program's file says (3,) where the manifest now says (2,)."""
     program = bundle.programs["train"]
     wrong = tuple(
@@ -164,11 +171,11 @@ def test_a_manifest_that_contradicts_the_program_is_refused(bundle, values, make
     )
     bundle.programs["train"] = msgspec.structs.replace(program, outputs=wrong)
     with pytest.raises(ProvisionError, match=r"port 'dw': expected \(2,\), got \(3,\)"):
-        call(open_programs(bundle).grad_fns["toy"], values)
+        call(open_programs(bundle).grad_fns["toy"], network)
 
 
 def test_a_program_whose_result_has_another_shape_than_declared_writes_nothing(
-    bundle, values, make_port, make_train
+    bundle, network, make_port, make_train
 ):
     """Shapes that only show at run time (here a symbolic one) cannot overrun a gradient."""
     program, nodes = make_train()
@@ -183,7 +190,7 @@ def test_a_program_whose_result_has_another_shape_than_declared_writes_nothing(
     bundle.programs["train"] = program
     grad_fn = open_programs(bundle).grad_fns["toy"]
     with pytest.raises(ProvisionError, match="dw"):
-        call(grad_fn, values, size=50)
+        call(grad_fn, network, size=50)
 
 
 @pytest.mark.parametrize("field", ["shape", "key"])
@@ -195,18 +202,18 @@ def test_a_port_that_is_no_tensor_of_the_bundle_is_refused(bundle, make_port, fi
         open_programs(bundle)
 
 
-def test_bytes_that_are_no_program_are_refused(bundle, values):
+def test_bytes_that_are_no_program_are_refused(bundle, network):
     bundle.files["programs/train.onnx"] = b"no protobuf"
     grad_fn = open_programs(bundle).grad_fns["toy"]
     for _ in range(2):  # whoever tries again learns it again
         with pytest.raises(ProvisionError, match=r"programs/train\.onnx.*does not load"):
-            call(grad_fn, values)
+            call(grad_fn, network)
 
 
-def test_results_do_not_depend_on_what_ran_before(bundle, values):
+def test_results_do_not_depend_on_what_ran_before(bundle, network):
     used, fresh = (open_programs(bundle).grad_fns["toy"] for _ in range(2))
     for size in (3, 8, 5):
-        call(used, values, size)
-    first, second = call(used, values), call(fresh, values)
+        call(used, network, size)
+    first, second = call(used, network), call(fresh, network)
     assert first.loss == second.loss
     np.testing.assert_array_equal(first.grads.buffer, second.grads.buffer)

@@ -4,19 +4,24 @@ import numpy as np
 import pytest
 from toy_model import GLOBAL, LOCAL, array, frozen_map, grad_fn
 
-from protofleet.strategies.types import ClientTools, Evaluation
+from protofleet.strategies.types import ClientTools, Evaluation, TrainTools
 from protofleet.tensors import Model
 
 
 @pytest.fixture
 def model():
-    state = {
+    buffers = {
         LOCAL: [[0, 0], [10, 10]],
         GLOBAL: [[1, 1], [11, 11]],
         "norm.mean": [5],
         "beta": 0.3,
     }
-    return Model(params=frozen_map({"w": [0, 0]}), state=frozen_map(state), num_classes=2)
+    return Model(
+        params=frozen_map({"w": [0, 0]}),
+        buffers=frozen_map(buffers),
+        num_classes=2,
+        input_shape=(2,),
+    )
 
 
 @pytest.fixture
@@ -26,27 +31,30 @@ def make_tools():
     def make(client_id, examples):
         seen = SimpleNamespace(betas=[], sizes=[], evaluated=[])
 
-        def recorded(params, state, batch, rng):
-            seen.betas.append(float(state["beta"]))
+        def recorded(network, batch, rng):
+            seen.betas.append(float(network.buffers["beta"]))
             seen.sizes.append(len(batch["y"]))
-            return grad_fn(params, state, batch, rng)
+            return grad_fn(network, batch, rng)
 
-        def evaluate(params, state, *, score=None):  # noqa: ARG001 - the tool's signature
-            seen.evaluated.append((params.copy(), state.copy()))
+        def evaluate(network, *, score=None):  # noqa: ARG001 - the tool's signature
+            seen.evaluated.append(network.copy())
             return Evaluation(own=np.array([[len(examples), 0], [0, 1]]))
 
         x = array(examples).reshape(-1, 2)
         tools = ClientTools(
             client_id=client_id,
-            x=x,
-            y=np.zeros(len(x), np.int64),
-            grad_fns={"cross_entropy": recorded},
+            training=TrainTools(
+                name=f"client '{client_id}'",
+                x=x,
+                y=np.zeros(len(x), np.int64),
+                grad_fns={"cross_entropy": recorded},
+                rng=np.random.default_rng(1),
+            ),
             predict=None,
             features=None,
             layers=None,
             evaluate=evaluate,
-            confusion=lambda _params, _state, **_: None,
-            rng=np.random.default_rng(1),
+            confusion=lambda _network, **_: None,
         )
         return tools, seen
 

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from laws.cases import Case, case_of
 from oracles import ala as oracle
-from toy_model import SGD, frozen_map, new_rng, server_tools
+from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.training import Fit
 from protofleet.strategies.types import Payload, Step
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Network, TensorMap
 
 _ALA = {"kind": "ala"}
 _LAYOUT = {"low.weight": (4, 3), "low.bias": (3,), "head.weight": (3, 2), "head.bias": (2,)}
@@ -53,24 +53,27 @@ class Client:
         x = rng.normal(size=(n, 4)).astype(np.float32)
         y = rng.integers(0, 2, n)
         self.seen = []
-        self.tools = dataclasses.replace(tools, x=x, y=y, grad_fns={"cross_entropy": self.program})
+        self.tools = changed(tools, x=x, y=y, grad_fns={"cross_entropy": self.program})
 
-    def program(self, params, state, batch, _rng):
-        first = np.flatnonzero((self.tools.x == batch["x"][0]).all(axis=1))[0]
+    def program(self, network, batch, _rng):
+        params = network.params
+        first = np.flatnonzero((self.tools.training.x == batch["x"][0]).all(axis=1))[0]
         self.seen.append((int(first), len(batch["y"])))
         loss, gradients = softmax_loss(params, (batch["x"], batch["y"]))
         grads = TensorMap.pack({k: gradients[k].astype(np.float32) for k in _NAMES})
-        return Step(loss=float(loss), grads=grads, state=state)
+        return Step(loss=float(loss), grads=grads, buffers=network.buffers)
 
     def merge(self, weights, buffers, **settings):
         self.seen.clear()
-        probe = Probe(tools=self.tools, buffers=buffers, batch_size=8, fit=Fit())
-        return local_aggregation(Ala(**settings), self.own, self.received, weights, probe)
+        probe = Probe(tools=self.tools.training, batch_size=8, fit=Fit())
+        received = Network(params=self.received, buffers=buffers)
+        return local_aggregation(Ala(**settings), self.own, received, weights, probe)
 
     def expected(self, weights, *, layer_idx, eta=1.0, threshold=0.01, window=10, cap=200):
         """By the oracle, with the batches of the first pass."""
         passes = self.seen[:3]  # int(0.8 · 30) examples in batches of 8
-        batches = [(self.tools.x[i : i + n], self.tools.y[i : i + n]) for i, n in passes]
+        x, y = self.tools.training.x, self.tools.training.y
+        batches = [(x[i : i + n], y[i : i + n]) for i, n in passes]
         upper = _NAMES[-layer_idx:]
         mixed, weights, count = oracle.call(
             self.own,
@@ -92,32 +95,32 @@ class Client:
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_first_and_later_calls_are_the_oracle_s(model, make_tools, layer_idx, seed):
     client = Client(make_tools, seed)
-    first = client.merge({}, model.state, layer_idx=layer_idx)
+    first = client.merge({}, model.buffers, layer_idx=layer_idx)
     mixed, weights, passes = client.expected(None, layer_idx=layer_idx)
     assert passes >= 11
     assert first.weights.keys() == set(_NAMES[-layer_idx:])
     for name in _NAMES:
-        np.testing.assert_allclose(first.params[name], mixed[name], atol=1e-4)
+        np.testing.assert_allclose(first.network.params[name], mixed[name], atol=1e-4)
     for name in first.weights:
         np.testing.assert_allclose(first.weights[name], weights[name], atol=1e-4)
-    later = client.merge(first.weights, model.state, layer_idx=layer_idx)
+    later = client.merge(first.weights, model.buffers, layer_idx=layer_idx)
     mixed, weights, passes = client.expected(first.weights, layer_idx=layer_idx)
     assert passes == 1
-    np.testing.assert_allclose(later.params["head.bias"], mixed["head.bias"], atol=1e-5)
+    np.testing.assert_allclose(later.network.params["head.bias"], mixed["head.bias"], atol=1e-5)
     np.testing.assert_allclose(later.weights["head.bias"], weights["head.bias"], atol=1e-5)
 
 
 def test_lower_tensors_are_the_received_ones_and_upper_ones_lie_between(model, make_tools):
     client = Client(make_tools, 4)
-    merged = client.merge({}, model.state)
+    merged = client.merge({}, model.buffers)
     for name in ("low.weight", "low.bias"):
-        np.testing.assert_array_equal(merged.params[name], client.received[name])
+        np.testing.assert_array_equal(merged.network.params[name], client.received[name])
     moved = False
     for name in ("head.weight", "head.bias"):
         low = np.minimum(client.own[name], client.received[name]) - 1e-6
         high = np.maximum(client.own[name], client.received[name]) + 1e-6
-        assert ((low <= merged.params[name]) & (merged.params[name] <= high)).all()
-        moved |= not np.allclose(merged.params[name], client.received[name])
+        assert ((low <= merged.network.params[name]) & (merged.network.params[name] <= high)).all()
+        moved |= not np.allclose(merged.network.params[name], client.received[name])
     assert moved
 
 
@@ -128,7 +131,7 @@ def test_lower_tensors_are_the_received_ones_and_upper_ones_lie_between(model, m
 def test_a_call_looks_at_a_contiguous_part_in_order(model, make_tools, percent, n, sizes):
     """int(s/100·n) examples, at least one; the last short batch counts."""
     client = Client(make_tools, 5, n)
-    client.merge({}, model.state, sample_percent=percent, max_passes=1)
+    client.merge({}, model.buffers, sample_percent=percent, max_passes=1)
     assert [size for _, size in client.seen] == sizes
     start = client.seen[0][0]
     assert [first for first, _ in client.seen] == [start + 8 * i for i in range(len(sizes))]
@@ -139,7 +142,7 @@ def test_every_start_of_the_part_is_drawn(model, make_tools):
     client = Client(make_tools, 6, 10)
     starts = set()
     for _ in range(60):
-        client.merge({}, model.state, max_passes=1)
+        client.merge({}, model.buffers, max_passes=1)
         starts.add(client.seen[0][0])
     assert starts == {0, 1, 2}
 
@@ -148,8 +151,9 @@ def _program(losses):
     """Gives these losses in turn and no gradient."""
     turn = iter(losses)
 
-    def program(params, state, _batch, _rng):
-        return Step(loss=next(turn), grads=TensorMap.zeros(params.layout), state=state)
+    def program(network, _batch, _rng):
+        grads = TensorMap.zeros(network.params.layout)
+        return Step(loss=next(turn), grads=grads, buffers=network.buffers)
 
     return program
 
@@ -163,8 +167,8 @@ def _passes(model, make_tools, losses, **settings):
         calls.append(1)
         return inner(*arguments)
 
-    client.tools.grad_fns["cross_entropy"] = counted
-    client.merge({}, model.state, **settings)
+    client.tools.training.grad_fns["cross_entropy"] = counted
+    client.merge({}, model.buffers, **settings)
     return len(calls)
 
 
@@ -196,14 +200,16 @@ def test_the_loss_of_a_pass_is_that_of_its_last_batch(model, make_tools):
     rng = np.random.default_rng(0)
     calls = []
 
-    def program(params, state, _batch, _rng):
+    def program(network, _batch, _rng):
         calls.append(1)
         loss = 1.0 if len(calls) % 2 == 0 else float(rng.normal())
-        return Step(loss=loss, grads=TensorMap.zeros(params.layout), state=state)
+        grads = TensorMap.zeros(network.params.layout)
+        return Step(loss=loss, grads=grads, buffers=network.buffers)
 
-    client.tools.grad_fns["cross_entropy"] = program
-    probe = Probe(tools=client.tools, buffers=model.state, batch_size=4, fit=Fit())
-    local_aggregation(Ala(), client.own, client.received, {}, probe)
+    client.tools.training.grad_fns["cross_entropy"] = program
+    probe = Probe(tools=client.tools.training, batch_size=4, fit=Fit())
+    received = Network(params=client.received, buffers=model.buffers)
+    local_aggregation(Ala(), client.own, received, {}, probe)
     assert len(calls) == 2 * 11
 
 
@@ -230,8 +236,9 @@ class Plugged:
 
     def round(self, round_id, w, examples=((2, 4),)):
         tools, _ = self.case.make_tools("a", examples)
-        programs = {name: self._recorded(grad_fn) for name, grad_fn in tools.grad_fns.items()}
-        tools = dataclasses.replace(tools, grad_fns=programs)
+        found = tools.training.grad_fns.items()
+        programs = {name: self._recorded(grad_fn) for name, grad_fn in found}
+        tools = changed(tools, grad_fns=programs)
         tensors = {**self.server.tensors, "params/w": np.array(w, np.float32)}
         payload = Payload(round_id=round_id, tensors=tensors)
         self.starts.clear()
@@ -239,9 +246,9 @@ class Plugged:
         return update
 
     def _recorded(self, grad_fn):
-        def recorded(params, *rest):
-            self.starts.append(params["w"].tolist())
-            return grad_fn(params, *rest)
+        def recorded(network, *rest):
+            self.starts.append(network.params["w"].tolist())
+            return grad_fn(network, *rest)
 
         return recorded
 

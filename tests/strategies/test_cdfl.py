@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from laws import case_cdfl as toy
-from toy_model import new_rng
+from toy_model import changed, new_rng
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
@@ -24,7 +24,7 @@ def make_client(make_tools):
 
     def make(examples, labels, **changes):
         tools, _ = toy.case(make_tools, None).make_tools("a", examples)
-        return dataclasses.replace(tools, y=np.array(labels, np.int64), **changes)
+        return changed(tools, y=np.array(labels, np.int64), **changes)
 
     return make
 
@@ -55,9 +55,9 @@ def test_the_programs_get_what_the_paper_names(make_client):
     """Centroids are those of the received network in every epoch, though the networks move."""
     batches = []
 
-    def recorded(params, state, batch, rng):
+    def recorded(network, batch, rng):
         batches.append({key: np.array(value) for key, value in batch.items()})
-        return toy.cdfl(params, state, batch, rng)
+        return toy.cdfl(network, batch, rng)
 
     programs = {"cross_entropy": toy.cross_entropy, "cdfl": recorded}
     tools = make_client([[2, 2], [4, 4], [90, 90]], [0, 1, 1], grad_fns=programs)
@@ -100,8 +100,8 @@ def test_each_centroid_chooses_among_all_own_examples_once(make_client, points, 
 def test_the_trained_network_s_features_choose_the_images(make_client):
     """The received network's put the last example alone, the trained one's the second."""
 
-    def features(params, _state, x):
-        shift = [[0, 0], [9, 0], [1, 0]] if params["w"].any() else [[0, 0], [1, 0], [9, 0]]
+    def features(network, x):
+        shift = [[0, 0], [9, 0], [1, 0]] if network.params["w"].any() else [[0, 0], [1, 0], [9, 0]]
         return np.array(shift, np.float32)[x[:, 0, 0, 1].astype(int)]
 
     tools = make_client([[5, 0], [5, 1], [5, 2]], [0, 1, 1], features=features)
@@ -112,9 +112,9 @@ def test_the_trained_network_s_features_choose_the_images(make_client):
 def test_scores_are_the_local_network_s_and_the_others_have_names(make_client):
     seen = []
 
-    def confusion(params, _state, *, view=None):
+    def confusion(network, *, view=None):
         test = toy.images([[1, 3]])
-        seen.append((params["w"].copy(), test if view is None else view(test, None)))
+        seen.append((network.params["w"].copy(), test if view is None else view(test, None)))
         return np.eye(2, dtype=np.int64) * len(seen)
 
     state, update = client_round(
@@ -127,7 +127,7 @@ def test_scores_are_the_local_network_s_and_the_others_have_names(make_client):
     np.testing.assert_array_equal(pixelised.ravel(), [2, 2])
     np.testing.assert_array_equal(personal, state.tensors["params/w"])
     np.testing.assert_array_equal(original.ravel(), [1, 3])
-    np.testing.assert_array_equal(cdfl().client_model(state)[0]["w"], personal)
+    np.testing.assert_array_equal(cdfl().client_model(state).params["w"], personal)
 
 
 def test_every_round_begins_with_what_is_received(make_client):
@@ -138,7 +138,7 @@ def test_every_round_begins_with_what_is_received(make_client):
     state = strategy.client_init(toy.new_model())
     _, first = strategy.client_update(state, payload, tools)
     other = {name: value + 9 for name, value in state.tensors.items()}
-    again = dataclasses.replace(tools, rng=np.random.default_rng(1))
+    again = changed(tools, rng=np.random.default_rng(1))
     kept, second = strategy.client_update(dataclasses.replace(state, tensors=other), payload, again)
     np.testing.assert_array_equal(first.tensors["params/w"], second.tensors["params/w"])
     np.testing.assert_array_equal(kept.tensors["state/norm.mean"], [5])
@@ -187,7 +187,7 @@ def test_the_server_averages_by_examples_and_trains_on_the_images():
     trained = aggregate(strategy, updates)
     np.testing.assert_allclose(trained.tensors["params/w"], [4, 3.5])
     assert trained.round_id == 1
-    np.testing.assert_array_equal(strategy.server_model(trained)[0]["w"], [4, 3.5])
+    np.testing.assert_array_equal(strategy.server_model(trained).params["w"], [4, 3.5])
 
 
 def test_without_training_one_client_gets_its_own_network_back():
@@ -306,14 +306,14 @@ def test_clients_in_the_same_position_get_the_very_same_arrays():
 def recording_tools(loss=None):
     sizes = []
 
-    def grad_fn(params, state, batch, rng):
+    def grad_fn(network, batch, rng):
         sizes.append((len(batch["y"]), batch["x"].dtype, float(batch["x"].max())))
-        made = toy.cross_entropy(params, state, batch, rng)
+        made = toy.cross_entropy(network, batch, rng)
         return made if loss is None else dataclasses.replace(made, loss=loss)
 
-    def predict(params, state, x):
+    def predict(network, x):
         sizes.append((len(x), x.dtype, float(x.max())))
-        return toy.predict(params, state, x)
+        return toy.predict(network, x)
 
     return ServerTools(grad_fns={"cross_entropy": grad_fn}, predict=predict, rng=new_rng()), sizes
 
@@ -395,11 +395,11 @@ def test_examples_beyond_the_value_range_are_refused(make_client):
         client_round(cdfl(value_range=[0, 1]), make_client([[2, 4]], [0]))
 
 
-def test_examples_that_are_no_images_are_refused(make_client):
-    """Even without any: the coordinator finds out before the first round."""
-    tools = make_client([], [], x=np.zeros((0, 128, 6), np.float32))
-    with pytest.raises(InputError, match=r"expected images \(n, channels, height, width\)"):
-        client_round(cdfl(), tools)
+def test_a_model_of_no_images_is_refused():
+    """The coordinator finds out before the first round."""
+    model = dataclasses.replace(toy.new_model(), input_shape=(128, 6))
+    with pytest.raises(InputError, match=r"expected images \(channels, height, width\), got \(128"):
+        build("cdfl", toy.SETTINGS, model)
 
 
 @pytest.mark.parametrize(

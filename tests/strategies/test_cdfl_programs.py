@@ -1,6 +1,5 @@
 """CDFL with a really exported network on real digits: devices, admission, server, two rounds."""
 
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,19 +8,22 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packed import pack_update
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.admission import admit, expect_updates
-from protofleet.coordinator.server_tools import make_server_tools
 from protofleet.datasets import DeviceData
 from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
+from protofleet.federation.admission import admit, expect_updates
+from protofleet.federation.coding import decode_update, read_update
+from protofleet.federation.randomness import server_rng
+from protofleet.federation.records import Costs
+from protofleet.federation.server_tools import make_server_tools
 from protofleet.kernels import pixelise
 from protofleet.runtime import open_programs
-from protofleet.strategies.randomness import server_rng
 from protofleet.strategies.scores import accuracy
-from protofleet.strategies.updates import Costs, unpack_update
+from protofleet.wire.codecs import Coding
 
 torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.slow(seconds=4)
 
 _CLIENTS = ("ada", "bob", "cyd", "dan")
 _DIGITS = 4
@@ -93,13 +95,7 @@ def run(bundle, learners):
     model = bundle.model()
     server = strategy.server_init(model, server_rng(_SEED, 0))
     expected = expect_updates(
-        SimpleNamespace(
-            strategy=strategy,
-            model=model,
-            config=SimpleNamespace(limits=limits),
-            server_init=lambda: server,
-        ),
-        (1, 28, 28),
+        SimpleNamespace(strategy=strategy, model=model, config=SimpleNamespace(limits=limits))
     )
     tools = make_server_tools(bundle, strategy, seed=_SEED)
     servers, blobs, states = [server], [], dict.fromkeys(learners)
@@ -107,12 +103,11 @@ def run(bundle, learners):
         sent = {}
         for client, learner in learners.items():
             payload = strategy.downlink(server, client)
-            states[client], update = learner.train(
-                strategy, states[client], payload, seed=_SEED, cancelled=threading.Event()
-            )
+            states[client], update = learner.train(strategy, states[client], payload, seed=_SEED)
             sent[client] = pack_update(update, Costs())
-            admit(sent[client], expected, client_id=client, round_id=round_id)
-        updates = [unpack_update(blob, max_bytes=1 << 24)[0] for blob in sent.values()]
+            decoded = decode_update(sent[client], Coding(), {}, max_bytes=1 << 24)
+            admit(decoded, expected, client_id=client, round_id=round_id)
+        updates = [read_update(blob) for blob in sent.values()]
         server = strategy.aggregate(server, updates, tools(round_id))
         servers.append(server)
         blobs.append(sent)
@@ -121,7 +116,7 @@ def run(bundle, learners):
 
 def updates_of(world, round_id):
     blobs = world.blobs[round_id - 1]
-    return {c: unpack_update(blob, max_bytes=1 << 24)[0] for c, blob in blobs.items()}
+    return {c: read_update(blob) for c, blob in blobs.items()}
 
 
 def test_networks_and_images_come_up_from_the_asked_half_only(world):
@@ -171,7 +166,7 @@ def test_the_server_s_training_moves_the_average_and_it_learns(world, parts, bun
     network = world.strategy.server_model(world.servers[2])
     x = np.concatenate([own.x_test for own in parts.values()])
     y = np.concatenate([own.y_test for own in parts.values()])
-    assert (programs.predict(*network, x).argmax(axis=1) == y).mean() > 0.7
+    assert (programs.predict(network, x).argmax(axis=1) == y).mean() > 0.7
 
 
 def test_a_device_infers_with_its_personalised_network(world, bundle, parts):
@@ -179,5 +174,5 @@ def test_a_device_infers_with_its_personalised_network(world, bundle, parts):
     for client, update in updates_of(world, 2).items():
         own = parts[client]
         network = world.strategy.client_model(world.states[client])
-        right = programs.predict(*network, own.x_test, batch_size=32).argmax(axis=1) == own.y_test
+        right = programs.predict(network, own.x_test, batch_size=32).argmax(axis=1) == own.y_test
         assert right.mean() == pytest.approx(accuracy(update.evaluation.more["personalised"]))

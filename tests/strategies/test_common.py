@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from toy_model import SGD, frozen_map
+from toy_model import LOCAL, SGD, frozen_map
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.common import ordered
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd
-from protofleet.strategies.training import Training, train
+from protofleet.strategies.training import Trainer, Training, train
 from protofleet.strategies.types import Step, Update
 from protofleet.tensors import TensorMap
 
@@ -20,7 +20,8 @@ _FIVE = [[1, 0], [2, 0], [3, 0], [4, 0], [5, 0]]
 @pytest.mark.parametrize(("drop_last", "sizes"), [(False, [2, 2, 1] * 3), (True, [2, 2] * 3)])
 def test_the_last_batch_is_kept_or_dropped(model, make_tools, drop_last, sizes):
     tools, seen = make_tools("a", _FIVE)
-    train(model.params, model.state, tools, Training(epochs=3, batch_size=2, drop_last=drop_last))
+    training = Training(epochs=3, batch_size=2, drop_last=drop_last)
+    train(model.network.copy(), tools.training, training)
     assert seen.sizes == sizes
 
 
@@ -28,12 +29,12 @@ def test_every_epoch_sees_every_example_once_in_a_new_order(model, make_tools):
     tools, _ = make_tools("a", [[i, 0] for i in range(20)])
     orders = []
 
-    def recording(params, state, batch, _rng):
+    def recording(network, batch, _rng):
         orders.append(batch["x"][:, 0].astype(int).tolist())
-        return Step(loss=0.0, grads=TensorMap.zeros(params.layout), state=state)
+        return Step(loss=0.0, grads=TensorMap.zeros(network.params.layout), buffers=network.buffers)
 
-    tools.grad_fns["cross_entropy"] = recording
-    train(model.params, model.state, tools, Training(epochs=2, batch_size=20))
+    tools.training.grad_fns["cross_entropy"] = recording
+    train(model.network.copy(), tools.training, Training(epochs=2, batch_size=20))
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(20))
     assert orders[0] != orders[1] != sorted(orders[1])
 
@@ -42,7 +43,7 @@ def test_the_loss_is_the_mean_over_the_examples_of_the_last_epoch(model, make_to
     """Three full batches of rate 0 and one of a single example: weighted by their sizes."""
     tools, _ = make_tools("a", _FIVE)
     training = Training(epochs=2, batch_size=2, optimiser=Sgd(lr=0.0))
-    trained = train(model.params, model.state, tools, training)
+    trained = train(model.network.copy(), tools.training, training)
     assert trained.loss == pytest.approx(sum(i * i for i in range(1, 6)) / 5 / 2)
 
 
@@ -51,34 +52,46 @@ def test_momentum_starts_anew_every_round(model, make_tools):
     training = Training(epochs=2, optimiser=Sgd(lr=0.5, momentum=1.0))
     for _ in range(2):
         tools, _ = make_tools("a", [[2, 2]])
-        trained = train(model.params, model.state, tools, training)
-        np.testing.assert_allclose(trained.params["w"], [2.5, 2.5])
+        trained = train(model.network.copy(), tools.training, training)
+        np.testing.assert_allclose(trained.network.params["w"], [2.5, 2.5])
 
 
 def test_the_first_adam_step_has_the_length_of_the_rate(model, make_tools):
     tools, _ = make_tools("a", [[2, -2]])
-    trained = train(model.params, model.state, tools, Training(epochs=1, optimiser=Adam(lr=0.25)))
-    np.testing.assert_allclose(trained.params["w"], [0.25, -0.25], rtol=1e-5)
+    training = Training(epochs=1, optimiser=Adam(lr=0.25))
+    trained = train(model.network.copy(), tools.training, training)
+    np.testing.assert_allclose(trained.network.params["w"], [0.25, -0.25], rtol=1e-5)
 
 
-def test_nothing_given_is_written(model, make_tools):
-    """The fixture's arrays are read-only; the trained ones are others."""
+def test_training_moves_the_given_network_where_it_lies(model, make_tools):
+    """Also the buffers, which the program writes elsewhere; a copy leaves the original alone."""
     tools, _ = make_tools("a", [[2, 2]])
-    trained = train(model.params, model.state, tools, Training(epochs=1))
-    assert not np.may_share_memory(trained.params.buffer, model.params.buffer)
-    assert not np.may_share_memory(trained.state.buffer, model.state.buffer)
+    network = model.network.copy()
+    trained = train(network, tools.training, Training(epochs=2, optimiser=Sgd(lr=0.5)))
+    assert trained.network is network
+    np.testing.assert_array_equal(network.params["w"], [1.5, 1.5])
+    np.testing.assert_allclose(network.buffers[LOCAL], [[0.2, 0.2], [10.2, 10.2]], rtol=1e-6)
     np.testing.assert_array_equal(model.params.buffer, 0)
+    np.testing.assert_array_equal(model.buffers[LOCAL], [[0, 0], [10, 10]])
+
+
+def test_a_trainer_shows_its_network_as_it_is_between_steps(model, make_tools):
+    tools, _ = make_tools("a", [[2, 2]])
+    trainer = Trainer(model.network.copy(), tools.training, Training(optimiser=Sgd(lr=0.5)))
+    trainer.step(np.array([0]))
+    np.testing.assert_array_equal(trainer.network.params["w"], [1, 1])
+    np.testing.assert_allclose(trainer.network.buffers[LOCAL][0], [0.1, 0.1], rtol=1e-6)
 
 
 def test_a_loss_that_is_not_finite_names_client_and_objective(model, make_tools):
     tools, _ = make_tools("kitchen", [[2, 2]])
-    tools.grad_fns["cross_entropy"] = lambda params, state, _batch, _rng: Step(
-        loss=math.nan, grads=params, state=state
+    tools.training.grad_fns["cross_entropy"] = lambda network, _batch, _rng: Step(
+        loss=math.nan, grads=network.params, buffers=network.buffers
     )
     with pytest.raises(
         InputError, match="client 'kitchen': expected a finite loss of 'cross_entropy'"
     ):
-        train(model.params, model.state, tools, Training())
+        train(model.network.copy(), tools.training, Training())
 
 
 def test_defaults_are_the_paper_s_training(model):

@@ -35,9 +35,9 @@ def test_the_shared_model_goes_up_and_the_personal_one_is_held_near_the_received
     assert set(update.tensors) == {"params/w"}
     np.testing.assert_array_equal(update.tensors["params/w"], [3, 2])
     np.testing.assert_array_equal(state.tensors["params/w"], [2.578125, 2.65625])
-    scored = [params["w"].tolist() for params, _ in seen.evaluated]
+    scored = [network.params["w"].tolist() for network in seen.evaluated]
     assert scored == [[1.25, 2.5], [2.578125, 2.65625]]
-    np.testing.assert_array_equal(strategy.client_model(state)[0]["w"], [2.578125, 2.65625])
+    np.testing.assert_array_equal(strategy.client_model(state).params["w"], [2.578125, 2.65625])
 
 
 def test_each_model_has_buffers_of_its_own(model, make_tools):
@@ -57,7 +57,7 @@ def test_an_early_score_is_of_the_personal_model_of_the_round_before(model, make
     tools, seen = make_tools("a", [[2, 4]])
     state, _ = _round(strategy, tools, strategy.client_init(model), [0, 0], 1)
     _round(strategy, tools, state, [4, 0], 2)
-    assert [params["w"].tolist() for params, _ in seen.evaluated] == [[0, 0], [1.25, 2.5]]
+    assert [network.params["w"].tolist() for network in seen.evaluated] == [[0, 0], [1.25, 2.5]]
 
 
 def test_with_local_init_the_own_shared_model_is_mixed_and_takes_the_received_one_s_place(

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,6 @@ from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import ServerStep
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
-from protofleet.tensors import Model
 
 _DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
 
@@ -26,7 +26,7 @@ def fedper(model):
     namespace = {}
     exec(compile(code, _DOCS, "exec"), namespace)  # noqa: S102 - our own documentation
     params = frozen_map({"w": [0, 0], "head.b": [7]})
-    return namespace["build"], Model(params=params, state=model.state, num_classes=2)
+    return namespace["build"], replace(model, params=params)
 
 
 def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_tools):

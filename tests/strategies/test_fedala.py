@@ -52,7 +52,7 @@ def test_two_clients_two_rounds(model, make_tools):
             assert set(payload.tensors) == {"params/w"}
             states[name], update = strategy.client_update(states[name], payload, tools)
             updates.append(update)
-            scored += [params["w"] for params, _ in seen.evaluated]
+            scored += [network.params["w"] for network in seen.evaluated]
         server = strategy.aggregate(server, updates, server_tools())
     mixed_a = np.array([1, 2]) + 4 / 3 * np.array([43, -25]) / 45
     mixed_b = np.array([3, 0]) + 2 / 3 * np.array([-34, 43]) / 45
@@ -74,5 +74,5 @@ def test_only_parameters_travel_and_the_device_infers_with_its_trained_model(mod
     payload = strategy.downlink(server, "a")
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
     assert set(update.tensors) == {"params/w"}
-    np.testing.assert_array_equal(seen.evaluated[0][0]["w"], [0, 0])
-    np.testing.assert_array_equal(strategy.client_model(state)[0]["w"], [1, 2])
+    np.testing.assert_array_equal(seen.evaluated[0].params["w"], [0, 0])
+    np.testing.assert_array_equal(strategy.client_model(state).params["w"], [1, 2])

@@ -1,5 +1,7 @@
 """FedAli by arithmetic; the training program adds 0.1 to every local prototype."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
@@ -7,7 +9,6 @@ from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.types import Payload, ServerState, Update
-from protofleet.tensors import Model
 
 _LOCAL, _GLOBAL = "state/" + LOCAL, "state/" + GLOBAL
 
@@ -42,9 +43,9 @@ def test_beta_is_zero_in_round_1_with_its_evaluation_and_the_setting_after(model
     server = strategy.aggregate(server, [update], server_tools())
     state, _ = run_round(strategy, model, server, tools, state)
     assert seen.betas == pytest.approx([0.0, 0.2])
-    assert [float(buffers["beta"]) for _, buffers in seen.evaluated] == pytest.approx([0.0, 0.2])
-    assert float(strategy.client_model(state)[1]["beta"]) == pytest.approx(0.2)
-    assert float(strategy.server_model(server)[1]["beta"]) == pytest.approx(0.2)
+    assert [float(one.buffers["beta"]) for one in seen.evaluated] == pytest.approx([0.0, 0.2])
+    assert float(strategy.client_model(state).buffers["beta"]) == pytest.approx(0.2)
+    assert float(strategy.server_model(server).buffers["beta"]) == pytest.approx(0.2)
 
 
 def test_local_prototypes_start_from_the_bundle_s_and_then_from_the_global_ones(model, make_tools):
@@ -52,13 +53,13 @@ def test_local_prototypes_start_from_the_bundle_s_and_then_from_the_global_ones(
     tools, seen = make_tools("a", [[2, 4]])
     server = strategy.server_init(model, new_rng())
     state, _ = run_round(strategy, model, server, tools)
-    np.testing.assert_allclose(seen.evaluated[0][1][LOCAL], [[0.1, 0.1], [10.1, 10.1]])
-    np.testing.assert_allclose(seen.evaluated[0][1][GLOBAL], [[1, 1], [11, 11]])
+    np.testing.assert_allclose(seen.evaluated[0].buffers[LOCAL], [[0.1, 0.1], [10.1, 10.1]])
+    np.testing.assert_allclose(seen.evaluated[0].buffers[GLOBAL], [[1, 1], [11, 11]])
     clustered = np.array([[3, 3], [7, 7]], np.float32)
     server = ServerState(round_id=1, tensors={**server.tensors, _GLOBAL: clustered})
     run_round(strategy, model, server, tools, state)
-    np.testing.assert_allclose(seen.evaluated[1][1][LOCAL], clustered + np.float32(0.1))
-    np.testing.assert_array_equal(seen.evaluated[1][1][GLOBAL], clustered)
+    np.testing.assert_allclose(seen.evaluated[1].buffers[LOCAL], clustered + np.float32(0.1))
+    np.testing.assert_array_equal(seen.evaluated[1].buffers[GLOBAL], clustered)
 
 
 def test_kept_local_prototypes_persist_and_a_newcomer_starts_from_the_global_ones(
@@ -71,11 +72,13 @@ def test_kept_local_prototypes_persist_and_a_newcomer_starts_from_the_global_one
     clustered = np.array([[3, 3], [7, 7]], np.float32)
     server = ServerState(round_id=1, tensors={**server.tensors, _GLOBAL: clustered})
     run_round(strategy, model, server, tools, state)
-    np.testing.assert_allclose(seen.evaluated[1][1][LOCAL], [[0.2, 0.2], [10.2, 10.2]], rtol=1e-6)
-    np.testing.assert_array_equal(seen.evaluated[1][1][GLOBAL], clustered)
+    np.testing.assert_allclose(
+        seen.evaluated[1].buffers[LOCAL], [[0.2, 0.2], [10.2, 10.2]], rtol=1e-6
+    )
+    np.testing.assert_array_equal(seen.evaluated[1].buffers[GLOBAL], clustered)
     newcomer, seen = make_tools("b", [[2, 4]])
     run_round(strategy, model, server, newcomer)
-    np.testing.assert_allclose(seen.evaluated[0][1][LOCAL], clustered + np.float32(0.1))
+    np.testing.assert_allclose(seen.evaluated[0].buffers[LOCAL], clustered + np.float32(0.1))
 
 
 def test_prototypes_are_clustered_from_their_mean_weighted_by_examples(model):
@@ -102,9 +105,10 @@ def test_a_cluster_without_points_keeps_the_mean_it_started_from(model):
 def test_the_server_s_model_takes_the_clustered_prototypes_as_local_ones(model):
     strategy = fedali(model)
     server = strategy.server_init(model, new_rng())
-    np.testing.assert_array_equal(strategy.server_model(server)[1][LOCAL], model.state[LOCAL])
+    before = strategy.server_model(server).buffers
+    np.testing.assert_array_equal(before[LOCAL], model.buffers[LOCAL])
     after = strategy.aggregate(server, [update_of("a", [[1, 2], [3, 4]])], server_tools())
-    _, buffers = strategy.server_model(after)
+    buffers = strategy.server_model(after).buffers
     np.testing.assert_array_equal(buffers[LOCAL], [[1, 2], [3, 4]])
     np.testing.assert_array_equal(buffers[GLOBAL], [[1, 2], [3, 4]])
 
@@ -123,7 +127,7 @@ def test_buffers_that_are_no_prototypes_stay_on_the_device(model, make_tools):
 
 @pytest.mark.parametrize("missing", [LOCAL, GLOBAL, "beta"])
 def test_a_model_without_prototypes_is_refused_with_the_remedy(model, missing):
-    state = {name: value for name, value in model.state.items() if name != missing}
-    other = Model(params=model.params, state=frozen_map(state), num_classes=2)
+    buffers = {name: value for name, value in model.buffers.items() if name != missing}
+    other = replace(model, buffers=frozen_map(buffers))
     with pytest.raises(InputError, match=r"expected a model with ALP layers .* another strategy"):
         fedali(other)

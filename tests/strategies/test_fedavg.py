@@ -38,7 +38,9 @@ def test_only_parameters_travel_and_buffers_stay(strategy, model, make_tools):
     assert set(payload.tensors) == set(update.tensors) == {"params/w"}
     np.testing.assert_allclose(state.tensors["state/" + LOCAL], [[0.1, 0.1], [10.1, 10.1]])
     _, again = strategy.client_update(state, payload, tools)
-    np.testing.assert_allclose(seen.evaluated[1][1][LOCAL], [[0.2, 0.2], [10.2, 10.2]], rtol=1e-6)
+    np.testing.assert_allclose(
+        seen.evaluated[1].buffers[LOCAL], [[0.2, 0.2], [10.2, 10.2]], rtol=1e-6
+    )
     np.testing.assert_array_equal(again.tensors["params/w"], update.tensors["params/w"])
 
 
@@ -46,17 +48,18 @@ def test_the_evaluated_model_is_the_one_that_was_trained(strategy, model, make_t
     tools, seen = make_tools("a", [[2, 4]])
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
-    (params, buffers) = seen.evaluated[0]
-    np.testing.assert_array_equal(params["w"], update.tensors["params/w"])
-    for mine, theirs in zip(strategy.client_model(state), (params, buffers), strict=True):
-        np.testing.assert_array_equal(mine.buffer, theirs.buffer)
+    evaluated = seen.evaluated[0]
+    np.testing.assert_array_equal(evaluated.params["w"], update.tensors["params/w"])
+    kept = strategy.client_model(state)
+    np.testing.assert_array_equal(kept.params.buffer, evaluated.params.buffer)
+    np.testing.assert_array_equal(kept.buffers.buffer, evaluated.buffers.buffer)
     assert update.evaluation.own[0, 0] == 1
 
 
 def test_the_server_s_model_has_the_mean_and_the_bundle_s_buffers(strategy, model):
-    params, buffers = strategy.server_model(strategy.server_init(model, new_rng()))
-    np.testing.assert_array_equal(params.buffer, model.params.buffer)
-    np.testing.assert_array_equal(buffers.buffer, model.state.buffer)
+    network = strategy.server_model(strategy.server_init(model, new_rng()))
+    np.testing.assert_array_equal(network.params.buffer, model.params.buffer)
+    np.testing.assert_array_equal(network.buffers.buffer, model.buffers.buffer)
 
 
 def test_the_client_s_model_may_be_scored_as_it_was_received(model, make_tools):
@@ -64,9 +67,9 @@ def test_the_client_s_model_may_be_scored_as_it_was_received(model, make_tools):
     tools, seen = make_tools("a", [[2, 4]])
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     _, update = strategy.client_update(strategy.client_init(model), payload, tools)
-    ((params, buffers),) = seen.evaluated
-    np.testing.assert_array_equal(params["w"], [0, 0])
-    np.testing.assert_array_equal(buffers.buffer, model.state.buffer)
+    (network,) = seen.evaluated
+    np.testing.assert_array_equal(network.params["w"], [0, 0])
+    np.testing.assert_array_equal(network.buffers.buffer, model.buffers.buffer)
     np.testing.assert_array_equal(update.tensors["params/w"], [1, 2])
 
 
@@ -88,10 +91,10 @@ def test_fedavg_c_is_fedavg_and_fine_tunes_the_final_model(model, make_tools, sc
         tools, seen = make_tools("a", [[2, 4]])
         payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
         state, update = strategy.client_update(strategy.client_init(model), payload, tools)
-        results.append((update.tensors["params/w"], seen.evaluated[0][0]["w"]))
+        results.append((update.tensors["params/w"], seen.evaluated[0].params["w"]))
     np.testing.assert_array_equal(*results)
     tools, seen = make_tools("a", [[2, 4]])
     final = Payload(round_id=9, tensors={"params/w": np.array([3, 1], np.float32)}, final=True)
     _, update = strategies[1].client_update(state, final, tools)
-    ((scored, _),) = seen.evaluated
-    np.testing.assert_array_equal(scored["w"], [2.5, 2.5])
+    (scored,) = seen.evaluated
+    np.testing.assert_array_equal(scored.params["w"], [2.5, 2.5])

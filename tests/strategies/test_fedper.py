@@ -1,11 +1,9 @@
 """FedPer by arithmetic: body w and head b move together, only w travels."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from headed_model import headed, headed_grad_fn
-from toy_model import SGD, frozen_map, new_rng, server_tools
+from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -16,7 +14,7 @@ _QUARTER = {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.25}}
 
 def _tools(make_tools, name, examples):
     tools, seen = make_tools(name, examples)
-    return dataclasses.replace(tools, grad_fns={"cross_entropy": headed_grad_fn}), seen
+    return changed(tools, grad_fns={"cross_entropy": headed_grad_fn}), seen
 
 
 def test_bodies_meet_at_the_weighted_mean_and_heads_stay(make_tools):
@@ -44,8 +42,8 @@ def test_bodies_meet_at_the_weighted_mean_and_heads_stay(make_tools):
     np.testing.assert_array_equal(state.tensors["params/w"], [1.75 + 1.25 / 4, 0.5 + 5.5 / 4])
     np.testing.assert_array_equal(state.tensors["params/head.b"], [1 + 1.25 / 4, 2 + 5.5 / 4])
     np.testing.assert_array_equal(state.tensors["state/calls"], [2])
-    ((params, _),) = seen.evaluated
-    np.testing.assert_array_equal(params["head.b"], state.tensors["params/head.b"])
+    (network,) = seen.evaluated
+    np.testing.assert_array_equal(network.params["head.b"], state.tensors["params/head.b"])
     assert strategy.server_model(server) is None
 
 
@@ -55,8 +53,8 @@ def test_an_early_score_is_of_the_received_body_with_the_own_head(make_tools):
     tools, seen = _tools(make_tools, "a", [[4, 8]])
     payload = Payload(round_id=3, tensors={"params/w": np.array([5, 6], np.float32)})
     strategy.client_update(strategy.client_init(model), payload, tools)
-    ((params, _),) = seen.evaluated
-    assert {name: value.tolist() for name, value in params.items()} == {
+    (network,) = seen.evaluated
+    assert {name: value.tolist() for name, value in network.params.items()} == {
         "w": [5, 6],
         "head.b": [7, 7],
     }

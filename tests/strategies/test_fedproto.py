@@ -1,10 +1,8 @@
 """FedProto by arithmetic: features are x + w, and every step of rate 1/2 goes half the way."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from toy_model import SGD, array, frozen_map, new_rng, server_tools
+from toy_model import SGD, array, changed, frozen_map, new_rng, server_tools
 from toy_prototypes import prototype_model, registered, with_programs
 
 from protofleet.errors import InputError
@@ -44,13 +42,13 @@ def run(make_tools):
         tools = with_programs(tools, seen, y)
         scores = []
 
-        def evaluate(params, state, *, score=None):
+        def evaluate(network, *, score=None):
             scores.append(score)
-            return tools.evaluate(params, state, score=score)
+            return tools.evaluate(network, score=score)
 
         seen.scores = scores
         state = strategy.client_init(prototype_model()) if state is None else state
-        scored = dataclasses.replace(tools, evaluate=evaluate)
+        scored = changed(tools, evaluate=evaluate)
         state, update = strategy.client_update(state, strategy.downlink(server, "a"), scored)
         return state, registered(update, tools), seen
 
@@ -72,7 +70,7 @@ def test_no_parameter_travels(run):
 def test_512_features_of_10_classes_cost_their_20_480_bytes_and_2_percent_at_most():
     """What a frame adds: the header of the blob, and one byte per class that says it is present."""
     params = frozen_map({"head.weight": np.zeros((10, 512))})
-    model = Model(params=params, state=frozen_map({}), num_classes=10)
+    model = Model(params=params, buffers=frozen_map({}), num_classes=10, input_shape=(2,))
     strategy = fedproto(model)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     assert 20_480 < len(blobs.encode(payload.tensors)) < 20_480 * 1.02

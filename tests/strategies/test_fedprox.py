@@ -54,7 +54,7 @@ def test_two_clients_meet_at_the_weighted_mean_and_buffers_stay(model, make_tool
     assert set(updates[0].tensors) == set(payload.tensors) == {"params/w"}
     after = strategy.aggregate(server, updates, server_tools())
     np.testing.assert_array_equal(after.tensors["params/w"], [2.5, 1.25])
-    assert strategy.server_model(after)[0]["w"].tolist() == [2.5, 1.25]
+    assert strategy.server_model(after).params["w"].tolist() == [2.5, 1.25]
 
 
 def test_mu_is_the_paper_s_and_not_negative(model):

@@ -1,11 +1,9 @@
 """FedRep by arithmetic: first the head b alone, then the body w alone."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from headed_model import headed, headed_grad_fn
-from toy_model import SGD, frozen_map, new_rng, server_tools
+from toy_model import SGD, changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -15,11 +13,11 @@ def _tools(make_tools, name, examples):
     tools, seen = make_tools(name, examples)
     moved = []
 
-    def recorded(params, *rest):
-        moved.append({key: value.tolist() for key, value in params.items()})
-        return headed_grad_fn(params, *rest)
+    def recorded(network, *rest):
+        moved.append({key: value.tolist() for key, value in network.params.items()})
+        return headed_grad_fn(network, *rest)
 
-    return dataclasses.replace(tools, grad_fns={"cross_entropy": recorded}), seen, moved
+    return changed(tools, grad_fns={"cross_entropy": recorded}), seen, moved
 
 
 def test_the_head_moves_first_and_the_body_after_it(make_tools):
@@ -36,8 +34,8 @@ def test_the_head_moves_first_and_the_body_after_it(make_tools):
     np.testing.assert_array_equal(state.tensors["params/head.b"], [6, 0])
     np.testing.assert_array_equal(state.tensors["state/calls"], [3])  # buffers go through both
     assert update.loss == 2.0  # of the body's epoch: (6 - 8)²/2
-    ((params, _),) = seen.evaluated
-    np.testing.assert_array_equal(params["w"], [1, 0])
+    (network,) = seen.evaluated
+    np.testing.assert_array_equal(network.params["w"], [1, 0])
 
 
 def test_bodies_meet_at_the_weighted_mean(make_tools):

@@ -8,7 +8,7 @@ import pytest
 from oracles import fedsub as oracle
 from oracles.clusters import davies_bouldin
 from tiny_perceptron import HIDDEN, perceptron, with_programs
-from toy_model import new_rng, server_tools
+from toy_model import changed, new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
@@ -124,7 +124,7 @@ def _two_clients():
         "head.bias": np.ones(2, np.float32),
     }
     params = TensorMap.pack(tensors)
-    model = Model(params=params, state=TensorMap.pack({}), num_classes=2)
+    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
     a = {
         "tensors": tensors,
         "masks": {"body.0": np.array([[True, False], [False, False]])},
@@ -373,7 +373,7 @@ def _crafted():
     params["body.0.weight"][:2] = np.eye(2)
     params["body.2.weight"][...] = np.diag([1, 2, 1])
     params["head.weight"][[0, 2], [0, 1]] = 1
-    return Model(params=params, state=model.state, num_classes=3)
+    return Model(params=params, buffers=model.buffers, num_classes=3, input_shape=(2,))
 
 
 def test_a_client_sends_class_means_of_raw_examples_and_bits_of_active_units(make_tools):
@@ -410,7 +410,7 @@ def test_received_weights_replace_the_own_ones_and_the_head_stays(make_tools):
     after, _, seen = _client(make_tools, model, still, state=state, tensors=received)
     for name, value in received.items():
         np.testing.assert_array_equal(after.tensors[name], value)
-        np.testing.assert_array_equal(seen.evaluated[0][0][name.removeprefix("params/")], value)
+        np.testing.assert_array_equal(seen.evaluated[0].params[name.removeprefix("params/")], value)
     np.testing.assert_array_equal(
         after.tensors["params/head.weight"], state.tensors["params/head.weight"]
     )
@@ -423,15 +423,15 @@ def test_the_model_is_scored_before_its_training_and_again_after_it(make_tools):
     tools, seen = make_tools("a", [])
     counted = []
 
-    def confusion(params, _state, **_):
-        counted.append(params.copy())
+    def confusion(network, **_):
+        counted.append(network.params.copy())
         return np.eye(3, dtype=np.int64)
 
     tools = with_programs(tools, x=_X, y=_Y, confusion=confusion)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
-    np.testing.assert_array_equal(seen.evaluated[0][0].buffer, model.params.buffer)
-    np.testing.assert_array_equal(counted[0].buffer, strategy.client_model(state)[0].buffer)
+    np.testing.assert_array_equal(seen.evaluated[0].params.buffer, model.params.buffer)
+    np.testing.assert_array_equal(counted[0].buffer, strategy.client_model(state).params.buffer)
     assert (counted[0].buffer != model.params.buffer).any()
     assert update.evaluation.more["after_fit"].tolist() == np.eye(3).tolist()
 
@@ -441,7 +441,7 @@ def test_a_model_that_does_not_tell_its_layers_is_an_error(make_tools):
     strategy = build("fedsub", {}, model)
     tools, _ = make_tools("a", [])
     tools = with_programs(tools, x=_X, y=_Y)
-    tools = dataclasses.replace(tools, layers=lambda _params, _state, x: {"body.0": x})
+    tools = changed(tools, layers=lambda _network, x: {"body.0": x})
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     with pytest.raises(InputError, match=r"expected activations of layer 'body\.2'"):
         strategy.client_update(strategy.client_init(model), payload, tools)
@@ -449,6 +449,6 @@ def test_a_model_that_does_not_tell_its_layers_is_an_error(make_tools):
 
 def test_a_model_without_hidden_dense_layers_is_refused():
     params = TensorMap.pack({"head.weight": np.zeros((2, 3)), "head.bias": np.zeros(2)})
-    model = Model(params=params, state=TensorMap.pack({}), num_classes=2)
+    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
     with pytest.raises(InputError, match="expected dense layers"):
         build("fedsub", {}, model)

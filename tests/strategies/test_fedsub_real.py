@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -13,22 +12,23 @@ from packed import pack_update
 from toy_model import server_tools
 
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.coordinator.admission import expect_updates
-from protofleet.coordinator.config import FederationConfig, StrategySettings
-from protofleet.coordinator.plan import make_plan
 from protofleet.datasets.derived import WESAD_CLASSES, wesad_features_pool
 from protofleet.datasets.federate import Natural, Stratified, federate
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
+from protofleet.federation.coding import read_update
+from protofleet.federation.plan import make_plan
+from protofleet.federation.records import Costs
+from protofleet.federation.settings import FederationConfig, StrategySettings
 from protofleet.runtime import open_programs
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Payload
-from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.tensors import blobs
+from protofleet.wire.broker_access import BrokerAccess
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow]
 
 _SGD = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -64,7 +64,7 @@ class Federation:
     def __init__(self, bundle, people, tmp_path, name, **settings):
         config = FederationConfig(
             federation="home",
-            broker="mqtt://127.0.0.1",
+            broker=BrokerAccess(url="mqtt://127.0.0.1"),
             bundle=bundle,
             run_dir=tmp_path,
             rounds=1,
@@ -77,7 +77,6 @@ class Federation:
             for client, data in people.items()
         }
         self.counts = {c: np.bincount(d.y_train, minlength=3) for c, d in people.items()}
-        self.expected = expect_updates(plan, (13,)).tensors
         self.strategy = plan.strategy
         self.server = plan.server_init()
         self.states = dict.fromkeys(people)
@@ -93,12 +92,12 @@ class Federation:
         tensors = blobs.decode(blobs.encode(sent.tensors, {}), max_bytes=1 << 20)[0]
         payload = Payload(round_id=sent.round_id, tensors=tensors, final=final)
         self.states[client], update = self.learners[client].train(
-            self.strategy, self.states[client], payload, seed=3, cancelled=threading.Event()
+            self.strategy, self.states[client], payload, seed=3
         )
         data = pack_update(update, Costs())
-        received, _ = unpack_update(data, max_bytes=1 << 20)
+        received = read_update(data)
         self.strategy.check(received)
-        assert self.expected == {n: (v.shape, v.dtype) for n, v in received.tensors.items()}
+        self.strategy.uplink.check(received.tensors)
         return dataclasses.replace(received, class_counts=self.counts[client])
 
 

@@ -87,6 +87,22 @@ def test_one_client_gets_its_own_params_back(federation, rule):
         np.testing.assert_array_equal(after.tensors[key], update.tensors[key])
 
 
+def test_updates_hold_what_the_strategy_declares(federation):
+    """All of it in round 1, and never anything else."""
+    uplink = federation.strategy.uplink
+    states, server = {}, federation.server
+    for round_id in (1, 2, 3):
+        updates = []
+        for client_id in _EXAMPLES:
+            state = states.get(client_id)
+            states[client_id], update = federation.client(client_id, state=state, server=server)
+            uplink.check(update.tensors)
+            if round_id == 1:
+                assert update.tensors.keys() == {*uplink.required, *uplink.optional}
+            updates.append(update)
+        server = federation.aggregate(updates, server)
+
+
 @_EVERY_RULE
 def test_permuted_updates_change_no_bit(federation, rule):
     updates = federation.updates(["a", "b", "c"])
@@ -122,8 +138,9 @@ def test_state_survives_save_and_load(federation):
     if models[0] is None:
         assert models[1] is None
         return
-    for one, two in zip(*models, strict=True):
-        np.testing.assert_array_equal(one.buffer, two.buffer)
+    one, two = models
+    np.testing.assert_array_equal(one.params.buffer, two.params.buffer)
+    np.testing.assert_array_equal(one.buffers.buffer, two.buffers.buffer)
 
 
 def test_the_same_rng_gives_the_same_bits(federation):

@@ -1,12 +1,11 @@
 """Local by arithmetic: rounds are one training that is never told of others."""
 
-import dataclasses
-
 import numpy as np
 import pytest
-from toy_model import SGD, new_rng, server_tools
+from toy_model import SGD, changed, new_rng, server_tools
 
-from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies import build
+from protofleet.strategies.types import Uplink
 
 
 def _rounds(strategy, model, tools, count):
@@ -29,10 +28,10 @@ def test_a_round_goes_on_where_the_last_one_ended(model, make_tools):
     strategy = build("local", SGD, model)
     tools, seen = make_tools("a", [[2, 4]])
     state, updates = _rounds(strategy, model, tools, 2)
-    assert [params["w"].tolist() for params, _ in seen.evaluated] == [[1, 2], [1.5, 3]]
-    np.testing.assert_array_equal(strategy.client_model(state)[0]["w"], [1.5, 3])
+    assert [network.params["w"].tolist() for network in seen.evaluated] == [[1, 2], [1.5, 3]]
+    np.testing.assert_array_equal(strategy.client_model(state).params["w"], [1.5, 3])
     assert [update.loss for update in updates] == [10, 2.5]
-    assert DESCRIPTIONS["local"].may_abstain
+    assert strategy.uplink == Uplink()
 
 
 @pytest.mark.parametrize(
@@ -55,15 +54,15 @@ def _best(model, make_tools, scores, **settings):
     turn = iter(scores)
     tools, seen = make_tools("a", [[2, 2]])
 
-    def confusion(_params, _state, **_):
+    def confusion(_network, **_):
         right = next(turn)
         return None if right is None else np.array([[right, 10 - right], [0, 0]])
 
-    tools = dataclasses.replace(tools, confusion=confusion)
+    tools = changed(tools, confusion=confusion)
     strategy = build("local", {**SGD, "epochs": 4, "keep_best": True, **settings}, model)
     state, (update,) = _rounds(strategy, model, tools, 1)
-    ((scored, _),) = seen.evaluated
-    np.testing.assert_array_equal(scored["w"], state.tensors["params/w"])
+    (scored,) = seen.evaluated
+    np.testing.assert_array_equal(scored.params["w"], state.tensors["params/w"])
     return state, update
 
 

@@ -1,11 +1,9 @@
 """MOON by arithmetic, with the toy program of laws/case_moon.py: features are x·w."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from laws.case_moon import moon_grad_fn, moon_tools
-from toy_model import SGD, new_rng, server_tools
+from toy_model import SGD, changed, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
@@ -17,11 +15,11 @@ _X = [[2, 4], [6, 0]]
 def _round(strategy, tools, state, w, round_id):
     seen = []
 
-    def recorded(params, buffers, batch, rng):
+    def recorded(network, batch, rng):
         seen.append({k: np.array(batch[k]) for k in ("x", "positive", "negative", "tau", "mu")})
-        return moon_grad_fn(params, buffers, batch, rng)
+        return moon_grad_fn(network, batch, rng)
 
-    tools = dataclasses.replace(tools, grad_fns={"moon": recorded})
+    tools = changed(tools, grad_fns={"moon": recorded})
     payload = Payload(round_id=round_id, tensors={"params/w": np.array(w, np.float32)})
     return (*strategy.client_update(state, payload, tools), seen)
 
@@ -57,7 +55,7 @@ def test_two_rounds_of_one_client(model, make_tools):
     state, update, _ = _round(strategy, tools, state, [4, 2], 2)
     assert set(update.tensors) == {"params/w"}
     np.testing.assert_array_equal(update.tensors["params/w"], [20, 6])
-    np.testing.assert_array_equal(evaluated.evaluated[1][0]["w"], [20, 6])
+    np.testing.assert_array_equal(evaluated.evaluated[1].params["w"], [20, 6])
 
 
 def test_two_clients_meet_at_the_weighted_mean(model, make_tools):
@@ -93,7 +91,7 @@ def test_a_client_without_examples_calls_no_program(model, make_tools):
 
     strategy = build("moon", SGD, model)
     tools, _ = make_tools("a", [])
-    tools = dataclasses.replace(tools, features=never, grad_fns={"moon": never})
+    tools = changed(tools, features=never, grad_fns={"moon": never})
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     _, update = strategy.client_update(strategy.client_init(model), payload, tools)
     assert update.num_examples == 0

@@ -1,6 +1,7 @@
 """ProtoHAR by arithmetic: one full-batch step of each phase, and means over two clients."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -34,12 +35,12 @@ def _round(make_tools, strategy, model, *, state=None, **tensors):
     return strategy.client_update(state, payload, tools)
 
 
-def _stepped(params, direction, rate, *, head):
-    """``params`` with the head, or all but the head, moved."""
-    moved = params.copy()
-    for name, value in moved.items():
+def _stepped(network, direction, rate, *, head):
+    """``network`` with the head, or all but the head, moved."""
+    moved = network.copy()
+    for name, value in moved.params.items():
         if name.startswith("head.") == head:
-            moved[name][...] = value - np.float32(rate) * direction[name]
+            moved.params[name][...] = value - np.float32(rate) * direction[name]
     return moved
 
 
@@ -56,28 +57,29 @@ def test_the_head_steps_first_and_then_the_body_with_the_new_head(make_tools, mo
         make_tools, strategy, model, prototypes=prototypes, present=np.array([1, 0, 1], np.uint8)
     )
     batch = _batch(prototypes)
-    first = cross_entropy(model.params, model.state, batch, None).grads
-    head = _stepped(model.params, first, _HEAD_LR, head=True)
-    second = prototype_mse(head, model.state, batch, None).grads
+    first = cross_entropy(model.network, batch, None).grads
+    head = _stepped(model.network, first, _HEAD_LR, head=True)
+    second = prototype_mse(head, batch, None).grads
     expected = _stepped(head, second, _LR, head=False)
-    for name, value in expected.items():
+    for name, value in expected.params.items():
         np.testing.assert_allclose(state.tensors[f"params/{name}"], value, rtol=1e-6, err_msg=name)
         assert (f"params/{name}" in update.tensors) != name.startswith("head.")
-    plain = _stepped(head, cross_entropy(head, model.state, batch, None).grads, _LR, head=False)
-    assert not np.allclose(plain.buffer, expected.buffer, rtol=1e-3)
+    plain = _stepped(head, cross_entropy(head, batch, None).grads, _LR, head=False)
+    assert not np.allclose(plain.params.buffer, expected.params.buffer, rtol=1e-3)
 
 
 def test_gradients_of_the_test_s_own_model_are_those_of_its_loss(model):
     """Central differences in float64 of the loss along every parameter."""
     batch = _batch(np.ones((3, 4), np.float32), weight=0.7)
-    step = prototype_mse(model.params, model.state, batch, None)
+    step = prototype_mse(model.network, batch, None)
     for name, grads in step.grads.items():
         for where in np.ndindex(grads.shape):
             sides = []
             for sign in (1, -1):
                 moved = {key: value.astype(np.float64) for key, value in model.params.items()}
                 moved[name][where] += sign * 1e-5
-                sides.append(prototype_mse(moved, model.state, batch, None).loss)
+                at = SimpleNamespace(params=moved, buffers=model.buffers)
+                sides.append(prototype_mse(at, batch, None).loss)
             assert grads[where] == pytest.approx((sides[0] - sides[1]) / 2e-5, abs=1e-4)
 
 
@@ -98,10 +100,12 @@ def test_both_phases_go_on_with_their_moments(make_tools, model):
     body = {name: v for name, v in update.tensors.items() if name.startswith("params/")}
     later, _ = _round(make_tools, strategy, model, state=state, **body)
     batch = _batch(np.zeros((3, 4), np.float32))
-    first = cross_entropy(model.params, model.state, batch, None).grads["head.bias"]
-    before, _ = strategy.client_model(state)
-    second = cross_entropy(before, model.state, batch, None).grads["head.bias"]
-    expected = before["head.bias"] - np.float32(_HEAD_LR) * (np.float32(0.9) * first + second)
+    first = cross_entropy(model.network, batch, None).grads["head.bias"]
+    before = strategy.client_model(state)
+    second = cross_entropy(before, batch, None).grads["head.bias"]
+    expected = before.params["head.bias"] - np.float32(_HEAD_LR) * (
+        np.float32(0.9) * first + second
+    )
     np.testing.assert_allclose(later.tensors["params/head.bias"], expected, rtol=1e-6)
     assert {"body/optimiser/0.0", "head/optimiser/0.0"} <= later.tensors.keys()
 
@@ -109,7 +113,7 @@ def test_both_phases_go_on_with_their_moments(make_tools, model):
 def test_the_update_holds_class_means_of_the_trained_model_s_features(make_tools, model):
     strategy = build("protohar", _STEP, model)
     state, update = _round(make_tools, strategy, model)
-    found = features(*strategy.client_model(state), _X)
+    found = features(strategy.client_model(state), _X)
     expected = [found[:2].mean(axis=0), np.zeros(4), found[2:].mean(axis=0)]
     np.testing.assert_allclose(update.tensors["prototypes"], expected, rtol=1e-6)
 
@@ -119,8 +123,8 @@ def test_the_model_is_scored_before_its_training_and_again_after_it(make_tools, 
     tools, seen = make_tools("a", [])
     counted = []
 
-    def confusion(params, _state, **_):
-        counted.append(params.copy())
+    def confusion(network, **_):
+        counted.append(network.params.copy())
         return np.eye(3, dtype=np.int64)
 
     tools = with_programs(tools, x=_X, y=_Y, confusion=confusion)
@@ -128,10 +132,10 @@ def test_the_model_is_scored_before_its_training_and_again_after_it(make_tools, 
     body = {n: v + 1 for n, v in payload.tensors.items() if n.startswith("params/")}
     payload = dataclasses.replace(payload, tensors={**payload.tensors, **body})
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
-    for name, value in seen.evaluated[0][0].items():
+    for name, value in seen.evaluated[0].params.items():
         expected = body.get(f"params/{name}", model.params[name])
         np.testing.assert_array_equal(value, expected, err_msg=name)
-    np.testing.assert_array_equal(counted[0].buffer, strategy.client_model(state)[0].buffer)
+    np.testing.assert_array_equal(counted[0].buffer, strategy.client_model(state).params.buffer)
     assert update.evaluation.more["after_fit"].tolist() == np.eye(3).tolist()
 
 

@@ -125,7 +125,7 @@ def test_the_width_of_features_is_that_of_the_head_s_first_matrix():
             "head.3.weight": np.zeros((2, 4)),
         }
     )
-    model = Model(params=params, state=frozen_map({}), num_classes=2)
+    model = Model(params=params, buffers=frozen_map({}), num_classes=2, input_shape=(2,))
     assert feature_width(model, "head.") == 7
     with pytest.raises(InputError, match="setting 'head': expected how the name"):
         feature_width(model, "classifier.")

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from real_federation import TRAINING, RealFederation, mean_accuracy, perceptron_bundle
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 _LOCAL_INIT = {"kind": "ala", "max_passes": 20}
 
 

@@ -19,9 +19,11 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     Strategy,
+    TensorForm,
     Travels,
     Update,
     Updates,
+    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -32,7 +34,6 @@ DESCRIPTION = Description(
     travels=Travels(down=(), up=(), personal=()),
     class_counts=True,
     final_fit=True,
-    may_abstain=True,
 )
 
 
@@ -40,14 +41,14 @@ def build(_settings: object, model: Model) -> Strategy:
     def client_update(
         state: ClientState, payload: Payload, tools: ClientTools
     ) -> tuple[ClientState, Update]:
-        abstains = len(tools.y) and payload.round_id == 1
-        evaluation = tools.evaluate(model.params, model.state)
+        abstains = len(tools.training.y) and payload.round_id == 1
+        evaluation = tools.evaluate(model.network)
         if payload.final and evaluation.own is not None:
             evaluation = replace(evaluation, more={"final": evaluation.own})
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
-            num_examples=len(tools.y),
+            num_examples=len(tools.training.y),
             tensors={} if abstains else {"mark": np.ones(2, np.float32)},
             evaluation=evaluation,
         )
@@ -56,6 +57,7 @@ def build(_settings: object, model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=None,
+        uplink=Uplink(optional={"mark": TensorForm((2,))}),
         server_init=lambda _model, _rng: ServerState(round_id=0, tensors={}),
         downlink=lambda state, _: Payload(round_id=state.round_id + 1, tensors=state.tensors),
         client_init=client_init,

@@ -5,8 +5,6 @@ Round r turns the state c into 10 c + r, so 123 means rounds 1, 2 and 3, once ea
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from protofleet.strategies.common import downlink
@@ -17,10 +15,12 @@ from protofleet.strategies.types import (
     Payload,
     ServerState,
     Strategy,
+    TensorForm,
     Travels,
     Update,
+    Uplink,
 )
-from protofleet.tensors import Model
+from protofleet.tensors import Model, Network
 
 
 def counting(_settings: object, model: Model | None) -> Strategy:
@@ -33,13 +33,13 @@ def counting(_settings: object, model: Model | None) -> Strategy:
         update = Update(
             client_id=tools.client_id,
             round_id=payload.round_id,
-            num_examples=len(tools.y),
+            num_examples=len(tools.training.y),
             tensors=chain,
         )
         return ClientState(round_id=payload.round_id, tensors=chain), update
 
-    def client_model(_state: ClientState) -> tuple[Any, Any]:
-        return model.params, model.state
+    def client_model(_state: ClientState) -> Network:
+        return model.network
 
     return Strategy(
         description=Description(
@@ -49,6 +49,7 @@ def counting(_settings: object, model: Model | None) -> Strategy:
             travels=Travels(down=(), up=(), personal=()),
         ),
         settings=None,
+        uplink=Uplink(required={"chain": TensorForm((1,), "float64")}),
         server_init=lambda _model, _rng: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
         downlink=downlink,
         client_init=lambda _: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),

@@ -9,12 +9,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from protofleet.bundle import Bundle
-from protofleet.coordinator.config import FederationConfig
-from protofleet.wire.endpoint import Endpoint, Incoming
-from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.federation.settings import FederationConfig
+from protofleet.wire.endpoint import DeviceEndpoint, PeerMessage
+from protofleet.wire.link import Connected
 from protofleet.wire.messages import Presence, Task
-from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Received, Rejected
+from protofleet.wire.transfer import Received, Rejected
 
 
 class HostileDevice:
@@ -38,7 +37,6 @@ class HostileDevice:
         class_counts: tuple[int, ...] = (),
     ) -> None:
         bundle = Bundle.open(config.bundle)
-        topics = Topics(config.federation)
         folder = Path(config.run_dir).with_name(f"hostile-{name}")
         folder.mkdir()
         self.rejections: list[str] = []
@@ -52,9 +50,7 @@ class HostileDevice:
             num_examples=sum(class_counts),
             class_counts=class_counts,
         )
-        filters = topics.device_filters(name)
-        link = Link(LinkOptions(url=config.broker, client_id=name, filters=filters))
-        self._endpoint = Endpoint(link, topics, Courier(folder), device_id=name)
+        self._endpoint = DeviceEndpoint.create(config.broker, config.federation, name, folder)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -68,14 +64,15 @@ class HostileDevice:
             match self._endpoint.poll(0.05):
                 case Connected():
                     self._endpoint.publish(self._presence)
-                case Incoming(message=Task(task="train") as task):
-                    self._endpoint.expect("", task.payload)
-                case Incoming(message=Task()):
+                case PeerMessage(message=Task(task="train") as task):
+                    self._endpoint.expect(task.payload)
+                case PeerMessage(message=Task()):
                     break
-                case Received(manifest=manifest):
-                    self._endpoint.accept(manifest.transfer_id)
-                    blob = self._answer(manifest.round_id)
-                    self._endpoint.send_update(blob, manifest.round_id)
+                case Received(offer=offer):
+                    self._endpoint.accept(offer.transfer_id)
+                    blob = self._answer(offer.round_id)
+                    self._endpoint.send_update(blob, offer.round_id)
                 case Rejected(reason=reason):
                     self.rejections.append(reason)
-        self._endpoint.close(replace(self._presence, status="left"))
+        self._endpoint.publish(replace(self._presence, status="left"))
+        self._endpoint.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from protofleet.federation.coding import encode_update
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import Update
-from protofleet.strategies.updates import Costs, encode_update
 from protofleet.wire.codecs import Codec
 
 

@@ -5,12 +5,12 @@ Unless they agree, two clients have two classes mixed up, so that personal model
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from onnx_registry import share_registry
 from tiny_bundle import tiny_data
 from toy_model import server_tools
 
@@ -36,6 +36,7 @@ def perceptron_bundle(path: Path, objectives: tuple[str, ...]) -> Bundle:
     from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415
     from protofleet.export.models import build_model  # noqa: PLC0415
 
+    share_registry()
     torch.manual_seed(0)
     spec = BundleSpec(
         name="perceptron",
@@ -70,7 +71,7 @@ class RealFederation:
                 round_id=sent.round_id, tensors=_through_a_blob(sent.tensors), final=final
             )
             self.states[client], update = learner.train(
-                self.strategy, self.states[client], payload, seed=5, cancelled=threading.Event()
+                self.strategy, self.states[client], payload, seed=5
             )
             updates.append(update)
         if not final:

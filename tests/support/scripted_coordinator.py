@@ -11,14 +11,16 @@ from typing import Any, Literal, Self
 from toy_model import new_rng, server_tools
 
 from protofleet.bundle import Bundle
+from protofleet.federation.coding import decode_update
+from protofleet.federation.records import Costs
 from protofleet.strategies.types import ServerState, Strategy, Update
-from protofleet.strategies.updates import Costs, unpack_update
 from protofleet.tensors import blobs
-from protofleet.wire.endpoint import Endpoint, Incoming
-from protofleet.wire.link import Connected, Link, LinkOptions
-from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Presence, Task
-from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Received, Rejected
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.codecs import Coding
+from protofleet.wire.endpoint import CoordinatorEndpoint, PeerMessage
+from protofleet.wire.link import Connected
+from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
+from protofleet.wire.transfer import Received, Rejected
 
 FEDERATION = "test-fed"
 Answer = Literal["take", "reject", "ignore"]
@@ -54,10 +56,8 @@ class ScriptedCoordinator:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        topics = Topics(FEDERATION)
-        filters = topics.coordinator_filters()
-        link = Link(LinkOptions(url=url, client_id="coordinator", filters=filters))
-        self._endpoint = Endpoint(link, topics, Courier(folder))
+        broker = BrokerAccess(url=url)
+        self._endpoint = CoordinatorEndpoint.create(broker, FEDERATION, folder)
         self._bundle, self._strategy, self._settings = bundle, strategy, dict(settings)
         self._announced_bundle = announced_bundle or bundle.digest
         self._devices, self._rounds = devices, rounds
@@ -140,7 +140,7 @@ class ScriptedCoordinator:
 
     def _send_finish(self, device_id: str) -> None:
         finish = Task(task="finish", round_id=self._rounds, federation=FEDERATION)
-        self._endpoint.publish(finish, device_id)
+        self._endpoint.send_finish(device_id, finish)
 
     def _send_task(self, device_id: str, round_id: int) -> None:
         payload = self._strategy.downlink(self.state, device_id)
@@ -164,8 +164,8 @@ class ScriptedCoordinator:
                 self._take(event)
             elif isinstance(event, Rejected):
                 self.rejected.append(event.reason)
-            elif isinstance(event, Incoming):
-                self._hear(event.peer, event.message)
+            elif isinstance(event, PeerMessage):
+                self._hear(event.device_id, event.message)
 
     def _announce(self) -> None:
         self._endpoint.publish(
@@ -181,30 +181,34 @@ class ScriptedCoordinator:
             )
         )
 
-    def _hear(self, peer: str, message: object) -> None:
+    def _hear(self, device_id: str, message: object) -> None:
         if isinstance(message, Presence):
-            self.presence[peer] = message
+            self.presence[device_id] = message
             if message.bundle != self._announced_bundle:
                 self._announce()
             if message.status == "online":
-                self._invite_again(peer)
+                self._invite_again(device_id)
         elif isinstance(message, Heartbeat):
             self.heartbeats.append(message)
-        elif isinstance(message, Manifest):
+        elif isinstance(message, TransferOffer):
             answer = self._answer(message.round_id, max(self.updates))
             if answer == "take":
-                self._endpoint.expect(peer, message)
+                self._endpoint.expect(device_id, message)
                 return
-            self._settled[message.round_id].add(peer)
+            self._settled[message.round_id].add(device_id)
             if answer == "reject":
-                self._endpoint.reject(peer, message.transfer_id, "as the test wants it")
+                self._endpoint.reject(
+                    device_id, message.transfer_id, "offer", "as the test wants it"
+                )
 
     def _take(self, event: Received) -> None:
-        update, record = unpack_update(event.path.read_bytes(), max_bytes=1 << 30)
-        self.updates[update.round_id][event.peer] = update
-        self.costs[update.round_id][event.peer] = record.costs
-        self._settled[update.round_id].add(event.peer)
-        self._endpoint.accept(event.manifest.transfer_id)
+        blob = event.path.read_bytes()
+        decoded = decode_update(blob, Coding(), {}, max_bytes=1 << 30)
+        round_id = decoded.record.round_id
+        self.updates[round_id][event.device_id] = decoded.update
+        self.costs[round_id][event.device_id] = decoded.record.costs
+        self._settled[round_id].add(event.device_id)
+        self._endpoint.accept(event.offer.transfer_id)
 
     def _count(self, status: str) -> int:
         return sum(p.status == status for p in self.presence.values())

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from protofleet.coordinator import events
-from protofleet.coordinator.config import FederationConfig
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.plan import make_plan
 from protofleet.coordinator.run import open_service
 from protofleet.edge.join import JoinOptions, open_agent
 from protofleet.edge.training import LocalData
+from protofleet.federation.plan import make_plan
+from protofleet.federation.settings import FederationConfig
 from protofleet.strategies.types import ServerState
 
 

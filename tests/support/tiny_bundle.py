@@ -1,7 +1,8 @@
-"""A signed bundle small enough for any test: a linear softmax model made by hand, without PyTorch.
+"""A signed bundle small enough for any test: a linear softmax model, without PyTorch and onnx.
 
 The loss is the mean cross-entropy of ``x @ w + b``; its gradients are written out in the graph, so
-that a round of training takes well under a millisecond per step.
+that a round of training takes well under a millisecond per step. ``make_tiny_programs.py`` made the
+programs, which lie beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from onnx import TensorProto, checker, helper
 
 from protofleet.bundle import write_bundle
 from protofleet.bundle.manifest import (
@@ -27,6 +27,7 @@ from protofleet.bundle.manifest import (
 from protofleet.tensors import Layout, TensorMap
 from protofleet.tensors.blobs import encode
 
+PROGRAMS = Path(__file__).with_name("tiny_programs")
 SETTINGS: Mapping[str, Any] = {"epochs": 1, "batch_size": 16}
 
 
@@ -45,19 +46,17 @@ def tiny_bundle(
         path: ``*.pfb`` gives a single file, anything else a folder.
         key: signs the manifest.
         features: D; parameters are ``w (D, C)`` and ``b (C,)``, drawn from N(0, 0.1²) and zero.
-        classes: C.
+        classes: C; the programs of this D and C are among the committed ones.
         strategy: name in the manifest.
         settings: the strategy's defaults in the manifest.
 
     Returns:
         ``path``.
     """
-    files = {
-        "programs/infer.onnx": _infer(features, classes),
-        "programs/features.onnx": _features(features, classes),
-        "programs/train.onnx": _train(features, classes),
-        "params.safetensors": encode(initial_params(features, classes), {}),
-    }
+    programs = PROGRAMS / f"{features}x{classes}"
+    names = ("infer.onnx", "features.onnx", "train.onnx")
+    files = {f"programs/{name}": (programs / name).read_bytes() for name in names}
+    files["params.safetensors"] = encode(initial_params(features, classes), {})
     write_bundle(path, _manifest(features, classes, strategy, settings), files, key)
     return path
 
@@ -131,72 +130,3 @@ def _programs(features: int, classes: int) -> dict[str, Program]:
 
 def _output(key: str, classes: int) -> Port:
     return Port(name=key, role="output", key=key, dtype="float32", shape=("batch", classes))
-
-
-def _logits_nodes(result: str) -> list[Any]:
-    return [
-        helper.make_node("MatMul", ["x", "w"], ["xw"]),
-        helper.make_node("Add", ["xw", "b"], [result]),
-    ]
-
-
-def _infer(features: int, classes: int) -> bytes:
-    return _model(_logits_nodes("logits"), features, classes, {"logits": ["batch", classes]})
-
-
-def _features(features: int, classes: int) -> bytes:
-    nodes = [*_logits_nodes("z"), helper.make_node("Tanh", ["z"], ["features"])]
-    return _model(nodes, features, classes, {"features": ["batch", classes]})
-
-
-def _train(features: int, classes: int) -> bytes:
-    """With p = softmax(logits) and t one-hot: dlogits = (p - t)/B, dw = xᵀ dlogits, db = Σ."""
-    nodes = [
-        *_logits_nodes("logits"),
-        helper.make_node("LogSoftmax", ["logits"], ["logp"], axis=-1),
-        helper.make_node("Exp", ["logp"], ["p"]),
-        helper.make_node("OneHot", ["y", "depth", "off_on"], ["t"], axis=-1),
-        helper.make_node("Mul", ["t", "logp"], ["tlogp"]),
-        helper.make_node("ReduceSum", ["tlogp", "last"], ["per_example"], keepdims=0),
-        helper.make_node("ReduceMean", ["per_example"], ["mean"], keepdims=0),
-        helper.make_node("Neg", ["mean"], ["loss"]),
-        helper.make_node("Sub", ["p", "t"], ["residual"]),
-        helper.make_node("Shape", ["y"], ["shape"]),
-        helper.make_node("Cast", ["shape"], ["batch_f"], to=TensorProto.FLOAT),
-        helper.make_node("Div", ["residual", "batch_f"], ["dlogits"]),
-        helper.make_node("Transpose", ["x"], ["xt"], perm=[1, 0]),
-        helper.make_node("MatMul", ["xt", "dlogits"], ["dw"]),
-        helper.make_node("ReduceSum", ["dlogits", "first"], ["db"], keepdims=0),
-    ]
-    outputs = {"loss": [], "dw": [features, classes], "db": [classes]}
-    constants = [
-        helper.make_tensor("depth", TensorProto.INT64, [], [classes]),
-        helper.make_tensor("off_on", TensorProto.FLOAT, [2], [0.0, 1.0]),
-        helper.make_tensor("last", TensorProto.INT64, [1], [1]),
-        helper.make_tensor("first", TensorProto.INT64, [1], [0]),
-    ]
-    return _model(nodes, features, classes, outputs, constants)
-
-
-def _model(
-    nodes: list[Any],
-    features: int,
-    classes: int,
-    outputs: Mapping[str, list[Any]],
-    constants: list[Any] | None = None,
-) -> bytes:
-    inputs = {"w": [features, classes], "b": [classes], "x": ["batch", features]}
-    ports = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
-    if "loss" in outputs:
-        ports.append(helper.make_tensor_value_info("y", TensorProto.INT64, ["batch"]))
-    graph = helper.make_graph(
-        nodes,
-        "tiny",
-        ports,
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in outputs.items()],
-        initializer=constants or [],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    checker.check_model(model)
-    data: bytes = model.SerializeToString()
-    return data

@@ -4,9 +4,10 @@ Parameters are named as those of the exported model ``mlp``; gradients are those
 in float64.
 """
 
-import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
+from toy_model import changed
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
@@ -27,12 +28,14 @@ def perceptron(inputs=2, hidden=(3, 4), classes=3, seed=1):
     params.buffer.flags.writeable = False
     return Model(
         params=TensorMap(params.layout, params.buffer),
-        state=TensorMap.pack({}),
+        buffers=TensorMap.pack({}),
         num_classes=classes,
+        input_shape=(inputs,),
     )
 
 
-def layers(params, _state, x):
+def layers(network, x):
+    params = network.params
     found, values = {}, x.reshape(len(x), -1)
     for name in HIDDEN:
         values = np.maximum(values @ params[f"{name}.weight"].T + params[f"{name}.bias"], 0)
@@ -40,20 +43,20 @@ def layers(params, _state, x):
     return found
 
 
-def features(params, state, x):
-    return layers(params, state, x)[HIDDEN[-1]]
+def features(network, x):
+    return layers(network, x)[HIDDEN[-1]]
 
 
-def predict(params, state, x):
-    return features(params, state, x) @ params["head.weight"].T + params["head.bias"]
+def predict(network, x):
+    return features(network, x) @ network.params["head.weight"].T + network.params["head.bias"]
 
 
-def cross_entropy(params, state, batch, _rng):
+def cross_entropy(network, batch, _rng):
     """Mean cross-entropy of the batch."""
-    return _backward(params, state, batch, lambda _features: (0.0, 0.0))
+    return _backward(network, batch, lambda _features: (0.0, 0.0))
 
 
-def prototype_mse(params, state, batch, _rng):
+def prototype_mse(network, batch, _rng):
     """The same + weight · mean squared difference to the prototypes of classes that are present."""
 
     def pull(found):
@@ -62,12 +65,12 @@ def prototype_mse(params, state, batch, _rng):
         weight = float(batch["weight"])
         return weight * (gaps**2).mean(), 2 * weight * gaps / gaps.size
 
-    return _backward(params, state, batch, pull)
+    return _backward(network, batch, pull)
 
 
 def with_programs(tools, **changes):
     """``tools`` that run this model's programs."""
-    return dataclasses.replace(
+    return changed(
         tools,
         grad_fns={"cross_entropy": cross_entropy, "prototype_mse": prototype_mse},
         predict=predict,
@@ -77,12 +80,14 @@ def with_programs(tools, **changes):
     )
 
 
-def _backward(params, state, batch, pull):
+def _backward(network, batch, pull):
+    params = network.params
     wide = {name: value.astype(np.float64) for name, value in params.items()}
+    exact = SimpleNamespace(params=wide)
     x, y = batch["x"].reshape(len(batch["y"]), -1).astype(np.float64), batch["y"]
-    hidden = layers(wide, state, x)
+    hidden = layers(exact, x)
     found = hidden[HIDDEN[-1]]
-    logits = predict(wide, state, x)
+    logits = predict(exact, x)
     shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
     probabilities = shifted / shifted.sum(axis=1, keepdims=True)
     rows = np.arange(len(y))
@@ -101,4 +106,4 @@ def _backward(params, state, batch, pull):
             error += pulled
         error *= values > 0
     packed = TensorMap.pack({name: grads[name] for name in params})
-    return Step(loss=float(loss), grads=packed, state=state)
+    return Step(loss=float(loss), grads=packed, buffers=network.buffers)

@@ -5,6 +5,8 @@ a full-batch step of rate 1/2 goes half the way to the mean of the examples. Its
 prototypes are the old ones plus 0.1.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from protofleet.strategies.types import ServerTools, Step
@@ -26,14 +28,20 @@ def frozen_map(tensors):
     return TensorMap(made.layout, made.buffer)
 
 
-def grad_fn(params, state, batch, _rng):
-    difference = params["w"] - batch["x"]
-    new_state = state.copy()
-    if LOCAL in state:
-        new_state[LOCAL][...] += np.float32(0.1)
-    grads = TensorMap.zeros(params.layout)
+def grad_fn(network, batch, _rng):
+    difference = network.params["w"] - batch["x"]
+    buffers = network.buffers.copy()
+    if LOCAL in buffers:
+        buffers[LOCAL][...] += np.float32(0.1)
+    grads = TensorMap.zeros(network.params.layout)
     grads["w"][...] = difference.mean(axis=0)
-    return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, state=new_state)
+    return Step(loss=float((difference**2).sum(axis=1).mean() / 2), grads=grads, buffers=buffers)
+
+
+def changed(tools, **changes):
+    """Tools of a client with other fields, those of its ``training`` among them."""
+    inner = {name: changes.pop(name) for name in ("x", "y", "grad_fns", "rng") if name in changes}
+    return replace(tools, training=replace(tools.training, **inner), **changes)
 
 
 def new_rng():

@@ -8,7 +8,7 @@ anchors, and ``prototype_mse`` w with ``weight`` times the mean gap between feat
 import dataclasses
 
 import numpy as np
-from toy_model import frozen_map
+from toy_model import changed, frozen_map
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
@@ -18,7 +18,7 @@ HEAD = "head.prototypes"
 
 def prototype_model():
     params = frozen_map({"w": [0, 0], HEAD: [[1, 0], [0, 1]]})
-    return Model(params=params, state=frozen_map({"beta": 0.3}), num_classes=2)
+    return Model(params=params, buffers=frozen_map({"beta": 0.3}), num_classes=2, input_shape=(2,))
 
 
 def with_programs(tools, seen, y):
@@ -26,36 +26,37 @@ def with_programs(tools, seen, y):
     seen.batches = []
 
     def recorded(pull):
-        def grad_fn(params, state, batch, _rng):
+        def grad_fn(network, batch, _rng):
+            params = network.params
             seen.batches.append({**batch, HEAD: params[HEAD].copy()})
             grads = TensorMap.zeros(params.layout)
             difference = params["w"] - batch["x"]
             grads["w"][...] = difference.mean(axis=0)
             pull(params, batch, grads)
             loss = float((difference**2).sum(axis=1).mean() / 2)
-            return Step(loss=loss, grads=grads, state=state)
+            return Step(loss=loss, grads=grads, buffers=network.buffers)
 
         return grad_fn
 
-    return dataclasses.replace(
+    return changed(
         tools,
         y=np.array(y, np.int64),
         grad_fns={
             "prototype_distance": recorded(_to_anchors),
             "prototype_mse": recorded(_to_prototypes),
         },
-        features=lambda params, _state, x: x + params["w"],
+        features=lambda network, x: x + network.params["w"],
     )
 
 
 def registered(update, tools):
     """The update as the coordinator hands it on."""
-    return dataclasses.replace(update, class_counts=np.bincount(tools.y, minlength=2))
+    return dataclasses.replace(update, class_counts=np.bincount(tools.training.y, minlength=2))
 
 
 def alternating(tools):
     """Classes 0, 1, 0, … for the examples of ``tools``."""
-    return np.arange(len(tools.x)) % 2
+    return np.arange(len(tools.training.x)) % 2
 
 
 def _to_anchors(params, batch, grads):

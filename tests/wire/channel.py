@@ -1,4 +1,4 @@
-"""A simulated channel between two couriers: loss, duplication, delay, virtual time."""
+"""A simulated channel between a sender and a receiver: loss, duplication, delay, virtual time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,49 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.wire.chunks import parse
-from protofleet.wire.messages import Manifest, decode
-from protofleet.wire.transfer import Courier, Delivered, Lane, Limits, Received, Rejected, Send
+from protofleet.wire.chunks import Chunk, pack, parse
+from protofleet.wire.messages import Need, Receipt, TransferOffer, decode
+from protofleet.wire.receiver import Receiver
+from protofleet.wire.sender import Sender
+from protofleet.wire.transfer import Delivered, Lane, Limits, Received, Rejected, Send, describe
+
+DEVICE = "pi-7"
+CHUNK = 256
+
+
+def offer_of(blob: bytes, *, round_id: int = 1, chunk_bytes: int = CHUNK) -> TransferOffer:
+    return describe(
+        blob, kind="update", device_id=DEVICE, round_id=round_id, chunk_bytes=chunk_bytes
+    )
+
+
+def blob_of(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def count_of(blob: bytes) -> int:
+    return -(-len(blob) // CHUNK)
+
+
+def chunks_of(blob: bytes, offer: TransferOffer) -> list[bytes]:
+    """The packets that carry a blob."""
+    step = offer.chunk_bytes
+    count = -(-len(blob) // step)
+    return [
+        pack(
+            Chunk(
+                transfer_id=offer.transfer_id,
+                index=i,
+                last=i == count - 1,
+                data=blob[i * step : (i + 1) * step],
+            )
+        )
+        for i in range(count)
+    ]
+
+
+def answers_in(actions: list) -> list:
+    return [decode(a.payload, Need | Receipt) for a in actions if isinstance(a, Send)]
 
 
 @dataclass
@@ -39,7 +79,7 @@ class Channel:
     rng: random.Random
     faults: Faults = field(default_factory=Faults)
     limits: Limits = field(default_factory=Limits)
-    peer: str = "pi-7"
+    device_id: str = DEVICE
     now: float = 0.0
     chunks_sent: int = 0
     received: bytes | None = None
@@ -47,17 +87,17 @@ class Channel:
 
     def __post_init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self.sender = Courier(self.folder / "out", rng=self.rng)
+        self.sender = Sender(self.rng)
         self._wire: list[tuple[float, int, str, Send]] = []
         self._serial = 0
         self.restart_receiver()
 
     def restart_receiver(self) -> None:
         """As after SIGKILL: nothing is closed or flushed."""
-        self.receiver = Courier(self.folder / "in", self.limits, self.rng)
+        self.receiver = Receiver(self.folder / "in", self.limits)
 
-    def send(self, blob: bytes, manifest: Manifest) -> None:
-        self._carry("sender", self.sender.send(self.peer, blob, manifest, self.now))
+    def send(self, blob: bytes, offer: TransferOffer) -> None:
+        self._carry("sender", self.sender.send(self.device_id, blob, offer, self.now))
 
     def run(self, until: int | None = None) -> None:
         """Let time pass until the sender has its receipt, or ``until`` chunks were sent."""
@@ -81,18 +121,16 @@ class Channel:
 
     def _arrive(self, origin: str, packet: Send) -> None:
         if origin == "receiver":
-            self._carry(
-                "sender", self.sender.handle(self.peer, packet.lane, packet.payload, self.now)
-            )
+            self._carry("sender", self.sender.answer(self.device_id, packet.payload, self.now))
         elif packet.lane is Lane.OFFER:
-            manifest = decode(packet.payload, Manifest)
-            self._carry("receiver", self.receiver.expect(self.peer, manifest, self.now))
+            offer = decode(packet.payload, TransferOffer)
+            self._carry("receiver", self.receiver.expect(self.device_id, offer, self.now))
         else:
             self._carry("receiver", self._chunk(packet))
 
     def _chunk(self, packet: Send) -> list:
         try:
-            return self.receiver.handle(self.peer, packet.lane, packet.payload, self.now)
+            return self.receiver.chunk(self.device_id, packet.payload, self.now)
         except ValueError as error:
             raise AssertionError from error
         except Exception as error:
@@ -107,7 +145,7 @@ class Channel:
                 self._put(origin, action)
             elif isinstance(action, Received):
                 self.received = action.path.read_bytes()
-                key = action.manifest.transfer_id
+                key = action.offer.transfer_id
                 self._carry("receiver", self.receiver.accept(key, self.now))
             else:
                 self.outcome = action
@@ -120,7 +158,7 @@ class Channel:
         if self.faults.strikes(self.rng, self.faults.reorder):
             delay += self.rng.uniform(0.0, 0.5)
         if packet.lane is Lane.CHUNK and self.faults.strikes(self.rng, self.faults.corrupt):
-            packet = Send(packet.peer, packet.lane, _flip(packet.payload, self.rng))
+            packet = Send(packet.device_id, packet.lane, _flip(packet.payload, self.rng))
         for _ in range(2 if self.faults.strikes(self.rng, self.faults.duplicate) else 1):
             self._serial += 1
             heapq.heappush(self._wire, (self.now + delay, self._serial, origin, packet))

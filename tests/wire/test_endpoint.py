@@ -8,35 +8,44 @@ from brokers import mosquitto
 
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.endpoint import Endpoint, Event, Ignored, Incoming
+from protofleet.wire.endpoint import (
+    CoordinatorEndpoint,
+    DeviceEndpoint,
+    Event,
+    Ignored,
+    PeerMessage,
+)
 from protofleet.wire.link import Connected, Delivery, Link, LinkEvent, LinkOptions
-from protofleet.wire.messages import Announcement, Heartbeat, Manifest, Need, Presence, Task, encode
+from protofleet.wire.messages import (
+    Announcement,
+    Heartbeat,
+    Need,
+    Presence,
+    Task,
+    TransferOffer,
+    encode,
+)
 from protofleet.wire.topics import Topics
-from protofleet.wire.transfer import Courier, Delivered, Limits, Received, Rejected, describe
+from protofleet.wire.transfer import Delivered, Received, Rejected, describe
 
 _TOPICS = Topics("lab")
+_NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
 _BLOB = random.Random(0).randbytes(700_000)
 
 
 class _Pair:
     """A coordinator and one device, driven in turn by one thread."""
 
-    def __init__(self, url: str, folder, limits: Limits | None = None) -> None:
-        self.url = url
-        self.folder = folder
-        self.coordinator = self._endpoint("coordinator", None, limits)
-        self.device = self._endpoint("pi-7", "pi-7", limits)
+    def __init__(self, url: str, folder) -> None:
+        broker = BrokerAccess(url=url)
+        self.coordinator = CoordinatorEndpoint.create(broker, "lab", folder / "coordinator")
+        self.device = DeviceEndpoint.create(broker, "lab", "pi-7", folder / "pi-7")
+        self.coordinator.start()
+        self.device.start()
         self.seen: list[Event] = []
         self.updates: dict[int, bytes] = {}
-
-    def _endpoint(self, name, device_id, limits=None) -> Endpoint:
-        filters = _TOPICS.device_filters(name) if device_id else _TOPICS.coordinator_filters()
-        link = Link(LinkOptions(url=self.url, client_id=name, filters=filters))
-        courier = Courier(self.folder / name, limits)
-        endpoint = Endpoint(link, _TOPICS, courier, device_id=device_id)
-        endpoint.start()
-        return endpoint
 
     def run(self, until: Callable[[Event | None], bool], polls: int = 20_000) -> Event | None:
         for _ in range(polls):
@@ -44,13 +53,13 @@ class _Pair:
                 event = endpoint.poll(0.001)
                 if event is not None:
                     self.seen.append(event)
-                    self.react(endpoint.side, event)
+                    self.react(endpoint, event)
                 if until(event):
                     return event
         raise TimeoutError(f"saw only {self.seen[-20:]}")
 
-    def react(self, side: str, event: Event) -> None:
-        if side == "device":
+    def react(self, endpoint: CoordinatorEndpoint | DeviceEndpoint, event: Event) -> None:
+        if endpoint is self.device:
             self._device(event)
         else:
             self._coordinator(event)
@@ -58,19 +67,19 @@ class _Pair:
     def _device(self, event: Event) -> None:
         if isinstance(event, Connected):
             self.device.publish(Presence(device_id="pi-7", boot_id="b", status="online"))
-        elif isinstance(event, Incoming) and isinstance(event.message, Task):
-            self.device.expect("", event.message.payload)
+        elif isinstance(event, PeerMessage) and isinstance(event.message, Task):
+            self.device.expect(event.message.payload)
         elif isinstance(event, Received):
             update = event.path.read_bytes()[::-1]
-            self.device.accept(event.manifest.transfer_id)
-            self.device.send_update(update, event.manifest.round_id)
+            self.device.accept(event.offer.transfer_id)
+            self.device.send_update(update, event.offer.round_id)
 
     def _coordinator(self, event: Event) -> None:
-        if isinstance(event, Incoming) and isinstance(event.message, Manifest):
-            self.coordinator.expect(event.peer, event.message)
+        if isinstance(event, PeerMessage) and isinstance(event.message, TransferOffer):
+            self.coordinator.expect(event.device_id, event.message)
         elif isinstance(event, Received):
-            self.updates[event.manifest.round_id] = event.path.read_bytes()
-            self.coordinator.accept(event.manifest.transfer_id)
+            self.updates[event.offer.round_id] = event.path.read_bytes()
+            self.coordinator.accept(event.offer.transfer_id)
 
     def close(self) -> None:
         self.device.close()
@@ -80,13 +89,13 @@ class _Pair:
 @pytest.fixture
 def pair(mosquitto_url, tmp_path):
     pair = _Pair(mosquitto_url, tmp_path)
-    pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+    pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
     yield pair
     pair.close()
 
 
 def _delivered_update(event: Event | None) -> bool:
-    return isinstance(event, Delivered) and event.manifest.kind == "update"
+    return isinstance(event, Delivered) and event.offer.kind == "update"
 
 
 def _task(round_id: int) -> Task:
@@ -110,12 +119,14 @@ def test_a_rejected_update_tells_the_device_why(pair, monkeypatch):
     monkeypatch.setattr(pair, "_coordinator", lambda event: _reject_offers(pair, event))
     pair.device.send_update(b"update", 9)
     event = pair.run(lambda e: isinstance(e, Rejected))
-    assert event.reason == "round 9 is over"
+    assert (event.rule, event.reason) == ("offer", "round 9 is over")
 
 
 def _reject_offers(pair: _Pair, event: Event) -> None:
-    if isinstance(event, Incoming) and isinstance(event.message, Manifest):
-        pair.coordinator.reject(event.peer, event.message.transfer_id, "round 9 is over")
+    if isinstance(event, PeerMessage) and isinstance(event.message, TransferOffer):
+        pair.coordinator.reject(
+            event.device_id, event.message.transfer_id, "offer", "round 9 is over"
+        )
 
 
 @pytest.mark.mosquitto
@@ -130,8 +141,8 @@ def test_records_arrive_typed_with_their_sender(pair):
         peak_rss_bytes=3,
     )
     assert pair.device.publish(beat)
-    event = pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Heartbeat))
-    assert event == Incoming("pi-7", beat)
+    event = pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Heartbeat))
+    assert event == PeerMessage("pi-7", beat)
     news = Announcement(
         federation="lab",
         boot_id="c",
@@ -143,8 +154,8 @@ def test_records_arrive_typed_with_their_sender(pair):
         layout_hash="",
     )
     assert pair.coordinator.publish(news)
-    event = pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Announcement))
-    assert event == Incoming("", news)
+    event = pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Announcement))
+    assert event == PeerMessage("", news)
 
 
 @pytest.mark.mosquitto
@@ -169,7 +180,7 @@ class _Flood(Link):
     """A socket from which a chunk of an unknown transfer can always be read."""
 
     def __init__(self) -> None:
-        super().__init__(LinkOptions(url="mqtt://127.0.0.1", client_id="flooded"))
+        super().__init__(LinkOptions(broker=_NOWHERE, client_id="flooded"))
         chunk = pack(Chunk(transfer_id="0" * 32, index=0, last=True, data=b"x"))
         self._chunk = Delivery("fl/v1/lab/up/pi-7/c", chunk, retained=False)
         self.reads = 0
@@ -182,7 +193,7 @@ class _Flood(Link):
 
 
 def test_a_flood_of_chunks_does_not_keep_poll_from_returning(tmp_path):
-    endpoint = Endpoint(_Flood(), _TOPICS, Courier(tmp_path))
+    endpoint = CoordinatorEndpoint(_Flood(), _TOPICS, tmp_path)
     assert endpoint.poll(0.02) is None
 
 
@@ -190,7 +201,7 @@ class _Reconnecting(Link):
     """Is connected for the second time; remembers the topics of what is published."""
 
     def __init__(self) -> None:
-        super().__init__(LinkOptions(url="mqtt://127.0.0.1", client_id="pi-7"))
+        super().__init__(LinkOptions(broker=_NOWHERE, client_id="pi-7"))
         self.published: list[str] = []
         self._events = [Connected("5")]
 
@@ -205,7 +216,7 @@ class _Reconnecting(Link):
 def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path):
     """It says with what data an offered update was made."""
     link = _Reconnecting()
-    endpoint = Endpoint(link, _TOPICS, Courier(tmp_path), device_id="pi-7")
+    endpoint = DeviceEndpoint(link, _TOPICS, tmp_path, "pi-7")
     endpoint.send_update(b"an update", 1)
     link.published.clear()
     assert isinstance(endpoint.poll(0.01), Connected)
@@ -216,8 +227,8 @@ def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path):
 
 def test_a_disk_that_takes_no_blob_is_named(tmp_path):
     (tmp_path / "pi-7").write_text("where the folder should be")
-    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))
-    endpoint = Endpoint(link, _TOPICS, Courier(tmp_path))
+    link = Link(LinkOptions(broker=_NOWHERE, client_id="c"))
+    endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     offer = describe(_BLOB, kind="update", device_id="pi-7", round_id=1)
     with pytest.raises(UnavailableError, match="pi-7"):
         endpoint.expect("pi-7", offer)
@@ -228,7 +239,7 @@ def test_a_broker_killed_in_the_middle_costs_time_only(tmp_path):
     """Its sessions, queues and retained messages are gone; the transfer goes on."""
     with mosquitto(tmp_path, "max_packet_size 5000") as port:
         pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
-        pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+        pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
         pair.coordinator.send_task("pi-7", _task(1), _BLOB)
         pair.run(lambda _: pair.device.traffic.payload_down_bytes > len(_BLOB) // 4)
         assert pair.device.traffic.payload_down_bytes < len(_BLOB)
@@ -244,7 +255,7 @@ def test_a_smaller_packet_limit_after_a_restart_is_obeyed(tmp_path):
     """A blob offered for large packets is offered again in chunks that the new broker takes."""
     with mosquitto(tmp_path) as port:
         pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
-        pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+        pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
         pair.coordinator.send_task("pi-7", _task(1), _BLOB)
     with mosquitto(tmp_path, "max_packet_size 20000", port=port):
         pair.run(_delivered_update)
@@ -256,7 +267,7 @@ def test_one_round_works_over_the_embedded_broker(tmp_path):
     pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
     with local_broker("amqtt") as url:
         pair = _Pair(url, tmp_path)
-        pair.run(lambda e: isinstance(e, Incoming) and isinstance(e.message, Presence))
+        pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
         pair.coordinator.send_task("pi-7", _task(1), _BLOB)
         pair.run(_delivered_update)
         pair.close()
@@ -264,8 +275,8 @@ def test_one_round_works_over_the_embedded_broker(tmp_path):
 
 
 def test_records_of_a_transfer_cannot_be_published_alone(tmp_path):
-    link = Link(LinkOptions(url="mqtt://127.0.0.1", client_id="c"))
-    endpoint = Endpoint(link, _TOPICS, Courier(tmp_path))
+    link = Link(LinkOptions(broker=_NOWHERE, client_id="c"))
+    endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     with pytest.raises(InputError, match="travels only inside a transfer"):
         endpoint.publish(Need(transfer_id="", missing=(), credit=0))
 

@@ -13,17 +13,17 @@ from protofleet.wire.messages import (
     Announcement,
     AnyMessage,
     Heartbeat,
-    Manifest,
     Need,
     Presence,
     Receipt,
     Task,
+    TransferOffer,
     decode,
     encode,
 )
 
 _GOLDEN = Path(__file__).parent / "golden"
-_MANIFEST = Manifest(
+_OFFER = TransferOffer(
     transfer_id="000102030405060708090a0b0c0d0e0f",
     kind="payload",
     round_id=3,
@@ -51,7 +51,7 @@ MESSAGES = {
         bundle="cd" * 32,
         layout_hash="ef" * 32,
     ),
-    "manifest": _MANIFEST,
+    "manifest": _OFFER,
     "task": Task(
         task="train",
         round_id=3,
@@ -60,10 +60,14 @@ MESSAGES = {
         settings={"optimiser": {"lr": 0.1, "kind": "adam"}, "epochs": 5},
         seed=1,
         deadline_s=600.0,
-        payload=_MANIFEST,
+        payload=_OFFER,
     ),
-    "need": Need(transfer_id=_MANIFEST.transfer_id, missing=((0, 1), (4, 7)), credit=4),
-    "receipt": Receipt(transfer_id=_MANIFEST.transfer_id, status="reject", reason="late"),
+    "need": Need(transfer_id=_OFFER.transfer_id, missing=((0, 1), (4, 7)), credit=4),
+    "receipt": Receipt(transfer_id=_OFFER.transfer_id, status="reject", reason="late"),
+    "receipt-done": Receipt(transfer_id=_OFFER.transfer_id, status="done"),
+    "receipt-rule": Receipt(
+        transfer_id=_OFFER.transfer_id, status="reject", reason="expected raw", rule="codec"
+    ),
     "heartbeat": Heartbeat(
         device_id="pi-7",
         boot_id="b1",

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError
-from protofleet.wire.topics import Address, Channel, Topics
+from protofleet.wire.topics import Channel, TopicAddress, Topics
 
 _IDS = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 _OF_DEVICES = [channel for channel in Channel if not channel.value.startswith("all")]
 
 GOLDEN = {
     Channel.PRESENCE: "fl/v1/lab/st/pi-7",
-    Channel.UP_MANIFEST: "fl/v1/lab/up/pi-7/m",
+    Channel.UP_OFFER: "fl/v1/lab/up/pi-7/m",
     Channel.UP_CHUNK: "fl/v1/lab/up/pi-7/c",
     Channel.UP_REQUEST: "fl/v1/lab/up/pi-7/q",
     Channel.UP_STATUS: "fl/v1/lab/up/pi-7/s",
@@ -30,7 +30,7 @@ def test_topics_are_those_of_the_specification(channel):
 def test_topics_for_all():
     topics = Topics("lab")
     assert topics.announcement == "fl/v1/lab/all/ctl"
-    assert topics.parse("fl/v1/lab/all/ctl") == Address(Channel.ANNOUNCEMENT, "")
+    assert topics.parse("fl/v1/lab/all/ctl") == TopicAddress(Channel.ANNOUNCEMENT, "")
 
 
 @given(_IDS, _IDS, st.sampled_from(_OF_DEVICES))
@@ -38,7 +38,7 @@ def test_what_was_built_is_parsed(federation, device, channel):
     """Every topic names its channel and device again and has at most 7 slashes."""
     topics = Topics(federation)
     topic = topics.of(channel, device)
-    assert topics.parse(topic) == Address(channel, device)
+    assert topics.parse(topic) == TopicAddress(channel, device)
     assert topic.count("/") <= 7
 
 

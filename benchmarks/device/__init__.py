@@ -1,0 +1,1 @@
+"""What a device pays for a bundle: ``protofleet bench device``."""

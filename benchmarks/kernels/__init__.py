@@ -1,0 +1,1 @@
+"""Kernels against what one would use instead: ``protofleet bench kernels``."""

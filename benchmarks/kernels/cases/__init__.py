@@ -1,0 +1,1 @@
+"""The comparisons, a module for each family of kernels."""

@@ -1,0 +1,92 @@
+"""Events as lines for a person, with rich markup."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.markup import escape
+
+from protofleet.coordinator import events
+from protofleet.federation.records import Scores
+
+
+def to_text(report: events.Report) -> str:
+    """One line about ``report``."""
+    kind = type(report).__struct_config__.tag
+    line = _LINES.get(type(report))
+    return f"[bold]{kind}[/bold]" if line is None else line(report)
+
+
+def _started(e: events.Started) -> str:
+    verb = "resumes" if e.resumed else "starts"
+    return (
+        f"federation [bold]{e.federation}[/bold] {verb} with round {e.round_id} of {e.rounds}: "
+        f"{e.strategy}, seed {e.seed}, results in {escape(e.run_dir)}"
+    )
+
+
+def _opened(e: events.RoundOpened) -> str:
+    again = f" again, {e.delivered} updates are in" if e.resumed else ""
+    return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices"
+
+
+def _extended(e: events.RoundExtended) -> str:
+    added = f"; also invited: {', '.join(e.added)}" if e.added else ""
+    return (
+        f"[yellow]round {e.round_id}[/yellow] missed its quorum at the deadline: "
+        f"{e.delivered} updates, {e.needed} needed, missing {', '.join(e.missing)}{added}; "
+        f"extended ({e.attempt})"
+    )
+
+
+def _closed(e: events.RoundClosed) -> str:
+    return (
+        f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
+        f"{e.participants} updates, {_mb(e.bytes_up)} up, {_mb(e.bytes_down)} down"
+        f"{_scores(e.scores)}"
+    )
+
+
+def _scores(scores: Scores) -> str:
+    parts = [
+        f"{escape(name)} {metrics.macro_f1.mean:.4f}" for name, metrics in scores.sections.items()
+    ]
+    return f"; macro-F1: {', '.join(parts)}" if parts else ""
+
+
+def _round(e: events.RoundOpened | events.RoundClosed) -> str:
+    return "final fit" if e.final else f"round {e.round_id}"
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+
+
+_LINES: dict[type[events.Report], Any] = {
+    events.Started: _started,
+    events.Connected: lambda e: f"connected to the broker ({e.protocol})",
+    events.Disconnected: lambda e: f"[yellow]broker lost[/yellow]: {escape(e.reason)}",
+    events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
+    events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
+    events.DeviceRefused: lambda e: (
+        f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {escape(e.reason)}"
+    ),
+    events.Waiting: lambda e: f"round {e.round_id} waits for devices: {e.live} of {e.needed}",
+    events.RoundOpened: _opened,
+    events.RoundExtended: _extended,
+    events.UpdateReceived: lambda e: (
+        f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device_id}, {_mb(e.bytes)}"
+    ),
+    events.UpdateRejected: lambda e: (
+        f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
+        f"{escape(e.reason)}"
+    ),
+    events.TaskRefused: lambda e: (
+        f"round {e.round_id}: {e.device_id} takes no part: {escape(e.reason)}"
+    ),
+    events.RoundClosed: _closed,
+    events.Finished: lambda e: (
+        f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores)}; "
+        f"{escape(e.result)}"
+    ),
+}

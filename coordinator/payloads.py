@@ -1,0 +1,155 @@
+"""Payloads of the open round on disk, and what each device has that they refer to."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from protofleet.coordinator.ledger import Ledger
+from protofleet.durable import replace_whole, sync_folder, write_whole
+from protofleet.errors import ProtofleetError, RefusedError
+from protofleet.federation.coding import CodedPayload, PayloadEncoder, update_baseline
+from protofleet.federation.plan import Plan
+from protofleet.strategies.types import ServerState
+from protofleet.tensors import Tensors, blobs
+from protofleet.wire.codecs import RAW, Codec, Coding
+
+_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadFile:
+    """A payload of the open round on disk.
+
+    Attributes:
+        path: file of its blob.
+        coding: for its offer.
+        reference: how later payloads, and the update made from it, name it.
+    """
+
+    path: Path
+    coding: Coding
+    reference: str
+
+
+class Payloads:
+    """Payloads of the open round, and the references that devices share with this coordinator.
+
+    A device is taken to have the payload of its last accepted update. Everything here follows from
+    the ledger and the server's state, so a restarted coordinator sends the same bytes; all of it
+    stays on disk, so that memory does not grow with the fleet.
+
+    Args:
+        plan: strategy, bundle and codecs.
+        ledger: of the run; what devices have stands there.
+    """
+
+    def __init__(self, plan: Plan, ledger: Ledger) -> None:
+        self._plan, self._ledger = plan, ledger
+        self._codec = plan.config.codec.payloads
+        self._folder = ledger.folder / "payloads"
+        self._references = ledger.folder / "references"
+        self._encoder = PayloadEncoder(plan.model, self._tensors, self._write)
+        self._sent: dict[str, PayloadFile] = {}
+        self._references.mkdir(parents=True, exist_ok=True)
+        self.clear()
+
+    def payload_for(self, state: ServerState, client_id: str) -> PayloadFile:
+        """The payload of the open round for one client.
+
+        Raises:
+            ProtofleetError: what it refers to is damaged.
+        """
+        if client_id not in self._sent:
+            raw = self._codec.kind == RAW or self._ledger.takes_raw_only(client_id)
+            payload = self._plan.strategy.downlink(state, client_id)
+            self._sent[client_id] = self._encoder.encode(
+                payload.tensors,
+                Codec() if raw else self._codec,
+                "" if raw else self._ledger.reference_of(client_id),
+            )
+        return self._sent[client_id]
+
+    def send_otherwise(self, client_id: str, rule: str) -> bool:
+        """Whether there is another form of a payload that a device refused by ``rule``; it is next.
+
+        Without the reference that it was taken to have, it gets one that refers to the bundle; with
+        a codec that it does not know or could not read, raw ones.
+        """
+        if rule == "base" and self._ledger.reference_of(client_id):
+            self._ledger.forget_reference(client_id)
+        elif (
+            rule == "codec"
+            and self._codec.kind != RAW
+            and not self._ledger.takes_raw_only(client_id)
+        ):
+            self._ledger.send_raw_only(client_id)
+        else:
+            return False
+        self._sent.pop(client_id, None)
+        return True
+
+    def update_baseline(self, state: ServerState, client_id: str, coding: Coding) -> Tensors:
+        """What a client's update is compared with.
+
+        Raises:
+            RefusedError: it was made from another payload than the client got.
+        """
+        if coding.codec == RAW:
+            return {}
+        reference = self.payload_for(state, client_id).reference
+        if coding.base != reference:
+            raise RefusedError(
+                "base",
+                f"update of '{client_id}': expected one that refers to payload {reference}, "
+                f"got {coding.base or 'none'}",
+            )
+        return update_baseline(self._plan.model, self._tensors(reference))
+
+    def held_reference(self, client_id: str) -> str:
+        """What a client whose update is accepted now has; empty if no payload will refer to it."""
+        sent = self._sent.get(client_id)
+        return sent.reference if sent is not None and sent.coding.codec != RAW else ""
+
+    def clear(self) -> None:
+        """The round is over, or has not begun: keep what devices have, and nothing else."""
+        self._sent.clear()
+        self._encoder.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        held = set(self._ledger.references().values())
+        for path in self._references.iterdir():
+            if path.name.removesuffix(_SUFFIX) not in held:
+                path.unlink()
+
+    def _write(self, payload: CodedPayload) -> PayloadFile:
+        """Payloads need no fsync: a restarted coordinator makes the same bytes again.
+
+        References do: a device may have them for many rounds.
+        """
+        path = self._folder / f"{hashlib.sha256(payload.blob).hexdigest()}{_SUFFIX}"
+        if not path.exists():
+            replace_whole(path, payload.blob)
+        kept = self._references / f"{payload.reference}{_SUFFIX}"
+        if payload.coding.codec != RAW and not kept.exists():
+            write_whole(kept, payload.raw)
+            sync_folder(self._references)
+        return PayloadFile(path=path, coding=payload.coding, reference=payload.reference)
+
+    def _tensors(self, reference: str) -> Tensors:
+        """The tensors of a payload that devices have.
+
+        Raises:
+            ProtofleetError: it is not what was written.
+        """
+        name = f"{reference}{_SUFFIX}"
+        path = self._references / name
+        if not path.exists():
+            path = self._folder / name  # a raw payload is its own reference
+        data = path.read_bytes() if path.exists() else b""
+        if hashlib.sha256(data).hexdigest() != reference:
+            raise ProtofleetError(f"{path}: damaged; restore it from a backup")
+        found, _ = blobs.decode(data, max_bytes=len(data))
+        return found

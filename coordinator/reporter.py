@@ -1,0 +1,90 @@
+"""What a service reports: its state as events, and of repeated things few."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+
+from protofleet.coordinator import events
+from protofleet.errors import RefusedError
+from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
+
+_MOST = 10_000
+
+
+class LogThrottle:
+    """Lets the 1st, 2nd, 4th, 8th … of equal things pass: a flood from a device fills no log."""
+
+    def __init__(self) -> None:
+        self._seen: Counter[Hashable] = Counter()
+
+    def passes(self, thing: Hashable) -> bool:
+        """Whether to report ``thing`` this time."""
+        if len(self._seen) >= _MOST:
+            self._seen.clear()
+        self._seen[thing] += 1
+        count = self._seen[thing]
+        return count & (count - 1) == 0
+
+
+class Reporter:
+    """Turns states and refusals into events for ``sink``.
+
+    Args:
+        deadline_s: of a round.
+        sink: takes the events.
+    """
+
+    def __init__(self, deadline_s: float, sink: events.Sink) -> None:
+        self._deadline_s, self._sink = deadline_s, sink
+        self._throttle = LogThrottle()
+        self._waited_for = (-1, -1)
+
+    def opened(self, state: RoundState, *, resumed: bool) -> None:
+        """A round has begun, or goes on."""
+        self._sink(
+            events.RoundOpened(
+                round_id=state.round_id,
+                final=state.final,
+                cohort=state.cohort,
+                delivered=len(state.delivered),
+                resumed=resumed,
+                deadline_s=self._deadline_s,
+            )
+        )
+
+    def extended(self, state: RoundState, action: ExtendRound) -> None:
+        """The open round goes on with more members."""
+        self._sink(
+            events.RoundExtended(
+                round_id=action.round_id,
+                attempt=action.attempt,
+                delivered=len(state.delivered),
+                needed=action.needed,
+                missing=tuple(c for c in state.outstanding if c not in action.added),
+                added=action.added,
+            )
+        )
+
+    def waiting(self, state: RoundState, needed: int) -> None:
+        """A round waits for ``needed`` devices; reported again when the number present changes."""
+        present = (state.round_id, len(state.live))
+        if state.phase is RoundPhase.WAITING and present != self._waited_for:
+            self._waited_for = present
+            self._sink(events.Waiting(round_id=present[0], live=present[1], needed=needed))
+
+    def rejected(self, device_id: str, round_id: int, reason: str) -> None:
+        """An update was not taken."""
+        if self._throttle.passes((device_id, round_id)):
+            self._sink(events.UpdateRejected(round_id=round_id, device_id=device_id, reason=reason))
+
+    def refused(self, device_id: str, error: RefusedError) -> None:
+        """Something that a device sent broke a rule."""
+        if self._throttle.passes((device_id, error.rule)):
+            self._sink(
+                events.DeviceRefused(device_id=device_id, rule=error.rule, reason=str(error))
+            )
+
+    def may_answer(self, device_id: str, error: RefusedError) -> bool:
+        """Whether to announce the federation to a refused device this time."""
+        return self._throttle.passes((device_id, error.rule, "announced"))

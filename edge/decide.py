@@ -1,0 +1,74 @@
+"""What a device does with a task: a pure decision, apart from sockets, disks and threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from protofleet.wire.messages import Task
+
+
+class DevicePhase(Enum):
+    """Where a device stands."""
+
+    IDLE = "idle"
+    RECEIVE = "receive"
+    TRAIN = "train"
+    SEND = "send"
+    LEAVE = "leave"
+
+
+class Decision(Enum):
+    """What to do with a task."""
+
+    BEGIN = auto()
+    """Fetch its payload and train, or leave; nothing else is in progress."""
+    REPEAT = auto()
+    """It is the one in progress, or the one just delivered: answer its offer again."""
+    REPLACE = auto()
+    """Nobody waits for the round in progress any more: give it up and begin this task."""
+    SETTLE = auto()
+    """Begin after the fate of the update in the outbox is known."""
+    REFUSE = auto()
+    """The device is past this round, or it lacks a payload."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundProgress:
+    """What the decision depends on.
+
+    Attributes:
+        phase: where the device stands.
+        round_id: the round in progress; 0 if none.
+        transfer_id: its payload's transfer.
+        last_round_id: the last delivered round; 0 if none.
+        last_transfer_id: its payload's transfer.
+    """
+
+    phase: DevicePhase
+    round_id: int = 0
+    transfer_id: str = ""
+    last_round_id: int = 0
+    last_transfer_id: str = ""
+
+
+def decide(progress: RoundProgress, task: Task) -> Decision:
+    """What a device at ``progress`` does with ``task``."""
+    if task.task == "train":
+        if task.payload is None:
+            return Decision.REFUSE
+        offered = (task.round_id, task.payload.transfer_id)
+        if offered in (
+            (progress.round_id, progress.transfer_id),
+            (progress.last_round_id, progress.last_transfer_id),
+        ):
+            return Decision.REPEAT
+        if task.round_id < progress.round_id or task.round_id <= progress.last_round_id:
+            return Decision.REFUSE
+    return {
+        DevicePhase.IDLE: Decision.BEGIN,
+        DevicePhase.RECEIVE: Decision.REPLACE,
+        DevicePhase.TRAIN: Decision.REPLACE,
+        DevicePhase.SEND: Decision.SETTLE,
+        DevicePhase.LEAVE: Decision.REPEAT,
+    }[progress.phase]

@@ -1,0 +1,110 @@
+"""What a device says about itself and its data, and what it must agree on with a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from protofleet.edge.journal import Binding
+from protofleet.edge.meter import peak_rss_bytes
+from protofleet.errors import ProvisionError
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task
+
+HeartbeatPhase = Literal["idle", "receive", "train", "send", "leave"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSummary:
+    """What the presence says of the data.
+
+    Attributes:
+        num_examples: training samples.
+        class_counts: of each class; empty unless the federation's strategy asks for them.
+    """
+
+    num_examples: int
+    class_counts: tuple[int, ...] = ()
+
+
+class Registration:
+    """What a device says of its data for a strategy and a round; class counts only if asked.
+
+    Args:
+        class_counts: of the data of a round.
+    """
+
+    def __init__(self, class_counts: Callable[[int], tuple[int, ...]]) -> None:
+        self._class_counts = class_counts
+        self.summary = DataSummary(num_examples=sum(class_counts(1)))
+
+    def update(self, strategy: str, round_id: int) -> bool:
+        """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
+        before, counts = self.summary, self._class_counts(round_id)
+        asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
+        self.summary = DataSummary(num_examples=sum(counts), class_counts=counts if asked else ())
+        return self.summary != before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """One device in one process.
+
+    Attributes:
+        device_id: the durable identity.
+        boot_id: drawn anew by every process.
+        binding: the federation and the bundle that it has.
+        num_examples: training samples at the start.
+    """
+
+    device_id: str
+    boot_id: str
+    binding: Binding
+    num_examples: int
+
+    def presence(
+        self, status: Literal["online", "offline", "left"], data: DataSummary | None = None
+    ) -> Presence:
+        """The retained record with what is said of the ``data``; without it, the last will."""
+        data = data or DataSummary(num_examples=self.num_examples)
+        return Presence(
+            device_id=self.device_id,
+            boot_id=self.boot_id,
+            status=status,
+            bundle=self.binding.bundle,
+            layout_hash=self.binding.layout_hash,
+            num_examples=data.num_examples,
+            class_counts=data.class_counts,
+        )
+
+    def heartbeat(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:
+        """Liveness and costs; ``totals`` are bytes up and down at the socket."""
+        return Heartbeat(
+            device_id=self.device_id,
+            boot_id=self.boot_id,
+            round_id=round_id,
+            phase=phase,
+            bytes_up=totals[0],
+            bytes_down=totals[1],
+            peak_rss_bytes=peak_rss_bytes(),
+        )
+
+    def figures(self) -> dict[str, Any]:
+        """For people and programs that watch the device."""
+        return {
+            "device_id": self.device_id,
+            "federation": self.binding.federation,
+            "bundle": self.binding.bundle,
+            "num_examples": self.num_examples,
+        }
+
+    def check(self, message: Announcement | Task) -> None:
+        """Raise ProvisionError unless the coordinator runs what this device is bound to."""
+        for name in ("federation", "bundle", "layout_hash"):
+            ours, theirs = getattr(self.binding, name), getattr(message, name, None)
+            if theirs is not None and ours != theirs:
+                raise ProvisionError(
+                    f"federation '{message.federation}': its {name} is '{theirs}', this device "
+                    f"has '{ours}'; join with the federation's own bundle"
+                )

@@ -1,0 +1,150 @@
+"""What a device store's journal says, and reading it and the contents that it names."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from protofleet.errors import ProvisionError
+from protofleet.wire.codecs import Coding
+
+BLOB_SUFFIX = ".blob"
+_FORMAT = 2
+
+RoundStage = Literal["idle", "received", "outbox"]
+
+
+class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A content of the store, named by the SHA-256 (hex) of its bytes."""
+
+    sha256: str
+    bytes: int
+
+
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """A ``ClientState``: its round, its tensors, and the payload it was trained from.
+
+    ``residual``: what coding its update has left for the next one; None: nothing.
+    """
+
+    round_id: int
+    transfer_id: str
+    file: StoredFile
+    residual: StoredFile | None = None
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """Its contents."""
+        return (self.file,) if self.residual is None else (self.file, self.residual)
+
+
+class Received(msgspec.Struct, frozen=True, kw_only=True):
+    """A complete payload that waits for its training."""
+
+    round_id: int
+    transfer_id: str
+    file: StoredFile
+
+
+class Pending(msgspec.Struct, frozen=True, kw_only=True):
+    """An update in the outbox and the state that becomes the device's own when it is delivered.
+
+    ``coding`` says how the update is coded.
+    """
+
+    round_id: int
+    update: StoredFile
+    state: StoredState
+    coding: Coding = Coding()
+
+
+class Binding(msgspec.Struct, frozen=True, kw_only=True):
+    """What a store belongs to; its state means nothing elsewhere."""
+
+    federation: str
+    bundle: str
+    layout_hash: str
+
+
+class Journal(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that is decided by one rename.
+
+    ``payloads``: decoded ones that a later one may refer to: the last one, and the one that it
+    referred to itself, because the coordinator may not know yet that the device is past that.
+    """
+
+    format: int = _FORMAT
+    binding: Binding | None = None
+    strategy: str = ""
+    settings: dict[str, Any] = {}
+    state: StoredState | None = None
+    received: Received | None = None
+    pending: Pending | None = None
+    payloads: tuple[StoredFile, ...] = ()
+
+    @property
+    def stage(self) -> RoundStage:
+        """Where the device stands in its round."""
+        if self.pending is not None:
+            return "outbox"
+        return "idle" if self.received is None else "received"
+
+    @property
+    def transfers(self) -> tuple[str, ...]:
+        """Payloads that are stored or used already and need not be fetched again."""
+        found = [self.state.transfer_id] if self.state else []
+        found += [self.received.transfer_id] if self.received else []
+        found += [self.pending.state.transfer_id] if self.pending else []
+        return tuple(found)
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """Every content that must be kept."""
+        found = [*self.payloads, *(self.state.files if self.state else ())]
+        found += [self.received.file] if self.received else []
+        found += [self.pending.update, *self.pending.state.files] if self.pending else []
+        return tuple(found)
+
+
+def read_journal(folder: Path) -> Journal:
+    """The journal in a store's folder; an empty one before the first commit.
+
+    Raises:
+        ProvisionError: it is damaged or of another format.
+    """
+    path = folder / "journal.json"
+    if not path.exists():
+        return Journal()
+    try:
+        journal = msgspec.json.decode(path.read_bytes(), type=Journal)
+    except msgspec.DecodeError as error:
+        raise ProvisionError(f"device store '{path}': damaged ({error})") from error
+    if journal.format != _FORMAT:
+        raise ProvisionError(
+            f"device store '{path}': expected format {_FORMAT}, got {journal.format}"
+        )
+    return journal
+
+
+def blob_path(folder: Path, file: StoredFile) -> Path:
+    """Where a content lies."""
+    return folder / (file.sha256 + BLOB_SUFFIX)
+
+
+def read_blob(folder: Path, file: StoredFile) -> bytes:
+    """A content of the store.
+
+    Raises:
+        ProvisionError: it is absent or not what was written.
+    """
+    path = blob_path(folder, file)
+    data = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(data).hexdigest() != file.sha256:
+        raise ProvisionError(
+            f"device store '{path}': expected {file.bytes} bytes with the hash in its name, "
+            f"got {len(data)} other ones; the storage is damaged, use another --store"
+        )
+    return data

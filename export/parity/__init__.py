@@ -1,0 +1,6 @@
+"""Proves that a written program computes what the PyTorch module computes."""
+
+from protofleet.export.parity.check import TOLERANCE, ParityRecord, check_parity, stock_runner
+from protofleet.export.parity.device import device_runner
+
+__all__ = ["TOLERANCE", "ParityRecord", "check_parity", "device_runner", "stock_runner"]

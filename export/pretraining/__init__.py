@@ -1,0 +1,1 @@
+"""Central training before a federation, and the checkpoints that it leaves."""

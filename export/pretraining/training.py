@@ -1,0 +1,367 @@
+"""Central training: supervised or masked-autoencoder, resumable to the same bits.
+
+A run's folder holds ``model.safetensors``, the model of the best validation loss, and
+``training.safetensors``, everything needed to go on after the last finished epoch. An interrupted
+epoch is repeated from its start with the same random numbers.
+
+A model with ALP layers is trained as a federation of one client whose rounds are the epochs: the
+prototypes' share beta is 0 in the first epoch, and after every epoch the server's step, k-means of
+one client's G prototypes into G clusters, makes the global prototypes equal to the local ones.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.errors import InputError
+from protofleet.export.models.alp import Alignment
+from protofleet.export.objectives import OBJECTIVES, Inputs, ModelCall, Objective
+from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
+from protofleet.export.pretraining.masked import MaskedAutoencoder
+
+MODEL_FILE = "model.safetensors"
+STATE_FILE = "training.safetensors"
+
+_RNG = "rng"
+_MODULE = "module."
+_OPTIMISER = "optimiser."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """How to train.
+
+    Attributes:
+        epochs: passes over the training part.
+        lr: learning rate of Adam.
+        batch_size: examples per step; the last, shorter batch is kept.
+        seed: of the split, the order, masks and dropout.
+        validation: share of the examples held out, at random; 0 for none.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    epochs: int = 20
+    lr: float = 5e-4
+    batch_size: int = 64
+    seed: int = 1
+    validation: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.batch_size < 1 or not self.lr > 0:
+            raise InputError(
+                "training: expected epochs >= 1, batch_size >= 1 and lr > 0, got "
+                f"{self.epochs}, {self.batch_size} and {self.lr}"
+            )
+        if not 0 <= self.validation < 1:
+            raise InputError(f"training: expected validation in [0, 1), got {self.validation}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainTask:
+    """What is trained.
+
+    Attributes:
+        objective: its name, kept in the checkpoint.
+        model: the model to export; part of ``module``, or the same.
+        module: everything with trained tensors.
+        loss: mean loss () of a batch.
+        correct: number of rightly classified examples () of a batch; None where it has no sense.
+    """
+
+    objective: str
+    model: nn.Module
+    module: nn.Module
+    loss: Callable[[Inputs], Tensor]
+    correct: Callable[[Inputs], Tensor] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainProgress:
+    """Told after every step, and once more when an epoch has been validated.
+
+    Attributes:
+        epoch, epochs: from 1.
+        step, steps: from 1, of this epoch.
+        loss: mean training loss of the epoch so far.
+        validation_loss: None until the epoch is validated; the training loss without validation.
+        accuracy: share of right classes in the validation part; None where it has no sense.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    validation_loss: float | None = None
+    accuracy: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainResult:
+    """Outcome of a run.
+
+    Attributes:
+        checkpoint: path of the best model.
+        best_epoch: epoch it comes from.
+        best_loss: its validation loss.
+        accuracy: its share of right classes in the validation part; None where it has no sense.
+    """
+
+    checkpoint: Path
+    best_epoch: int = 0
+    best_loss: float = math.inf
+    accuracy: float | None = None
+
+
+@dataclass(slots=True)
+class _Run:
+    """A run's moving parts."""
+
+    task: TrainTask
+    options: TrainOptions
+    folder: Path
+    provenance: Mapping[str, str]
+    optimiser: torch.optim.Adam
+    result: TrainResult
+    beta: dict[str, Tensor] = field(default_factory=dict)
+    epoch: int = 0
+
+
+def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entropy"]) -> TrainTask:
+    """Train a classifier on batches with ``x`` and ``y``."""
+
+    def correct(batch: Inputs) -> Tensor:
+        logits: Tensor = model(batch["x"])
+        return (logits.argmax(1) == batch["y"]).sum()
+
+    return TrainTask(
+        objective=objective.name,
+        model=model,
+        module=model,
+        loss=lambda batch: objective.loss(cast("ModelCall", model), batch),
+        correct=correct,
+    )
+
+
+def masked(model: nn.Module, example: Tensor) -> TrainTask:
+    """Pretrain an encoder on batches with ``x``; ``example`` is one input, (1, …) float32."""
+    autoencoder = MaskedAutoencoder(model, example)
+    return TrainTask(
+        objective="mae",
+        model=model,
+        module=autoencoder,
+        loss=lambda batch: cast("Tensor", autoencoder(batch["x"])),
+    )
+
+
+def train(  # noqa: PLR0913 - a run has these six things
+    task: TrainTask,
+    data: Inputs,
+    options: TrainOptions,
+    *,
+    folder: Path,
+    provenance: Mapping[str, str] | None = None,
+    resume: bool = False,
+    on_progress: Callable[[TrainProgress], None] = lambda _: None,
+) -> TrainResult:
+    """Train and keep the best model in ``folder``; PyTorch's generator is left as it was.
+
+    Args:
+        task: from ``supervised`` or ``masked``.
+        data: the examples by key.
+        options: how to train.
+        folder: where the checkpoints go; made if absent.
+        provenance: metadata for the checkpoint: ``model``, ``settings``, ``classes`` and more.
+        resume: go on after the last finished epoch of this folder, if there is one.
+        on_progress: told after every step.
+
+    Raises:
+        InputError: arrays of unequal length or none, the folder's run had other options, or the
+            loss is no longer finite.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    training, held_out = _split(data, options)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        run = _Run(
+            task=task,
+            options=options,
+            folder=folder,
+            provenance=provenance or {},
+            optimiser=torch.optim.Adam(task.module.parameters(), lr=options.lr),
+            result=TrainResult(checkpoint=folder / MODEL_FILE),
+            beta={n: b.clone() for n, b in task.module.named_buffers() if _is_beta(n)},
+        )
+        if resume and (folder / STATE_FILE).exists():
+            _restore(run)
+        while run.epoch < options.epochs:
+            run.epoch += 1
+            _run_epoch(run, training, held_out, on_progress)
+    return run.result
+
+
+def _is_beta(name: str) -> bool:
+    return name.rpartition(".")[2] == "beta"
+
+
+def _split(data: Inputs, options: TrainOptions) -> tuple[Inputs, Inputs]:
+    lengths = {name: len(values) for name, values in data.items()}
+    count = lengths.get("x", 0)
+    if count < 1 or set(lengths.values()) != {count}:
+        raise InputError(f"training data: expected arrays of one length > 0, got {lengths}")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(options.seed))
+    cut = min(count - 1, math.ceil(options.validation * count))
+    held_out, training = order[:cut], order[cut:]
+    return (
+        {name: values[training] for name, values in data.items()},
+        {name: values[held_out] for name, values in data.items()},
+    )
+
+
+def _batches(data: Inputs, order: Tensor, size: int) -> Iterator[Inputs]:
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        yield {name: values[rows] for name, values in data.items()}
+
+
+def _run_epoch(
+    run: _Run, training: Inputs, held_out: Inputs, on_progress: Callable[[TrainProgress], None]
+) -> None:
+    count, size = len(training["x"]), run.options.batch_size
+    order = torch.randperm(count)
+    steps, total = -(-count // size), 0.0
+    _set_beta(run, scale=0.0 if run.epoch == 1 else 1.0)
+    run.task.module.train()
+    progress = TrainProgress(
+        epoch=run.epoch, epochs=run.options.epochs, step=0, steps=steps, loss=math.nan
+    )
+    seen = 0
+    for step, batch in enumerate(_batches(training, order, size), start=1):
+        total += _step(run, batch) * len(batch["x"])
+        seen += len(batch["x"])
+        progress = TrainProgress(
+            epoch=run.epoch, epochs=run.options.epochs, step=step, steps=steps, loss=total / seen
+        )
+        on_progress(progress)
+    loss, accuracy = _validate(run, held_out) if len(held_out["x"]) else (progress.loss, None)
+    _close_epoch(run, loss, accuracy)
+    on_progress(_validated(progress, loss, accuracy))
+
+
+def _validated(progress: TrainProgress, loss: float, accuracy: float | None) -> TrainProgress:
+    return TrainProgress(**{**asdict(progress), "validation_loss": loss, "accuracy": accuracy})
+
+
+def _step(run: _Run, batch: Inputs) -> float:
+    run.optimiser.zero_grad(set_to_none=True)
+    loss = run.task.loss(batch)
+    value = loss.item()
+    if not math.isfinite(value):
+        raise InputError(
+            f"training: loss is {value} in epoch {run.epoch}; lower --lr or look for values that "
+            "are not finite in x"
+        )
+    torch.autograd.backward(loss)
+    run.optimiser.step()
+    return value
+
+
+def _validate(run: _Run, data: Inputs) -> tuple[float, float | None]:
+    """Mean loss and accuracy in evaluation mode, with the same masks after every epoch."""
+    task, total, right = run.task, 0.0, 0
+    count = len(data["x"])
+    task.module.eval()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(run.options.seed)
+        for batch in _batches(data, torch.arange(count), run.options.batch_size):
+            total += task.loss(batch).item() * len(batch["x"])
+            right += int(task.correct(batch)) if task.correct else 0
+    return total / count, right / count if task.correct else None
+
+
+def _set_beta(run: _Run, *, scale: float) -> None:
+    with torch.no_grad():
+        for name, value in run.beta.items():
+            run.task.module.get_buffer(name).copy_(value * scale)
+
+
+def _close_epoch(run: _Run, loss: float, accuracy: float | None) -> None:
+    """Share the prototypes, keep the model if it is the best, and save what resuming needs."""
+    _set_beta(run, scale=1.0)
+    with torch.no_grad():
+        for layer in run.task.module.modules():
+            if isinstance(layer, Alignment):
+                layer.global_prototypes.copy_(layer.local_prototypes)
+    if loss < run.result.best_loss:
+        run.result = TrainResult(
+            checkpoint=run.result.checkpoint,
+            best_epoch=run.epoch,
+            best_loss=loss,
+            accuracy=accuracy,
+        )
+        facts = {"objective": run.task.objective, "epoch": str(run.epoch), "loss": repr(loss)}
+        save_checkpoint(
+            run.result.checkpoint, run.task.model.state_dict(), {**run.provenance, **facts}
+        )
+    _save(run)
+
+
+def _identity(run: _Run) -> dict[str, str]:
+    """What a resumed run must share with the interrupted one; more epochs are welcome."""
+    options = {name: repr(value) for name, value in asdict(run.options).items() if name != "epochs"}
+    return {**run.provenance, **options, "objective": run.task.objective}
+
+
+def _save(run: _Run) -> None:
+    tensors = {_MODULE + name: value for name, value in run.task.module.state_dict().items()}
+    for index, slots in run.optimiser.state_dict()["state"].items():
+        tensors |= {f"{_OPTIMISER}{index}.{slot}": value for slot, value in slots.items()}
+    tensors[_RNG] = torch.get_rng_state()
+    best = {"epoch": run.result.best_epoch, "loss": run.result.best_loss}
+    metadata = {
+        "identity": json.dumps(_identity(run)),
+        "epoch": str(run.epoch),
+        "best": json.dumps({**best, "accuracy": run.result.accuracy}),
+    }
+    save_checkpoint(run.folder / STATE_FILE, tensors, metadata)
+
+
+def _restore(run: _Run) -> None:
+    tensors, metadata = load_checkpoint(run.folder / STATE_FILE)
+    before, now = json.loads(metadata.get("identity", "{}")), _identity(run)
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    if changed:
+        key = changed[0]
+        raise InputError(
+            f"resume '{run.folder}': expected {key} {before.get(key)} as before, got "
+            f"{now.get(key)}; use another folder for a new run"
+        )
+    fill(run.task.module, _under(tensors, _MODULE))
+    slots: dict[int, dict[str, Tensor]] = {}
+    for name, value in _under(tensors, _OPTIMISER).items():
+        index, _, slot = name.partition(".")
+        slots.setdefault(int(index), {})[slot] = value
+    run.optimiser.load_state_dict({**run.optimiser.state_dict(), "state": slots})
+    torch.set_rng_state(tensors[_RNG])
+    best = json.loads(metadata["best"])
+    run.epoch = int(metadata["epoch"])
+    run.result = TrainResult(
+        checkpoint=run.result.checkpoint,
+        best_epoch=best["epoch"],
+        best_loss=best["loss"],
+        accuracy=best["accuracy"],
+    )
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}

@@ -1,0 +1,143 @@
+"""Which updates are let in: every rule that bytes from a device must keep, in order of cost.
+
+Size and hash were checked by the transfer before; here come blob, record, identity, names, shapes,
+dtypes, finite numbers and their norm, the class counts behind it, and the strategy's own rules.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from protofleet.errors import RefusedError
+from protofleet.federation.coding import DecodedUpdate
+from protofleet.federation.plan import Plan
+from protofleet.strategies.types import Evaluation, Update, Uplink
+from protofleet.tensors import Tensors
+from protofleet.tensors.blobs import check_finite
+
+_MOST_SCORES = 8
+_MOST_CHARS = 64
+_NAME = re.compile(rf"[A-Za-z0-9 ._-]{{1,{_MOST_CHARS}}}")
+_MOST_LOSS = 1e12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedUpdate:
+    """What an update must look like.
+
+    Attributes:
+        uplink: names, shapes and dtypes of its tensors.
+        class_counts: whether clients must have registered theirs.
+        check: the strategy's own rules.
+        num_classes: C of the confusion counts.
+        max_bytes: largest update.
+        max_norm: largest Euclidean norm of a tensor.
+    """
+
+    uplink: Uplink
+    class_counts: bool
+    check: Callable[[Update], None]
+    num_classes: int
+    max_bytes: int
+    max_norm: float
+
+
+def expect_updates(plan: Plan) -> ExpectedUpdate:
+    """What the strategy and the limits of a plan say of updates."""
+    strategy, limits = plan.strategy, plan.config.limits
+    return ExpectedUpdate(
+        uplink=strategy.uplink,
+        class_counts=strategy.description.class_counts,
+        check=strategy.check,
+        num_classes=plan.model.num_classes,
+        max_bytes=limits.update_bytes,
+        max_norm=limits.update_norm,
+    )
+
+
+def admit(
+    decoded: DecodedUpdate, expected: ExpectedUpdate, *, client_id: str, round_id: int
+) -> None:
+    """Check a complete update.
+
+    Args:
+        decoded: from ``decode_update``, with the class counts that its client has registered.
+        expected: from ``expect_updates``.
+        client_id: whose topic it came on.
+        round_id: the round its offer names.
+
+    Raises:
+        RefusedError: a rule is broken; the update must not be used.
+    """
+    update = decoded.update
+    if (update.client_id, update.round_id) != (client_id, round_id):
+        raise RefusedError(
+            "identity",
+            f"update of '{client_id}' for round {round_id}: its record names "
+            f"'{update.client_id}' and round {update.round_id}",
+        )
+    expected.uplink.check(update.tensors)
+    _check_evaluation(update.evaluation, expected.num_classes)
+    check_finite(update.tensors)
+    _check_norms(update.tensors, expected.max_norm)
+    if expected.class_counts:
+        _check_counts(update)
+    expected.check(update)
+
+
+def _check_counts(update: Update) -> None:
+    counts = update.class_counts
+    registered = None if counts is None else int(counts.sum())
+    if update.num_examples != registered:
+        raise RefusedError(
+            "class-counts",
+            f"update of '{update.client_id}': expected num_examples to be the sum of its "
+            f"registered class counts, {registered}, got {update.num_examples}",
+        )
+
+
+def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
+    if len(evaluation.more) > _MOST_SCORES:
+        raise RefusedError(
+            "evaluation",
+            f"evaluation: expected at most {_MOST_SCORES} further scores, "
+            f"got {len(evaluation.more)}",
+        )
+    for name in evaluation.more:
+        if not _NAME.fullmatch(name):
+            raise RefusedError(
+                "evaluation",
+                f"evaluation: expected a score's name of 1 to {_MOST_CHARS} characters of "
+                f"A-Z a-z 0-9 space . _ -, got {name[:_MOST_CHARS]!r}",
+            )
+    if not (math.isnan(evaluation.own_loss) or 0 <= evaluation.own_loss <= _MOST_LOSS):
+        raise RefusedError(
+            "evaluation",
+            f"evaluation: expected own_loss of 0 to {_MOST_LOSS:g}, got {evaluation.own_loss:g}",
+        )
+    every = {"own": evaluation.own, "pooled": evaluation.pooled, **evaluation.more}
+    for name, counts in every.items():
+        if counts is not None and len(counts) != num_classes:
+            raise RefusedError(
+                "evaluation",
+                f"evaluation '{name}': expected {num_classes} classes, got {len(counts)}",
+            )
+
+
+def _check_norms(tensors: Tensors, limit: float) -> None:
+    """Keep numbers out whose squares or sums overflow: they would make the next state infinite."""
+    for name, value in tensors.items():
+        if value.dtype.kind != "f":
+            continue
+        flat = value.reshape(-1).astype(np.result_type(value, np.float32), copy=False)
+        with np.errstate(over="ignore"):
+            norm = math.sqrt(float(np.dot(flat, flat)))
+        if norm > limit:
+            raise RefusedError(
+                "norm", f"tensor '{name}': expected a norm of at most {limit:g}, got {norm:g}"
+            )

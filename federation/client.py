@@ -1,0 +1,183 @@
+"""The client's half of a round: from a coded payload to a coded update; no sockets, no disks.
+
+A device and every engine that stands in for one run the same three steps: ``receive_payload``,
+``train_round``, and keep what came out if the round counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from protofleet.federation.coding import (
+    decode_payload,
+    encode_update,
+    reference_of,
+    update_baseline,
+)
+from protofleet.federation.records import Costs
+from protofleet.strategies.types import ClientState, Payload, Strategy, Update
+from protofleet.tensors import Model, Tensors, blobs
+from protofleet.wire.codecs import Codec, Coding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOrder:
+    """What the server asks of a client in a round.
+
+    Attributes:
+        round_id: from 1.
+        seed: of the federation.
+        final: whether it is the fit after the last round.
+        codec: of the update.
+    """
+
+    round_id: int
+    seed: int
+    final: bool = False
+    codec: Codec = field(default_factory=Codec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientMemory:
+    """What a client keeps from the last round that counted.
+
+    Attributes:
+        state: the strategy's; None before the first round.
+        residual: what coding that round's update has left.
+    """
+
+    state: ClientState | None = None
+    residual: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivedPayload:
+    """A payload that has arrived.
+
+    Attributes:
+        order: what is to be done with it.
+        payload: for the strategy; its tensors are read-only views into ``raw``.
+        raw: its raw blob.
+    """
+
+    order: RoundOrder
+    payload: Payload
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRound:
+    """What a local round made; it counts when the server has the update.
+
+    Attributes:
+        state, residual: to keep then (``ClientMemory``).
+        update: what the strategy made.
+        costs: of the round.
+        blob: the update as it travels.
+        coding: for its offer.
+    """
+
+    state: ClientState
+    residual: Tensors
+    update: Update
+    costs: Costs
+    blob: bytes
+    coding: Coding
+
+
+class LocalLearner(Protocol):
+    """Trains a strategy on a client's own data; ``edge.training.Learner`` does."""
+
+    @property
+    def model(self) -> Model:
+        """The bundle's initial values."""
+        ...
+
+    def train(
+        self, strategy: Strategy, state: ClientState | None, payload: Payload, *, seed: int
+    ) -> tuple[ClientState, Update]:
+        """One local round: the same arguments give the same bits."""
+        ...
+
+    def phase(self, name: Literal["encode"]) -> AbstractContextManager[None]:
+        """Attributes the time spent in the block."""
+        ...
+
+
+def receive_payload(  # noqa: PLR0913 - what came and what it is read with, named at the call
+    blob: bytes,
+    coding: Coding,
+    order: RoundOrder,
+    *,
+    model: Model,
+    earlier: Callable[[str], Tensors],
+    max_bytes: int,
+) -> ReceivedPayload:
+    """Decode and check a payload.
+
+    Args:
+        blob: as it arrived.
+        coding: what its offer says.
+        order: of its round.
+        model: the bundle's initial values.
+        earlier: the tensors of an earlier payload, by its reference.
+        max_bytes: largest blob that the caller is ready for.
+
+    Raises:
+        RefusedError: it is not what its codec writes, refers to what is not here, or holds numbers
+            that are not finite.
+    """
+    return open_payload(decode_payload(blob, coding, model, earlier, max_bytes=max_bytes), order)
+
+
+def open_payload(raw: bytes, order: RoundOrder) -> ReceivedPayload:
+    """A payload from its raw blob, as it was received before.
+
+    Raises:
+        RefusedError: not a blob, or not finite.
+    """
+    tensors, _ = blobs.decode(raw, max_bytes=len(raw))
+    blobs.check_finite(tensors)
+    payload = Payload(round_id=order.round_id, tensors=tensors, final=order.final)
+    return ReceivedPayload(order=order, payload=payload, raw=raw)
+
+
+def train_round(
+    learner: LocalLearner,
+    strategy: Strategy,
+    memory: ClientMemory,
+    received: ReceivedPayload,
+    *,
+    costs: Callable[[ClientState], Costs],
+) -> TrainedRound:
+    """Train, and encode the update.
+
+    Args:
+        learner: of the client.
+        strategy: of the federation.
+        memory: of the last round that counted.
+        received: the round's payload.
+        costs: what the round has cost so far, called after training with the new state.
+    """
+    order = received.order
+    state, update = learner.train(strategy, memory.state, received.payload, seed=order.seed)
+    spent = costs(state)
+    with learner.phase("encode"):
+        encoded = encode_update(
+            update,
+            spent,
+            update_baseline(learner.model, received.payload.tensors),
+            order.codec,
+            memory.residual,
+        )
+    return TrainedRound(
+        state=state,
+        residual=encoded.residual,
+        update=update,
+        costs=spent,
+        blob=encoded.blob,
+        coding=encoded.coding(reference_of(received.raw)),
+    )

@@ -1,0 +1,330 @@
+"""Payloads and updates as they travel: strategy's tensors ⇄ coded blobs, once each way.
+
+A codec takes the difference to a *baseline*, the tensors that both ends have already. Where the
+baseline is an earlier payload it is named by its *reference*, the SHA-256 of the raw blob that its
+receiver decoded it to. What coding a payload loses is made up for by the next difference; what
+coding an update loses is its *residual*, which the client keeps and hands in the next time.
+
+An update's record stands in its blob's metadata under ``update``; ``docs/protocol.md`` specifies
+both. The server's and the client's half use this module, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import InputError, RefusedError
+from protofleet.federation.records import ConfusionRows, Costs, EvaluationRecord, UpdateRecord
+from protofleet.strategies.common import PARAMS, network_tensors, prefixed
+from protofleet.strategies.types import Evaluation, Update
+from protofleet.tensors import Model, Tensors, blobs
+from protofleet.wire import codecs
+from protofleet.wire.codecs import RAW, Codec, Coding, Encoded
+
+_log = logging.getLogger(__name__)
+
+_KEY = "update"
+_MAX_CHARS = blobs.MAX_HEADER_BYTES // 2
+"""Of the record; the tensors' entries share the header, and its quotes are escaped there."""
+_NO_LIMIT = 2**62
+
+
+def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
+    """A bundle's values by the names that they have in payloads: what every device has."""
+    return network_tensors(model.network)
+
+
+def payload_baseline(model: Model, earlier: Tensors) -> dict[str, NDArray[Any]]:
+    """What a payload is compared with: an earlier one, for other tensors the bundle."""
+    return {**initial_tensors(model), **earlier}
+
+
+def update_baseline(model: Model, payload: Tensors) -> dict[str, NDArray[Any]]:
+    """What an update is compared with: the payload, for other parameters the bundle.
+
+    Buffers that no payload holds have no baseline: what they were at first says nothing of them.
+    """
+    return {**prefixed(PARAMS, model.params), **payload}
+
+
+def reference_of(raw: bytes) -> str:
+    """How a payload is named that was decoded to the blob ``raw``."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedPayload:
+    """A payload as it travels.
+
+    Attributes:
+        blob: its bytes.
+        coding: for its offer.
+        raw: the raw blob that its receiver decodes it to.
+    """
+
+    blob: bytes
+    coding: Coding
+    raw: bytes
+
+    @property
+    def reference(self) -> str:
+        """How later payloads, and the update made from it, name this one."""
+        return reference_of(self.raw)
+
+
+Sent = TypeVar("Sent")
+
+
+class PayloadEncoder(Generic[Sent]):
+    """Encodes payloads for what each device has, once per distinct content and reference.
+
+    Args:
+        model: the bundle's initial values, which every device has.
+        earlier: the tensors of a payload that devices have, by its reference.
+        keep: makes of an encoded payload what ``encode`` returns, for example a file.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        earlier: Callable[[str], Tensors],
+        keep: Callable[[CodedPayload], Sent],
+    ) -> None:
+        self._model, self._earlier, self._keep = model, earlier, keep
+        self._latest: dict[tuple[Codec, str], tuple[Tensors, Sent]] = {}
+
+    def encode(self, payload: Tensors, codec: Codec, reference: str) -> Sent:
+        """The payload for a device that has ``reference``; empty: only the bundle."""
+        latest = self._latest.get((codec, reference))
+        if latest is not None and _same_arrays(payload, latest[0]):
+            return latest[1]
+        known = self._earlier(reference) if reference else {}
+        sent = self._keep(
+            encode_payload(payload, codec, reference, payload_baseline(self._model, known))
+        )
+        self._latest[codec, reference] = payload, sent
+        return sent
+
+    def clear(self) -> None:
+        """The round is over; nothing of it is handed out again."""
+        self._latest.clear()
+
+
+def _same_arrays(left: Tensors, right: Tensors) -> bool:
+    """Whether both hold the very same arrays, as most strategies give to all clients."""
+    return left.keys() == right.keys() and all(left[name] is right[name] for name in left)
+
+
+def encode_payload(
+    payload: Tensors, codec: Codec, reference: str, baseline: Tensors
+) -> CodedPayload:
+    """A payload for a device that has ``baseline``.
+
+    Args:
+        payload: from the strategy.
+        codec: how.
+        reference: name of the baseline; empty for the bundle's initial values.
+        baseline: from ``payload_baseline``.
+    """
+    encoded = codecs.encode(payload, baseline, codec, base=reference)
+    coding = encoded.coding(reference)
+    raw = codecs.to_raw(encoded.blob, baseline, coding, max_bytes=_NO_LIMIT)
+    return CodedPayload(blob=encoded.blob, coding=coding, raw=raw)
+
+
+def decode_payload(
+    blob: bytes,
+    coding: Coding,
+    model: Model,
+    earlier: Callable[[str], Tensors],
+    *,
+    max_bytes: int,
+) -> bytes:
+    """The raw blob of a payload that has arrived.
+
+    Args:
+        blob: its bytes.
+        coding: what its offer says.
+        model: the bundle's initial values.
+        earlier: the tensors of an earlier payload, by its reference.
+        max_bytes: largest blob that the caller is ready for.
+
+    Raises:
+        RefusedError: it is not what its codec writes, or (from ``earlier``) refers to what is not
+            here.
+    """
+    if coding.codec == RAW:
+        return blob
+    known = earlier(coding.base) if coding.base else {}
+    return codecs.to_raw(blob, payload_baseline(model, known), coding, max_bytes=max_bytes)
+
+
+def encode_update(
+    update: Update, costs: Costs, baseline: Tensors, codec: Codec, residual: Tensors
+) -> Encoded:
+    """The blob of an update, and what its client has to add to the next one.
+
+    Args:
+        update: what the strategy made.
+        costs: of the round.
+        baseline: from ``update_baseline``.
+        codec: how to encode.
+        residual: what this function returned after the last round that counted.
+    """
+    record = UpdateRecord(
+        client_id=update.client_id,
+        round_id=update.round_id,
+        num_examples=update.num_examples,
+        loss=update.loss if math.isfinite(update.loss) else None,
+        evaluation=_to_record(update.evaluation),
+        costs=costs,
+    )
+    metadata = {_KEY: _fitting(record)}
+    return codecs.encode(update.tensors, baseline, codec, residual=residual, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodedUpdate:
+    """An update that has arrived, not yet admitted.
+
+    Attributes:
+        update: for the strategy.
+        record: what its client says of it.
+        raw: the raw blob, which needs no baseline to be read again.
+    """
+
+    update: Update
+    record: UpdateRecord
+    raw: bytes
+
+
+def decode_update(
+    blob: bytes,
+    coding: Coding,
+    baseline: Tensors,
+    *,
+    max_bytes: int,
+    class_counts: tuple[int, ...] | None = None,
+) -> DecodedUpdate:
+    """The update in a blob that came from outside.
+
+    Args:
+        blob: its bytes.
+        coding: what its offer says.
+        baseline: from ``update_baseline``; a raw blob needs none.
+        max_bytes: largest blob that the caller is ready for, also decoded.
+        class_counts: what its client has registered; None: nothing.
+
+    Raises:
+        RefusedError: not what its codec writes, no record, or a field of it is missing or wrong.
+    """
+    tensors, metadata = codecs.decode(blob, baseline, coding, max_bytes=max_bytes)
+    record = _record_of(metadata)
+    raw = blob
+    if coding.codec != RAW:
+        try:
+            raw = blobs.encode(tensors, metadata)
+        except InputError as error:
+            raise RefusedError("codec", f"codec: {error}") from error
+        if len(raw) > max_bytes:
+            raise RefusedError("blob-size", f"blob: {len(raw)} bytes > {max_bytes} allowed")
+    return DecodedUpdate(update=_update_of(record, tensors, class_counts), record=record, raw=raw)
+
+
+def read_update(raw: bytes, class_counts: tuple[int, ...] | None = None) -> Update:
+    """An admitted update, from its raw blob; its tensors are views into that."""
+    return decode_update(raw, Coding(), {}, max_bytes=_NO_LIMIT, class_counts=class_counts).update
+
+
+def _update_of(
+    record: UpdateRecord, tensors: Tensors, class_counts: tuple[int, ...] | None
+) -> Update:
+    return Update(
+        client_id=record.client_id,
+        round_id=record.round_id,
+        num_examples=record.num_examples,
+        tensors=tensors,
+        evaluation=to_evaluation(record.evaluation),
+        loss=math.nan if record.loss is None else record.loss,
+        class_counts=None if class_counts is None else np.array(class_counts, np.int64),
+    )
+
+
+def _record_of(metadata: Mapping[str, str]) -> UpdateRecord:
+    if _KEY not in metadata:
+        raise RefusedError("update-schema", f"update: its blob has no metadata '{_KEY}'")
+    try:
+        record = msgspec.json.decode(metadata[_KEY], type=UpdateRecord)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RefusedError("update-schema", f"update: {error}") from error
+    _check_count("num_examples", record.num_examples)
+    _check_count("round_id", record.round_id)
+    _check_count("peak_rss_bytes", record.costs.peak_rss_bytes)
+    return record
+
+
+def _fitting(record: UpdateRecord) -> str:
+    """The record as JSON, without counts that a blob's header cannot hold (some 1000 classes)."""
+    full = record.evaluation
+    fewer: tuple[dict[str, Any], ...] = ({}, {"more": {}}, {"pooled": None}, {"own": None})
+    left_out: dict[str, Any] = {}
+    for one in fewer:
+        left_out |= one
+        counts = msgspec.structs.replace(full, **left_out)
+        text = msgspec.json.encode(msgspec.structs.replace(record, evaluation=counts)).decode()
+        if len(text) <= _MAX_CHARS:
+            break
+        _log.warning("update: confusion counts of so many classes do not fit and are left out")
+    return text
+
+
+def to_evaluation(record: EvaluationRecord) -> Evaluation:
+    """The counts as arrays.
+
+    Raises:
+        RefusedError: not a square, or no counts.
+    """
+    return Evaluation(
+        own=None if record.own is None else _to_counts("own", record.own),
+        pooled=None if record.pooled is None else _to_counts("pooled", record.pooled),
+        own_loss=math.nan if record.own_loss is None else record.own_loss,
+        more={name: _to_counts(name, rows) for name, rows in record.more.items()},
+    )
+
+
+def _to_record(evaluation: Evaluation) -> EvaluationRecord:
+    loss = evaluation.own_loss
+    return EvaluationRecord(
+        own=None if evaluation.own is None else _to_rows(evaluation.own),
+        pooled=None if evaluation.pooled is None else _to_rows(evaluation.pooled),
+        own_loss=loss if math.isfinite(loss) else None,
+        more={name: _to_rows(counts) for name, counts in evaluation.more.items()},
+    )
+
+
+def _to_rows(counts: NDArray[np.int64]) -> ConfusionRows:
+    return tuple(tuple(row) for row in counts.tolist())
+
+
+def _to_counts(name: str, rows: ConfusionRows) -> NDArray[np.int64]:
+    if any(len(row) != len(rows) for row in rows):
+        raise RefusedError("update-schema", f"evaluation '{name}': expected a square of counts")
+    for count in (value for row in rows for value in row):
+        _check_count(f"evaluation '{name}'", count)
+    # Each fits a float; so must all together, or sums in int64 wrap around.
+    _check_count(f"evaluation '{name}', in all", sum(map(sum, rows)))
+    return np.array(rows, np.int64).reshape(len(rows), len(rows))
+
+
+def _check_count(name: str, value: Any) -> None:
+    if not 0 <= value < 2**53:
+        raise RefusedError("update-schema", f"{name}: expected a count, got {value}")

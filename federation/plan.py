@@ -1,0 +1,114 @@
+"""What is the same at every start of a run: bundle, strategy, settings, schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from protofleet.bundle import Bundle
+from protofleet.errors import InputError
+from protofleet.federation.randomness import server_rng
+from protofleet.federation.schedule import Schedule
+from protofleet.federation.settings import AggregationSettings, FederationConfig
+from protofleet.federation.synchronous import SynchronousSchedule
+from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.aggregation import Aggregator
+from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.types import Description, ServerState, Strategy
+from protofleet.tensors import Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is the same at every start of a run.
+
+    Attributes:
+        config: the federation file.
+        bundle: verified.
+        model: the bundle's initial values.
+        strategy: built with ``settings``.
+        settings: the bundle's, overridden by the file's; they travel with every task.
+        aggregator: how the clients' vectors become one.
+    """
+
+    config: FederationConfig
+    bundle: Bundle
+    model: Model
+    strategy: Strategy
+    settings: dict[str, Any]
+    aggregator: Aggregator
+
+    def server_init(self) -> ServerState:
+        """The server's state before round 1, the same at every start."""
+        return self.strategy.server_init(self.model, server_rng(self.config.seed, 0))
+
+    def schedule(self) -> Schedule:
+        """The rules of the federation file, and whether the strategy wants a final fit."""
+        config = self.config
+        return SynchronousSchedule(
+            rounds=config.rounds,
+            seed=config.seed,
+            size=config.cohort.size,
+            minimum=config.cohort.minimum,
+            wait_s=config.cohort.wait_s,
+            deadline_s=config.round.deadline_s,
+            quorum=config.round.quorum,
+            grace_s=config.liveness.grace_s,
+            final_fit=self.strategy.description.final_fit,
+        )
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What two starts of the same run have in common."""
+        return {
+            "federation": self.config.federation,
+            "bundle": self.bundle.digest,
+            "strategy": self.strategy.description.name,
+            "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
+            "seed": str(self.config.seed),
+            "codec": self.config.codec.identity,
+            "aggregation": self.config.aggregation.identity,
+        }
+
+
+def make_plan(config: FederationConfig) -> Plan:
+    """Open the bundle and build the strategy.
+
+    Raises:
+        InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
+            or a rule for a strategy that takes none.
+        RefusedError: the bundle breaks a rule.
+    """
+    bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
+    model = bundle.model()
+    declared = bundle.manifest.strategy
+    name = config.strategy.name or declared.name
+    settings = config.strategy.over(declared.name, declared.settings)
+    strategy = build(name, settings, model)
+    return Plan(
+        config=config,
+        bundle=bundle,
+        model=model,
+        strategy=strategy,
+        settings=settings,
+        aggregator=_aggregator(config.aggregation, strategy.description),
+    )
+
+
+def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:
+    if chosen != AggregationSettings() and not description.takes_aggregator:
+        takers = sorted(name for name, one in DESCRIPTIONS.items() if one.takes_aggregator)
+        raise InputError(
+            f"aggregation '{chosen.kind}': strategy '{description.name}' has a rule of its own and "
+            f"takes no other; leave [aggregation] out, or use one of {', '.join(takers)}"
+        )
+    return build_aggregator(chosen.kind, chosen.settings)
+
+
+def _keys(trusted: tuple[str, ...]) -> list[bytes]:
+    try:
+        return [bytes.fromhex(key) for key in trusted]
+    except ValueError as error:
+        raise InputError(f"trusted: expected public keys in hex: {error}") from error

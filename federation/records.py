@@ -1,0 +1,234 @@
+"""What a run leaves and what a device reports: typed records, the same wherever they are read.
+
+``result.json``, ``devices.json``, the ledger, the coordinator's events, reports and experiments all
+use these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from protofleet.durable import replace_whole
+from protofleet.errors import InputError, MissingDataError
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean and population standard deviation over devices."""
+
+    mean: float
+    std: float
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One way of scoring the models; all in [0, 1].
+
+    ``sample_accuracy``: over all devices' test samples alike; of the own test parts only.
+    """
+
+    macro_f1: Spread
+    accuracy: Spread
+    sample_accuracy: Spread | None = None
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What was scored; None where nothing was measured or the strategy has no such model.
+
+    Attributes:
+        personalisation: each device's model on its own test part.
+        generalisation: each device's model on all devices' test parts together.
+        own_loss: mean cross-entropy of each device's model on its own test part.
+        more: further scores on the devices' own test parts, by the strategy's name for them.
+        global_: the server's model on all devices' test parts together (``global`` in JSON).
+    """
+
+    personalisation: Metrics | None = None
+    generalisation: Metrics | None = None
+    own_loss: Spread | None = None
+    more: dict[str, Metrics] = {}
+    global_: Metrics | None = msgspec.field(default=None, name="global")
+
+    @property
+    def sections(self) -> dict[str, Metrics]:
+        """Metrics by the name that files and people use: ``global``, and those of ``more``."""
+        named = {
+            "personalisation": self.personalisation,
+            "generalisation": self.generalisation,
+            "global": self.global_,
+        }
+        return {name: found for name, found in named.items() if found is not None} | self.more
+
+
+class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One committed round.
+
+    Attributes:
+        round_id: from 1.
+        final: the fit after the last round, from which nothing was aggregated.
+        seconds: wall time from its opening to its commit.
+        participants: clients whose update was accepted.
+        bytes_up, bytes_down: of all clients: at the devices' sockets as heartbeats have reported
+            so far, or the sizes of the blobs where there are no sockets.
+        scores: of the participants' and the server's models.
+    """
+
+    round_id: int
+    final: bool = False
+    seconds: float
+    participants: int
+    bytes_up: int
+    bytes_down: int
+    scores: Scores
+
+
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Milliseconds; None where nothing was measured."""
+
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+def percentiles(samples: Collection[float], *which: int) -> Percentiles:
+    """Of these per cents (50, 95 or 99), with linear interpolation; empty without samples."""
+    if not samples:
+        return Percentiles()
+    values = np.percentile(np.asarray(samples), which)
+    found = {f"p{q}": round(float(value), 4) for q, value in zip(which, values, strict=True)}
+    return Percentiles(**found)
+
+
+class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's costs over the run."""
+
+    id: str
+    bytes_up: int
+    bytes_down: int
+    train_step_ms: Percentiles
+    infer_ms: Percentiles
+    peak_rss_bytes: int
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``result.json``; ``codec``: how tensors travelled, updates / payloads."""
+
+    strategy: str
+    seed: int
+    codec: str = "raw / raw"
+    rounds: tuple[RoundRecord, ...]
+    scores: Scores
+    devices: tuple[DeviceRecord, ...]
+
+    @property
+    def aggregated(self) -> tuple[RoundRecord, ...]:
+        """The rounds without the final fit."""
+        return tuple(item for item in self.rounds if not item.final)
+
+
+_Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round cost its device.
+
+    Attributes:
+        train_step_ms: samples of the time of one training step.
+        infer_ms: samples of the latency of one inference.
+        phases_s: wall time by phase, e.g. ``receive``, ``train``, ``evaluate``, ``encode``.
+        cpu_s: CPU time by phase.
+        peak_rss_bytes: largest resident memory of the process so far.
+    """
+
+    train_step_ms: tuple[_Amount, ...] = ()
+    infer_ms: tuple[_Amount, ...] = ()
+    phases_s: dict[str, _Amount] = {}
+    cpu_s: dict[str, _Amount] = {}
+    peak_rss_bytes: int = 0
+
+
+ConfusionRows = tuple[tuple[int, ...], ...]
+"""Confusion counts, rows true and columns predicted class."""
+
+
+class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Confusion counts as they travel; fields as in ``strategies.types.Evaluation``."""
+
+    own: ConfusionRows | None = None
+    pooled: ConfusionRows | None = None
+    own_loss: float | None = None
+    more: dict[str, ConfusionRows] = {}
+
+
+class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of an update but its tensors; ``loss`` is None where nothing was trained."""
+
+    client_id: str
+    round_id: int
+    num_examples: int
+    loss: float | None = None
+    evaluation: EvaluationRecord = EvaluationRecord()
+    costs: Costs = Costs()
+
+
+class RoundBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """What one device sent and received in a round; round 0 is what it cost to join."""
+
+    round_id: int
+    bytes_up: int
+    bytes_down: int
+
+
+class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one device beyond ``DeviceRecord``; its last round's unless said otherwise.
+
+    Attributes:
+        rounds: how many rounds used its update.
+        confusion: counts of its model.
+        train_step_ms, infer_ms: samples over the run, the latest some thousand.
+        phases_s, cpu_s: wall and CPU time by phase.
+    """
+
+    id: str
+    num_examples: int
+    rounds: int
+    bytes_by_round: tuple[RoundBytes, ...] = ()
+    confusion: EvaluationRecord = EvaluationRecord()
+    train_step_ms: tuple[float, ...] = ()
+    infer_ms: tuple[float, ...] = ()
+    phases_s: dict[str, float] = {}
+    cpu_s: dict[str, float] = {}
+    peak_rss_bytes: int = 0
+
+
+class FleetDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """The content of ``devices.json``; ``classes``: names, in the order of the counts."""
+
+    classes: tuple[str, ...] = ()
+    devices: tuple[DeviceDetails, ...]
+
+
+_T = TypeVar("_T")
+
+
+def load_record(path: Path, kind: type[_T]) -> _T:
+    """Read a JSON file as ``kind``.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: a field is missing or of a wrong type; the message names it.
+    """
+    if not path.is_file():
+        raise MissingDataError(f"'{path}': no such file; expected the folder of a run")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except msgspec.DecodeError as error:
+        raise InputError(f"'{path}': {error}") from error
+
+
+def save_record(record: Any, path: Path) -> None:
+    """Write a record as indented JSON, whole or not at all."""
+    replace_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")

@@ -1,0 +1,178 @@
+"""When clients train and when the server's state moves on: events in, actions out, time given.
+
+A ``Schedule`` is pure. The caller writes an action into the ledger before it performs it, so a
+process that is killed anywhere builds the same state again with ``resume``. Rounds that wait for
+their cohort are one schedule (``synchronous.py``); another is another file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Protocol
+
+from protofleet.errors import RefusedError
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+class RoundPhase(Enum):
+    """Where a federation stands."""
+
+    WAITING = "waiting"
+    OPEN = "open"
+    CLOSING = "closing"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundState:
+    """Everything the machine knows.
+
+    Attributes:
+        phase: where it stands.
+        round_id: the round that is awaited, open or closing; after the last one stays on it.
+        live: devices that are present now.
+        enough_since: when ``live`` first sufficed; None: it does not, or it no longer matters.
+        warmed_up: whether a round was opened since the start; from then on nothing waits.
+        cohort: invited devices of the open round, sorted.
+        delivered: members whose update is safely spooled.
+        failed: members that said they cannot take part.
+        gone_since: absent members → since when.
+        deadline: when the open round ends.
+        attempt: how often the open round was extended.
+        size: number of devices the open round was drawn with; substitutes do not change it.
+        final: whether the open or closing round is the final fit.
+    """
+
+    phase: RoundPhase = RoundPhase.WAITING
+    round_id: int = 1
+    live: frozenset[str] = _NOBODY
+    enough_since: float | None = None
+    warmed_up: bool = False
+    cohort: tuple[str, ...] = ()
+    delivered: frozenset[str] = _NOBODY
+    failed: frozenset[str] = _NOBODY
+    gone_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    deadline: float = 0.0
+    attempt: int = 0
+    size: int = 0
+    final: bool = False
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Members of the open round whose update is not in yet."""
+        return tuple(c for c in self.cohort if c not in self.delivered)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAppeared:
+    """A device is present, for the first time or again after a reconnect or restart."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceDeparted:
+    """A device left, lost its connection or fell silent."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateStored:
+    """A member's valid update is on disk and in the ledger."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFailed:
+    """A member refused its task and will not deliver."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateCommitted:
+    """The closing round's new server state is on disk and in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = DeviceAppeared | DeviceDeparted | UpdateStored | DeviceFailed | StateCommitted | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """Start a round with this cohort: every member gets its task."""
+
+    round_id: int
+    cohort: tuple[str, ...]
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Invite:
+    """Send one member of the open round its task (again)."""
+
+    client_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendRound:
+    """The quorum was missed: go on with the same round and payload, and invite ``added`` too."""
+
+    round_id: int
+    attempt: int
+    added: tuple[str, ...]
+    needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRound:
+    """Accept no more updates; aggregate those of ``participants``, unless it was the final fit."""
+
+    round_id: int
+    participants: tuple[str, ...]
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """All rounds are committed."""
+
+
+Action = OpenRound | Invite | ExtendRound | CloseRound | Finish
+Transition = tuple[RoundState, tuple[Action, ...]]
+
+
+class Schedule(Protocol):
+    """The rules by which a federation goes from state to state."""
+
+    def step(self, state: RoundState, event: Event, now: float) -> Transition:
+        """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
+
+        Events that mean nothing in the present phase leave the state as it is.
+        """
+        ...
+
+    def resume(self, state: RoundState, now: float) -> Transition:
+        """Go on from what the ledger holds: phase, round, cohort, delivered, attempt and final.
+
+        A waiting state with ``final`` says that the round before it was the final fit.
+        """
+        ...
+
+    def refusal(self, state: RoundState, client_id: str, round_id: int) -> RefusedError | None:
+        """Why a client's update for a round would be refused now; None if it is welcome."""
+        ...
+
+    def needed_devices(self, state: RoundState) -> int:
+        """How many devices must be live before the awaited round opens."""
+        ...

@@ -1,0 +1,299 @@
+"""A federation's settings: TOML → frozen records; ``docs/coordinator.md`` explains each of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from protofleet.errors import InputError
+from protofleet.wire.broker_access import BrokerAccess, broker_as_table
+from protofleet.wire.codecs import Codec, Kind
+
+Amount = int | float
+"""A count (an integer, from 1) or a fraction (a float in (0, 1])."""
+
+
+def _check_amount(name: str, amount: Amount) -> None:
+    good = 0 < amount <= 1 if isinstance(amount, float) else amount >= 1
+    _check(name, good, "a count from 1 or a fraction above 0 up to 1.0", amount)
+
+
+def _check(name: str, good: bool, expected: str, value: object) -> None:  # noqa: FBT001 - the checked condition, always at the call
+    if not good:
+        raise ValueError(f"`{name}`: expected {expected}, got {value!r}")
+
+
+def _merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides win; a table wins key by key, or as a whole where it names another ``kind``."""
+    return {**defaults, **{key: _over(defaults.get(key), new) for key, new in overrides.items()}}
+
+
+def _over(old: Any, new: Any) -> Any:
+    both_tables = isinstance(old, Mapping) and isinstance(new, Mapping)
+    return _merged(old, new) if both_tables and new.get("kind") in {None, old.get("kind")} else new
+
+
+class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all sections: immutable, and a misspelt key is an error that names it."""
+
+
+class StrategySettings(_Settings, frozen=True, kw_only=True):
+    """``[strategy]``: the algorithm; what is left out comes from the bundle.
+
+    Attributes:
+        name: key in ``protofleet.strategies.STRATEGIES``; the bundle's own if absent.
+        settings: overrides of the strategy's settings. The bundle's settings stay the defaults
+            as long as the name is the bundle's; tables such as ``optimiser`` merge key by key
+            unless they name another ``kind``.
+    """
+
+    name: str | None = None
+    settings: dict[str, Any] = {}
+
+    def over(self, name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings in force where a bundle for the strategy ``name`` brings ``defaults``."""
+        return _merged(defaults if self.name in {None, name} else {}, self.settings)
+
+
+class AggregationSettings(_Settings, frozen=True, kw_only=True):
+    """``[aggregation]``: the rule by which the clients' vectors become one.
+
+    Attributes:
+        kind: key in ``protofleet.strategies.aggregation.AGGREGATORS``.
+        settings: of the rule.
+    """
+
+    kind: str = "mean"
+    settings: dict[str, Any] = {}
+
+    @property
+    def identity(self) -> str:
+        """What a run's ledger keeps of it."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+
+class CohortSettings(_Settings, frozen=True, kw_only=True):
+    """``[cohort]``: who is invited to a round.
+
+    Attributes:
+        size: ``"all"`` live devices, a fraction of them (float) or a count (integer).
+        minimum: devices that must be live before a round opens.
+        wait_s: how long the first round after a start still waits for more, once there are enough.
+    """
+
+    size: Literal["all"] | Amount = "all"
+    minimum: int = 1
+    wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.size != "all":
+            _check_amount("size", self.size)
+        _check("minimum", self.minimum >= 1, "at least 1", self.minimum)
+        _check("wait_s", self.wait_s >= 0, "seconds, not negative", self.wait_s)
+
+
+class RoundSettings(_Settings, frozen=True, kw_only=True):
+    """``[round]``: when a round ends.
+
+    Attributes:
+        deadline_s: how long a round waits for its cohort.
+        quorum: updates that suffice at the deadline: a fraction of the cohort (float) or a count.
+    """
+
+    deadline_s: float = 600.0
+    quorum: Amount = 0.5
+
+    def __post_init__(self) -> None:
+        _check("deadline_s", self.deadline_s > 0, "seconds above 0", self.deadline_s)
+        _check_amount("quorum", self.quorum)
+
+
+class LimitSettings(_Settings, frozen=True, kw_only=True):
+    """``[limits]``: what the coordinator takes from a device and keeps on disk.
+
+    Attributes:
+        update_bytes: largest update that is accepted.
+        update_norm: largest Euclidean norm of a tensor in an accepted update.
+        uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
+        keep_states: committed server states that stay on disk.
+    """
+
+    update_bytes: int = 256 * 1024 * 1024
+    update_norm: float = 1e6
+    uploads: int = 32
+    keep_states: int = 3
+
+    def __post_init__(self) -> None:
+        _check("update_bytes", self.update_bytes > 0, "bytes above 0", self.update_bytes)
+        _check("update_norm", self.update_norm > 0, "a number above 0", self.update_norm)
+        _check("uploads", self.uploads >= 1, "at least 1", self.uploads)
+        _check("keep_states", self.keep_states >= 1, "at least 1", self.keep_states)
+
+
+class EvaluationSettings(_Settings, frozen=True, kw_only=True):
+    """``[evaluation]``: scoring of the server's own model.
+
+    Attributes:
+        pooled: ``.npz`` with the union of all test parts: ``x_test`` (n, …) float32 and
+            ``y_test`` (n,) int64. Absent: the server's model is not scored.
+        every: score after every so many rounds, and after the last.
+        batch_size: examples per call; a model whose plan couples a batch depends on it.
+        threads: threads of the runtime.
+    """
+
+    pooled: Path | None = None
+    every: int = 1
+    batch_size: int = 32
+    threads: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("every", "batch_size", "threads"):
+            _check(name, getattr(self, name) >= 1, "at least 1", getattr(self, name))
+
+
+class LivenessSettings(_Settings, frozen=True, kw_only=True):
+    """``[liveness]``: who counts as present.
+
+    Attributes:
+        silent_after_s: a device that sent nothing for so long is taken for gone.
+        grace_s: a cohort member that is gone for so long no longer keeps the round open.
+        farewell_s: how long the end of a run waits for the devices' last heartbeats.
+    """
+
+    silent_after_s: float = 150.0
+    grace_s: float = 20.0
+    farewell_s: float = 3.0
+
+    def __post_init__(self) -> None:
+        for name in ("silent_after_s", "grace_s", "farewell_s"):
+            _check(name, getattr(self, name) >= 0, "seconds, not negative", getattr(self, name))
+
+
+class CodecSettings(_Settings, frozen=True, kw_only=True):
+    """``[codec]``: how tensors are encoded on the wire; see ``wire.codecs``.
+
+    Attributes:
+        up: of updates.
+        down: of payloads.
+        compression: behind either, unless it is ``raw``.
+        keep: share of a parameter's entries that ``topk`` sends.
+    """
+
+    up: Kind = "raw"
+    down: Literal["raw", "fp16", "int8", "int4"] = "raw"
+    compression: Literal["zlib", "none"] = "zlib"
+    keep: float = 0.1
+
+    def __post_init__(self) -> None:
+        _check("keep", 0 < self.keep <= 1, "a fraction above 0 up to 1.0", self.keep)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether tensors travel bit for bit."""
+        return self.up == self.down == "raw"
+
+    @property
+    def identity(self) -> str:
+        """What a run's ledger keeps of it."""
+        return msgspec.json.encode(self, order="sorted").decode()
+
+    @property
+    def text(self) -> str:
+        """For people: ``int8 / raw``, up before down."""
+        up = f"topk {self.keep:g}" if self.up == "topk" else self.up
+        plain = "" if self.compression == "zlib" or self.is_raw else ", not compressed"
+        return f"{up} / {self.down}{plain}"
+
+    @property
+    def updates(self) -> Codec:
+        """What devices are asked for."""
+        return Codec(kind=self.up, compressed=self.compression == "zlib", keep=self.keep)
+
+    @property
+    def payloads(self) -> Codec:
+        """How payloads are encoded."""
+        return Codec(kind=self.down, compressed=self.compression == "zlib")
+
+
+class FederationConfig(_Settings, frozen=True, kw_only=True):
+    """A whole federation file.
+
+    Attributes:
+        federation: its name, a level of every topic.
+        broker: which, and the coordinator's credentials; a file may say just the URL.
+        bundle: the signed bundle, directory or single file.
+        trusted: public keys (hex) whose bundles are accepted; empty: any valid signature.
+        run_dir: folder of this run: ledger, spool, results.
+        rounds: number of rounds to aggregate.
+        seed: seed of the federation: cohorts and, with client and round, all local training.
+    """
+
+    federation: str
+    broker: BrokerAccess
+    bundle: Path
+    run_dir: Path
+    rounds: int
+    trusted: tuple[str, ...] = ()
+    seed: int = 0
+    strategy: StrategySettings = StrategySettings()
+    aggregation: AggregationSettings = AggregationSettings()
+    cohort: CohortSettings = CohortSettings()
+    round: RoundSettings = RoundSettings()
+    limits: LimitSettings = LimitSettings()
+    evaluation: EvaluationSettings = EvaluationSettings()
+    liveness: LivenessSettings = LivenessSettings()
+    codec: CodecSettings = CodecSettings()
+
+    def __post_init__(self) -> None:
+        _check("rounds", self.rounds >= 1, "at least 1", self.rounds)
+        _check("seed", self.seed >= 0, "not negative", self.seed)
+
+
+def load_config(path: Path) -> FederationConfig:
+    """Read a federation file; relative paths in it start at the file's own folder.
+
+    Raises:
+        InputError: not readable, not TOML, an unknown key, or a value of the wrong kind.
+    """
+    try:
+        values = broker_as_table(msgspec.toml.decode(path.read_bytes()))
+        config = msgspec.convert(values, FederationConfig, dec_hook=_to_path)
+    except OSError as error:
+        raise InputError(f"federation file {path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise InputError(f"federation file {path}: {error}; see docs/coordinator.md") from error
+    return _resolve(config, path.resolve().parent)
+
+
+def count_of(amount: Amount, total: int) -> int:
+    """How many of ``total`` an amount means: at least 1, at most ``total`` (0 of 0).
+
+    A fraction is rounded up, so that 0.5 of 3 are 2.
+    """
+    # The subtrahend undoes float noise: 0.7 of 10 are 7, although 0.7 * 10 > 7 in binary.
+    wanted = math.ceil(amount * total - 1e-9) if isinstance(amount, float) else amount
+    return min(max(wanted, 1), total)
+
+
+def _resolve(config: FederationConfig, folder: Path) -> FederationConfig:
+    pooled = config.evaluation.pooled
+    evaluation = msgspec.structs.replace(
+        config.evaluation, pooled=None if pooled is None else folder / pooled
+    )
+    return msgspec.structs.replace(
+        config,
+        bundle=folder / config.bundle,
+        run_dir=folder / config.run_dir,
+        broker=config.broker.under(folder),
+        evaluation=evaluation,
+    )
+
+
+def _to_path(kind: type, value: object) -> Path:
+    if kind is Path and isinstance(value, str):
+        return Path(value).expanduser()
+    raise ValueError(f"expected a path, got {value!r}")

@@ -1,0 +1,258 @@
+"""Rounds that wait for their cohort, as one explicit state machine.
+
+::
+
+    WAITING ── enough live devices ──► OPEN ── all in, or deadline with quorum ──► CLOSING
+       ▲                               │ ▲                                            │
+       │                               └─┘ deadline below quorum: extend, add devices │
+       └────────────────────── StateCommitted ◄───────────────────────────────────────┘
+                                     └── last round ──► FINISHED
+
+A strategy with a final fit has one more round after the last: every live device is invited, and
+its closing aggregates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal, assert_never
+
+import numpy as np
+
+from protofleet.errors import RefusedError
+from protofleet.federation.schedule import (
+    CloseRound,
+    DeviceAppeared,
+    DeviceDeparted,
+    DeviceFailed,
+    Event,
+    ExtendRound,
+    Finish,
+    Invite,
+    OpenRound,
+    RoundPhase,
+    RoundState,
+    StateCommitted,
+    Tick,
+    Transition,
+    UpdateStored,
+)
+from protofleet.federation.settings import Amount, count_of
+
+_NOBODY: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynchronousSchedule:
+    """Rounds with a cohort, a deadline and a quorum; the fields are those of the federation file.
+
+    Attributes:
+        final_fit: whether the strategy wants one more round after the last.
+    """
+
+    rounds: int
+    seed: int
+    size: Literal["all"] | Amount = "all"
+    minimum: int = 1
+    wait_s: float = 0.0
+    deadline_s: float = 600.0
+    quorum: Amount = 0.5
+    grace_s: float = 20.0
+    final_fit: bool = False
+
+    def step(self, state: RoundState, event: Event, now: float) -> Transition:
+        """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
+
+        Events that mean nothing in the present phase leave the state as it is.
+        """
+        match event:
+            case DeviceAppeared(client_id):
+                state = _appeared(state, client_id)
+                if state.phase is RoundPhase.OPEN and client_id in state.outstanding:
+                    return state, (Invite(client_id),)
+            case DeviceDeparted(client_id):
+                state = _departed(state, client_id, now)
+            case UpdateStored(client_id):
+                state = _marked(state, client_id, "delivered")
+            case DeviceFailed(client_id):
+                state = _marked(state, client_id, "failed")
+            case StateCommitted() if state.phase is RoundPhase.CLOSING and _is_last(self, state):
+                return replace(state, phase=RoundPhase.FINISHED), (Finish(),)
+            case StateCommitted() if state.phase is RoundPhase.CLOSING:
+                state = RoundState(
+                    round_id=state.round_id + 1, live=state.live, warmed_up=state.warmed_up
+                )
+            case StateCommitted():
+                pass
+            case Tick():
+                pass
+            case _:
+                assert_never(event)
+        return _advance(self, state, now)
+
+    def resume(self, state: RoundState, now: float) -> Transition:
+        """Go on from what the ledger holds: phase, round, cohort, delivered, attempt and final.
+
+        A waiting state with ``final`` says that the round before it was the final fit.
+
+        Clocks do not survive a process: the open round gets its whole deadline again, and members
+        whose update is missing count as gone from now on until they show themselves.
+        """
+        state = replace(
+            state,
+            live=_NOBODY,
+            enough_since=None,
+            warmed_up=False,
+            failed=_NOBODY,
+            gone_since=MappingProxyType(dict.fromkeys(state.outstanding, now)),
+            deadline=now + self.deadline_s,
+        )
+        if state.phase is RoundPhase.CLOSING:
+            return state, (_close(state),)
+        all_done = state.round_id > self.rounds and not self.final_fit
+        if state.phase is RoundPhase.WAITING and (state.final or all_done):
+            return replace(state, phase=RoundPhase.FINISHED, round_id=state.round_id - 1), (
+                Finish(),
+            )
+        return state, ()
+
+    def refusal(self, state: RoundState, client_id: str, round_id: int) -> RefusedError | None:
+        """Why a client's update for a round would be refused now; None if it is welcome."""
+        if round_id > state.round_id:
+            rule, reason = (
+                "round",
+                f"round {round_id} has not begun; the federation is in round {state.round_id}",
+            )
+        elif round_id < state.round_id or state.phase is not RoundPhase.OPEN:
+            rule, reason = "round", f"too late: round {round_id} is closed"
+        elif client_id not in state.cohort:
+            rule, reason = "cohort", f"not in the cohort of round {round_id}"
+        elif client_id in state.delivered:
+            rule, reason = "cohort", f"an update for round {round_id} was accepted already"
+        else:
+            return None
+        return RefusedError(rule, reason)
+
+    def needed_devices(self, state: RoundState) -> int:
+        """How many devices must be live before the awaited round opens."""
+        wanted = self.size if isinstance(self.size, int) else 1
+        return max(self.minimum, 1 if _is_final(self, state.round_id) else wanted)
+
+
+def draw(
+    schedule: SynchronousSchedule,
+    round_id: int,
+    attempt: int,
+    candidates: Collection[str],
+    size: int,
+) -> tuple[str, ...]:
+    """``size`` of the candidates, sorted; the same for the same seed, round and attempt."""
+    ordered = sorted(candidates)
+    if size >= len(ordered):
+        return tuple(ordered)
+    rng = np.random.default_rng((schedule.seed, round_id, attempt))
+    chosen = rng.choice(len(ordered), size, replace=False)
+    return tuple(ordered[index] for index in sorted(chosen))
+
+
+def _is_final(schedule: SynchronousSchedule, round_id: int) -> bool:
+    """Whether a round that opens now is the final fit."""
+    return schedule.final_fit and round_id > schedule.rounds
+
+
+def _is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
+    return state.final or (state.round_id >= schedule.rounds and not schedule.final_fit)
+
+
+def _appeared(state: RoundState, client_id: str) -> RoundState:
+    gone = {c: since for c, since in state.gone_since.items() if c != client_id}
+    return replace(
+        state,
+        live=state.live | {client_id},
+        failed=state.failed - {client_id},
+        gone_since=MappingProxyType(gone),
+    )
+
+
+def _departed(state: RoundState, client_id: str, now: float) -> RoundState:
+    gone = dict(state.gone_since)
+    if state.phase is RoundPhase.OPEN and client_id in state.outstanding:
+        gone.setdefault(client_id, now)
+    return replace(state, live=state.live - {client_id}, gone_since=MappingProxyType(gone))
+
+
+def _marked(state: RoundState, client_id: str, what: Literal["delivered", "failed"]) -> RoundState:
+    if state.phase is not RoundPhase.OPEN or client_id not in state.outstanding:
+        return state
+    if what == "failed":
+        return replace(state, failed=state.failed | {client_id})
+    return replace(state, delivered=state.delivered | {client_id})
+
+
+def _advance(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
+    if state.phase is RoundPhase.WAITING:
+        return _advance_waiting(schedule, state, now)
+    if state.phase is RoundPhase.OPEN:
+        return _advance_open(schedule, state, now)
+    return state, ()
+
+
+def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
+    if len(state.live) < schedule.needed_devices(state):
+        return replace(state, enough_since=None), ()
+    since = now if state.enough_since is None else state.enough_since
+    if not state.warmed_up and now < since + schedule.wait_s:
+        return replace(state, enough_since=since), ()
+    total, final = len(state.live), _is_final(schedule, state.round_id)
+    size = total if final or schedule.size == "all" else count_of(schedule.size, total)
+    cohort = draw(schedule, state.round_id, 0, state.live, size)
+    state = replace(
+        state,
+        phase=RoundPhase.OPEN,
+        enough_since=None,
+        warmed_up=True,
+        cohort=cohort,
+        deadline=now + schedule.deadline_s,
+        size=size,
+        final=final,
+    )
+    return state, (OpenRound(state.round_id, cohort, final),)
+
+
+def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
+    reached = len(state.delivered) >= count_of(schedule.quorum, state.size)
+    remaining = set(state.outstanding) - lost(schedule, state, now)
+    if reached and (not remaining or now >= state.deadline):
+        closing = replace(state, phase=RoundPhase.CLOSING)
+        return closing, (_close(closing),)
+    if now < state.deadline:
+        return state, ()
+    return _extend(schedule, state, now)
+
+
+def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
+    """Give the round its deadline again, and a live substitute for each member that is lost."""
+    attempt = state.attempt + 1
+    spare = state.live - set(state.cohort)
+    remaining = len(state.cohort) - len(lost(schedule, state, now))
+    added = draw(schedule, state.round_id, attempt, spare, max(state.size - remaining, 0))
+    state = replace(
+        state,
+        cohort=tuple(sorted((*state.cohort, *added))),
+        deadline=now + schedule.deadline_s,
+        attempt=attempt,
+    )
+    needed = count_of(schedule.quorum, state.size)
+    return state, (ExtendRound(state.round_id, attempt, added, needed),)
+
+
+def lost(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
+    """Outstanding members that nobody waits for: failed, or gone for longer than the grace."""
+    gone = {c for c, since in state.gone_since.items() if now >= since + schedule.grace_s}
+    return (gone | state.failed) - state.delivered
+
+
+def _close(state: RoundState) -> CloseRound:
+    return CloseRound(state.round_id, tuple(sorted(state.delivered)), state.final)

@@ -1,0 +1,1 @@
+"""Loops that Numba and LLVM compile; the same functions in NumPy: ``plain/``."""

@@ -1,0 +1,1 @@
+"""What carries kernels: machine code and its cache, the thread pool, the choice of loops."""

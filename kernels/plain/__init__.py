@@ -1,0 +1,1 @@
+"""Loops in NumPy, for devices without Numba; the same functions compiled: ``compiled/``."""

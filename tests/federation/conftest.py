@@ -1,0 +1,5 @@
+"""The tiny plan, for every test here."""
+
+from tiny_plan import tiny
+
+__all__ = ["tiny"]

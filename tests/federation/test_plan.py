@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tiny_bundle import tiny_bundle
+
+from protofleet.errors import InputError
+from protofleet.federation.plan import make_plan
+from protofleet.federation.settings import AggregationSettings, StrategySettings
+from protofleet.strategies.aggregation import MEAN
+from protofleet.strategies.optimisers import Adam
+
+
+def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
+    """What is in force is what the strategy has, what travels and what identifies the run."""
+    brought = {"epochs": 2, "optimiser": {"kind": "adam", "lr": 0.1, "beta1": 0.8}}
+    bundle = tiny_bundle(tmp_path / "other.pfb", Ed25519PrivateKey.generate(), settings=brought)
+    mine = StrategySettings(settings={"optimiser": {"lr": 0.5}})
+    plan = make_plan(msgspec.structs.replace(tiny.plan.config, bundle=bundle, strategy=mine))
+    assert plan.settings == {"epochs": 2, "optimiser": {"kind": "adam", "lr": 0.5, "beta1": 0.8}}
+    assert plan.strategy.settings.optimiser == Adam(lr=0.5, beta1=0.8)
+    assert '"lr":0.5' in plan.identity["settings"]
+
+
+def _with(tiny, strategy, **aggregation):
+    chosen = AggregationSettings(**aggregation)
+    mine = StrategySettings(name=strategy)
+    config = msgspec.structs.replace(tiny.plan.config, strategy=mine, aggregation=chosen)
+    return make_plan(config)
+
+
+def test_the_aggregation_rule_is_the_file_s_and_part_of_the_run(tiny):
+    assert tiny.plan.aggregator is MEAN
+    plan = _with(tiny, "fedavg", kind="median", settings={"weighted": True})
+    assert plan.aggregator.name == "median"
+    assert tiny.plan.identity["aggregation"] == '{"kind":"mean","settings":{}}'
+    assert plan.identity["aggregation"] == '{"kind":"median","settings":{"weighted":true}}'
+
+
+def test_a_rule_for_a_strategy_that_takes_none_is_refused_by_name(tiny):
+    message = r"aggregation 'median': strategy 'local' .*; leave .*, or use one of cdfl, .*fedavg,"
+    with pytest.raises(InputError, match=message):
+        _with(tiny, "local", kind="median")
+    assert _with(tiny, "local", kind="mean").aggregator is MEAN
+
+
+def test_an_unknown_rule_is_refused_by_name(tiny):
+    with pytest.raises(InputError, match="aggregation 'krum': unknown; expected one of mean"):
+        _with(tiny, "fedavg", kind="krum")

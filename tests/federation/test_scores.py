@@ -1,0 +1,129 @@
+"""Scores of a round and of a run, by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from protofleet.federation.records import Metrics, Scores, Spread
+from protofleet.federation.scores import round_scores, run_scores
+from protofleet.strategies.types import Evaluation
+
+
+def right_and_wrong(right, wrong):
+    return np.array([[right, wrong], [0, 0]], np.int64)
+
+
+def _spread(mean, std):
+    return Spread(mean=pytest.approx(mean), std=pytest.approx(std))
+
+
+def test_spread_is_the_population_s():
+    """Accuracies 1 and 1/2: mean 0.75, population deviation 0.25 (the sample's would be 0.354)."""
+    evaluations = [
+        Evaluation(own=right_and_wrong(4, 0), pooled=right_and_wrong(1, 3)),
+        Evaluation(own=right_and_wrong(2, 2)),
+        Evaluation(),
+        Evaluation(own=right_and_wrong(0, 0)),
+    ]
+    summary = round_scores(evaluations, None)
+    assert summary.personalisation.accuracy == _spread(0.75, 0.25)
+    assert summary.personalisation.macro_f1.mean == pytest.approx((1 + 1 / 3) / 2)
+    assert summary.generalisation.accuracy == _spread(0.25, 0.0)
+
+
+def test_losses_are_averaged_over_the_clients_that_have_one():
+    summary = round_scores([Evaluation(own_loss=1.0), Evaluation(own_loss=2.0), Evaluation()], None)
+    assert summary == Scores(own_loss=Spread(mean=1.5, std=0.5))
+
+
+def test_further_scores_are_sections_of_their_own():
+    clients = [
+        Evaluation(more={"before fit": right_and_wrong(4, 0)}),
+        Evaluation(more={"before fit": right_and_wrong(2, 2), "empty": right_and_wrong(0, 0)}),
+    ]
+    scores = round_scores(clients, None)
+    assert scores.sections.keys() == {"before fit"}
+    assert scores.more["before fit"].accuracy == _spread(0.75, 0.25)
+
+
+def test_one_client_cannot_fill_a_summary_with_names_of_its_own():
+    honest = [Evaluation(more={"z": right_and_wrong(1, 0)}) for _ in range(2)]
+    inventors = [
+        Evaluation(more={f"{who}{i}": right_and_wrong(1, 0) for i in range(8)}) for who in "ab"
+    ]
+    names = round_scores([*inventors, *honest], None).more.keys()
+    assert len(names) == 8
+    assert "z" in names
+
+
+def test_a_section_nobody_has_is_absent():
+    assert round_scores([Evaluation()], None) == Scores()
+    assert round_scores([Evaluation(own=right_and_wrong(1, 0))], None).sections.keys() == {
+        "personalisation"
+    }
+
+
+def test_sample_accuracy_counts_every_sample_alike():
+    """8 of 10 and 1 of 2: clients' mean 0.65, samples' 9 of 12."""
+    clients = [Evaluation(own=right_and_wrong(8, 2)), Evaluation(own=right_and_wrong(1, 1))]
+    section = round_scores(clients, None).personalisation
+    assert section.accuracy.mean == pytest.approx(0.65)
+    assert section.sample_accuracy == _spread(0.75, 0.0)
+
+
+def _counts(right, wrong):
+    return np.array([[right, wrong], [0, right + wrong]], np.int64)
+
+
+def test_scores_of_a_round_are_means_and_population_deviations():
+    clients = [Evaluation(own=_counts(10, 0)), Evaluation(own=_counts(5, 5))]
+    scores = round_scores(clients, _counts(8, 2))
+    assert scores.personalisation.accuracy == _spread(0.875, 0.125)
+    assert scores.global_.accuracy == _spread(0.9, 0.0)
+    assert scores.generalisation is None
+
+
+def _scored(own, pooled, server, **more):
+    def section(value):
+        return Metrics(
+            macro_f1=Spread(mean=value - 0.1, std=0.0), accuracy=Spread(mean=value, std=0.0)
+        )
+
+    return Scores(
+        personalisation=section(own),
+        generalisation=section(pooled),
+        global_=None if server is None else section(server),
+        **more,
+    )
+
+
+def test_a_run_scores_as_its_best_round_and_the_server_has_its_own():
+    """The first of equals counts; generalisation is that of the best personal round."""
+    rounds = [_scored(0.7, 0.9, 0.6), _scored(0.8, 0.4, 0.5), _scored(0.8, 0.3, 0.6)]
+    better = msgspec.structs.replace(rounds[2].global_, macro_f1=Spread(mean=0.9, std=0.0))
+    rounds[2] = msgspec.structs.replace(rounds[2], global_=better)
+    scores = run_scores(rounds)
+    assert scores.personalisation == rounds[1].personalisation
+    assert scores.generalisation == rounds[1].generalisation
+    assert scores.global_ == rounds[0].global_
+    assert run_scores([Scores()]) == Scores()
+
+
+def test_loss_and_further_scores_come_from_the_same_round():
+    first = _scored(0.7, 0.9, 0.6, own_loss=Spread(mean=0.1, std=0.0))
+    loss = Spread(mean=0.2, std=0.0)
+    second = _scored(0.8, 0.4, 0.5, own_loss=loss, more={"later": first.personalisation})
+    scores = run_scores([first, second])
+    assert scores.own_loss == loss
+    assert scores.more == second.more
+
+
+def test_after_a_final_fit_the_run_scores_as_that_fit():
+    """Although a round before it was better; the server's model has its own best round."""
+    rounds, final = [_scored(0.9, 0.9, 0.6)], _scored(0.8, 0.7, None)
+    scores = run_scores(rounds, final)
+    assert scores.personalisation == final.personalisation
+    assert scores.generalisation == final.generalisation
+    assert scores.global_ == rounds[0].global_

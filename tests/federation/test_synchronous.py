@@ -1,0 +1,315 @@
+"""The round's state machine under a virtual clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protofleet.federation.schedule import (
+    CloseRound,
+    DeviceAppeared,
+    DeviceDeparted,
+    DeviceFailed,
+    ExtendRound,
+    Finish,
+    Invite,
+    OpenRound,
+    RoundPhase,
+    RoundState,
+    StateCommitted,
+    Tick,
+    UpdateStored,
+)
+from protofleet.federation.synchronous import SynchronousSchedule, draw, lost
+
+_SCHEDULE = SynchronousSchedule(
+    rounds=2, seed=7, minimum=3, deadline_s=100.0, quorum=0.5, grace_s=10.0
+)
+
+
+def _play(schedule, *timed, state=None):
+    """Feed (time, event) pairs; the last state and all actions."""
+    state, done = state or RoundState(), []
+    for now, event in timed:
+        state, actions = schedule.step(state, event, now)
+        done += actions
+    return state, done
+
+
+def _opened(schedule=_SCHEDULE, devices="abc"):
+    state, actions = _play(schedule, *[(0.0, DeviceAppeared(d)) for d in devices])
+    assert state.phase is RoundPhase.OPEN
+    return state, actions
+
+
+def test_a_round_opens_when_the_minimum_is_live():
+    state, actions = _play(
+        _SCHEDULE, (0.0, DeviceAppeared("b")), (1.0, DeviceAppeared("a")), (2.0, Tick())
+    )
+    assert (state.phase, actions) == (RoundPhase.WAITING, [])
+    state, actions = _SCHEDULE.step(state, DeviceAppeared("c"), 3.0)
+    assert actions == (OpenRound(1, ("a", "b", "c")),)
+    assert state.deadline == 103.0
+
+
+def test_the_first_round_waits_for_stragglers_and_later_ones_do_not():
+    schedule = replace(_SCHEDULE, minimum=1, wait_s=5.0)
+    state, actions = _play(
+        schedule, (0.0, DeviceAppeared("a")), (4.0, DeviceAppeared("b")), (4.9, Tick())
+    )
+    assert actions == []
+    state, actions = _play(schedule, (5.0, Tick()), state=state)
+    assert actions == [OpenRound(1, ("a", "b"))]
+    state, actions = _play(
+        schedule,
+        (6.0, UpdateStored("a")),
+        (6.0, UpdateStored("b")),
+        (6.1, StateCommitted()),
+        state=state,
+    )
+    assert actions == [CloseRound(1, ("a", "b")), OpenRound(2, ("a", "b"))]
+
+
+def test_a_round_closes_when_all_updates_are_in_and_the_last_one_finishes():
+    state, _ = _opened(replace(_SCHEDULE, rounds=1))
+    schedule = replace(_SCHEDULE, rounds=1)
+    state, actions = _play(schedule, *[(1.0, UpdateStored(d)) for d in "cab"], state=state)
+    assert actions == [CloseRound(1, ("a", "b", "c"))]
+    state, actions = _play(
+        schedule, (2.0, StateCommitted()), (3.0, Tick()), (3.0, StateCommitted()), state=state
+    )
+    assert (state.phase, actions) == (RoundPhase.FINISHED, [Finish()])
+
+
+def test_at_the_deadline_the_quorum_closes_the_round():
+    state, _ = _opened()
+    state, actions = _play(
+        _SCHEDULE, (1.0, UpdateStored("a")), (2.0, UpdateStored("b")), (99.0, Tick()), state=state
+    )
+    assert actions == []
+    state, actions = _play(_SCHEDULE, (100.0, Tick()), state=state)
+    assert actions == [CloseRound(1, ("a", "b"))]
+
+
+def test_below_the_quorum_the_round_is_extended_with_substitutes_for_the_lost():
+    state, _ = _opened()
+    state, actions = _play(
+        _SCHEDULE,
+        (1.0, UpdateStored("a")),
+        (2.0, DeviceDeparted("b")),
+        (3.0, DeviceAppeared("d")),
+        (3.0, DeviceAppeared("e")),
+        (100.0, Tick()),
+        state=state,
+    )
+    (extend,) = actions
+    assert isinstance(extend, ExtendRound)
+    assert (extend.round_id, extend.attempt, extend.needed) == (1, 1, 2)
+    assert len(extend.added) == 1
+    assert set(extend.added) < {"d", "e"}
+    assert state.deadline == 200.0
+    assert set(state.cohort) == {"a", "b", "c", *extend.added}
+    state, actions = _play(
+        _SCHEDULE, (101.0, UpdateStored(extend.added[0])), (200.0, Tick()), state=state
+    )
+    assert actions == [CloseRound(1, tuple(sorted({"a", *extend.added})))]
+
+
+def test_lost_members_let_the_round_close_after_their_grace():
+    state, _ = _opened()
+    state, actions = _play(
+        _SCHEDULE,
+        (1.0, UpdateStored("a")),
+        (1.0, UpdateStored("b")),
+        (5.0, DeviceDeparted("c")),
+        (14.9, Tick()),
+        state=state,
+    )
+    assert actions == []
+    _, actions = _play(_SCHEDULE, (15.0, Tick()), state=state)
+    assert actions == [CloseRound(1, ("a", "b"))]
+
+
+def test_a_member_that_returns_within_its_grace_is_invited_again_and_awaited():
+    state, _ = _opened()
+    state, actions = _play(
+        _SCHEDULE,
+        (1.0, UpdateStored("a")),
+        (1.0, UpdateStored("b")),
+        (5.0, DeviceDeparted("c")),
+        (14.0, DeviceAppeared("c")),
+        (50.0, Tick()),
+        state=state,
+    )
+    assert actions == [Invite("c")]
+    assert state.phase is RoundPhase.OPEN
+
+
+def test_a_member_that_delivered_is_not_invited_again():
+    state, _ = _opened()
+    _, actions = _play(_SCHEDULE, (1.0, UpdateStored("a")), (2.0, DeviceAppeared("a")), state=state)
+    assert actions == []
+
+
+def test_a_member_that_delivered_before_it_left_needs_no_substitute():
+    state, _ = _opened(replace(_SCHEDULE, quorum=1.0))
+    state, _ = _play(_SCHEDULE, (1.0, DeviceDeparted("a")), (2.0, UpdateStored("a")), state=state)
+    assert "a" not in lost(_SCHEDULE, state, 1000.0)
+
+
+def test_a_member_that_failed_is_not_awaited():
+    state, _ = _opened()
+    _, actions = _play(
+        _SCHEDULE,
+        (1.0, DeviceFailed("a")),
+        (2.0, UpdateStored("b")),
+        (2.0, UpdateStored("c")),
+        state=state,
+    )
+    assert actions == [CloseRound(1, ("b", "c"))]
+
+
+_FINAL = replace(_SCHEDULE, rounds=1, size=2, minimum=2, final_fit=True)
+
+
+def _last_round_done(schedule=_FINAL):
+    """Four live devices, two of which took part in the only round; it is committed."""
+    state, (opened,) = _play(schedule, *[(0.0, DeviceAppeared(d)) for d in "ab"])
+    state, _ = _play(schedule, *[(0.0, DeviceAppeared(d)) for d in "cd"], state=state)
+    state, _ = _play(schedule, *[(1.0, UpdateStored(d)) for d in opened.cohort], state=state)
+    return _play(schedule, (2.0, StateCommitted()), state=state)
+
+
+def test_after_the_last_round_every_live_device_makes_one_more_fit():
+    """The sampled size does not bound it; its close and its end say what it was."""
+    state, actions = _last_round_done()
+    assert actions == [OpenRound(2, ("a", "b", "c", "d"), final=True)]
+    assert (state.final, state.size) == (True, 4)
+    state, actions = _play(_FINAL, *[(3.0, UpdateStored(d)) for d in "abcd"], state=state)
+    assert actions == [CloseRound(2, ("a", "b", "c", "d"), final=True)]
+    state, actions = _play(_FINAL, (4.0, StateCommitted()), (5.0, Tick()), state=state)
+    assert (state.phase, state.round_id, actions) == (RoundPhase.FINISHED, 2, [Finish()])
+
+
+def test_a_final_fit_has_deadline_quorum_and_grace_as_any_round():
+    state, _ = _last_round_done()
+    state, actions = _play(_FINAL, (3.0, UpdateStored("a")), (101.9, Tick()), state=state)
+    assert actions == []
+    state, (extend,) = _play(_FINAL, (102.0, Tick()), state=state)
+    assert (extend.needed, state.final) == (2, True)
+    _, actions = _play(_FINAL, (103.0, UpdateStored("d")), (202.0, Tick()), state=state)
+    assert actions == [CloseRound(2, ("a", "d"), final=True)]
+
+
+def test_a_final_fit_waits_for_the_minimum_only_and_not_for_a_counted_size():
+    schedule = replace(_FINAL, size=3, minimum=1)
+    assert schedule.needed_devices(RoundState(round_id=1)) == 3
+    assert schedule.needed_devices(RoundState(round_id=2)) == 1
+
+
+def test_a_final_fit_is_resumed_as_what_it_was():
+    """Open, closing, not yet opened and committed: also where the file has other rounds by now."""
+    held = RoundState(phase=RoundPhase.OPEN, round_id=2, cohort=("a", "b"), size=2, final=True)
+    for schedule in (_FINAL, replace(_FINAL, rounds=9)):
+        state, actions = schedule.resume(held, 0.0)
+        assert (state.phase, state.final, actions) == (RoundPhase.OPEN, True, ())
+        closing = replace(held, phase=RoundPhase.CLOSING, delivered=frozenset("ab"))
+        state, actions = schedule.resume(closing, 0.0)
+        assert actions == (CloseRound(2, ("a", "b"), final=True),)
+        assert _play(schedule, (1.0, StateCommitted()), state=state)[1] == [Finish()]
+        state, actions = schedule.resume(RoundState(round_id=3, final=True), 0.0)
+        assert (state.phase, state.round_id, actions) == (RoundPhase.FINISHED, 2, (Finish(),))
+    state, actions = _FINAL.resume(RoundState(round_id=2), 0.0)
+    assert (state.phase, actions) == (RoundPhase.WAITING, ())
+    _, actions = _play(_FINAL, *[(1.0, DeviceAppeared(d)) for d in "ab"], state=state)
+    assert actions == [OpenRound(2, ("a", "b"), final=True)]
+
+
+def test_updates_are_welcome_from_cohort_members_of_the_open_round_once():
+    state, _ = _opened()
+    state, _ = _play(_SCHEDULE, (1.0, UpdateStored("a")), state=state)
+    assert _SCHEDULE.refusal(state, "b", 1) is None
+    assert "accepted already" in str(_SCHEDULE.refusal(state, "a", 1))
+    assert "cohort" in str(_SCHEDULE.refusal(state, "x", 1))
+    assert "not begun" in str(_SCHEDULE.refusal(state, "b", 2))
+    assert "too late" in str(_SCHEDULE.refusal(state, "b", 0))
+    closing, _ = _play(_SCHEDULE, (1.0, UpdateStored("b")), (1.0, UpdateStored("c")), state=state)
+    assert "too late" in str(_SCHEDULE.refusal(closing, "c", 1))
+    assert _SCHEDULE.refusal(closing, "c", 1).rule == "round"
+    assert _SCHEDULE.refusal(state, "x", 1).rule == "cohort"
+
+
+def test_cohorts_depend_on_seed_round_and_devices_only():
+    schedule = replace(_SCHEDULE, size=3)
+    names = [f"d{i}" for i in range(20)]
+    cohorts = {r: draw(schedule, r, 0, names, 3) for r in range(1, 30)}
+    assert cohorts == {r: draw(schedule, r, 0, names[::-1], 3) for r in cohorts}
+    assert len(set(cohorts.values())) > 20
+    assert cohorts != {r: draw(replace(schedule, seed=8), r, 0, names, 3) for r in cohorts}
+
+
+def test_a_resumed_round_keeps_cohort_and_updates_and_gets_its_deadline_again():
+    held = RoundState(
+        phase=RoundPhase.OPEN, round_id=2, cohort=("a", "b", "c"), delivered=frozenset("a"), size=3
+    )
+    state, actions = _SCHEDULE.resume(held, 1000.0)
+    assert actions == ()
+    assert (state.cohort, state.delivered, state.deadline) == (held.cohort, held.delivered, 1100.0)
+    state, actions = _play(
+        _SCHEDULE, (1001.0, DeviceAppeared("a")), (1001.0, DeviceAppeared("b")), state=state
+    )
+    assert actions == [Invite("b")]
+
+
+def test_a_resumed_closing_round_closes_with_the_same_participants():
+    held = RoundState(
+        phase=RoundPhase.CLOSING, round_id=1, cohort=("a", "b"), delivered=frozenset("ba"), size=2
+    )
+    assert _SCHEDULE.resume(held, 0.0)[1] == (CloseRound(1, ("a", "b")),)
+
+
+def test_a_run_that_is_complete_finishes_at_once():
+    state, actions = _SCHEDULE.resume(RoundState(round_id=3), 0.0)
+    assert (state.phase, actions) == (RoundPhase.FINISHED, (Finish(),))
+
+
+_events = st.one_of(
+    st.builds(
+        lambda kind, who: kind(who),
+        st.sampled_from([DeviceAppeared, DeviceDeparted, UpdateStored, DeviceFailed]),
+        st.sampled_from("abcdef"),
+    ),
+    st.builds(Tick),
+    st.builds(StateCommitted),
+)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 60), _events), max_size=120),
+    st.sampled_from(["all", 2, 0.5]),
+    st.booleans(),
+)
+def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit):
+    """Rounds open and close in order, only with a quorum, and count each member once."""
+    schedule = replace(_SCHEDULE, size=size, rounds=2, final_fit=final_fit)
+    state, now, opened, closed = RoundState(), 0.0, [], []
+    for pause, event in timed:
+        now += pause
+        before = state
+        state, actions = schedule.step(state, event, now)
+        for action in actions:
+            if isinstance(action, OpenRound):
+                opened.append(action.round_id)
+                assert action.final == (final_fit and action.round_id == 3)
+                assert before.live | state.live >= set(action.cohort)
+            elif isinstance(action, CloseRound):
+                closed.append(action.round_id)
+                assert set(action.participants) <= set(state.cohort)
+                assert 2 * len(action.participants) >= state.size
+        assert state.delivered <= set(state.cohort)
+    assert opened == list(range(1, len(opened) + 1))
+    assert len(opened) <= 2 + final_fit
+    assert closed == opened[: len(closed)]
+    assert len(opened) - len(closed) <= 1

@@ -1,0 +1,46 @@
+"""Declarations of updates: names, shapes and dtypes, a free first axis, all optional or none."""
+
+import numpy as np
+import pytest
+
+from protofleet.errors import RefusedError
+from protofleet.strategies.types import TensorForm, Uplink, float32_forms
+from protofleet.tensors import Layout
+
+_W, _ROWS = np.zeros((2, 3), np.float32), np.zeros((5, 4), np.uint8)
+_UPLINK = Uplink(
+    required={"w": TensorForm((2, 3))},
+    optional={"rows": TensorForm((None, 4), "uint8"), "b": TensorForm(())},
+)
+_BOTH = {"rows": _ROWS, "b": np.zeros((), np.float32)}
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{"w": _W}, {"w": _W, **_BOTH}, {"w": _W, **_BOTH, "rows": _ROWS[:0]}],
+)
+def test_declared_tensors_are_let_in(tensors):
+    _UPLINK.check(tensors)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({}, r"tensor 'w': expected \(2, 3\) float32, got nothing"),
+        ({"w": _W.T}, r"got \(3, 2\) float32"),
+        ({"w": _W.astype(np.float64)}, r"got \(2, 3\) float64"),
+        ({"w": _W, "x": _W}, "tensor 'x': the strategy expects no such name"),
+        ({"w": _W, "rows": _ROWS}, r"tensor 'b': expected \(\) float32, got nothing"),
+        ({"w": _W, **_BOTH, "rows": _ROWS[:, :3]}, r"expected \(n, 4\) uint8, got \(5, 3\) uint8"),
+        ({"w": _W, **_BOTH, "rows": _ROWS[0]}, r"expected \(n, 4\) uint8, got \(4,\) uint8"),
+    ],
+)
+def test_other_names_shapes_and_dtypes_are_refused(tensors, message):
+    with pytest.raises(RefusedError, match=message) as caught:
+        _UPLINK.check(tensors)
+    assert caught.value.rule == "layout"
+
+
+def test_a_layout_s_tensors_are_float32():
+    forms = float32_forms(Layout.of({"w": (2, 3), "b": ()}))
+    assert forms == {"w": TensorForm((2, 3), "float32"), "b": TensorForm((), "float32")}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from certificates import Authority
+
+from protofleet.errors import InputError
+from protofleet.wire.broker_access import BrokerAccess, BrokerAddress, broker_as_table
+
+_PASSWORD = "p:q"  # noqa: S105 - what the URL says
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("mqtt://h", BrokerAddress(host="h", port=1883, tls=False, user=None, password=None)),
+        ("mqtts://h", BrokerAddress(host="h", port=8883, tls=True, user=None, password=None)),
+        (
+            "mqtts://a%40b:p%3Aq@h:1/?version=3.1.1",
+            BrokerAddress(
+                host="h", port=1, tls=True, user="a@b", password=_PASSWORD, version="3.1.1"
+            ),
+        ),
+    ],
+)
+def test_a_url_says_where_and_who(url, address):
+    assert BrokerAccess(url=url).address() == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "localhost", "http://x", "mqtt://", "mqtt://h:99999", "mqtt://h/path", "mqtt://h?v=3"],
+)
+def test_what_is_no_broker_url_is_refused(url):
+    with pytest.raises(InputError, match="broker URL"):
+        BrokerAccess(url=url)
+
+
+def test_a_password_is_neither_in_a_message_nor_in_text():
+    with pytest.raises(InputError) as refused:
+        BrokerAccess(url="http://user:secret@host")
+    assert "secret" not in str(refused.value)
+    access = BrokerAccess(url="mqtts://user:secret@host:1")
+    assert (str(access), f"{access!r}") == ("mqtts://host:1", "BrokerAccess(mqtts://host:1)")
+    with pytest.raises(InputError) as refused:
+        BrokerAccess(url="mqtt://user:secret@host", ca_file=Path("ca.pem"))
+    assert str(refused.value) == "broker mqtt://host: ca_file needs mqtts://"
+
+
+def test_a_password_file_and_a_user_stand_beside_the_url(tmp_path):
+    file = tmp_path / "password"
+    file.write_text("se cret\n")
+    for access in (
+        BrokerAccess(url="mqtt://anna@h", password_file=file),
+        BrokerAccess(url="mqtt://h", user="anna", password_file=file),
+    ):
+        assert (access.address().user, access.address().password) == ("anna", "se cret")
+    with pytest.raises(InputError, match="password_file"):
+        BrokerAccess(url="mqtt://h", user="anna", password_file=tmp_path / "absent").address()
+
+
+@pytest.mark.parametrize(
+    ("url", "beside", "message"),
+    [
+        ("mqtt://h", {"cert_file": Path("c.pem")}, "cert_file needs mqtts"),
+        ("mqtts://h", {"key_file": Path("k.pem")}, "key_file needs cert_file"),
+        ("mqtt://a@h", {"user": "b"}, "expected one user"),
+        ("mqtt://a:b@h", {"password_file": Path("p")}, "not both"),
+        ("mqtt://h", {"password_file": Path("p")}, "needs a user"),
+    ],
+)
+def test_parts_that_do_not_go_together_are_refused(url, beside, message):
+    with pytest.raises(InputError, match=message):
+        BrokerAccess(url=url, **beside)
+    with pytest.raises(InputError, match=message):
+        msgspec.structs.replace(BrokerAccess(url=url), **beside)
+
+
+def test_a_file_may_say_just_the_url():
+    table = {"broker": {"url": "mqtt://h"}, "rounds": 3}
+    assert broker_as_table({"broker": "mqtt://h", "rounds": 3}) == table
+    assert broker_as_table(table) == table
+    assert broker_as_table({}) == {}
+
+
+def test_what_is_written_is_what_was_read_with_paths_that_hold_anywhere(tmp_path):
+    access = BrokerAccess(url="mqtts://h", ca_file=Path("ca.pem")).under(tmp_path)
+    table = {"url": "mqtts://h", "ca_file": str(tmp_path / "ca.pem")}
+    assert access.to_table() == table
+    assert msgspec.convert(table, BrokerAccess, dec_hook=lambda kind, value: kind(value)) == access
+
+
+def test_tls_is_made_from_the_files_and_only_for_mqtts(tmp_path):
+    authority = Authority(tmp_path)
+    ours = authority.certify("pi-7")
+    access = BrokerAccess(
+        url="mqtts://h", ca_file=authority.file, cert_file=ours.file, key_file=ours.key
+    )
+    assert len(access.tls().get_ca_certs()) == 1
+    assert BrokerAccess(url="mqtt://h").tls() is None
+    with pytest.raises(InputError, match="certificate files for mqtts://h"):
+        BrokerAccess(url="mqtts://u:p@h", ca_file=tmp_path / "absent.pem").tls()

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from protofleet.errors import InputError, RefusedError
+from protofleet.wire.chunks import Chunk, pack
+from protofleet.wire.messages import Need, Receipt
+from protofleet.wire.receiver import Receiver
+from protofleet.wire.transfer import Limits, Received, describe
+
+from .channel import DEVICE, answers_in, blob_of, chunks_of, offer_of
+
+
+@pytest.fixture
+def receiver(tmp_path):
+    return Receiver(tmp_path, Limits(max_blob_bytes=100_000))
+
+
+def test_a_receiver_killed_before_accepting_has_the_blob_without_asking(tmp_path, receiver):
+    blob = blob_of(1000)
+    offer = offer_of(blob)
+    receiver.expect(DEVICE, offer, 0.0)
+    for payload in chunks_of(blob, offer):
+        receiver.chunk(DEVICE, payload, 0.0)
+    again = Receiver(tmp_path, Limits())
+    (event,) = again.expect(DEVICE, offer, 1.0)
+    assert isinstance(event, Received)
+    assert event.path.read_bytes() == blob
+
+
+def test_done_is_repeated_for_a_repeated_offer(receiver):
+    blob = blob_of(100)
+    offer = offer_of(blob)
+    receiver.expect(DEVICE, offer, 0.0)
+    (event,) = receiver.chunk(DEVICE, chunks_of(blob, offer)[0], 0.0)
+    assert isinstance(event, Received)
+    assert receiver.expect(DEVICE, offer, 0.1) == []
+    first = receiver.accept(offer.transfer_id, 0.2)
+    assert receiver.expect(DEVICE, offer, 0.3) == first
+    assert receiver.accept(offer.transfer_id, 0.4) == []
+    assert answers_in(first) == [Receipt(transfer_id=offer.transfer_id, status="done")]
+
+
+def test_done_is_answered_after_a_restart_that_remembers(receiver):
+    offer = offer_of(b"abc")
+    receiver.remember(offer.transfer_id)
+    (answer,) = answers_in(receiver.expect(DEVICE, offer, 0.0))
+    assert answer.status == "done"
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("blob-size", {"total_bytes": 100_001}),
+        ("blob-size", {"total_bytes": 0}),
+        ("blob-size", {"total_bytes": -1}),
+        ("chunk-bytes", {"chunk_bytes": 255}),
+        ("chunk-bytes", {"chunk_bytes": 65_000}),
+        ("codec", {"codec": "zip"}),
+        ("transfer-id", {"transfer_id": "../../etc/passwd"}),
+        ("transfer-id", {"round_id": 2}),
+        ("transfer-id", {"sha256": "00" * 32}),
+    ],
+)
+def test_an_offer_beyond_the_limits_is_rejected_and_leaves_nothing(
+    receiver, tmp_path, rule, change
+):
+    offer = replace(offer_of(blob_of(500)), **change)
+    (answer,) = answers_in(receiver.expect(DEVICE, offer, 0.0))
+    assert answer.status == "reject"
+    assert answer.rule == rule
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_device_that_is_no_id_never_becomes_a_folder(receiver, tmp_path):
+    with pytest.raises(InputError, match="device"):
+        receiver.expect("../x", offer_of(b"abc"), 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_chunks_outside_the_grid_are_refused(receiver):
+    blob = blob_of(1000)
+    offer = offer_of(blob)
+    receiver.expect(DEVICE, offer, 0.0)
+    bad = {
+        "chunk-index": Chunk(transfer_id=offer.transfer_id, index=4, last=True, data=bytes(232)),
+        "chunk-grid": Chunk(transfer_id=offer.transfer_id, index=0, last=False, data=b"short"),
+    }
+    for rule, chunk in bad.items():
+        with pytest.raises(RefusedError) as refused:
+            receiver.chunk(DEVICE, pack(chunk), 0.0)
+        assert refused.value.rule == rule
+
+
+def test_a_device_cannot_reject_anothers_transfer_by_its_id(receiver):
+    """Neither one in progress nor one that is done: its owner goes on and hears done again."""
+    blob = blob_of(300)
+    offer = offer_of(blob)
+    receiver.expect(DEVICE, offer, 0.0)
+    receiver.reject("thief", offer.transfer_id, "offer", "not wanted", 0.0)
+    for chunk in chunks_of(blob, offer):
+        done = receiver.chunk(DEVICE, chunk, 0.0)
+    assert isinstance(done[0], Received)
+    receiver.accept(offer.transfer_id, 0.0)
+    receiver.reject("thief", offer.transfer_id, "offer", "not wanted", 0.0)
+    (answer,) = answers_in(receiver.expect(DEVICE, offer, 0.0))
+    assert answer.status == "done"
+
+
+def test_an_endless_transfer_id_is_neither_kept_nor_echoed(receiver):
+    (answer,) = answers_in(receiver.reject(DEVICE, "f" * 60_000, "offer", "not wanted", 0.0))
+    assert len(answer.transfer_id) == 64
+
+
+def test_a_cancelled_transfer_is_fetched_again_when_it_is_offered_again(receiver):
+    """Whoever gives a finished payload up must be able to get it once more."""
+    blob = blob_of(100)
+    offer = offer_of(blob)
+    receiver.expect(DEVICE, offer, 0.0)
+    receiver.chunk(DEVICE, *chunks_of(blob, offer), 0.0)
+    receiver.accept(offer.transfer_id, 0.0)
+    receiver.cancel(offer.transfer_id)
+    (answer,) = answers_in(receiver.expect(DEVICE, offer, 1.0))
+    assert isinstance(answer, Need)
+
+
+def test_a_blob_that_never_has_its_hash_is_fetched_twice_and_rejected(receiver):
+    """Chunks may be right one by one and still be another blob's."""
+    offer = offer_of(blob_of(300))
+    receiver.expect(DEVICE, offer, 0.0)
+    wrong = chunks_of(bytes(300), offer)
+    answers = []
+    for payload in wrong * 2:
+        answers += answers_in(receiver.chunk(DEVICE, payload, 0.0))
+    assert [type(answer) for answer in answers] == [Need, Receipt]
+    assert answers[-1].rule == "sha256"
+
+
+def test_uploads_wait_their_turn_and_each_gets_one(tmp_path):
+    """Never more than ``concurrent`` windows are in flight, whoever offers."""
+    receiver = Receiver(tmp_path, Limits(concurrent=2))
+    blob = blob_of(100)
+    devices = [f"d{i}" for i in range(5)]
+    offers = {
+        device_id: describe(blob, kind="update", device_id=device_id, round_id=1)
+        for device_id in devices
+    }
+    granted = {
+        device_id: answers_in(receiver.expect(device_id, offers[device_id], 0.0))[0].credit
+        for device_id in devices
+    }
+    assert list(granted.values()) == [1, 1, 0, 0, 0]
+    (chunk,) = chunks_of(blob, offers["d0"])
+    actions = receiver.chunk("d0", chunk, 0.1)
+    assert [type(a).__name__ for a in actions] == ["Received", "Send"]
+    assert actions[1].device_id == "d2"
+
+
+def test_a_silent_device_loses_its_slot_to_those_who_wait(tmp_path):
+    receiver = Receiver(tmp_path, Limits(concurrent=1))
+    for device_id in ("dead", "alive"):
+        offer = describe(b"blob", kind="update", device_id=device_id, round_id=1)
+        receiver.expect(device_id, offer, 0.0)
+    now, devices = 0.0, []
+    while "alive" not in devices and now < 300.0:
+        now = receiver.due()
+        devices += [action.device_id for action in receiver.tick(now)]
+    assert devices == ["dead"] * 6 + ["alive"]
+
+
+def test_a_newer_blob_replaces_the_devices_older_one_on_disk(receiver, tmp_path):
+    """A device that offers one blob after the other never fills the disk."""
+    for round_id in range(1, 20):
+        receiver.expect(DEVICE, offer_of(blob_of(5000), round_id=round_id), float(round_id))
+    assert len(list((tmp_path / DEVICE).iterdir())) == 2

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+from msgspec.structs import replace
+
+from protofleet.errors import RefusedError
+from protofleet.wire.messages import Need, Task, decode, encode
+from protofleet.wire.sender import Sender
+from protofleet.wire.transfer import Lane, Rejected, describe
+
+from .channel import CHUNK, DEVICE, blob_of, offer_of
+
+
+@pytest.fixture
+def sender():
+    return Sender(random.Random(0))
+
+
+@pytest.mark.parametrize("missing", [((0, 0),), ((2, 1),), ((-1, 1),), ((0, 3),), ((9, 10),)])
+def test_ranges_outside_the_blob_are_refused(sender, missing):
+    offer = offer_of(blob_of(300))
+    sender.send(DEVICE, blob_of(300), offer, 0.0)
+    need = Need(transfer_id=offer.transfer_id, missing=missing, credit=1)
+    with pytest.raises(RefusedError) as refused:
+        sender.answer(DEVICE, encode(need), 0.0)
+    assert refused.value.rule == "need-range"
+    assert sender.next_chunk() is None
+
+
+def test_a_greedy_need_gets_one_window(sender):
+    blob = blob_of(100 * CHUNK)
+    offer = offer_of(blob)
+    sender.send(DEVICE, blob, offer, 0.0)
+    need = Need(transfer_id=offer.transfer_id, missing=((0, 100),), credit=10**9)
+    for _ in range(3):
+        sender.answer(DEVICE, encode(need), 0.0)
+    sent = 0
+    while sender.next_chunk() is not None:
+        sent += 1
+    assert sent == 16
+
+
+def test_an_unanswered_offer_is_repeated_ever_more_slowly(sender):
+    sender.send(DEVICE, b"blob", offer_of(b"blob"), 0.0)
+    times = [0.0]
+    while times[-1] < 600.0:
+        times.append(sender.due())
+        assert [a.lane for a in sender.tick(times[-1])] == [Lane.OFFER]
+    gaps = [late - early for early, late in pairwise(times)]
+    assert 2.25 <= gaps[0] <= 3.75
+    assert all(45.0 <= gap <= 75.0 for gap in gaps[6:])
+
+
+def test_a_task_is_the_offer_and_its_chunks_shrink_with_the_broker(sender):
+    """After a reconnect to a smaller limit the same blob is offered in smaller chunks."""
+    blob = blob_of(1000)
+    offer = offer_of(blob, chunk_bytes=512)
+    task = Task(task="train", round_id=1, federation="lab", payload=offer)
+    (first,) = sender.send(DEVICE, blob, offer, 0.0, task=task)
+    (again,) = sender.reconnected(1.0, max_chunk_bytes=300)
+    assert decode(first.payload, Task).payload == offer
+    assert decode(again.payload, Task).payload == replace(offer, chunk_bytes=300)
+
+
+def test_a_vanished_source_ends_the_transfer(sender, tmp_path):
+    source = tmp_path / "update"
+    source.write_bytes(blob_of(1000))
+    offer = describe(source, kind="update", device_id=DEVICE, round_id=1)
+    sender.send(DEVICE, source, offer, 0.0)
+    need = Need(transfer_id=offer.transfer_id, missing=((0, 1),), credit=1)
+    sender.answer(DEVICE, encode(need), 0.0)
+    source.unlink()
+    event = sender.next_chunk()
+    assert isinstance(event, Rejected)
+    assert event.rule == "source"

@@ -1,0 +1,173 @@
+"""Access to a broker: its URL, certificates and password, as one record for every command.
+
+A file says ``broker = "mqtts://user@host"`` or, with more to say, ``broker = {url = "…", …}``.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from protofleet.errors import InputError
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883}
+_QUERIES = {"": "", "version=5": "5", "version=3.1.1": "3.1.1"}
+_FILES = ("ca_file", "cert_file", "key_file", "password_file")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerAddress:
+    """What a broker URL says.
+
+    Attributes:
+        version: the only MQTT version to try, ``5`` or ``3.1.1``; '': find out.
+    """
+
+    host: str
+    port: int
+    tls: bool
+    user: str | None
+    password: str | None
+    version: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Self:
+        """Read ``mqtt://[user:password@]host[:port][?version=5|3.1.1]`` or ``mqtts://…``.
+
+        Raises:
+            InputError: another scheme, no host, a bad port, a path or another version. The
+                message leaves out the password.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise InputError(f"broker URL: {error}") from error
+        version = _QUERIES.get(parts.query)
+        known = parts.scheme in _PORTS and version is not None
+        if not known or not parts.hostname or parts.path not in ("", "/"):
+            shown = url.rpartition("@")[2][:100]
+            raise InputError(f"broker URL: expected mqtt://host:port or mqtts://…, got {shown!r}")
+        return cls(
+            host=parts.hostname,
+            port=port or _PORTS[parts.scheme],
+            tls=parts.scheme == "mqtts",
+            user=None if parts.username is None else unquote(parts.username),
+            version=version or "",
+            password=None if parts.password is None else unquote(parts.password),
+        )
+
+
+class BrokerAccess(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Where a broker listens, how to know it, and who we are to it.
+
+    As text it is the URL without user and password, so that no log and no message shows them.
+
+    Attributes:
+        url: ``mqtt://[user:password@]host[:port]`` or ``mqtts://…``; 1883 and 8883 by default;
+            ``?version=3.1.1`` spares brokers that do not answer MQTT 5 the first attempt.
+        ca_file: for ``mqtts``: who signs the broker's certificate; None: the system's authorities.
+        cert_file, key_file: for ``mqtts``: our own certificate and its key, where the broker asks.
+        user: in place of the URL's.
+        password_file: file with the password, in place of the URL's.
+
+    Raises:
+        InputError: no broker's URL, or parts that do not go together.
+    """
+
+    url: str
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    user: str | None = None
+    password_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        address = BrokerAddress.parse(self.url)
+        secured = [name for name in _FILES[:3] if getattr(self, name) is not None]
+        if secured and not address.tls:
+            raise InputError(f"broker {self}: {secured[0]} needs mqtts://")
+        if self.key_file is not None and self.cert_file is None:
+            raise InputError(f"broker {self}: key_file needs cert_file")
+        if self.user is not None and address.user is not None:
+            raise InputError(f"broker {self}: expected one user, got one in the URL and one beside")
+        if self.password_file is not None and address.password is not None:
+            raise InputError(f"broker {self}: give the password in the URL or in a file, not both")
+        if self.password_file is not None and not (self.user or address.user):
+            raise InputError(f"broker {self}: password_file needs a user")
+
+    def __str__(self) -> str:
+        return _without_credentials(self.url)
+
+    def __repr__(self) -> str:
+        return f"BrokerAccess({self})"
+
+    def address(self) -> BrokerAddress:
+        """The URL's parts, with the user and the password that stand beside it.
+
+        Raises:
+            InputError: the password's file cannot be read.
+        """
+        found = BrokerAddress.parse(self.url)
+        path = self.password_file
+        return replace(
+            found,
+            user=found.user if self.user is None else self.user,
+            password=found.password if path is None else self._password(path),
+        )
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What checks the broker's certificate and shows ours; None without TLS.
+
+        Raises:
+            InputError: a certificate file cannot be used.
+        """
+        if not BrokerAddress.parse(self.url).tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file)
+            if self.cert_file is not None:
+                context.load_cert_chain(self.cert_file, self.key_file)
+        except OSError as error:
+            raise InputError(f"certificate files for {self}: {error}") from error
+        return context
+
+    def under(self, folder: Path) -> BrokerAccess:
+        """The same with absolute paths; relative ones start at ``folder``."""
+        files = {name: getattr(self, name) for name in _FILES}
+        placed = {name: (folder / path).absolute() for name, path in files.items() if path}
+        return msgspec.structs.replace(self, **placed)
+
+    def at(self, url: str) -> BrokerAccess:
+        """The same by another URL, such as a proxy's."""
+        return msgspec.structs.replace(self, url=url)
+
+    def to_table(self) -> dict[str, Any]:
+        """What a TOML or JSON file says of it."""
+        found: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
+        return found
+
+    def _password(self, path: Path) -> str:
+        try:
+            return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"broker {self}: password_file {path}: {error}") from error
+
+
+def broker_as_table(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A file's values, with ``broker = "URL"`` written out as ``broker = {url = "URL"}``."""
+    broker = values.get("broker")
+    return {**values, "broker": {"url": broker}} if isinstance(broker, str) else dict(values)
+
+
+def _without_credentials(url: str) -> str:
+    head, separator, place = url.rpartition("@")
+    return f"{head.partition('://')[0]}://{place}" if separator else url

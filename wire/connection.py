@@ -1,0 +1,370 @@
+"""One MQTT connection, from CONNECT to its end; ``link.py`` makes the next one.
+
+A new paho client per connection: nothing of the old one's queue or state can leak into the next.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from paho.mqtt.client import Client, MQTTMessage
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.reasoncodes import ReasonCode
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from protofleet.wire.broker_access import BrokerAccess, BrokerAddress
+
+if TYPE_CHECKING:
+    import ssl
+
+    from paho.mqtt.properties import Properties
+
+OPEN_TIMEOUT_S = 15.0
+"""A broker that takes this long to greet is overloaded or no broker."""
+USER_TIMEOUT_MS = 60_000
+"""The kernel gives up unacknowledged data after two keep-alives, not after 15 minutes."""
+IN_FLIGHT_MAX = 20
+"""Publishes without PUBACK; Mosquitto's own default for the other direction."""
+SMALL_READ_BYTES = 1024
+"""A read below it ends a small packet; the next may be held back until TCP acknowledges it."""
+CHUNKS_IN_FLIGHT_MAX = 16
+"""Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
+NOT_AUTHORIZED = 0x87
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Will:
+    """The message that the broker publishes, retained, when this client vanishes."""
+
+    topic: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkOptions:
+    """How to reach the broker, and as whom.
+
+    Attributes:
+        broker: where it is, and our credentials.
+        client_id: durable MQTT client id; two links with the same one throw each other out.
+        filters: subscribed with QoS 1 after each connect, before ``Connected`` is reported.
+        will: retained last will.
+        keepalive_s: MQTT keep-alive.
+    """
+
+    broker: BrokerAccess
+    client_id: str
+    filters: tuple[str, ...] = ()
+    will: Will | None = None
+    keepalive_s: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Connected and subscribed with this protocol, ``5`` or ``3.1.1``; deliveries follow."""
+
+    protocol: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message arrived; ``retained`` if it is older than our subscription."""
+
+    topic: str
+    payload: bytes
+    retained: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """There is room again for chunks (``Link.room``)."""
+
+
+ConnectionEvent = Connected | Delivery | Drained
+
+
+@dataclass(slots=True)
+class Counters:
+    """Bytes over all connections of a link."""
+
+    socket_up: int = 0
+    socket_down: int = 0
+    payload_up: int = 0
+    payload_down: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """Why a connection ended.
+
+    Attributes:
+        reason: for people.
+        code: MQTT reason code, 0 if the socket just closed.
+        greeted: whether the socket was connected at all.
+        opened: whether the broker had accepted us.
+        stable_s: for how long.
+    """
+
+    reason: str
+    code: int = 0
+    greeted: bool = False
+    opened: bool = False
+    stable_s: float = 0.0
+
+
+class _CountingClient(Client):
+    """paho's client, counting what passes its socket and telling when its thread ends.
+
+    paho offers no public place for either; a version that renames the two socket methods makes
+    the byte-counter test fail.
+    """
+
+    counters: Counters
+    on_exit: Callable[[], None]
+
+    def _sock_recv(self, bufsize: int) -> bytes:
+        data: bytes = super()._sock_recv(bufsize)
+        self.counters.socket_down += len(data)
+        if 1 < len(data) < SMALL_READ_BYTES:
+            _acknowledge(self.socket())
+        return data
+
+    def _sock_send(self, buf: bytes | bytearray) -> int:
+        sent: int = super()._sock_send(buf)
+        self.counters.socket_up += sent
+        return sent
+
+    def loop_forever(
+        self,
+        timeout: float = 1.0,
+        retry_first_connection: bool = False,  # noqa: FBT001, FBT002 - paho's signature
+    ) -> MQTTErrorCode:
+        try:
+            return super().loop_forever(timeout, retry_first_connection)
+        finally:
+            self.on_exit()
+
+
+class Connection:
+    """Connects once and reports what arrives through ``put``.
+
+    Attributes:
+        max_packet_bytes: the broker's limit; None if it states none.
+    """
+
+    def __init__(
+        self,
+        options: LinkOptions,
+        protocol: MQTTProtocolVersion,
+        counters: Counters,
+        put: Callable[[ConnectionEvent], None],
+    ) -> None:
+        self.max_packet_bytes: int | None = None
+        self._in_flight_max = IN_FLIGHT_MAX
+        self._options = options
+        self._protocol = protocol
+        self._counters = counters
+        self._put = put
+        self._lock = threading.Lock()
+        self._backlog: deque[tuple[str, bytes, bool]] = deque()
+        self._in_flight = 0
+        self._early: list[ConnectionEvent] = []
+        self._opened_at: float | None = None
+        self._progress = threading.Event()
+        self._ended = threading.Event()
+        self._ending: Ending | None = None
+        self._client = self._make_client()
+
+    @property
+    def open(self) -> bool:
+        """Whether we are connected and subscribed."""
+        return self._opened_at is not None and not self._ended.is_set()
+
+    @property
+    def room(self) -> int:
+        """How many chunks may be published before the next acknowledgement."""
+        with self._lock:
+            return self._room()
+
+    def run(self, address: BrokerAddress, tls: ssl.SSLContext | None) -> Ending:
+        """Connect, and return when the connection has ended."""
+        client = self._client
+        if tls is not None:
+            client.tls_set_context(tls)
+        if address.user is not None:
+            client.username_pw_set(address.user, address.password)
+        where = f"{address.host}:{address.port}"
+        try:
+            client.connect(address.host, address.port, self._options.keepalive_s)
+        except (OSError, ValueError) as error:
+            self._on_exit()
+            return Ending(reason=f"{where}: {error}")
+        client.loop_start()
+        if not self._progress.wait(OPEN_TIMEOUT_S):
+            self.abort(Ending(reason=f"{where}: no answer from the broker"))
+        self._ended.wait()
+        client.loop_stop()
+        ending = self._ending or Ending(reason=f"{where}: connection lost")
+        stable_s = 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
+        opened = self._opened_at is not None
+        return replace(ending, greeted=True, opened=opened, stable_s=stable_s)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool) -> bool:
+        """Send now or when the broker has acknowledged enough; False: too large for it."""
+        if self.max_packet_bytes and len(payload) + len(topic) + 16 > self.max_packet_bytes:
+            return False
+        self._counters.payload_up += len(payload)
+        with self._lock:
+            if self._in_flight >= self._in_flight_max or self._backlog:
+                self._backlog.append((topic, payload, retain))
+                return True
+            self._in_flight += 1
+        self._client.publish(topic, payload, 1, retain)
+        return True
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until everything is acknowledged, say DISCONNECT, end."""
+        deadline = time.monotonic() + timeout_s
+        while self.open and self._in_flight and time.monotonic() < deadline:
+            self._ended.wait(0.005)
+        self._ending = self._ending or Ending(reason="closed")
+        self._client.disconnect()
+        if not self._ended.wait(max(0.1, deadline - time.monotonic())):
+            self.abort(Ending(reason="closed"))
+
+    def abort(self, ending: Ending) -> None:
+        """End now, without a word to the broker."""
+        self._ending = self._ending or ending
+        sock = self._client.socket()
+        if isinstance(sock, socket.socket):
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _make_client(self) -> _CountingClient:
+        options = self._options
+        client = _CountingClient(
+            CallbackAPIVersion.VERSION2,
+            client_id=options.client_id,
+            protocol=self._protocol,
+            clean_session=None if self._protocol == MQTTProtocolVersion.MQTTv5 else True,
+            reconnect_on_failure=False,
+        )
+        client.counters = self._counters
+        client.on_exit = self._on_exit
+        client.max_inflight_messages_set(0)
+        if options.will is not None:
+            client.will_set(options.will.topic, options.will.payload, 1, retain=True)
+        client.on_socket_open = _tune
+        client.on_connect = self._on_connect
+        client.on_subscribe = self._on_subscribe
+        client.on_message = self._on_message
+        client.on_publish = self._on_publish
+        client.on_disconnect = self._on_disconnect
+        return client
+
+    def _room(self) -> int:
+        limit = min(CHUNKS_IN_FLIGHT_MAX, self._in_flight_max)
+        return max(0, limit - self._in_flight - len(self._backlog))
+
+    def _on_connect(
+        self,
+        client: Client,
+        _data: Any,
+        _flags: Any,
+        code: ReasonCode,
+        properties: Properties | None,
+    ) -> None:
+        if code.is_failure:
+            self.abort(Ending(reason=f"broker refused: {code}", code=code.value))
+            return
+        self._in_flight_max = min(
+            IN_FLIGHT_MAX, getattr(properties, "ReceiveMaximum", IN_FLIGHT_MAX)
+        )
+        self.max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+        if not self._options.filters:
+            self._opened()
+        elif self._protocol == MQTTProtocolVersion.MQTTv5:
+            client.subscribe([(name, SubscribeOptions(qos=1)) for name in self._options.filters])
+        else:
+            client.subscribe([(name, 1) for name in self._options.filters])
+
+    def _on_subscribe(
+        self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _props: Any
+    ) -> None:
+        refused = [code for code in codes if code.is_failure]
+        if refused:
+            self.abort(Ending(reason=f"subscription refused: {refused[0]}", code=NOT_AUTHORIZED))
+            return
+        self._opened()
+
+    def _opened(self) -> None:
+        self._opened_at = time.monotonic()
+        self._progress.set()
+        five = self._protocol == MQTTProtocolVersion.MQTTv5
+        self._put(Connected("5" if five else "3.1.1"))
+        for event in self._early:
+            self._put(event)
+
+    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        self._counters.payload_down += len(message.payload)
+        event = Delivery(message.topic, bytes(message.payload), message.retain)
+        if self._opened_at is None:
+            self._early.append(event)
+        else:
+            self._put(event)
+
+    def _on_publish(
+        self, client: Client, _data: Any, _mid: int, code: ReasonCode, _props: Any
+    ) -> None:
+        if code.value == NOT_AUTHORIZED:
+            self.abort(Ending(reason=f"publish refused: {code}", code=code.value))
+            return
+        with self._lock:
+            full = self._room() == 0
+            following = self._backlog.popleft() if self._backlog else None
+            if following is None:
+                self._in_flight -= 1
+            drained = full and self._room() > 0
+        if following is not None:
+            topic, payload, retain = following
+            client.publish(topic, payload, 1, retain)
+        if drained:
+            self._put(Drained())
+
+    def _on_disconnect(
+        self, _client: Client, _data: Any, flags: Any, code: ReasonCode, _props: Any
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            ending = Ending(reason=f"broker closed: {code}", code=code.value)
+        else:
+            ending = Ending(reason=f"connection lost: {code}")
+        self._ending = self._ending or ending
+
+    def _on_exit(self) -> None:
+        self._ended.set()
+        self._progress.set()
+
+
+def _acknowledge(sock: Any) -> None:
+    # A broker without TCP_NODELAY (Mosquitto's default) sends its next small packet only after
+    # this acknowledgement, which the kernel delays by 40 ms; bulk data needs no such help.
+    if hasattr(socket, "TCP_QUICKACK") and isinstance(sock, socket.socket):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+def _tune(_client: Client, _data: Any, sock: Any) -> None:
+    """Send small packets at once; notice a dead peer; prefer BBR, which loss does not stall."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    if hasattr(socket, "TCP_CONGESTION"):
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")

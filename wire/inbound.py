@@ -1,0 +1,240 @@
+"""The receiving half of one transfer: asks for chunks, writes them, checks the hash.
+
+Flow control is the receiver's alone. It names the chunks that it wants now (``Need``), never more
+than its window, and asks for the next half window when half of the last one has come. The window
+starts small and doubles while nothing is lost, so that a slow link is not filled with repetitions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from protofleet.errors import RefusedError
+from protofleet.wire.chunks import Chunk
+from protofleet.wire.messages import Need, TransferOffer
+
+SILENCE_S = 1.5
+"""Ask again after this long without a chunk: several round trips of any usable link."""
+FIRST_SILENCE_S = 5.0
+"""The same before the first chunk, when the link's pace is unknown: 64 KiB at 256 kbit/s is 2 s."""
+SILENCE_MAX_S = 30.0
+"""Doubling stops here; below the keep-alive's own detection of a dead link."""
+SILENT_ASKS_MAX = 6
+"""After so many unanswered asks (some two minutes) others get the slot until the next offer."""
+START_WINDOW = 4
+MIN_WINDOW = 2
+HASH_ATTEMPTS = 2
+"""A wrong hash may come from a disk that lost writes: fetch all once more, then give up."""
+
+_WANTED, _FLYING, _HERE = 0, 1, 2
+_BLOCK = 1 << 20
+
+
+class InboundTransfer:
+    """One blob on its way here; survives a restart through two files beside each other.
+
+    Attributes:
+        device_id: of the transfer; on a device: its own.
+        offer: what was offered, within limits.
+        path: the blob's bytes, allocated in full when the transfer is opened.
+        due: when to call ``silent`` unless a chunk comes.
+    """
+
+    def __init__(self, folder: Path, device_id: str, offer: TransferOffer, window: int) -> None:
+        self.device_id = device_id
+        self.offer = offer
+        self.count = -(-offer.total_bytes // offer.chunk_bytes)
+        stem = f"{offer.transfer_id}-{offer.total_bytes}-{offer.chunk_bytes}"
+        self.path = folder / f"{stem}.part"
+        self._map = folder / f"{stem}.map"
+        self._limit = window
+        self._window = min(START_WINDOW, window)
+        self._state = bytearray(self.count)
+        self._missing = self.count
+        self._cursor = 0
+        self._flying: dict[int, int] = {}
+        self._asks = 0
+        self._silent_asks = 0
+        self._failures = 0
+        self._last = self._gap = 0.0
+        self.due = float("inf")
+        self._files = self._open()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here (the hash is another question)."""
+        return self._missing == 0
+
+    def offered(self, now: float) -> Need:
+        """The answer to an offer: ask, or only say that we are still waiting for the last ask."""
+        if self._flying and now < self.due:
+            return self._alive()
+        return self.ask(now)
+
+    def ask(self, now: float) -> Need:
+        """Take all that was in flight for lost and start again with a small window."""
+        self._land(list(self._flying))
+        self._window = min(START_WINDOW, self._window)
+        self._last = now
+        return self._need(now) or self._alive()
+
+    def silent(self, now: float) -> Need | None:
+        """``due`` has come: ask again with a smaller window; None: it is no use."""
+        self._silent_asks += 1
+        if self._silent_asks > SILENT_ASKS_MAX:
+            return None
+        self._window = max(MIN_WINDOW, self._window // 2)
+        return self.ask(now)
+
+    def take(self, chunk: Chunk, now: float) -> Need | None:
+        """Store a chunk; repeated ones change nothing. Returns what to ask for next, if due.
+
+        Raises:
+            RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid).
+        """
+        self._check(chunk)
+        if self._state[chunk.index] == _HERE:
+            return None
+        os.pwrite(self._files[0], chunk.data, chunk.index * self.offer.chunk_bytes)
+        os.pwrite(self._files[1], b"\1", chunk.index)
+        self._state[chunk.index] = _HERE
+        self._missing -= 1
+        self._observe(now)
+        ask = self._flying.pop(chunk.index, None)
+        if ask is not None:
+            self._notice_losses(ask)
+        self.due = now + self._patience()
+        return self._need(now) if self._missing else None
+
+    def verify(self) -> bool:
+        """Whether the complete blob has the offer's sha256; if not, all is wanted again.
+
+        Raises:
+            RefusedError: rule ``sha256``: it was wrong after a second complete fetch too.
+        """
+        digest = hashlib.sha256()
+        with self.path.open("rb") as blob:
+            while block := blob.read(_BLOCK):
+                digest.update(block)
+        if digest.hexdigest() == self.offer.sha256:
+            return True
+        self._failures += 1
+        self._state = bytearray(self.count)
+        self._missing, self._cursor = self.count, 0
+        os.pwrite(self._files[1], bytes(self.count), 0)
+        if self._failures >= HASH_ATTEMPTS:
+            raise RefusedError(
+                "sha256",
+                f"transfer {self.offer.transfer_id}: expected {self.offer.sha256}, "
+                f"got {digest.hexdigest()}",
+            )
+        return False
+
+    def close(self) -> None:
+        """Close the files; a later ``InboundTransfer`` of the same offer continues from them."""
+        for file in self._files:
+            with suppress(OSError):
+                os.close(file)
+        self._files = ()
+
+    def delete(self) -> None:
+        """Close and remove the files (the blob may have been moved away already)."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+        self._map.unlink(missing_ok=True)
+
+    def _open(self) -> tuple[int, ...]:
+        fresh = not (self.path.exists() and self._map.exists())
+        blob = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        marks = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
+        if fresh:
+            os.ftruncate(marks, 0)
+        os.ftruncate(blob, self.offer.total_bytes)
+        os.ftruncate(marks, self.count)
+        for index, mark in enumerate(os.pread(marks, self.count, 0)):
+            if mark == 1:
+                self._state[index] = _HERE
+                self._missing -= 1
+        return blob, marks
+
+    def _check(self, chunk: Chunk) -> None:
+        if chunk.index >= self.count:
+            raise RefusedError(
+                "chunk-index", f"chunk: expected index < {self.count}, got {chunk.index}"
+            )
+        last = chunk.index == self.count - 1
+        step = self.offer.chunk_bytes
+        size = self.offer.total_bytes - step * chunk.index if last else step
+        if len(chunk.data) != size or chunk.last != last:
+            raise RefusedError(
+                "chunk-grid",
+                f"chunk {chunk.index} of {self.count}: expected {size} bytes, last {last}, "
+                f"got {len(chunk.data)} bytes, last {chunk.last}",
+            )
+
+    def _observe(self, now: float) -> None:
+        gap = now - self._last
+        self._gap = gap if self._gap == 0.0 else 0.75 * self._gap + 0.25 * gap
+        self._last = now
+        self._silent_asks = 0
+
+    def _patience(self) -> float:
+        usual = max(SILENCE_S, 4.0 * self._gap) if self._gap else FIRST_SILENCE_S
+        wait: float = usual * 2.0**self._silent_asks
+        return min(wait, SILENCE_MAX_S)
+
+    def _notice_losses(self, ask: int) -> None:
+        # Packets keep their order on one connection, so what an ask two before this one still
+        # misses is lost; one before is spared because a little reordering does happen.
+        lost = [index for index, earlier in self._flying.items() if earlier < ask - 1]
+        if lost:
+            self._land(lost)
+        elif ask == self._asks:
+            self._window = min(self._limit, self._window * 2)
+
+    def _land(self, indices: list[int]) -> None:
+        for index in indices:
+            del self._flying[index]
+            self._state[index] = _WANTED
+            self._cursor = min(self._cursor, index)
+
+    def _need(self, now: float) -> Need | None:
+        room = self._window - len(self._flying)
+        if room < max(1, self._window // 2):
+            return None
+        wanted = self._pick(room)
+        if not wanted:
+            return None
+        self._asks += 1
+        for index in wanted:
+            self._flying[index] = self._asks
+        self.due = now + self._patience()
+        return Need(transfer_id=self.offer.transfer_id, missing=_ranges(wanted), credit=len(wanted))
+
+    def _alive(self) -> Need:
+        return Need(transfer_id=self.offer.transfer_id, missing=(), credit=0)
+
+    def _pick(self, room: int) -> list[int]:
+        wanted: list[int] = []
+        while len(wanted) < room:
+            index = self._state.find(_WANTED, self._cursor)
+            if index < 0:
+                break
+            wanted.append(index)
+            self._state[index] = _FLYING
+            self._cursor = index + 1
+        return wanted
+
+
+def _ranges(indices: list[int]) -> tuple[tuple[int, int], ...]:
+    """Ascending indices as half-open ranges."""
+    ranges: list[tuple[int, int]] = []
+    for index in indices:
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return tuple(ranges)

@@ -1,0 +1,289 @@
+"""The receiving side of transfers: admission, receipts, bounded memory and disk.
+
+Pure but for the partial blobs on disk: bytes and times in, actions out. Flow control of a single
+blob is in ``inbound.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+from protofleet.errors import RefusedError
+from protofleet.wire import codecs
+from protofleet.wire.chunks import MAX_DATA_BYTES, MIN_DATA_BYTES, parse
+from protofleet.wire.inbound import InboundTransfer
+from protofleet.wire.messages import Message, Need, Receipt, TransferOffer, encode
+from protofleet.wire.topics import check_id
+from protofleet.wire.transfer import (
+    Action,
+    Lane,
+    Limits,
+    Received,
+    Send,
+    Timers,
+    transfer_id,
+)
+
+_ID_CHARS = 64
+"""No transfer id is longer; what is gets cut before it is kept or echoed."""
+_ANYONE = ""
+_DIGEST = re.compile("[0-9a-f]{64}")
+
+
+class Receiver:
+    """All incoming transfers of one process.
+
+    At most one blob per device is on its way, waits for its turn, or is held by the caller; a newer
+    one replaces what is not held.
+
+    Args:
+        folder: one sub-folder per device keeps its partial blob, so that a restarted process goes
+            on with it.
+        limits: admission and sizes.
+    """
+
+    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+        self._folder = folder
+        self._limits = limits or Limits()
+        self._active: dict[str, InboundTransfer] = {}
+        self._held: dict[str, InboundTransfer] = {}
+        self._waiting: dict[str, tuple[str, TransferOffer]] = {}
+        self._of_device: dict[str, str] = {}
+        self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
+        self._timers: Timers[str] = Timers()
+
+    def expect(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
+        """Take the offered blob; call it for every offer that comes, repeated ones too.
+
+        An offer that breaks a limit is answered with ``reject`` and nothing is kept.
+        """
+        key = offer.transfer_id
+        try:
+            self._check(device_id, offer)
+        except RefusedError as error:
+            return [_answer(device_id, _refusal(key, error.rule, str(error)))]
+        owner, receipt = self._settled.get(key, (None, None))
+        if receipt is not None and owner in (device_id, _ANYONE):
+            return [_answer(device_id, receipt)]
+        if key in self._held:
+            return []
+        self._replace(device_id, offer)
+        return self._begin(device_id, offer, now)
+
+    def chunk(self, device_id: str, payload: bytes, now: float) -> list[Action]:
+        """Take a chunk from the lane CHUNK; unknown transfers and other devices' are ignored.
+
+        Raises:
+            RefusedError: it broke a rule; nothing has changed.
+        """
+        chunk = parse(payload)
+        transfer = self._active.get(chunk.transfer_id)
+        if transfer is None or transfer.device_id != device_id:
+            return []
+        need = transfer.take(chunk, now)
+        self._timers.set(chunk.transfer_id, transfer.due)
+        if transfer.complete:
+            return self._finish(transfer, now)
+        return [] if need is None else [_answer(device_id, need)]
+
+    def accept(self, key: str, now: float) -> list[Action]:
+        """The received blob is stored: send ``done``, now and whenever it is offered again.
+
+        Its file is deleted unless the caller moved it away.
+        """
+        transfer = self._held.get(key)
+        if transfer is None:
+            return []
+        return self._settle(transfer.device_id, Receipt(transfer_id=key, status="done"), now)
+
+    def reject(self, device_id: str, key: str, rule: str, reason: str, now: float) -> list[Action]:
+        """Send ``reject``, now and whenever this device offers it again; drop its bytes.
+
+        The blob may be received, in progress or only offered; others' transfers go on.
+        """
+        receipt = _refusal(key, rule, reason)
+        if self._owner(key) not in (device_id, None):
+            return [_answer(device_id, receipt)]
+        return self._settle(device_id, receipt, now)
+
+    def remember(self, key: str) -> None:
+        """After a restart: this transfer was accepted before; answer ``done`` when offered."""
+        self._note(_ANYONE, Receipt(transfer_id=key, status="done"))
+
+    def cancel(self, key: str) -> None:
+        """Forget a transfer, its bytes and what was decided about it."""
+        self.forget(key, delete=True)
+        self._settled.pop(key, None)
+
+    def tick(self, now: float) -> list[Action]:
+        """Ask again where it is silent; give up the slot where it stays silent."""
+        actions: list[Action] = []
+        for key in list(self._timers.expired(now)):
+            transfer = self._active[key]
+            need = transfer.silent(now)
+            if need is None:
+                self.forget(key)
+            else:
+                self._timers.set(key, transfer.due)
+                actions.append(_answer(transfer.device_id, need))
+        return actions + self._admit_waiting(now)
+
+    def due(self) -> float | None:
+        """When ``tick`` has something to do; may be early; None: only after another call."""
+        return self._timers.next()
+
+    def reconnected(self, now: float) -> list[Action]:
+        """Our link is new, what was in flight is lost: ask again."""
+        return [self._ask(key, now) for key in self._active]
+
+    def forget(self, key: str, *, delete: bool = False) -> None:
+        """Drop an unfinished transfer; its partial blob stays unless ``delete``."""
+        self._timers.drop(key)
+        device_id, _ = self._waiting.pop(key, ("", None))
+        transfer = self._active.pop(key, None) or self._held.pop(key, None)
+        if transfer is not None:
+            device_id = transfer.device_id
+            if delete:
+                transfer.delete()
+            else:
+                transfer.close()
+        if self._of_device.get(device_id) == key:
+            del self._of_device[device_id]
+
+    def close(self) -> None:
+        """Close all files; what is unfinished continues in the next process."""
+        for transfer in (*self._active.values(), *self._held.values()):
+            transfer.close()
+
+    def _check(self, device_id: str, offer: TransferOffer) -> None:
+        check_id(device_id, "device")
+        expected = transfer_id(offer.sha256, device_id, offer.round_id)
+        rules = (
+            (
+                "codec",
+                offer.codec in codecs.NAMES,
+                f"codec in {codecs.NAMES}",
+                offer.codec[:64],
+            ),
+            (
+                "blob-size",
+                1 <= offer.total_bytes <= self._limits.max_blob_bytes,
+                f"1 to {self._limits.max_blob_bytes} bytes",
+                offer.total_bytes,
+            ),
+            (
+                "raw-bytes",
+                offer.codec == codecs.RAW or 1 <= offer.raw_bytes <= self._limits.max_blob_bytes,
+                f"1 to {self._limits.max_blob_bytes} bytes before compression",
+                offer.raw_bytes,
+            ),
+            (
+                "base",
+                not offer.base or _DIGEST.fullmatch(offer.base) is not None,
+                "a base of 64 hexadecimal digits, or none",
+                offer.base[:64],
+            ),
+            (
+                "chunk-bytes",
+                MIN_DATA_BYTES <= offer.chunk_bytes <= MAX_DATA_BYTES,
+                f"chunks of {MIN_DATA_BYTES} to {MAX_DATA_BYTES} bytes",
+                offer.chunk_bytes,
+            ),
+            ("transfer-id", offer.transfer_id == expected, expected, offer.transfer_id[:64]),
+        )
+        for rule, holds, wanted, got in rules:
+            if not holds:
+                raise RefusedError(rule, f"offer: expected {wanted}, got {got}")
+
+    def _replace(self, device_id: str, offer: TransferOffer) -> None:
+        current = self._of_device.get(device_id)
+        if current is None or current in self._held:
+            return
+        active = self._active.get(current)
+        same_grid = active is None or active.offer.chunk_bytes == offer.chunk_bytes
+        if current != offer.transfer_id or not same_grid:
+            self.forget(current, delete=True)
+
+    def _begin(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
+        key = offer.transfer_id
+        transfer = self._active.get(key)
+        if transfer is not None:
+            need = transfer.offered(now)
+            self._timers.set(key, transfer.due)
+            return [_answer(device_id, need)]
+        if len(self._active) < self._limits.concurrent:
+            return self._admit(device_id, offer, now)
+        if len(self._waiting) >= self._limits.waiting and key not in self._waiting:
+            return []
+        self._waiting[key] = (device_id, offer)
+        self._of_device[device_id] = key
+        return [_answer(device_id, Need(transfer_id=key, missing=(), credit=0))]
+
+    def _admit(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
+        folder = self._folder / device_id
+        folder.mkdir(parents=True, exist_ok=True)
+        keep = (offer.transfer_id, *self._held)
+        for stale in folder.iterdir():
+            if not stale.name.startswith(keep):
+                stale.unlink()
+        transfer = InboundTransfer(folder, device_id, offer, self._limits.window)
+        key = offer.transfer_id
+        self._active[key] = transfer
+        self._of_device[device_id] = key
+        return self._finish(transfer, now) if transfer.complete else [self._ask(key, now)]
+
+    def _admit_waiting(self, now: float) -> list[Action]:
+        actions: list[Action] = []
+        while self._waiting and len(self._active) < self._limits.concurrent:
+            key = next(iter(self._waiting))
+            actions += self._admit(*self._waiting.pop(key), now)
+        return actions
+
+    def _ask(self, key: str, now: float) -> Send:
+        transfer = self._active[key]
+        need = transfer.ask(now)
+        self._timers.set(key, transfer.due)
+        return _answer(transfer.device_id, need)
+
+    def _finish(self, transfer: InboundTransfer, now: float) -> list[Action]:
+        key = transfer.offer.transfer_id
+        try:
+            right = transfer.verify()
+        except RefusedError as error:
+            return self.reject(transfer.device_id, key, error.rule, str(error), now)
+        if not right:
+            return [self._ask(key, now)]
+        del self._active[key]
+        self._timers.drop(key)
+        transfer.close()
+        self._held[key] = transfer
+        done: list[Action] = [Received(transfer.device_id, transfer.offer, transfer.path)]
+        return done + self._admit_waiting(now)
+
+    def _settle(self, device_id: str, receipt: Receipt, now: float) -> list[Action]:
+        self.forget(receipt.transfer_id, delete=True)
+        self._note(device_id, receipt)
+        return [_answer(device_id, receipt), *self._admit_waiting(now)]
+
+    def _owner(self, key: str) -> str | None:
+        """Whose transfer it is, as far as anything is known of it."""
+        transfer = self._active.get(key) or self._held.get(key)
+        if transfer is not None:
+            return transfer.device_id
+        known = self._waiting.get(key) or self._settled.get(key)
+        return None if known is None else known[0]
+
+    def _note(self, device_id: str, receipt: Receipt) -> None:
+        self._settled[receipt.transfer_id] = (device_id, receipt)
+        while len(self._settled) > self._limits.settled:
+            self._settled.popitem(last=False)
+
+
+def _refusal(key: str, rule: str, reason: str) -> Receipt:
+    return Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason[:500], rule=rule)
+
+
+def _answer(device_id: str, message: Message) -> Send:
+    return Send(device_id, Lane.ANSWER, encode(message))

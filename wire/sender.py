@@ -1,0 +1,229 @@
+"""The sending side of transfers: offers blobs and hands out the chunks that are asked for.
+
+Pure: bytes and times in, actions out. The receiver decides the pace; this end repeats what was not
+answered.
+"""
+
+from __future__ import annotations
+
+import random
+
+from msgspec.structs import replace
+
+from protofleet.errors import RefusedError
+from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, pack
+from protofleet.wire.messages import Need, Receipt, Task, TransferOffer, decode, encode
+from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, Source, Timers
+
+REPEAT_S = 3.0
+"""First repetition of an unanswered offer: long against a round trip, short for a person."""
+REPEAT_MAX_S = 60.0
+"""Doubling stops here; an absent receiver costs one small packet a minute."""
+ANSWERED_REPEAT_S = 15.0
+"""After an answer the receiver asks by itself; this only helps one that lost its memory."""
+WINDOW_MAX = 16
+
+
+class OutboundTransfer:
+    """One blob on its way out.
+
+    Attributes:
+        device_id: of the transfer; on a device: its own.
+        offer: what is offered.
+        due: when to offer again.
+        wanted: chunk indices asked for and not yet handed out, in order, without repetition.
+    """
+
+    def __init__(
+        self, device_id: str, source: Source, offer: TransferOffer, task: Task | None
+    ) -> None:
+        self.device_id = device_id
+        self.offer = offer
+        self.due = float("inf")
+        self.wanted: dict[int, None] = {}
+        self._task = task
+        self._source = source
+        self._repeat_s = REPEAT_S
+
+    @property
+    def _count(self) -> int:
+        return -(-self.offer.total_bytes // self.offer.chunk_bytes)
+
+    def announce(self, now: float, rng: random.Random) -> bytes:
+        """The offer, sent now; the next one is due later and later, with jitter."""
+        self._schedule(now, rng)
+        return encode(replace(self._task, payload=self.offer) if self._task else self.offer)
+
+    def reset(self, max_chunk_bytes: int) -> None:
+        """The link is new: nothing asked for before counts, and chunks must fit it."""
+        self.wanted.clear()
+        self._repeat_s = REPEAT_S
+        if self.offer.chunk_bytes > max_chunk_bytes:
+            self.offer = replace(self.offer, chunk_bytes=max_chunk_bytes)
+
+    def asked(self, need: Need, now: float, rng: random.Random) -> None:
+        """Queue the first ``credit`` chunks of the ranges that are not queued already.
+
+        Raises:
+            RefusedError: rule ``need-range``: a range is empty or outside the blob.
+        """
+        for start, stop in need.missing:
+            if not 0 <= start < stop <= self._count:
+                raise RefusedError(
+                    "need-range",
+                    f"need: expected ranges within 0..{self._count}, got {start}..{stop}",
+                )
+        credit = min(need.credit, WINDOW_MAX)
+        for start, stop in need.missing:
+            for index in range(start, min(stop, start + credit)):
+                self.wanted[index] = None
+                credit -= 1
+        while len(self.wanted) > WINDOW_MAX:
+            self.wanted.popitem()
+        self._repeat_s = ANSWERED_REPEAT_S if need.credit else REPEAT_MAX_S
+        self._schedule(now, rng)
+
+    def next_chunk(self) -> bytes:
+        """The packet payload of the first wanted chunk, which is wanted no longer.
+
+        Raises:
+            OSError: the source file is gone or too short.
+        """
+        index = next(iter(self.wanted))
+        del self.wanted[index]
+        chunk = Chunk(
+            transfer_id=self.offer.transfer_id,
+            index=index,
+            last=index == self._count - 1,
+            data=self._read(index * self.offer.chunk_bytes),
+        )
+        return pack(chunk)
+
+    def _read(self, start: int) -> bytes | memoryview:
+        stop = min(start + self.offer.chunk_bytes, self.offer.total_bytes)
+        if isinstance(self._source, bytes):
+            return memoryview(self._source)[start:stop]
+        with self._source.open("rb", buffering=0) as blob:
+            blob.seek(start)
+            data = blob.read(stop - start)
+        if len(data) != stop - start:
+            raise OSError(f"{self._source}: expected {stop} bytes, the file ended before")
+        return data
+
+    def _schedule(self, now: float, rng: random.Random) -> None:
+        self.due = now + self._repeat_s * rng.uniform(0.75, 1.25)
+        self._repeat_s = min(REPEAT_MAX_S, self._repeat_s * 2.0)
+
+
+class Sender:
+    """All outgoing transfers of one process; per device one blob, which a newer one replaces.
+
+    Args:
+        rng: jitter of repetitions.
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
+        self._open: dict[str, OutboundTransfer] = {}
+        self._of_device: dict[str, str] = {}
+        self._ready: dict[str, None] = {}
+        self._timers: Timers[str] = Timers()
+
+    def send(
+        self,
+        device_id: str,
+        source: Source,
+        offer: TransferOffer,
+        now: float,
+        *,
+        task: Task | None = None,
+    ) -> list[Action]:
+        """Offer ``source`` now, and again until the receipt comes.
+
+        Args:
+            device_id: who it is for; on a device: its own id.
+            source: the blob; a file must stay as it is until Delivered or Rejected.
+            offer: from ``describe``.
+            now: the time.
+            task: travels with the offer as its ``payload``; None: the offer itself announces.
+        """
+        self.forget(self._of_device.get(device_id, ""))
+        key = offer.transfer_id
+        self._open[key] = OutboundTransfer(device_id, source, offer, task)
+        self._of_device[device_id] = key
+        return [self._offer(key, now)]
+
+    def answer(self, device_id: str, payload: bytes, now: float) -> list[Action]:
+        """Take a need or a receipt from the lane ANSWER; unknown transfers are ignored.
+
+        Raises:
+            RefusedError: it broke a rule; nothing has changed.
+        """
+        message: Need | Receipt = decode(payload, Need | Receipt)
+        key = message.transfer_id
+        transfer = self._open.get(key)
+        if transfer is None or transfer.device_id != device_id:
+            return []
+        if isinstance(message, Receipt):
+            self.forget(key)
+            if message.status == "done":
+                return [Delivered(device_id, transfer.offer)]
+            return [Rejected(device_id, transfer.offer, message.rule, message.reason)]
+        transfer.asked(message, now, self._rng)
+        self._timers.set(key, transfer.due)
+        if transfer.wanted:
+            self._ready.setdefault(key)
+        return []
+
+    def next_chunk(self) -> Send | Rejected | None:
+        """The next chunk to publish, transfers taking turns; None if none is wanted.
+
+        Call it when the link has room. ``Rejected`` says that a source file is gone.
+        """
+        if not self._ready:
+            return None
+        key = next(iter(self._ready))
+        del self._ready[key]
+        transfer = self._open[key]
+        try:
+            payload = transfer.next_chunk()
+        except OSError as error:
+            self.forget(key)
+            return Rejected(transfer.device_id, transfer.offer, "source", str(error))
+        if transfer.wanted:
+            self._ready[key] = None
+        return Send(transfer.device_id, Lane.CHUNK, payload)
+
+    def tick(self, now: float) -> list[Action]:
+        """Repeat what was not answered."""
+        return [self._offer(key, now) for key in list(self._timers.expired(now))]
+
+    def due(self) -> float | None:
+        """When ``tick`` has something to do; may be early; None: only after another call."""
+        return self._timers.next()
+
+    def reconnected(self, now: float, max_chunk_bytes: int = MAX_DATA_BYTES) -> list[Action]:
+        """Our link is new, what was in flight is lost: offer again, in chunks that fit."""
+        self._ready.clear()
+        for transfer in self._open.values():
+            transfer.reset(max_chunk_bytes)
+        return [self._offer(key, now) for key in self._open]
+
+    def device_returned(self, device_id: str, now: float) -> list[Action]:
+        """It has a new connection, perhaps a new life: offer again what it may not know."""
+        key = self._of_device.get(device_id)
+        return [] if key is None else [self._offer(key, now)]
+
+    def forget(self, key: str) -> None:
+        """Stop offering."""
+        transfer = self._open.pop(key, None)
+        if transfer is not None:
+            self._of_device.pop(transfer.device_id, None)
+            self._ready.pop(key, None)
+            self._timers.drop(key)
+
+    def _offer(self, key: str, now: float) -> Send:
+        transfer = self._open[key]
+        payload = transfer.announce(now, self._rng)
+        self._timers.set(key, transfer.due)
+        return Send(transfer.device_id, Lane.OFFER, payload)
