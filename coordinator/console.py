@@ -64,8 +64,8 @@ def _mb(size: int) -> str:
 
 _LINES: dict[type[events.Report], Any] = {
     events.Started: _started,
-    events.Connected: lambda e: f"connected to the broker ({e.protocol})",
-    events.Disconnected: lambda e: f"[yellow]broker lost[/yellow]: {escape(e.reason)}",
+    events.BrokerConnected: lambda e: f"connected to the broker ({e.protocol})",
+    events.BrokerDisconnected: lambda e: f"[yellow]broker lost[/yellow]: {escape(e.reason)}",
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
     events.DeviceRefused: lambda e: (

@@ -30,13 +30,13 @@ class Started(Report, frozen=True, kw_only=True, tag="started"):
     run_dir: str
 
 
-class Connected(Report, frozen=True, kw_only=True, tag="connected"):
+class BrokerConnected(Report, frozen=True, kw_only=True, tag="connected"):
     """The broker is there."""
 
     protocol: str
 
 
-class Disconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
+class BrokerDisconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
     """The broker is gone; the link tries again by itself."""
 
     reason: str
@@ -112,6 +112,7 @@ class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
 
     round_id: int
     device_id: str
+    rule: str
     reason: str
 
 
@@ -120,6 +121,7 @@ class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
 
     round_id: int
     device_id: str
+    rule: str
     reason: str
 
 

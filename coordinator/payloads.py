@@ -100,11 +100,11 @@ class Payloads:
         if coding.codec == RAW:
             return {}
         reference = self.payload_for(state, client_id).reference
-        if coding.base != reference:
+        if coding.reference != reference:
             raise RefusedError(
                 "base",
                 f"update of '{client_id}': expected one that refers to payload {reference}, "
-                f"got {coding.base or 'none'}",
+                f"got {coding.reference or 'none'}",
             )
         return update_baseline(self._plan.model, self._tensors(reference))
 

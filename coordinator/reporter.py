@@ -73,10 +73,14 @@ class Reporter:
             self._waited_for = present
             self._sink(events.Waiting(round_id=present[0], live=present[1], needed=needed))
 
-    def rejected(self, device_id: str, round_id: int, reason: str) -> None:
+    def rejected(self, device_id: str, round_id: int, error: RefusedError) -> None:
         """An update was not taken."""
         if self._throttle.passes((device_id, round_id)):
-            self._sink(events.UpdateRejected(round_id=round_id, device_id=device_id, reason=reason))
+            self._sink(
+                events.UpdateRejected(
+                    round_id=round_id, device_id=device_id, rule=error.rule, reason=str(error)
+                )
+            )
 
     def refused(self, device_id: str, error: RefusedError) -> None:
         """Something that a device sent broke a rule."""

@@ -126,12 +126,12 @@ class Service:
             case None | Delivered():
                 pass
             case Connected():
-                self._sink(events.Connected(protocol=event.protocol))
+                self._sink(events.BrokerConnected(protocol=event.protocol))
                 self._announce()
             case Disconnected():
                 if event.final:
                     raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
-                self._sink(events.Disconnected(reason=event.reason))
+                self._sink(events.BrokerDisconnected(reason=event.reason))
             case PeerMessage():
                 self._on_message(event)
             case Received():
@@ -265,7 +265,7 @@ class Service:
     def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
         self._transfers.discard(offer.transfer_id)
         self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
-        self._reporter.rejected(device_id, offer.round_id, str(error))
+        self._reporter.rejected(device_id, offer.round_id, error)
 
     def _on_rejected(self, event: Rejected) -> None:
         round_id = event.offer.round_id
@@ -275,7 +275,12 @@ class Service:
             self._invite((event.device_id,))
             return
         self._sink(
-            events.TaskRefused(round_id=round_id, device_id=event.device_id, reason=event.reason)
+            events.TaskRefused(
+                round_id=round_id,
+                device_id=event.device_id,
+                rule=event.rule,
+                reason=event.reason,
+            )
         )
         if round_id == self._state.round_id:
             self._apply(rounds.DeviceFailed(event.device_id))

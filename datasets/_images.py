@@ -17,7 +17,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Picture:
+class ImageFile:
     """One image file.
 
     Attributes:
@@ -104,7 +104,7 @@ def pixel_pool(
     return Pool(x=x, y=y[rows], classes=classes, is_test=is_test[rows])
 
 
-def picture_pool(pictures: Sequence[Picture], classes: tuple[str, ...], wish: Wish) -> Pool:
+def picture_pool(pictures: Sequence[ImageFile], classes: tuple[str, ...], wish: Wish) -> Pool:
     """Read image files, as RGB, resized to a square.
 
     Raises:
@@ -134,7 +134,7 @@ def image_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES)
 
 
-def _read(pictures: Sequence[Picture], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _read(pictures: Sequence[ImageFile], size: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Pixels ``(n, 3, size, size)``; original widths and heights ``(n, 2)``."""
     try:
         from PIL import Image  # noqa: PLC0415 - only these data sets need Pillow

@@ -16,7 +16,7 @@ _CHUNK_LINES = 200_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
+class TableRows:
     """Consecutive lines of a table.
 
     Attributes:
@@ -46,7 +46,7 @@ class Chunk:
 
 def read_table(
     lines: Iterable[str], *, name: str, columns: Mapping[str, str], empty_is_nan: bool = False
-) -> Iterator[Chunk]:
+) -> Iterator[TableRows]:
     """Read a table with a header line.
 
     Args:
@@ -76,7 +76,7 @@ def read_table(
                 bad = _first_bad(text, fields, places)
                 kinds = ", ".join(f"{key} ({_kind(value)})" for key, value in columns.items())
                 refuse_line(name, first_line, chunk, bad, f"the fields {kinds}")
-            yield Chunk(rows=rows, name=name, first_line=first_line, lines=chunk)
+            yield TableRows(rows=rows, name=name, first_line=first_line, lines=chunk)
         first_line += len(chunk)
 
 

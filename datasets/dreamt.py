@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.datasets._signals import standardise
-from protofleet.datasets._tables import Chunk, read_table
+from protofleet.datasets._tables import TableRows, read_table
 from protofleet.datasets.pool import Pool
 from protofleet.errors import InputError, MissingDataError
 
@@ -88,7 +88,7 @@ def _blocks(path: Path, block_s: float) -> tuple[NDArray[np.float64], NDArray[np
     return means, (votes[:, 1] >= votes[:, 0]).astype(np.int64)
 
 
-def _sums(chunk: Chunk, block_s: float) -> list[tuple[int, NDArray[np.float64]]]:
+def _sums(chunk: TableRows, block_s: float) -> list[tuple[int, NDArray[np.float64]]]:
     """Per block: sums and counts of the 8 features, then samples awake and asleep."""
     rows = chunk.rows
     chunk.require(np.isfinite(rows["TIMESTAMP"]), "a finite TIMESTAMP")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy import signal
 
 from protofleet.datasets._signals import cut, same_runs, scale_sensors, window_starts
-from protofleet.datasets._tables import Chunk, read_table
+from protofleet.datasets._tables import TableRows, read_table
 from protofleet.datasets.pool import Pool
 from protofleet.errors import InputError, MissingDataError
 
@@ -219,7 +219,7 @@ def _read(root: Path, name: str, *, timed: bool) -> _Sensor:
     )
 
 
-def _codes(chunk: Chunk, column: str, known: tuple[str, ...]) -> NDArray[np.int16]:
+def _codes(chunk: TableRows, column: str, known: tuple[str, ...]) -> NDArray[np.int16]:
     codes = np.full(len(chunk.rows), -1, np.int16)
     for code, name in enumerate(known):
         codes[chunk.rows[column] == name.encode()] = code

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.datasets._images import Picture, Wish, image_files, picture_pool
+from protofleet.datasets._images import ImageFile, Wish, image_files, picture_pool
 from protofleet.datasets.pool import Pool
 from protofleet.errors import InputError, MissingDataError
 
@@ -55,7 +55,7 @@ def ppmi_pool(  # noqa: PLR0913 - options go by keyword
     if len(classes) != _INSTRUMENTS:
         raise InputError(f"PPMI '{first}': expected 12 folders, one per instrument, got {classes}")
     pictures = [
-        Picture(
+        ImageFile(
             name=path.relative_to(top).as_posix(), path=path, label=label, is_test=part == "test"
         )
         for part in ("train", "test")

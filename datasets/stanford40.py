@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.datasets._images import Picture, Wish, picture_pool
+from protofleet.datasets._images import ImageFile, Wish, picture_pool
 from protofleet.datasets.pool import Pool
 from protofleet.errors import InputError, MissingDataError
 
@@ -41,7 +41,7 @@ def stanford40_pool(
     if not classes:
         raise InputError(f"Stanford40 '{folder}/ImageSplits/actions.txt': lists no action")
     pictures = [
-        Picture(name=name, path=folder / "JPEGImages" / name, label=label, is_test=part == "test")
+        ImageFile(name=name, path=folder / "JPEGImages" / name, label=label, is_test=part == "test")
         for part in ("train", "test")
         for label, action in enumerate(classes)
         for name in _lines(folder / "ImageSplits" / f"{action}_{part}.txt")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from protofleet.datasets._images import Picture, Wish, picture_pool
+from protofleet.datasets._images import ImageFile, Wish, picture_pool
 from protofleet.datasets.pool import Pool
 from protofleet.errors import InputError, MissingDataError
 
@@ -52,7 +52,7 @@ def voc2012_pool(
     """
     folder = root / "voc2012" / "VOCdevkit" / "VOC2012"
     pictures = [
-        Picture(
+        ImageFile(
             name=f"{image}.jpg",
             path=folder / "JPEGImages" / f"{image}.jpg",
             label=label,

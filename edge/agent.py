@@ -240,7 +240,7 @@ class Agent:
         self._register(task.strategy, task.round_id)
         self._strategy = self._build(task)
         self._round = ActiveRound(task=task, payload=task.payload, strategy=self._strategy)
-        if task.payload.base and not self._store.has_payload(task.payload.base):
+        if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
             return
         self._endpoint.expect(task.payload)
@@ -310,7 +310,7 @@ class Agent:
             current.task.round_id,
             transfer_id,
             received.raw,
-            reference=event.offer.base if event.offer.codec != RAW else None,
+            reference=event.offer.reference if event.offer.codec != RAW else None,
         )
         self._endpoint.accept(transfer_id)
         self._train(current, received)

@@ -41,7 +41,7 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
         return (self.file,) if self.residual is None else (self.file, self.residual)
 
 
-class Received(msgspec.Struct, frozen=True, kw_only=True):
+class StoredPayload(msgspec.Struct, frozen=True, kw_only=True):
     """A complete payload that waits for its training."""
 
     round_id: int
@@ -81,7 +81,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str = ""
     settings: dict[str, Any] = {}
     state: StoredState | None = None
-    received: Received | None = None
+    received: StoredPayload | None = None
     pending: Pending | None = None
     payloads: tuple[StoredFile, ...] = ()
 

@@ -29,8 +29,8 @@ from protofleet.edge.journal import (
     Binding,
     Journal,
     Pending,
-    Received,
     StoredFile,
+    StoredPayload,
     StoredState,
     blob_path,
     read_blob,
@@ -213,7 +213,7 @@ class Store:
                 either. None: it was raw, and so will the others be.
         """
         file = self._write_blob(raw)
-        received = Received(round_id=round_id, transfer_id=transfer_id, file=file)
+        received = StoredPayload(round_id=round_id, transfer_id=transfer_id, file=file)
         payloads: tuple[StoredFile, ...] = ()
         if reference is not None:
             named = [known for known in self.journal.payloads if known.sha256 == reference]

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.table import METRICS, Cell, Row, Table
+from protofleet.experiments.table import METRICS, Cell, MethodRow, Table
 
 _UNLIMITED = 10_000
 _NOTHING = "-"
@@ -159,7 +159,7 @@ def _figure(mean: float | None, std: float | None) -> str:
 
 
 def _costs(table: Table) -> _Columns:
-    columns: dict[str, Callable[[Row], str]] = {
+    columns: dict[str, Callable[[MethodRow], str]] = {
         "seeds": lambda row: f"{row.seeds_done}/{row.seeds_asked}",
     }
     if table.score.target is not None:

@@ -219,7 +219,7 @@ class _Engine:
             ),
             payload=coded.blob,
             coding=coded.coding,
-            baseline=run.references[coded.coding.base] if coded.coding.base else b"",
+            baseline=run.references[coded.coding.reference] if coded.coding.reference else b"",
             stored=run.clients.get(client_id),
         )
 

@@ -44,7 +44,7 @@ class ClientFiles(msgspec.Struct, frozen=True, kw_only=True):
     later: tuple[tuple[int, Path], ...] = ()
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedData(msgspec.Struct, frozen=True, kw_only=True):
     """The data of one seed.
 
     Attributes:
@@ -78,7 +78,7 @@ class Preparation:
     folder: Path
     data_root: Path
 
-    def data(self, seed: int) -> Prepared:
+    def data(self, seed: int) -> PreparedData:
         """Each client's data for a seed, made at the first call.
 
         Raises:
@@ -104,7 +104,7 @@ class Preparation:
         replace_whole(index, msgspec.json.format(data))
         return prepared
 
-    def bundle(self, method: Method, seed: int, data: Prepared) -> Path:
+    def bundle(self, method: Method, seed: int, data: PreparedData) -> Path:
         """A method's bundle with the initial values of a seed, made at the first call.
 
         Programs are compiled once for a model; only the values differ between seeds.
@@ -165,11 +165,11 @@ def _digest(parts: list[Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).hexdigest()
 
 
-def _read_index(index: Path) -> Prepared | None:
+def _read_index(index: Path) -> PreparedData | None:
     """What was prepared before; None if there is nothing, or nothing whole."""
     try:
         return msgspec.json.decode(
-            index.read_bytes(), type=Prepared, dec_hook=lambda _, value: index.parent / value
+            index.read_bytes(), type=PreparedData, dec_hook=lambda _, value: index.parent / value
         )
     except (FileNotFoundError, msgspec.DecodeError):
         return None
@@ -230,7 +230,7 @@ def _stacked(parts: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
 
 def _write(
     experiment: Experiment, clients: Mapping[str, DeviceData], folder: Path, drawn: tuple[int, str]
-) -> Prepared:
+) -> PreparedData:
     files = {}
     seed, key = drawn
     removal = _removal(experiment, clients, seed)
@@ -247,7 +247,7 @@ def _write(
     everybody = pooled(clients)
     merged = folder / "merged.npz"
     everybody.save(merged)
-    return Prepared(
+    return PreparedData(
         clients=files,
         merged=merged,
         pooled=_write_pooled(everybody, experiment.score.pooled_limit, folder, seed),

@@ -14,7 +14,7 @@ import msgspec
 
 from protofleet.bundle import Bundle
 from protofleet.experiments.config import Experiment, Method, digest
-from protofleet.experiments.prepare import MERGED, ClientFiles, Prepared
+from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
@@ -60,7 +60,7 @@ class Job:
     seed: int
     rounds: int
     bundle: Path
-    data: Prepared
+    data: PreparedData
     folder: Path
     name: str
 

@@ -47,7 +47,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     lost: float | None = None
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
     """One method.
 
     Attributes:
@@ -85,7 +85,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     note: str
     score: ScoreSettings
     engines: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
 
 
 def tabulate(experiment: Experiment, results: Sequence[MethodResult]) -> Table:
@@ -178,10 +178,10 @@ def _last(rounds: Iterable[Scores]) -> Scores:
     return found
 
 
-def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> Row:
+def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> MethodRow:
     used = quoted(runs)
     rounds = [one for run in used for one in trained(run)]
-    return Row(
+    return MethodRow(
         label=method.label,
         strategy=method.strategy,
         cells={
@@ -264,10 +264,10 @@ def _notes(runs: Sequence[MethodResult], asked: int) -> list[str]:
     ]
 
 
-def _twins(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Row]:
+def _twins(experiment: Experiment, rows: Sequence[MethodRow]) -> dict[str, MethodRow]:
     """Label → the row that differs in nothing but its codec, which is raw."""
-    raw: dict[bytes, Row] = {}
-    found: dict[str, Row] = {}
+    raw: dict[bytes, MethodRow] = {}
+    found: dict[str, MethodRow] = {}
     pairs = list(zip(rows, experiment.methods, strict=True))
     for row, method in pairs:
         if experiment.codec_of(method).is_raw:
@@ -287,7 +287,9 @@ def _without_codec(experiment: Experiment, method: Method) -> bytes:
     return msgspec.json.encode(same, order="sorted")
 
 
-def _compared(row: Row, timed: Row | None, raw: Row | None, twin: Row | None) -> Row:
+def _compared(
+    row: MethodRow, timed: MethodRow | None, raw: MethodRow | None, twin: MethodRow | None
+) -> MethodRow:
     """With what it costs and scores beside others."""
     cells = {
         section: cell if twin is None else _with_loss(row, cell, twin, twin.cells[section])
@@ -301,13 +303,13 @@ def _compared(row: Row, timed: Row | None, raw: Row | None, twin: Row | None) ->
     )
 
 
-def _with_loss(row: Row, cell: Cell, twin: Row, other: Cell) -> Cell:
+def _with_loss(row: MethodRow, cell: Cell, twin: MethodRow, other: Cell) -> Cell:
     if cell.mean is None or other.mean is None or row.seeds_done != twin.seeds_done:
         return cell
     return msgspec.structs.replace(cell, lost=other.mean - cell.mean)
 
 
-def _bytes(row: Row) -> float | None:
+def _bytes(row: MethodRow) -> float | None:
     return None if row.mb_up is None or row.mb_down is None else row.mb_up + row.mb_down
 
 

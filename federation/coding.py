@@ -135,7 +135,7 @@ def encode_payload(
         reference: name of the baseline; empty for the bundle's initial values.
         baseline: from ``payload_baseline``.
     """
-    encoded = codecs.encode(payload, baseline, codec, base=reference)
+    encoded = codecs.encode(payload, baseline, codec, reference=reference)
     coding = encoded.coding(reference)
     raw = codecs.to_raw(encoded.blob, baseline, coding, max_bytes=_NO_LIMIT)
     return CodedPayload(blob=encoded.blob, coding=coding, raw=raw)
@@ -164,7 +164,7 @@ def decode_payload(
     """
     if coding.codec == RAW:
         return blob
-    known = earlier(coding.base) if coding.base else {}
+    known = earlier(coding.reference) if coding.reference else {}
     return codecs.to_raw(blob, payload_baseline(model, known), coding, max_bytes=max_bytes)
 
 

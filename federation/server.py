@@ -12,11 +12,10 @@ from typing import Self
 from protofleet.errors import ProtofleetError
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
 from protofleet.federation.coding import DecodedUpdate, decode_update, to_evaluation
-from protofleet.federation.evaluation import Scorer, make_scorer
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
-from protofleet.federation.server_tools import make_server_tools
+from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
 from protofleet.strategies.types import ServerState, ServerTools, Updates
 from protofleet.tensors import Tensors
 from protofleet.wire.codecs import Coding

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, address, check_map, views
-from protofleet.runtime._program import Intake, Source
+from protofleet.runtime._program import Intake, LazyProgram
 from protofleet.tensors import Network
 
 LAYERS = "layers."
@@ -24,7 +24,7 @@ class InferProgram:
         layers: keys of the outputs that are hidden layers' activations.
     """
 
-    def __init__(self, source: Source, output: str) -> None:
+    def __init__(self, source: LazyProgram, output: str) -> None:
         self._source = source
         self._main = output
         self.layers = tuple(p.key for p in source.outputs("output") if p.key.startswith(LAYERS))
@@ -107,7 +107,7 @@ class InferProgram:
         return out
 
 
-def _checked_output(source: Source, key: str) -> Port:
+def _checked_output(source: LazyProgram, key: str) -> Port:
     port = source.only_output("output", key)
     if port.shape[:1] != ("batch",) or not all(isinstance(dim, int) for dim in port.shape[1:]):
         raise ProvisionError(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from types import FrameType
 from typing import Any, Literal
 
 from protofleet.bundle.manifest import Program
@@ -13,7 +17,6 @@ from protofleet.runtime._arrays import Arrays, address
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._footprint import release
 from protofleet.runtime._ports import Tensor, check_ports
-from protofleet.runtime._signals import deferred_signals
 
 _DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 # Training programs compute values twice where that is cheaper than to keep them.
@@ -75,7 +78,7 @@ class OnnxRunner:
             binding = self._bindings[key] = self._bound(*feed())
         try:
             if self._calls_back:
-                with deferred_signals():
+                with _deferred_signals():
                     self._session.run_with_iobinding(binding)
             else:
                 self._session.run_with_iobinding(binding)
@@ -173,3 +176,36 @@ def _options(onnxruntime: Any, threads: int) -> Any:
     # A waiting thread that spins takes the core from Numba and from the other processes.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
+
+
+_DEFERRED = ("SIGINT", "SIGTERM", "SIGALRM")
+
+
+@contextmanager
+def _deferred_signals() -> Iterator[None]:
+    """Run the Python handlers of signals that arrive in the block after it.
+
+    A handler that raises (Ctrl-C) inside a callback from ONNX Runtime would end the process with
+    ``terminate called``. Only the main thread runs handlers; elsewhere this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        arrived.append(number)
+
+    kept = {}
+    try:
+        for number in (getattr(signal, name) for name in _DEFERRED if hasattr(signal, name)):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                kept[number] = handler
+                signal.signal(number, note)
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        for number in arrived:
+            kept[signal.Signals(number)](number, None)

@@ -17,7 +17,7 @@ from protofleet.runtime._backend import Backend, Runner
 from protofleet.tensors import Layout
 
 
-class Source:
+class LazyProgram:
     """A program, its model's layouts and what they share; it is loaded at the first call.
 
     Attributes:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays, Slots, address, check_map, resolve, views
-from protofleet.runtime._program import Intake, Source
+from protofleet.runtime._program import Intake, LazyProgram
 from protofleet.strategies.types import Batch, Step
 from protofleet.tensors import Layout, Network, TensorMap
 
@@ -22,7 +22,7 @@ class TrainProgram:
     so that a step may read the buffers that the step before wrote.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: LazyProgram) -> None:
         self._source = source
         self._loss_port = source.only_output("loss")
         self._in_params, self._in_buffers = source.inputs("param"), source.inputs("state")
@@ -101,7 +101,7 @@ def _draw(out: NDArray[np.float32], port: Port, rng: np.random.Generator) -> Non
         rng.standard_normal(out=out, dtype=np.float32)
 
 
-def _checked_noise(source: Source) -> tuple[Port, ...]:
+def _checked_noise(source: LazyProgram) -> tuple[Port, ...]:
     ports = source.inputs("noise")
     for port in ports:
         if port.distribution is None or port.dtype != "float32":

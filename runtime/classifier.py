@@ -13,7 +13,7 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._backend import BackendName, ProgramSource, open_backend
 from protofleet.runtime._freeze import Frozen
 from protofleet.runtime._infer import InferProgram
-from protofleet.runtime._program import Source
+from protofleet.runtime._program import LazyProgram
 from protofleet.strategies.types import Score
 from protofleet.tensors import Layout, Model, Network, TensorMap
 
@@ -110,6 +110,6 @@ def open_classifier(  # noqa: PLR0913 - what a caller chooses, each by keyword
     return Classifier(
         backend=opened.name,
         precision=precision,
-        _program=InferProgram(Source(name, program, layouts, opened), output),
+        _program=InferProgram(LazyProgram(name, program, layouts, opened), output),
         _score=score,
     )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._backend import BackendName, Kernels, ProgramSource, open_backend
 from protofleet.runtime._infer import LAYERS, InferProgram
-from protofleet.runtime._program import Source
+from protofleet.runtime._program import LazyProgram
 from protofleet.runtime._train import TrainProgram
 from protofleet.strategies.types import GradFn
 from protofleet.tensors import Layout, Network
@@ -130,7 +130,9 @@ def open_programs(
     )
     programs = {name: p for name, p in manifest.programs.items() if p.precision == "float32"}
     opened = open_backend(backend, bundle, programs, threads=threads, kernels=kernels)
-    sources = {name: Source(name, program, layouts, opened) for name, program in programs.items()}
+    sources = {
+        name: LazyProgram(name, program, layouts, opened) for name, program in programs.items()
+    }
     inference = {
         name: InferProgram(sources[name], output)
         for name, output in (("infer", "logits"), ("features", "features"))

@@ -13,7 +13,7 @@ _ALLOWED = {
     "bundle": {"tensors"},
     "kernels": set(),
     "wire": {"tensors", "kernels"},
-    "strategies": {"tensors", "kernels", "wire"},
+    "strategies": {"tensors", "kernels"},
     "datasets": set(),
     "runtime": {"tensors", "bundle", "kernels", "strategies"},
     "federation": {"tensors", "bundle", "wire", "kernels", "strategies", "runtime", "datasets"},

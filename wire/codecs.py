@@ -13,11 +13,12 @@ codec     a float32 tensor travels as
           any other tensor: as in ``int8``
 ========  =================================================================================
 
-What both ends know already is subtracted first, tensor by tensor: the *reference*. What coding
-loses is made up for in one of two ways. A payload refers to what an earlier one decoded to, so the
-next one corrects it. Of an update's parameters, the sender keeps what was lost and adds it the next
-time (Stich et al., arXiv:1809.07599v2). Other tensors of an update get no such memory: a class mean
-or a prototype is stated anew every round, and an old error is no part of it.
+What both ends know already is subtracted first, tensor by tensor: the *baseline*, which its
+*reference* names. What coding loses is made up for in one of two ways. A payload refers to what an
+earlier one decoded to, so the next one corrects it. Of an update's parameters, the sender keeps
+what was lost and adds it the next time (Stich et al., arXiv:1809.07599v2). Other tensors of an
+update get no such memory: a class mean or a prototype is stated anew every round, and an old error
+is no part of it.
 
 ``+zlib`` behind a codec's name says that the whole blob is compressed. ``docs/protocol.md``
 specifies the format, section Codecs.
@@ -54,7 +55,7 @@ ZLIB_LEVEL = 6
 _PARAMS = "params/"
 # Of normal float16 numbers: beyond, values are cut off, and below, they lose their bits.
 _MOST_HALF, _LEAST_HALF = float(np.finfo(np.float16).max), float(np.finfo(np.float16).tiny)
-_KEY, _BASE = "codec", "base"
+_KEY, _REFERENCE = "codec", "base"
 _Floats = NDArray[np.float32]
 
 
@@ -92,7 +93,7 @@ class Coding:
 
     codec: str = RAW
     raw_bytes: int = 0
-    base: str = ""
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,11 +112,11 @@ class Encoded:
     raw_bytes: int
     residual: Tensors
 
-    def coding(self, base: str) -> Coding:
+    def coding(self, reference: str) -> Coding:
         """For the offer; of a raw blob nothing needs to be said."""
         if self.codec == RAW:
             return Coding()
-        return Coding(codec=self.codec, raw_bytes=self.raw_bytes, base=base)
+        return Coding(codec=self.codec, raw_bytes=self.raw_bytes, reference=reference)
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -129,24 +130,24 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
 def encode(  # noqa: PLR0913 - what and for whom; all but the first three have defaults
     tensors: Tensors,
-    references: Tensors,
+    baseline: Tensors,
     codec: Codec,
     *,
     residual: Tensors | None = None,
     metadata: Mapping[str, str] | None = None,
-    base: str = "",
+    reference: str = "",
 ) -> Encoded:
     """The blob of ``tensors``.
 
     Args:
         tensors: what the other end is to have.
-        references: what it has already, by name; used where dtype and shape are the same.
+        baseline: what it has already, by name; used where dtype and shape are the same.
         codec: how.
         residual: what earlier calls returned; empty at first. Of tensors that this blob does not
             code it is handed on. None: what is lost stays lost, as it may where the next
-            reference is what this blob decodes to.
+            baseline is what this blob decodes to.
         metadata: of the blob.
-        base: name of the references. It stands in the blob, so that equal codes that refer to
+        reference: name of the baseline. It stands in the blob, so that equal codes that refer to
             different things are different blobs.
 
     Raises:
@@ -156,14 +157,14 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
     if codec.kind == RAW:
         blob = blobs.encode(tensors, about)
         return Encoded(blob=blob, codec=RAW, raw_bytes=len(blob), residual={})
-    coder = _Coder(codec, references, residual)
+    coder = _Coder(codec, baseline, residual)
     # In one order, whatever order the sender holds them in: a restart sends the same bytes.
     plain = {name: value for name, value in sorted(tensors.items()) if not coder.take(name, value)}
     if taken := [name for name in plain if name.startswith(PREFIX)]:
         raise InputError(f"tensor '{taken[0]}': expected no name that starts with '{PREFIX}'")
     about[_KEY] = msgspec.json.encode(coder.entries).decode()
-    if base:
-        about[_BASE] = base
+    if reference:
+        about[_REFERENCE] = reference
     blob = blobs.encode({**plain, **coder.streams.tensors()}, about)
     sent = zlib.compress(blob, ZLIB_LEVEL) if codec.compressed else blob
     return Encoded(blob=sent, codec=codec.name, raw_bytes=len(blob), residual=coder.left)
@@ -172,8 +173,8 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
 class _Coder:
     """Codes tensor after tensor."""
 
-    def __init__(self, codec: Codec, references: Tensors, residual: Tensors | None) -> None:
-        self._codec, self._references, self._residual = codec, references, residual
+    def __init__(self, codec: Codec, baseline: Tensors, residual: Tensors | None) -> None:
+        self._codec, self._baseline, self._residual = codec, baseline, residual
         self.entries: list[_Entry] = []
         self.streams = Writer()
         self.left: dict[str, NDArray[Any]] = dict(residual or {})
@@ -182,28 +183,28 @@ class _Coder:
         """Code a tensor; False: it travels as it is."""
         if value.dtype != np.float32 or value.size < SMALL:
             return False
-        reference = _reference(self._references, name, value.shape)
-        remembered = self._remembered(name, reference)
+        known = _known(self._baseline, name, value.shape)
+        remembered = self._remembered(name, known)
         with np.errstate(over="ignore", invalid="ignore"):
-            wanted = value.reshape(-1) if reference is None else (value - reference).reshape(-1)
+            wanted = value.reshape(-1) if known is None else (value - known).reshape(-1)
             if remembered is not None and name in remembered:
                 wanted = wanted + remembered[name]
         peak = float(np.abs(wanted).max())
         # Numbers (almost) without end are the receiver's to refuse, not ours to hide.
         if not peak <= MOST_VALUE:
             return False
-        corrected = self._residual is None and reference is not None
+        corrected = self._residual is None and known is not None
         kind = self._kind(peak, remembered=remembered is not None, corrected=corrected)
         sent = self.streams.write(kind, wanted, self._codec.keep)
         if remembered is not None:
             self.left[name] = wanted - sent
-        entry = _Entry(name=name, shape=value.shape, kind=kind, delta=reference is not None)
+        entry = _Entry(name=name, shape=value.shape, kind=kind, delta=known is not None)
         self.entries.append(entry)
         return True
 
-    def _remembered(self, name: str, reference: _Floats | None) -> Tensors | None:
+    def _remembered(self, name: str, known: _Floats | None) -> Tensors | None:
         """The residual, where this tensor has one."""
-        return self._residual if reference is not None and name.startswith(_PARAMS) else None
+        return self._residual if known is not None and name.startswith(_PARAMS) else None
 
     def _kind(self, peak: float, *, remembered: bool, corrected: bool) -> Coded:
         """The codec's own, if something makes up for what it loses, and it can hold ``peak``."""
@@ -219,13 +220,13 @@ class _Coder:
 
 
 def decode(
-    data: bytes, references: Tensors, coding: Coding, *, max_bytes: int
+    data: bytes, baseline: Tensors, coding: Coding, *, max_bytes: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Tensors and metadata of a blob that came from outside.
 
     Args:
         data: the blob.
-        references: what its sender took for ours.
+        baseline: what its sender took for ours.
         coding: what its offer says.
         max_bytes: largest blob, and largest sum of decoded tensors, the caller is ready for.
 
@@ -245,11 +246,11 @@ def decode(
     if len(data) != raw_bytes:
         raise refused(f"expected {raw_bytes} bytes before compression, got {len(data)}")
     tensors, metadata = blobs.decode(data, max_bytes=max_bytes)
-    metadata.pop(_BASE, None)
-    entries = _checked_entries(metadata.pop(_KEY, ""), tensors, references, max_bytes)
+    metadata.pop(_REFERENCE, None)
+    entries = _checked_entries(metadata.pop(_KEY, ""), tensors, baseline, max_bytes)
     try:
         reader = Reader(tensors)
-        decoded = {entry.name: _read(reader, entry, references) for entry in entries}
+        decoded = {entry.name: _read(reader, entry, baseline) for entry in entries}
         reader.finish()
     except InputError as error:
         raise refused(str(error)) from error
@@ -272,7 +273,7 @@ def _inflated(data: bytes, size: int) -> bytes:
 
 
 def _checked_entries(
-    text: str, tensors: Tensors, references: Tensors, max_bytes: int
+    text: str, tensors: Tensors, baseline: Tensors, max_bytes: int
 ) -> list[_Entry]:
     """The table of coded tensors; every shape is checked before anything is made of it."""
     try:
@@ -296,7 +297,7 @@ def _checked_entries(
         if len(entry.shape) > blobs.MAX_DIMENSIONS or not sizes:
             raise refused(f"tensor '{entry.name[:64]}': impossible shape")
         total += 4 * math.prod(entry.shape)
-        if entry.delta and _reference(references, entry.name, entry.shape) is None:
+        if entry.delta and _known(baseline, entry.name, entry.shape) is None:
             raise refused(
                 f"tensor '{entry.name[:64]}': {entry.shape} refers to one that is not here"
             )
@@ -305,7 +306,7 @@ def _checked_entries(
     return entries
 
 
-def to_raw(data: bytes, references: Tensors, coding: Coding, *, max_bytes: int) -> bytes:
+def to_raw(data: bytes, baseline: Tensors, coding: Coding, *, max_bytes: int) -> bytes:
     """The raw blob that a coded one stands for; raw ones as they are.
 
     Raises:
@@ -313,24 +314,22 @@ def to_raw(data: bytes, references: Tensors, coding: Coding, *, max_bytes: int) 
     """
     if coding.codec == RAW:
         return data
-    tensors, metadata = decode(data, references, coding, max_bytes=max_bytes)
+    tensors, metadata = decode(data, baseline, coding, max_bytes=max_bytes)
     try:
         return blobs.encode(tensors, metadata)
     except InputError as error:
         raise refused(str(error)) from error
 
 
-def _read(reader: Reader, entry: _Entry, references: Tensors) -> NDArray[np.float32]:
+def _read(reader: Reader, entry: _Entry, baseline: Tensors) -> NDArray[np.float32]:
     values = reader.read(entry.kind, math.prod(entry.shape)).reshape(entry.shape)
     if entry.delta:
         with np.errstate(over="ignore"):
-            np.add(references[entry.name], values, out=values)
+            np.add(baseline[entry.name], values, out=values)
     return values
 
 
-def _reference(
-    references: Tensors, name: str, shape: tuple[int, ...]
-) -> NDArray[np.float32] | None:
-    found = references.get(name)
+def _known(baseline: Tensors, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
+    found = baseline.get(name)
     same = found is not None and found.dtype == np.float32 and found.shape == shape
     return found if same else None

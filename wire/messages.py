@@ -58,8 +58,8 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     ``transfer_id``: hash of blob, device and round.
 
     With a codec other than ``raw``: ``raw_bytes`` is the blob's size before compression, and
-    ``base`` the SHA-256 of the raw blob that a payload refers to (empty: the bundle's initial
-    values), or of the payload that an update was made from.
+    ``reference`` (``base`` on the wire) the SHA-256 of the raw blob that a payload refers to
+    (empty: the bundle's initial values), or of the payload that an update was made from.
     """
 
     transfer_id: str
@@ -71,12 +71,12 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     codec: str = "raw"
     minor: int = PROTOCOL_MINOR
     raw_bytes: int = 0
-    base: str = ""
+    reference: str = msgspec.field(default="", name="base")
 
     @property
     def coding(self) -> Coding:
         """How the blob is coded."""
-        return Coding(codec=self.codec, raw_bytes=self.raw_bytes, base=self.base)
+        return Coding(codec=self.codec, raw_bytes=self.raw_bytes, reference=self.reference)
 
 
 class Task(Message, frozen=True, kw_only=True, tag="task"):

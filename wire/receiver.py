@@ -181,9 +181,9 @@ class Receiver:
             ),
             (
                 "base",
-                not offer.base or _DIGEST.fullmatch(offer.base) is not None,
+                not offer.reference or _DIGEST.fullmatch(offer.reference) is not None,
                 "a base of 64 hexadecimal digits, or none",
-                offer.base[:64],
+                offer.reference[:64],
             ),
             (
                 "chunk-bytes",

@@ -159,7 +159,7 @@ def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
         chunk_bytes=chunk_bytes,
         codec=coding.codec,
         raw_bytes=coding.raw_bytes,
-        base=coding.base,
+        reference=coding.reference,
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from protofleet.benchmarks._rows import aligned, short
-from protofleet.benchmarks.device.report import RANDOM, DeviceReport, Run
+from protofleet.benchmarks.device.report import RANDOM, DeviceReport, DeviceRun
 from protofleet.errors import InputError
 
 _NOTABLE = 1.1
@@ -106,7 +106,7 @@ def figures(report: DeviceReport) -> dict[str, Figure]:
     return found
 
 
-def _of_run(run: Run) -> Iterator[tuple[str, float, str]]:
+def _of_run(run: DeviceRun) -> Iterator[tuple[str, float, str]]:
     """Name, value and what is good."""
     if run.load_ms is not None:
         yield "load ms", run.load_ms, "low"

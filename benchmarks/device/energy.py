@@ -25,7 +25,7 @@ _NOT_HERE = (
 )
 
 
-class Meter(Protocol):
+class EnergyMeter(Protocol):
     """Counts joules.
 
     Attributes:
@@ -45,7 +45,7 @@ class Meter(Protocol):
 class Found(NamedTuple):
     """A meter, or why there is none."""
 
-    meter: Meter | None
+    meter: EnergyMeter | None
     reason: str
 
 
@@ -142,7 +142,7 @@ def open_meter(powercap: Path = _POWERCAP) -> Iterator[Found]:
     yield Found(None, _root_only(unreadable[0]) if unreadable else reason)
 
 
-def idle_watts(meter: Meter, seconds: float) -> float:
+def idle_watts(meter: EnergyMeter, seconds: float) -> float:
     """Mean power while this process sleeps.
 
     Raises:

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from protofleet.benchmarks._rows import machine_facts
-from protofleet.benchmarks.device.energy import Found, Meter, idle_watts, open_meter
+from protofleet.benchmarks.device.energy import EnergyMeter, Found, idle_watts, open_meter
 from protofleet.benchmarks.device.plan import (
     Options,
     absence,
@@ -35,11 +35,11 @@ from protofleet.benchmarks.device.report import (
     BundleFacts,
     Combination,
     DeviceReport,
+    DeviceRun,
     Energy,
     Phase,
-    Run,
     Score,
-    Traffic,
+    StrategyTraffic,
 )
 from protofleet.benchmarks.device.request import Request
 from protofleet.benchmarks.device.traffic import TrafficRequest
@@ -132,11 +132,11 @@ def _data_file(options: Options, manifest: Manifest) -> Iterator[str]:
 
 def _run(
     options: Options, bundle: Bundle, data: str, what: Combination, listener: _Listener
-) -> Run:
+) -> DeviceRun:
     manifest = bundle.manifest
     reason = absence(what, manifest)
     if reason:
-        return Run(what=what, status="absent", reason=reason)
+        return DeviceRun(what=what, status="absent", reason=reason)
     training, no_training = training_program(what, manifest)
     if training and not options.batches:
         training, no_training = None, "not asked for"
@@ -157,7 +157,7 @@ def _run(
     programs = [infer_program(what.precision), *([training] if training else [])]
     files = {program_file(manifest.programs[name], what.backend) or "" for name in programs}
     weights = (PARAMS, STATE) if what.precision == "float32" else ()
-    return Run(
+    return DeviceRun(
         what=what,
         status="failed" if failure else "measured",
         reason=failure,
@@ -171,10 +171,10 @@ def _run(
 
 def _traffic(
     options: Options, bundle: Bundle, data: str, strategy: str, progress: Progress
-) -> list[Traffic]:
+) -> list[StrategyTraffic]:
     """A row for each codec; one with the reason if the bundle cannot run the strategy."""
     progress.at(f"bytes of {strategy}")
-    found: list[Traffic] = []
+    found: list[StrategyTraffic] = []
     request = TrafficRequest(
         bundle=str(options.bundle),
         digest=bundle.digest,
@@ -187,16 +187,20 @@ def _traffic(
         "traffic",
         request,
         threads=1,
-        hear=lambda line: found.append(msgspec.convert(line["traffic"], Traffic)),
+        hear=lambda line: found.append(msgspec.convert(line["traffic"], StrategyTraffic)),
     )
-    return [*found, Traffic(strategy=strategy, codec="raw", reason=failure)] if failure else found
+    return (
+        [*found, StrategyTraffic(strategy=strategy, codec="raw", reason=failure)]
+        if failure
+        else found
+    )
 
 
 class _Listener:
     """Turns a process's lines into phases, with the energy of each."""
 
     def __init__(
-        self, meter: Meter | None, energy: Energy, what: Combination, progress: Progress
+        self, meter: EnergyMeter | None, energy: Energy, what: Combination, progress: Progress
     ) -> None:
         self._meter, self._idle_w = meter, energy.idle_w
         self._progress, self._label = progress, what.label
@@ -244,7 +248,7 @@ def _energy(options: Options, found: Found) -> Energy:
     return Energy(source=found.meter.source, idle_w=idle_w)
 
 
-def _joules(meter: Meter | None) -> float | None:
+def _joules(meter: EnergyMeter | None) -> float | None:
     """None where there is no meter, or it does not answer: a phase then stands without energy."""
     if meter is None:
         return None

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from protofleet.benchmarks._rows import short
-from protofleet.benchmarks.device.report import RANDOM, DeviceReport, Phase, Run
+from protofleet.benchmarks.device.report import RANDOM, DeviceReport, DeviceRun, Phase
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
 
 _GREY = "#6b7580"
@@ -80,7 +80,7 @@ def _key(kind: tuple[str, str]) -> Line2D:
     return Line2D([], [], color=colour, marker=marker, mfc="white", label=" ".join(kind))
 
 
-def _latency(axes: Any, runs: Sequence[Run]) -> None:
+def _latency(axes: Any, runs: Sequence[DeviceRun]) -> None:
     """Tails are numbers, and long whiskers arrows: a few slow calls must not hide the rest."""
     found = {place: phase for place, run in enumerate(runs) if (phase := run.phase("infer"))}
     middles = [phase.ms["p50"] for phase in found.values()]
@@ -99,7 +99,7 @@ def _latency(axes: Any, runs: Sequence[Run]) -> None:
     _title(axes, "One example, ms")
 
 
-def _throughput(axes: Any, runs: Sequence[Run]) -> None:
+def _throughput(axes: Any, runs: Sequence[DeviceRun]) -> None:
     for place, run in enumerate(runs):
         found = run.phase("stream")
         if found is not None and found.per_s is not None:
@@ -113,7 +113,7 @@ def _throughput(axes: Any, runs: Sequence[Run]) -> None:
     _title(axes, "Streaming in batches, examples a second")
 
 
-def _bar(axes: Any, place: int, run: Run, value: float) -> None:
+def _bar(axes: Any, place: int, run: DeviceRun, value: float) -> None:
     colour = _colour(run)
     axes.barh(place, value, 0.66, color=colour, alpha=0.55, edgecolor=colour)
 
@@ -130,7 +130,7 @@ def _rows(axes: Any, names: Sequence[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _sizes(axes: Any, runs: Sequence[Run]) -> None:
+def _sizes(axes: Any, runs: Sequence[DeviceRun]) -> None:
     """Programs, and weights behind them."""
     shown = list({(run.what.backend, run.what.precision): run for run in runs}.values())
     for place, run in enumerate(shown):
@@ -145,7 +145,7 @@ def _sizes(axes: Any, runs: Sequence[Run]) -> None:
     _title(axes, "On disk, MB")
 
 
-def _training(axes: Any, runs: Sequence[Run]) -> None:
+def _training(axes: Any, runs: Sequence[DeviceRun]) -> None:
     _title(axes, "Training step, ms")
     trained = {run.what: _trains(run) for run in runs if run.objective}
     if not any(trained.values()):
@@ -163,12 +163,12 @@ def _training(axes: Any, runs: Sequence[Run]) -> None:
     axes.set_xlabel("examples in the batch; both axes logarithmic, lower is better")
 
 
-def _trains(run: Run) -> list[Phase]:
+def _trains(run: DeviceRun) -> list[Phase]:
     found = [phase for phase in run.phases if phase.name == "train"]
     return sorted(found, key=lambda phase: phase.batch or 0)
 
 
-def _memory(axes: Any, runs: Sequence[Run]) -> None:
+def _memory(axes: Any, runs: Sequence[DeviceRun]) -> None:
     keys = list(dict.fromkeys(phase.key for run in runs for phase in run.phases))
     for run in runs:
         points = [
@@ -224,11 +224,11 @@ def _plain(axis: Any) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def _colour(run: Run) -> str:
+def _colour(run: DeviceRun) -> str:
     return _LOOKS[run.what.backend, run.what.precision][0]
 
 
-def _line(run: Run) -> dict[str, Any]:
+def _line(run: DeviceRun) -> dict[str, Any]:
     colour, marker = _LOOKS[run.what.backend, run.what.precision]
     return {
         "color": colour,
@@ -241,7 +241,7 @@ def _line(run: Run) -> dict[str, Any]:
     }
 
 
-def _name(run: Run) -> str:
+def _name(run: DeviceRun) -> str:
     return f"{run.what.backend} {run.what.precision}, {run.what.threads}T"
 
 

@@ -77,7 +77,7 @@ class Combination(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.backend} {self.precision}, {_counted(self.threads, 'thread')}"
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class DeviceRun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One combination, measured in a process of its own.
 
     Attributes:
@@ -120,7 +120,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return sum(part.ms["p50"] for part in parts if part is not None)
 
 
-class Traffic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StrategyTraffic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Bytes of one device in one round of a strategy, as blobs; MQTT adds about 1 %.
 
     Attributes:
@@ -204,8 +204,8 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     load_average: float
     data: str
     energy: Energy
-    runs: list[Run]
-    traffic: list[Traffic]
+    runs: list[DeviceRun]
+    traffic: list[StrategyTraffic]
 
     def write(self, path: Path) -> None:
         """Write as JSON."""

@@ -6,7 +6,13 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 
 from protofleet.benchmarks._rows import aligned, short
-from protofleet.benchmarks.device.report import RANDOM, DeviceReport, Phase, Run, Traffic
+from protofleet.benchmarks.device.report import (
+    RANDOM,
+    DeviceReport,
+    DeviceRun,
+    Phase,
+    StrategyTraffic,
+)
 from protofleet.wire import codecs
 
 Cells = tuple[str, ...]
@@ -53,7 +59,11 @@ def _busy(report: DeviceReport) -> Iterator[str]:
 
 
 def _section(
-    title: str, head: Cells, runs: Sequence[Run], cells: Callable[[Run], Cells], note: str = ""
+    title: str,
+    head: Cells,
+    runs: Sequence[DeviceRun],
+    cells: Callable[[DeviceRun], Cells],
+    note: str = "",
 ) -> Iterator[str]:
     yield ""
     yield f"{title}{f' ({note})' if note else ''}"
@@ -61,7 +71,7 @@ def _section(
     yield from aligned([head, *rows], right=range(2, len(head)))
 
 
-def _what(run: Run) -> Cells:
+def _what(run: DeviceRun) -> Cells:
     return run.what.backend, run.what.precision, str(run.what.threads)
 
 
@@ -71,7 +81,7 @@ def _inference_head(report: DeviceReport) -> Cells:
     return (*_WHAT, "load ms", "window p50", "p95", "p99", "cpu ms", f"1/s by {batch}", *scores)
 
 
-def _inference(run: Run) -> Cells:
+def _inference(run: DeviceRun) -> Cells:
     one, stream, score = run.phase("infer"), run.phase("stream"), run.score
     scores = (f"{score.macro_f1:.4f}", str(score.examples)) if score else ()
     return (
@@ -83,14 +93,14 @@ def _inference(run: Run) -> Cells:
     )
 
 
-def _training(runs: Sequence[Run]) -> Iterator[str]:
+def _training(runs: Sequence[DeviceRun]) -> Iterator[str]:
     trained = [run for run in runs if run.objective]
     batches = sorted({p.batch or 0 for run in trained for p in run.phases if p.name == "train"})
     if not trained:
         return
     head = (*_WHAT, *(text for n in batches for text in (f"batch {n} p50", "p95")), "program")
 
-    def cells(run: Run) -> Cells:
+    def cells(run: DeviceRun) -> Cells:
         times = [_percentiles(run.phase(f"train {n}"), "p50", "p95") for n in batches]
         kernels = " (kernels)" if run.uses_kernels else ""
         return (*(text for pair in times for text in pair), f"{run.objective}{kernels}")
@@ -99,22 +109,22 @@ def _training(runs: Sequence[Run]) -> Iterator[str]:
     yield from _section("Training step", head, trained, cells, note)
 
 
-def _memory(runs: Sequence[Run]) -> Iterator[str]:
+def _memory(runs: Sequence[DeviceRun]) -> Iterator[str]:
     keys = [key for key in _ONCE if any(run.phase(key) for run in runs)]
     trains = {p.batch or 0: p.key for run in runs for p in run.phases if p.name == "train"}
     keys += [trains[batch] for batch in sorted(trains)]
 
-    def cells(run: Run) -> Cells:
+    def cells(run: DeviceRun) -> Cells:
         return tuple(_megabytes(run.phase(key)) for key in keys)
 
     methods = "; ".join(dict.fromkeys(run.memory for run in runs))
     yield from _section("Peak resident memory, MB", (*_WHAT, *keys), runs, cells, methods)
 
 
-def _sizes(runs: Sequence[Run]) -> Iterator[str]:
+def _sizes(runs: Sequence[DeviceRun]) -> Iterator[str]:
     shown = {(run.what.backend, run.what.precision): run for run in runs}
 
-    def cells(run: Run) -> Cells:
+    def cells(run: DeviceRun) -> Cells:
         programs = sum(run.program_bytes.values())
         sizes = (programs, run.weight_bytes, programs + run.weight_bytes)
         return (*(f"{size / 1e3:,.1f}" for size in sizes), ", ".join(run.program_bytes))
@@ -126,7 +136,7 @@ def _sizes(runs: Sequence[Run]) -> Iterator[str]:
     yield from aligned([head, *rows], right=(2, 3, 4))
 
 
-def _energy(report: DeviceReport, runs: Sequence[Run]) -> Iterator[str]:
+def _energy(report: DeviceReport, runs: Sequence[DeviceRun]) -> Iterator[str]:
     if report.energy.source is None:
         yield ""
         yield f"Energy: {report.energy.reason}"
@@ -137,14 +147,14 @@ def _energy(report: DeviceReport, runs: Sequence[Run]) -> Iterator[str]:
         if key in {"infer", "stream"} or key.startswith("train")
     ]
 
-    def cells(run: Run) -> Cells:
+    def cells(run: DeviceRun) -> Cells:
         return tuple(_millijoules(run.phase(key)) for key in keys)
 
     note = f"in brackets less idle power of {report.energy.idle_w:.2f} W; {report.energy.source}"
     yield from _section("Energy of a call, mJ", (*_WHAT, *keys), runs, cells, note)
 
 
-def _traffic(rows: Sequence[Traffic]) -> Iterator[str]:
+def _traffic(rows: Sequence[StrategyTraffic]) -> Iterator[str]:
     totals = {(row.strategy, row.codec): row.total for row in rows if row.total is not None}
     base = totals.get(("fedavg", codecs.RAW))
     names = list(dict.fromkeys(codec for _, codec in totals))
@@ -171,7 +181,7 @@ def _kilobytes(total: int | None, base: int | None) -> str:
     return f"{total / 1e3:,.1f}{f' {total / base:5.3f}' if base else ''}"
 
 
-def _missing(runs: Sequence[Run]) -> Iterator[str]:
+def _missing(runs: Sequence[DeviceRun]) -> Iterator[str]:
     for status, title in (("failed", "Failed"), ("absent", "Absent")):
         reasons: dict[str, list[str]] = {}
         for run in runs:

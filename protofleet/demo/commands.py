@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from protofleet.demo.recipes import Prepared
+from protofleet.demo.recipes import DemoData
 from protofleet.errors import ProtofleetError
 from protofleet.firmware_sim import die_with_parent
 
@@ -29,7 +29,7 @@ def shown(arguments: Sequence[str]) -> str:
     return shlex.join(["protofleet", *arguments])
 
 
-def pretrain_arguments(prepared: Prepared, folder: Path, seed: int) -> list[str]:
+def pretrain_arguments(prepared: DemoData, folder: Path, seed: int) -> list[str]:
     """Central training, or its resumption."""
     out = folder / _CENTRAL
     arguments = ["pretrain", "--model", prepared.model, *_set_options(prepared.model_settings)]
@@ -37,7 +37,7 @@ def pretrain_arguments(prepared: Prepared, folder: Path, seed: int) -> list[str]
     return [*arguments, "--out", str(out), *(["--resume"] if out.exists() else [])]
 
 
-def export_arguments(prepared: Prepared, folder: Path, strategy: str) -> list[str]:
+def export_arguments(prepared: DemoData, folder: Path, strategy: str) -> list[str]:
     """Export of what the central training left."""
     preprocessing = folder / "preprocessing.json"
     preprocessing.write_bytes(msgspec.json.format(msgspec.json.encode(prepared.preprocessing)))

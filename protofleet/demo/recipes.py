@@ -50,7 +50,7 @@ _SYNTHETIC_S = 90.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class DemoData:
     """Files and facts with which a demonstration goes on.
 
     Attributes:
@@ -94,7 +94,7 @@ def dealt_backends(
     return profiles, tuple(dealt)
 
 
-def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
+def prepare_digits(settings: DemoSettings, folder: Path) -> DemoData:
     """Digits: a quarter is public, the rest is divided among the devices by a Dirichlet draw."""
     from protofleet.datasets import digits  # noqa: PLC0415 - scikit-learn is slow to load
     from protofleet.datasets.partition import dirichlet, stratified_split  # noqa: PLC0415 - as above
@@ -116,7 +116,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
         )
     central = _save_central(folder, images[public], labels[public], digits.CLASSES)
     prototypes: dict[str, Any] = {} if settings.strategy == "fedali" else {"prototypes": []}
-    return Prepared(
+    return DemoData(
         title=f"scikit-learn's digits, Dirichlet({_DIGITS_ALPHA}) over {settings.devices} devices",
         devices=_ready_devices(folder, data),
         pooled=_save_pooled(folder, list(data.values())),
@@ -130,7 +130,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> Prepared:
     )
 
 
-def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
+def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
     """UCI-HAR: every device is one person; people without a device are the central data.
 
     Raises:
@@ -161,7 +161,7 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> Prepared:
         }
         devices, data = _moving_devices(folder, motions, preprocessing, ucihar.CLASSES)
     central = [normalise(people.of(s), mean, std).x for s in order[settings.devices :]]
-    return Prepared(
+    return DemoData(
         title=f"UCI-HAR, {settings.devices} people ({settings.sensors} windows)",
         devices=devices,
         pooled=_save_pooled(folder, list(data.values())),

@@ -21,7 +21,7 @@ from protofleet.demo.commands import (
 )
 from protofleet.demo.live import LiveView
 from protofleet.demo.outcome import finish
-from protofleet.demo.recipes import FLEET_SEED, RECIPES, Prepared, dealt_backends
+from protofleet.demo.recipes import FLEET_SEED, RECIPES, DemoData, dealt_backends
 from protofleet.demo.settings import DemoSettings
 from protofleet.firmware_sim.broker import find_mosquitto, local_broker
 from protofleet.firmware_sim.profile import FleetFile
@@ -59,7 +59,7 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
 
 
 def _make_bundle(
-    settings: DemoSettings, prepared: Prepared, folder: Path, console: Console
+    settings: DemoSettings, prepared: DemoData, folder: Path, console: Console
 ) -> Bundle:
     path = folder / "bundle.pfb"
     if not path.exists():
@@ -87,7 +87,7 @@ def _broker(given: BrokerAccess | None, console: Console) -> Iterator[BrokerAcce
 
 def _federate(
     settings: DemoSettings,
-    prepared: Prepared,
+    prepared: DemoData,
     place: tuple[Path, BrokerAccess, Bundle],
     console: Console,
 ) -> None:
@@ -118,7 +118,7 @@ def _federation_name(folder: Path) -> str:
 
 
 def _federation(
-    settings: DemoSettings, prepared: Prepared, place: tuple[str, BrokerAccess, Bundle]
+    settings: DemoSettings, prepared: DemoData, place: tuple[str, BrokerAccess, Bundle]
 ) -> bytes:
     name, broker, bundle = place
     values: dict[str, Any] = {

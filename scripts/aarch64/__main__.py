@@ -15,7 +15,7 @@ from typing import Any
 from compare import personal_distance, server_distance
 from machine import KINDS, ROOT, Machine, open_machine, output, say
 
-from federation import Material, Place, Run, federate, prepare
+from federation import FinishedRun, Material, Place, federate, prepare
 from protofleet.errors import ProtofleetError
 from protofleet.firmware_sim.broker import find_mosquitto
 
@@ -72,7 +72,9 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _summary(machine: Machine, material: Material, runs: tuple[Run, Run], name: str) -> int:
+def _summary(
+    machine: Machine, material: Material, runs: tuple[FinishedRun, FinishedRun], name: str
+) -> int:
     native, emulated = runs
     made = machine.made
     print(f"\nsystem     {made['system_s']:.0f} s, {made['system_mb']:.0f} MB")
@@ -108,7 +110,9 @@ for name in {_MODULES}:
 """
 
 
-def _rows(native: Run, emulated: Run, name: str) -> list[tuple[str, tuple[float, ...]]]:
+def _rows(
+    native: FinishedRun, emulated: FinishedRun, name: str
+) -> list[tuple[str, tuple[float, ...]]]:
     both = (native.events[name], emulated.events[name])
     rows = [("process start to joined, s", tuple(_at(e, "joined") for e in both))]
     rows.append(("joined to left, s", tuple(_at(e, "left") - _at(e, "joined") for e in both)))

@@ -77,7 +77,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class FinishedRun:
     """A federation that finished.
 
     Attributes:
@@ -116,7 +116,7 @@ def prepare(folder: Path, strategy: str, devices: int, rounds: int) -> Material:
     )
 
 
-def federate(material: Material, folder: Path, places: Mapping[str, Place]) -> Run:
+def federate(material: Material, folder: Path, places: Mapping[str, Place]) -> FinishedRun:
     """Run a federation from its beginning to its end over a Mosquitto of its own.
 
     Args:
@@ -148,7 +148,7 @@ def federate(material: Material, folder: Path, places: Mapping[str, Place]) -> R
         finally:
             stop(list(processes.values()))
     result = msgspec.json.decode((folder / "run/result.json").read_bytes())
-    return Run(folder=folder, events=events, result=result)
+    return FinishedRun(folder=folder, events=events, result=result)
 
 
 def _spawn(

@@ -55,7 +55,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Population:
     """What all clients sent, by their numbers.
 
     Attributes:
@@ -133,7 +133,9 @@ def clusters_of(
     return found
 
 
-def fuse(weights: Sequence[Weights], active: Active, fleet: Fleet, rules: Rules) -> list[Weights]:
+def fuse(
+    weights: Sequence[Weights], active: Active, fleet: Population, rules: Rules
+) -> list[Weights]:
     """New values of one tensor for every client.
 
     Args:
@@ -160,7 +162,7 @@ def fuse(weights: Sequence[Weights], active: Active, fleet: Fleet, rules: Rules)
     return [table.reshape(weights[0].shape) for table in fused]
 
 
-def _fuse_block(own: Doubles, active: Active, fleet: Fleet, rules: Rules) -> Doubles:
+def _fuse_block(own: Doubles, active: Active, fleet: Population, rules: Rules) -> Doubles:
     """One block ``(M, r, c)``."""
     value_of = _VALUES[rules.fusion, rules.subnetworks]
     total, hits = np.zeros_like(own), np.zeros(own.shape, np.int16)

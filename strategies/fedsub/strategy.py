@@ -67,9 +67,9 @@ from protofleet.strategies.common import (
 )
 from protofleet.strategies.fedsub.clusters import cluster_by_class
 from protofleet.strategies.fedsub.fusion import (
-    Fleet,
     Fusion,
     Normalise,
+    Population,
     Rules,
     Subnetworks,
     Untouched,
@@ -324,7 +324,7 @@ def _aggregate(
     clusters = clusters_of(
         known[_LABELS], counts, _accuracies(members, classes), literal=settings.literal_shares
     )
-    fleet = Fleet(owned=counts > 0, clusters=clusters)
+    fleet = Population(owned=counts > 0, clusters=clusters)
     merged = {**state.tensors, **known}
     masks = [update.tensors for update in members]
     for name, active in reach(context.layers, masks, settings.mask, classes=classes).items():

@@ -21,8 +21,8 @@ from protofleet.benchmarks.device.plan import absence, training_program
 from protofleet.benchmarks.device.plot import draw_device
 from protofleet.benchmarks.device.report import (
     Combination,
-    Run,
-    Traffic,
+    DeviceRun,
+    StrategyTraffic,
     is_device_report,
     read_report,
 )
@@ -252,8 +252,8 @@ def test_a_process_that_dies_says_how_and_keeps_what_it_measured(folder):
 def test_failed_and_absent_runs_stand_in_the_table(measured):
     _, report = measured
     what = Combination(backend="onnx", precision="int8", threads=2)
-    failed = Run(what=what, status="failed", reason="SIGKILL: no message")
-    row = Traffic(strategy="moon", codec="raw", reason="needs 'moon'")
+    failed = DeviceRun(what=what, status="failed", reason="SIGKILL: no message")
+    row = StrategyTraffic(strategy="moon", codec="raw", reason="needs 'moon'")
     text = "\n".join(lines(msgspec.structs.replace(report, runs=[failed], traffic=[row])))
     assert "onnx int8, 2 threads: SIGKILL: no message" in text
     assert "moon: needs 'moon'" in text

@@ -21,7 +21,7 @@ from protofleet.benchmarks.device.report import (
     DeviceReport,
     Energy,
     Settings,
-    Traffic,
+    StrategyTraffic,
 )
 from protofleet.benchmarks.device.request import device_data
 from protofleet.bundle import Bundle
@@ -81,7 +81,7 @@ def _report(data, *, seed, up_bytes):
         data=data,
         energy=Energy(source=None),
         runs=[],
-        traffic=[Traffic(strategy="s", codec="int8+zlib", down_bytes=1, up_bytes=up_bytes)],
+        traffic=[StrategyTraffic(strategy="s", codec="int8+zlib", down_bytes=1, up_bytes=up_bytes)],
     )
 
 
@@ -103,9 +103,9 @@ def test_a_coded_payload_names_the_one_before(tmp_path, monkeypatch):
     bundle = Bundle.open(tiny_bundle(tmp_path / "b.pfb", Ed25519PrivateKey.generate()))
     named, encode = [], codecs.encode
 
-    def spied(*arguments, base="", **more):
-        named.append(base)
-        return encode(*arguments, base=base, **more)
+    def spied(*arguments, reference="", **more):
+        named.append(reference)
+        return encode(*arguments, reference=reference, **more)
 
     monkeypatch.setattr(codecs, "encode", spied)
     request = traffic.TrafficRequest(
@@ -119,4 +119,6 @@ def test_a_coded_payload_names_the_one_before(tmp_path, monkeypatch):
     traffic.main(msgspec.json.encode(request).decode())
     model = bundle.model()
     first = hashlib.sha256(blobs.encode(initial_tensors(model))).hexdigest()
-    assert named == [first, ""] * len(codecs.NAMES)
+    rounds, measured = named[:2], named[2:]
+    assert rounds == ["", ""]
+    assert measured == [first, ""] * len(codecs.NAMES)

@@ -151,8 +151,8 @@ def test_a_payload_refers_to_that_of_the_last_accepted_update(make):
     world = make(down="int8")
     first = world.a_round(1, "anna")["anna"][0]
     posted = world.payloads.payload_for(world.server(2), "anna")
-    assert posted.coding.base == first.reference
-    assert world.payloads.payload_for(world.server(2), "berta").coding.base == ""
+    assert posted.coding.reference == first.reference
+    assert world.payloads.payload_for(world.server(2), "berta").coding.reference == ""
     world.restart()
     assert world.payloads.payload_for(world.server(2), "anna") == posted
 
@@ -191,10 +191,10 @@ def test_an_update_of_another_payload_is_refused(make):
 def test_a_device_without_its_base_gets_one_that_refers_to_the_bundle_once(make):
     world = make(down="int4")
     world.a_round(1, "anna")
-    assert world.payloads.payload_for(world.server(2), "anna").coding.base
+    assert world.payloads.payload_for(world.server(2), "anna").coding.reference
     assert world.payloads.send_otherwise("anna", "base")
     world.restart()
-    assert not world.payloads.payload_for(world.server(2), "anna").coding.base
+    assert not world.payloads.payload_for(world.server(2), "anna").coding.reference
     assert not world.payloads.send_otherwise("anna", "base")
 
 

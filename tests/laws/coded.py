@@ -24,7 +24,7 @@ _LIMIT = 1 << 24
 
 
 @dataclasses.dataclass
-class Kept:
+class CodedClient:
     """What one client and the server know of each other."""
 
     state: ClientState
@@ -42,7 +42,7 @@ class CodedRounds:
 
     def __init__(self, strategy: Any, case: Any, *, up: Codec, down: Codec) -> None:
         self._strategy, self._case, self._up, self._down = strategy, case, up, down
-        self._kept: dict[str, Kept] = {}
+        self._kept: dict[str, CodedClient] = {}
 
     def round(
         self, server: ServerState, examples: Mapping[str, Any]
@@ -53,7 +53,7 @@ class CodedRounds:
         return list(true), list(got)
 
     def _client(self, server: ServerState, name: str, rows: Any) -> tuple[Update, Update]:
-        fresh = Kept(self._strategy.client_init(self._case.model), {}, {})
+        fresh = CodedClient(self._strategy.client_init(self._case.model), {}, {})
         kept = self._kept.get(name, fresh)
         payload = self._received(self._strategy.downlink(server, name), kept)
         tools, _ = self._case.make_tools(name, rows)
@@ -62,10 +62,10 @@ class CodedRounds:
         encoded = encode_update(update, Costs(), baseline, self._up, kept.residual)
         coding = encoded.coding("")
         got = decode_update(encoded.blob, coding, baseline, max_bytes=_LIMIT).update
-        self._kept[name] = Kept(state, payload.tensors, encoded.residual)
+        self._kept[name] = CodedClient(state, payload.tensors, encoded.residual)
         return update, self._case.update(got, tools)
 
-    def _received(self, payload: Payload, kept: Kept) -> Payload:
+    def _received(self, payload: Payload, kept: CodedClient) -> Payload:
         known = payload_baseline(self._case.model, kept.known)
         encoded = codecs.encode(payload.tensors, known, self._down)
         tensors, _ = codecs.decode(encoded.blob, known, encoded.coding(""), max_bytes=_LIMIT)

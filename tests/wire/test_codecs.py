@@ -290,7 +290,9 @@ def test_a_strategys_own_name_with_our_prefix_is_refused_by_the_sender():
 def test_equal_codes_that_refer_to_different_payloads_are_different_blobs():
     """Their transfers must differ: a device refuses one because it lacks the base."""
     small = {"b": np.zeros(3, np.float32)}
-    one, other = (encode(small, {}, Codec(kind="int8"), base=base) for base in ("", "a" * 64))
+    one, other = (
+        encode(small, {}, Codec(kind="int8"), reference=reference) for reference in ("", "a" * 64)
+    )
     assert one.blob != other.blob
     assert read(other)[1] == {}
 

@@ -98,7 +98,7 @@ def test_unknown_fields_are_ignored(name):
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_missing_or_wrong_field_is_named(name):
     golden = (_GOLDEN / f"{name}.json").read_bytes()
-    for field in type(MESSAGES[name]).__struct_fields__:
+    for field in type(MESSAGES[name]).__struct_encode_fields__:
         fields = json.loads(golden)
         fields[field] = {"not": "this"} if field != "settings" else 7
         with pytest.raises(RefusedError, match=field):
