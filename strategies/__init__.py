@@ -22,6 +22,7 @@ from protofleet.strategies import (
     local,
     moon,
     protohar,
+    scaffold,
 )
 from protofleet.strategies.types import Description, Factory, Strategy
 from protofleet.tensors import Model
@@ -44,6 +45,7 @@ _MODULES = (
     local,
     moon,
     protohar,
+    scaffold,
 )
 
 DESCRIPTIONS: dict[str, Description] = {m.DESCRIPTION.name: m.DESCRIPTION for m in _MODULES}

@@ -3,7 +3,8 @@
 A client's round is ``receive`` (the received tensors in the place of its own), ``initialise``
 (adaptive local aggregation if ``local_init`` asks for it, an early score if ``score_at`` does),
 training, ``finish_round`` (the update and the state to keep). ``averaging`` is the strategy around
-it.
+it, for what ``AveragingContext`` says: which parameters are shared, how the server moves them, and
+what travels beside them (``PopulationMean``).
 """
 
 from __future__ import annotations
@@ -11,24 +12,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.common import (
     PARAMS,
-    client_init,
+    client_key,
     client_model,
     combine_updates,
-    downlink,
     network_tensors,
     prefixed,
     prefixed_layout,
     unpack,
     unpack_network,
 )
+from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, Trained, Training
 from protofleet.strategies.types import (
     ClientState,
@@ -44,10 +46,11 @@ from protofleet.strategies.types import (
     Uplink,
     float32_forms,
 )
-from protofleet.tensors import Layout, Model, Network, check_names
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check_names
 
 ALA_WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
+_CLIENTS = "clients"  # keys of those that have taken part, in a server's state
 
 
 class SharedTraining(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,20 +87,14 @@ class InitialModel:
     evaluation: Evaluation | None = None
 
 
-def receive(model: Model, shared: Layout, state: ClientState, payload: Payload) -> InitialModel:
+def receive(context: AveragingContext[Any], state: ClientState, payload: Payload) -> InitialModel:
     """The client's model with the received tensors in the place of its own.
-
-    Args:
-        model: the bundle's initial values.
-        shared: prefixed layout of what the payload must hold.
-        state: what the device kept.
-        payload: what it received.
 
     Raises:
         InputError: a tensor is absent, surplus, or of another shape.
     """
-    check_names(payload.tensors, shared)
-    network = unpack_network({**state.tensors, **payload.tensors}, model)
+    check_names(payload.tensors, context.down)
+    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
     return InitialModel(state=state, payload=payload, network=network)
 
 
@@ -180,6 +177,52 @@ def finish_round(
     return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights}), update
 
 
+class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the server makes of its clients' updates, beside its aggregator.
+
+    Attributes:
+        lr: share of the way that it goes from its own shared tensors to the clients' combined.
+        by_examples: clients count by their number of examples; otherwise alike.
+        population: number of all clients; 0: of those that have ever taken part.
+    """
+
+    lr: float = 1.0
+    by_examples: bool = False
+    population: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("server.lr", self.lr, low=0)
+        check_range("server.population", self.population, low=0)
+
+
+_BY_EXAMPLES = ServerStep(by_examples=True)
+_NO_TENSORS = Layout.of({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PopulationMean:
+    """Extra tensors that travel beside the shared ones: the mean of what every client keeps.
+
+    A client keeps tensors of its own, zeros until it takes part, and sends by how much it has
+    changed them. The server keeps their mean over all clients, also those that are not of the
+    round, and sends that down. Clients count alike, whatever the aggregator does.
+
+    Attributes:
+        down: prefixed layout of the mean and of what a client keeps.
+        up: prefixed layout of a client's change. Its names are others than those of ``down``: a
+            codec sends the difference to what went down by the same name.
+    """
+
+    down: Layout = _NO_TENSORS
+    up: Layout = _NO_TENSORS
+
+    @classmethod
+    def of_params(cls, model: Model, *, down: str, up: str) -> Self:
+        """A number for each parameter; ``down`` and ``up`` are prefixes of their names."""
+        layout = model.params.layout
+        return cls(down=prefixed_layout(down, layout), up=prefixed_layout(up, layout))
+
+
 _Settings = TypeVar("_Settings", bound=SharedTraining)
 
 
@@ -192,12 +235,21 @@ class AveragingContext(Generic[_Settings]):
         settings: its validated settings.
         model: the bundle's initial values.
         shared: prefixed layout of the parameters that travel.
+        extra: what else travels.
+        server: what the server makes of the clients' updates.
     """
 
     description: Description
     settings: _Settings
     model: Model
     shared: Layout
+    extra: PopulationMean = PopulationMean()
+    server: ServerStep = _BY_EXAMPLES
+
+    @property
+    def down(self) -> Layout:
+        """Prefixed layout of a payload."""
+        return Layout.of({**self.shared.shapes, **self.extra.down.shapes})
 
 
 ClientUpdateFn = Callable[
@@ -206,8 +258,16 @@ ClientUpdateFn = Callable[
 """A client's half of such a strategy."""
 
 
-def whole(model: Model) -> Layout:
-    """Prefixed layout of all parameters."""
+def share_all(
+    description: Description, settings: _Settings, model: Model
+) -> AveragingContext[_Settings]:
+    """The context of a strategy that shares all parameters."""
+    return AveragingContext(
+        description=description, settings=settings, model=model, shared=_whole(model)
+    )
+
+
+def _whole(model: Model) -> Layout:
     return prefixed_layout(PARAMS, model.params.layout)
 
 
@@ -216,33 +276,94 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
 
     The server has a model if all parameters are shared.
     """
-    model, shared = context.model, context.shared
+    model, extra = context.model, context.extra
+    all_shared = context.shared == _whole(model)
     return Strategy(
         description=context.description,
         settings=context.settings,
-        uplink=Uplink(required=float32_forms(shared)),
-        server_init=partial(_server_init, shared),
-        downlink=downlink,
-        client_init=client_init,
+        uplink=Uplink(required=float32_forms(context.shared) | float32_forms(extra.up)),
+        server_init=partial(_server_init, context),
+        downlink=partial(_downlink, context),
+        client_init=partial(_client_init, context),
         client_update=partial(update, context),
         client_model=partial(client_model, model),
-        aggregate=partial(_aggregate, shared),
-        server_model=partial(_server_model, model) if shared == whole(model) else _no_model,
+        aggregate=partial(_aggregate, context),
+        server_model=partial(_server_model, model) if all_shared else _no_model,
     )
 
 
-def _server_init(shared: Layout, model: Model, _rng: np.random.Generator) -> ServerState:
+def _server_init(
+    context: AveragingContext[Any], model: Model, _rng: np.random.Generator
+) -> ServerState:
     every = prefixed(PARAMS, model.params)
-    return ServerState(round_id=0, tensors={name: every[name] for name in shared.shapes})
+    shared = {name: every[name] for name in context.shared.shapes}
+    return ServerState(round_id=0, tensors={**shared, **TensorMap.zeros(context.extra.down)})
+
+
+def _downlink(context: AveragingContext[Any], state: ServerState, _client_id: str) -> Payload:
+    tensors = {name: state.tensors[name] for name in context.down.shapes}
+    return Payload(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _client_init(context: AveragingContext[Any], model: Model) -> ClientState:
+    own = TensorMap.zeros(context.extra.down)
+    return ClientState(round_id=0, tensors={**network_tensors(model.network), **own})
 
 
 def _aggregate(
-    shared: Layout, state: ServerState, updates: Updates, tools: ServerTools
+    context: AveragingContext[Any], state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    tensors = combine_updates(updates, shared, tools.aggregator)
-    return ServerState(
-        round_id=state.round_id + 1, tensors=state.tensors if tensors is None else tensors
+    server, changes = context.server, _Changes(context.extra)
+    combined = combine_updates(
+        updates,
+        context.shared,
+        tools.aggregator,
+        by_examples=server.by_examples,
+        visit=changes.add,
     )
+    if combined is None:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    if server.lr != 1:
+        for name, value in combined.items():
+            old = state.tensors[name]
+            value[...] = old + server.lr * (value - old)
+    tensors = {**combined, **changes.added_to(state.tensors, server.population)}
+    return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+
+class _Changes:
+    """A round's changes of the extra tensors, summed, and whose they are."""
+
+    def __init__(self, extra: PopulationMean) -> None:
+        self._extra = extra
+        self._sum = np.zeros(extra.up.size, np.float64)
+        self._clients: list[int] = []
+
+    def add(self, update: Update) -> None:
+        """Add those of one client."""
+        sent = {name: update.tensors[name] for name in self._extra.up.shapes}
+        self._sum += TensorMap.pack(sent, self._extra.up).buffer
+        self._clients.append(client_key(update.client_id))
+
+    def added_to(self, tensors: Tensors, population: int) -> dict[str, NDArray[Any]]:
+        """The new mean over the population, and who has taken part unless it is known how many.
+
+        Args:
+            tensors: of the server's state.
+            population: as in ``ServerStep``.
+        """
+        down = self._extra.down
+        if not down.shapes:
+            return {}
+        known: dict[str, NDArray[Any]] = {}
+        before = after = population
+        if not population:
+            earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
+            known[_CLIENTS] = np.union1d(earlier, np.array(self._clients, np.int64))
+            before, after = len(earlier), len(known[_CLIENTS])
+        old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
+        mean = (old.buffer.astype(np.float64) * before + self._sum) / after
+        return {**TensorMap(down, mean.astype(np.float32)), **known}
 
 
 def _server_model(model: Model, state: ServerState) -> Network:

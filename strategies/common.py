@@ -6,7 +6,8 @@ called ``state/b.m``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -129,22 +130,52 @@ def ordered(updates: Updates) -> Iterator[Update]:
         yield update
 
 
-def weighted(updates: Updates, layout: Layout) -> Iterator[tuple[TensorMap, int]]:
-    """Tensors and number of examples of each update that has any, by ascending client_id.
+def _ignore(_update: Update) -> None:
+    return None
+
+
+def combine_updates(
+    updates: Updates,
+    layout: Layout,
+    aggregator: Aggregator,
+    *,
+    by_examples: bool = True,
+    visit: Callable[[Update], None] = _ignore,
+) -> TensorMap | None:
+    """What the aggregator makes of the tensors of ``layout`` in all updates with examples.
+
+    Args:
+        updates: of a round; they may hold more tensors.
+        layout: names and shapes.
+        aggregator: the rule.
+        by_examples: clients count by their number of examples; otherwise alike.
+        visit: called once with each update that counts, by ascending client_id, however often the
+            rule reads them.
+
+    Returns:
+        None if no update has examples.
 
     Raises:
-        InputError: two updates of one client, or tensors that do not fit ``layout``.
+        InputError: two updates of one client, or a tensor that is absent or of another shape.
     """
-    for update in ordered(updates):
-        if update.num_examples:
-            yield TensorMap.pack(update.tensors, layout), update.num_examples
-
-
-def combine_updates(updates: Updates, layout: Layout, aggregator: Aggregator) -> TensorMap | None:
-    """All clients' tensors made one, weighted by number of examples; None if nobody has any."""
+    visited: set[str] = set()
 
     def read() -> Iterator[tuple[NDArray[Any], int]]:
-        return ((tensors.buffer, examples) for tensors, examples in weighted(updates, layout))
+        for update in ordered(updates):
+            if not update.num_examples:
+                continue
+            if update.client_id not in visited:
+                visited.add(update.client_id)
+                visit(update)
+            tensors = {n: update.tensors[n] for n in layout.shapes if n in update.tensors}
+            weight = update.num_examples if by_examples else 1
+            yield TensorMap.pack(tensors, layout).buffer, weight
 
     combined = aggregator.combine(layout.size, TermsReader(read, len(updates)))
     return None if combined is None else TensorMap(layout, combined)
+
+
+def client_key(client_id: str) -> int:
+    """Eight bytes that stand for a client in a server's state; two hardly ever have the same."""
+    digest = hashlib.sha256(client_id.encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True)

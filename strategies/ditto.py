@@ -38,7 +38,7 @@ from protofleet.strategies.averaging import (
     local_init,
     receive,
     scored_early,
-    whole,
+    share_all,
 )
 from protofleet.strategies.common import (
     PARAMS,
@@ -98,13 +98,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    context = AveragingContext(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, DittoSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(context, _client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, DittoSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
 
 
 def _client_update(
@@ -114,7 +109,7 @@ def _client_update(
     tools: ClientTools,
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    received = receive(context.model, context.shared, _shared_state(state), payload)
+    received = receive(context, _shared_state(state), payload)
     start = local_init(settings, received, tools)
     personal = client_model(context.model, state)
     early = tools.evaluate(personal) if scored_early(settings, payload) else None

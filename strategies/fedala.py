@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from protofleet.strategies.ala import Ala
-from protofleet.strategies.averaging import AveragingContext, SharedTraining, averaging, whole
+from protofleet.strategies.averaging import SharedTraining, averaging, share_all
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.fedavg import client_update
 from protofleet.strategies.optimisers import Adam, Sgd
@@ -70,10 +70,5 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    context = AveragingContext(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, FedAlaSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(context, client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, FedAlaSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), client_update)

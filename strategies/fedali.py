@@ -34,7 +34,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -44,19 +44,18 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import cluster_means, kmeans
-from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
     BUFFERS,
     PARAMS,
     client_init,
     client_model,
+    combine_updates,
     downlink,
     parse_settings,
     prefixed,
     prefixed_layout,
     unpack,
-    weighted,
 )
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import train
@@ -221,18 +220,15 @@ def _aggregate(
     collected = {name: np.empty((len(updates), *shapes[name]), np.float32) for name in names}
     clients = 0
 
-    def collect() -> Iterator[tuple[NDArray[np.float32], int]]:
+    def collect(update: Update) -> None:
         nonlocal clients
-        for place, (tensors, num_examples) in enumerate(weighted(updates, context.uplink)):
-            for name in names:
-                collected[name][place] = tensors[name]
-            clients = max(clients, place + 1)
-            yield tensors.buffer, num_examples
+        for name in names:
+            collected[name][clients] = update.tensors[name]
+        clients += 1
 
-    buffer = tools.aggregator.combine(context.uplink.size, TermsReader(collect, len(updates)))
-    if buffer is None:
+    combined = combine_updates(updates, context.uplink, tools.aggregator, visit=collect)
+    if combined is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    combined = TensorMap(context.uplink, buffer)
     merged = {name: combined[name] for name in combined if name.startswith(PARAMS)}
     for layer, name in zip(context.layers, names, strict=True):
         locals_ = collected.pop(name)[:clients]

@@ -28,7 +28,7 @@ from protofleet.strategies.averaging import (
     finish_round,
     initialise,
     receive,
-    whole,
+    share_all,
 )
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.training import train
@@ -75,13 +75,8 @@ def build_as(description: Description, settings: Mapping[str, Any], model: Model
     Raises:
         InputError: as in ``build``.
     """
-    context = AveragingContext(
-        description=description,
-        settings=parse_settings(description.name, settings, FedAvgSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(context, client_update)
+    chosen = parse_settings(description.name, settings, FedAvgSettings)
+    return averaging(share_all(description, chosen, model), client_update)
 
 
 def client_update(
@@ -89,6 +84,6 @@ def client_update(
 ) -> tuple[ClientState, Update]:
     """Train what was received, with cross-entropy alone."""
     settings = context.settings
-    start = initialise(settings, receive(context.model, context.shared, state, payload), tools)
+    start = initialise(settings, receive(context, state, payload), tools)
     trained = train(start.network, tools.training, settings)
     return finish_round(start, trained, tools, context.shared)

@@ -23,7 +23,7 @@ payload holds them beside the prototypes until the server has used an update of 
 sent prototypes has stored the anchors. That costs C d floats once, for a client that joins after
 round 1, and again where an update never arrived; the server's ``anchored`` remembers it with 8
 bytes per client. A client that has lost its store and gets prototypes alone abstains, and with its
-next payload gets the anchors too.
+next payload gets the anchors too; so does a client whose 8 bytes are another's.
 
 Deviations:
     - A class that no participant has keeps its prototype; the code divides zero by zero.
@@ -36,7 +36,6 @@ Deviations:
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,6 +49,7 @@ from protofleet.kernels import hyperspherical_prototypes
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
+    client_key,
     client_model,
     network_tensors,
     ordered,
@@ -191,17 +191,11 @@ def _server_init(settings: FedHPSettings, model: Model, rng: np.random.Generator
 
 def _downlink(state: ServerState, client_id: str) -> Payload:
     names = [_PROTOTYPES]
-    if state.round_id and _key(client_id) not in state.tensors[_ANCHORED]:
+    if state.round_id and client_key(client_id) not in state.tensors[_ANCHORED]:
         names.append(_ANCHORS)
     return Payload(
         round_id=state.round_id + 1, tensors={name: state.tensors[name] for name in names}
     )
-
-
-def _key(client_id: str) -> int:
-    """Eight bytes that stand for a client; two with equal ones would heal as a lost store does."""
-    digest = hashlib.sha256(client_id.encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
 
 
 def _client_update(
@@ -275,12 +269,12 @@ class _Tally:
         """Prototypes and weights ``w_ij = N_i^j / N_i`` of the clients with examples."""
         for update in ordered(updates):
             if not update.tensors:
-                self.lacking.append(_key(update.client_id))
+                self.lacking.append(client_key(update.client_id))
             elif update.num_examples:
                 counts = class_counts_of(update, len(self.shares))
                 weights = counts / max(int(counts.sum()), 1)
                 self.shares += weights
-                self.anchored.append(_key(update.client_id))
+                self.anchored.append(client_key(update.client_id))
                 yield update.tensors[_PROTOTYPES], weights
 
 

@@ -30,7 +30,7 @@ from protofleet.strategies.averaging import (
     finish_round,
     initialise,
     receive,
-    whole,
+    share_all,
 )
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import check_range
@@ -78,13 +78,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    context = AveragingContext(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, FedProxSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(context, _client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, FedProxSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
 
 
 def _client_update(
@@ -94,7 +89,7 @@ def _client_update(
     tools: ClientTools,
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    received = receive(context.model, context.shared, state, payload)
+    received = receive(context, state, payload)
     start = initialise(settings, received, tools)
     fit = Fit(proximal=(settings.mu, received.network.params))  # Eq. 2
     trained = train(start.network.copy(), tools.training, settings, fit)

@@ -101,7 +101,7 @@ def _client_update(
     tools: ClientTools,
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    start = initialise(settings, receive(context.model, context.shared, state, payload), tools)
+    start = initialise(settings, receive(context, state, payload), tools)
     body = {name.removeprefix(PARAMS) for name in context.shared.shapes}
     head = start.network.params.keys() - body
     head_training = msgspec.structs.replace(settings, epochs=settings.head_epochs)

@@ -36,7 +36,7 @@ from protofleet.strategies.averaging import (
     finish_round,
     initialise,
     receive,
-    whole,
+    share_all,
 )
 from protofleet.strategies.common import client_model, parse_settings
 from protofleet.strategies.optimisers import check_range
@@ -87,13 +87,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     Raises:
         InputError: unknown setting, wrong type or a value outside its range.
     """
-    context = AveragingContext(
-        description=DESCRIPTION,
-        settings=parse_settings(DESCRIPTION.name, settings, MoonSettings),
-        model=model,
-        shared=whole(model),
-    )
-    return averaging(context, _client_update)
+    chosen = parse_settings(DESCRIPTION.name, settings, MoonSettings)
+    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
 
 
 def _client_update(
@@ -103,7 +98,7 @@ def _client_update(
     tools: ClientTools,
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    received = receive(context.model, context.shared, state, payload)
+    received = receive(context, state, payload)
     fit = _contrast(context, received, tools)
     start = initialise(settings, received, tools, fit)
     trained = train(start.network, tools.training, settings, fit)

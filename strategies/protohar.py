@@ -36,7 +36,7 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -45,14 +45,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.strategies.aggregation import TermsReader
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
     client_model,
+    combine_updates,
     downlink,
     network_tensors,
-    ordered,
     parse_settings,
     prefixed,
     shared_layout,
@@ -81,7 +80,7 @@ from protofleet.strategies.types import (
     Uplink,
     float32_forms,
 )
-from protofleet.tensors import Layout, Model, Network, TensorMap
+from protofleet.tensors import Layout, Model, Network
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
@@ -269,25 +268,20 @@ def _local_prototypes(
 def _aggregate(
     context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    own: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
+    own: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
 
-    def bodies() -> Iterator[tuple[NDArray[np.float32], int]]:
-        for update in ordered(updates):
-            if update.num_examples:
-                # A copy: a view would keep the whole update in memory.
-                prototypes = np.array(update.tensors[_PROTOTYPES])
-                own[update.client_id] = prototypes, _weights(context, update)
-                body = {name: update.tensors[name] for name in context.shared.shapes}
-                yield TensorMap.pack(body, context.shared).buffer, update.num_examples
+    def collect(update: Update) -> None:
+        # A copy: a view would keep the whole update in memory.
+        own.append((np.array(update.tensors[_PROTOTYPES]), _weights(context, update)))
 
-    body = tools.aggregator.combine(context.shared.size, TermsReader(bodies, len(updates)))
+    body = combine_updates(updates, context.shared, tools.aggregator, visit=collect)
     if body is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    present = np.any([weights > 0 for _, weights in own.values()], axis=0)
+    present = np.any([weights > 0 for _, weights in own], axis=0)
     old = state.tensors[_PROTOTYPES]
     tensors: dict[str, NDArray[Any]] = {
-        **TensorMap(context.shared, body),
-        _PROTOTYPES: merge_prototypes(tools.aggregator, own.values(), old),
+        **body,
+        _PROTOTYPES: merge_prototypes(tools.aggregator, own, old),
         _PRESENT: (present | (state.tensors[_PRESENT] > 0)).astype(np.uint8),
     }
     return ServerState(round_id=state.round_id + 1, tensors=tensors)

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
+from protofleet.kernels import WeightedMean
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
 from protofleet.strategies.types import Batch, TrainTools
 from protofleet.tensors import Network, TensorMap, Tensors
@@ -79,11 +80,13 @@ class Trained:
         network: the one that was given, where it lies.
         loss: mean over the examples of the last epoch; NaN if no step was made.
         moments: of the optimiser, for a strategy that keeps it.
+        steps: how many were made.
     """
 
     network: Network
     loss: float
     moments: Mapping[str, NDArray[Any]]
+    steps: int
 
 
 class DivergedError(InputError):
@@ -112,6 +115,7 @@ class Trainer:
         self._grad_fn = tools.grad_fns[self._fit.objective]
         self._network = network
         self._buffers = network.buffers
+        self._steps = 0
 
     @property
     def network(self) -> Network:
@@ -138,6 +142,7 @@ class Trainer:
             self._network.params, step.grads, proximal=fit.proximal, correction=fit.correction
         )
         self._buffers = step.buffers
+        self._steps += 1
         return step.loss
 
     def trained(self, loss: float) -> Trained:
@@ -145,7 +150,7 @@ class Trainer:
         # A program writes the new buffers into memory of its own.
         self._network.buffers.buffer[...] = self._buffers.buffer
         moments = self._optimiser.moments()
-        return Trained(network=self._network, loss=loss, moments=moments)
+        return Trained(network=self._network, loss=loss, moments=moments, steps=self._steps)
 
 
 def train(
@@ -160,6 +165,17 @@ def train(
     """
     trainer = Trainer(network, tools, training, fit)
     return trainer.trained(passes(trainer.step, tools, training))
+
+
+def mean_gradient(network: Network, tools: TrainTools, training: Training) -> TensorMap:
+    """Gradient of cross-entropy over all of the client's examples, of which there are some."""
+    mean = WeightedMean(network.params.layout.size)
+    for start in range(0, len(tools.y), training.batch_size):
+        rows = slice(start, start + training.batch_size)
+        batch: Batch = {"x": tools.x[rows], "y": tools.y[rows]}
+        step = tools.grad_fns["cross_entropy"](network, batch, tools.rng)
+        mean.add(step.grads.buffer, len(batch["y"]))
+    return TensorMap(network.params.layout, mean.result())
 
 
 def passes(step: Callable[[Rows], float], tools: TrainTools, training: Training) -> float:

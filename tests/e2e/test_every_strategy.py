@@ -106,6 +106,7 @@ _ENTRIES = {
     "local": Entry(),
     "moon": Entry(),
     "protohar": Entry(),
+    "scaffold": Entry(),
 }
 _TRAINING = {"epochs": 1, "batch_size": 8}
 

@@ -8,7 +8,7 @@ from toy_model import LOCAL, SGD, frozen_map
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
-from protofleet.strategies.common import weighted
+from protofleet.strategies.common import ordered
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd
 from protofleet.strategies.training import Trainer, Training, train
 from protofleet.strategies.types import Step, Update
@@ -136,7 +136,7 @@ def test_a_client_s_second_update_is_refused():
     tensors = frozen_map({"w": [1.0]})
     update = Update(client_id="a", round_id=1, num_examples=1, tensors=tensors)
     with pytest.raises(InputError, match="expected ascending client ids, got 'a' after 'a'"):
-        list(weighted([update, update], tensors.layout))
+        list(ordered([update, update]))
 
 
 def test_clipping_leaves_out_what_does_not_move():

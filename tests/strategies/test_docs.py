@@ -13,6 +13,7 @@ from toy_model import SGD, frozen_map, new_rng, server_tools
 from protofleet.strategies import _MODULES, fedali, fedavg
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
+from protofleet.strategies.averaging import ServerStep
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
 
@@ -49,9 +50,9 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     named = [kind for module in _MODULES for kind in vars(module).values()]
     kinds = {kind for kind in named if isinstance(kind, type) and issubclass(kind, msgspec.Struct)}
     assert kinds >= {fedali.FedAliSettings, fedavg.FedAvgSettings}
-    for kind in kinds | {Adam, Ala, MedianSettings, Sgd}:
+    for kind in kinds | {Adam, Ala, MedianSettings, ServerStep, Sgd}:
         for name in kind.__struct_fields__:
-            assert re.search(rf"`(optimiser)?\.?{name}`", text), f"{kind.__name__}.{name}"
+            assert re.search(rf"`(optimiser|server)?\.?{name}`", text), f"{kind.__name__}.{name}"
     (printed,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     chosen = tomllib.loads(printed)["strategy"]["settings"]
     training = parse_settings("fedavg", chosen, fedavg.FedAvgSettings)

@@ -1,0 +1,90 @@
+"""SCAFFOLD: control variates take the clients' drift out of their local steps.
+
+Source: Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: Stochastic Controlled
+Averaging for Federated Learning" (ICML 2020, arXiv:1910.06378v4), algorithm 1.
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| x, y_i | ``params/<name>`` | the model's | float32 |
+| c, c_i; Δc_i | ``control/<name>``; up: ``control_change/<name>`` | the model's | float32 |
+| η, η_g, N | ``optimiser.lr``, ``server.lr``, ``server.population`` | () | float, float, int |
+
+Deviations:
+    - y_i = x + Δy_i goes up in the place of Δy_i, as many bytes: aggregation rules and codecs get
+      parameters, as from every other strategy.
+    - N is the number of clients that have ever taken part, unless ``server.population`` says it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from protofleet.kernels import control_update
+from protofleet.strategies import averaging, fedavg
+from protofleet.strategies.averaging import AveragingContext
+from protofleet.strategies.common import parse_settings, prefixed, unpack
+from protofleet.strategies.optimisers import Sgd, check_range
+from protofleet.strategies.training import Fit, mean_gradient, train
+from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
+from protofleet.tensors import Model, TensorMap
+
+DESCRIPTION = replace(
+    fedavg.DESCRIPTION,
+    name="scaffold",
+    paper="Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging, arXiv:1910.06378",
+    travels=Travels(
+        down=("parameters", "control variate"),
+        up=("parameters", "change of the client's control variate", "number of examples"),
+        personal=("control variate", "buffers of the model"),
+    ),
+)
+_CONTROL, _CHANGE = "control/", "control_change/"
+
+
+class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
+    """Local training by plain SGD: of other steps (x - y_i) / (K η) is no gradient.
+
+    Attributes:
+        option: c_i becomes the gradient at x (``"I"``) or the mean one of the steps (``"II"``).
+        server: η_g, N and whether clients count alike.
+    """
+
+    optimiser: Sgd = Sgd()
+    option: Literal["I", "II"] = "II"
+    server: averaging.ServerStep = averaging.ServerStep()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("optimiser.lr", self.optimiser.lr, low=1e-12)
+        check_range("optimiser.momentum", self.optimiser.momentum, low=0, high=0)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """SCAFFOLD for one model; raises InputError for settings that it does not take."""
+    chosen = parse_settings(DESCRIPTION.name, settings, ScaffoldSettings)
+    extra = averaging.PopulationMean.of_params(model, down=_CONTROL, up=_CHANGE)
+    context = averaging.share_all(DESCRIPTION, chosen, model)
+    context = replace(context, extra=extra, server=chosen.server)
+    return averaging.averaging(context, _client_update)
+
+
+def _client_update(
+    context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    settings, layout = context.settings, context.model.params.layout
+    start = averaging.initialise(settings, averaging.receive(context, state, payload), tools)
+    c, own = (unpack(tensors, _CONTROL, layout) for tensors in (payload.tensors, state.tensors))
+    fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
+    trained = train(start.network.copy(), tools.training, settings, fit)
+    new = own.copy()  # Line 12
+    if settings.option == "I" and len(tools.training.y):
+        new = mean_gradient(start.network, tools.training, settings)
+    elif trained.steps:
+        x, y = start.network.params.buffer, trained.network.params.buffer
+        control_update(new.buffer, c.buffer, x, y, steps=trained.steps, lr=settings.optimiser.lr)
+    change = TensorMap(layout, new.buffer - own.buffer)
+    kept, update = averaging.finish_round(start, trained, tools, context.shared)
+    kept = replace(kept, tensors={**kept.tensors, **prefixed(_CONTROL, new)})
+    return kept, replace(update, tensors={**update.tensors, **prefixed(_CHANGE, change)})

@@ -1,0 +1,173 @@
+"""SCAFFOLD against its published equations, round by round."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from oracles.scaffold import Scaffold
+from toy_model import changed, new_rng, server_tools
+
+from protofleet.errors import InputError
+from protofleet.strategies import build
+from protofleet.strategies.optimisers import Sgd
+from protofleet.strategies.types import Step
+from protofleet.tensors import TensorMap
+
+_EXAMPLES = {
+    "a": [[2, 4], [1, 3]],
+    "b": [[6, 0], [6, 2], [7, 4]],
+    "c": [[-3, 0.5]],
+    "d": [[0.5, -8], [4, 4]],
+}
+_COHORTS = ("ab", "bcd", "a", "acd", "abcd", "cd")
+_CURVATURE = {"a": [1, 0.25], "b": [0.5, 2], "c": [2, 1], "d": [0.1, 1]}
+_LR, _STEPS = 0.2, 3
+
+
+class Clients:
+    """Clients with losses curvature · (w - mean(x))² / 2, whose own minima lie apart."""
+
+    def __init__(self, strategy, model, make_tools):
+        self.strategy, self.make_tools = strategy, make_tools
+        self.server = strategy.server_init(model, new_rng())
+        self.states = {name: strategy.client_init(model) for name in _EXAMPLES}
+
+    def round(self, cohort):
+        updates = []
+        for name in cohort:
+            payload = self.strategy.downlink(self.server, name)
+            tools = self.tools(name)
+            self.states[name], update = self.strategy.client_update(
+                self.states[name], payload, tools
+            )
+            updates.append(update)
+        self.server = self.strategy.aggregate(self.server, updates, server_tools())
+        return updates
+
+    def tools(self, name):
+        tools, _ = self.make_tools(name, _EXAMPLES[name])
+        curvature = np.array(_CURVATURE[name], np.float32)
+
+        def grad_fn(network, batch, _rng):
+            grads = TensorMap.zeros(network.params.layout)
+            grads["w"][...] = curvature * (network.params["w"] - batch["x"].mean(axis=0))
+            return Step(loss=0.0, grads=grads, buffers=network.buffers)
+
+        return changed(tools, grad_fns={"cross_entropy": grad_fn})
+
+
+def _gradients():
+    return {
+        name: lambda w, name=name: (
+            np.array(_CURVATURE[name]) * (w - np.mean(np.float32(_EXAMPLES[name]), axis=0))
+        )
+        for name in _EXAMPLES
+    }
+
+
+def _settings(**changed):
+    return {"epochs": _STEPS, "optimiser": {"kind": "sgd", "lr": _LR}, **changed}
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("server_lr", [1.0, 0.7])
+@pytest.mark.parametrize("population", [0, 4, 9])
+def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
+    model, make_tools, option, server_lr, population
+):
+    server = {"lr": server_lr, "population": population}
+    strategy = build("scaffold", _settings(option=option, server=server), model)
+    clients = Clients(strategy, model, make_tools)
+    oracle = Scaffold(
+        _gradients(),
+        [0, 0],
+        lr=_LR,
+        steps=_STEPS,
+        server_lr=server_lr,
+        option=len(option),
+        population=population or None,
+    )
+    for cohort in _COHORTS:
+        updates = clients.round(cohort)
+        assert set(updates[0].tensors) == {"params/w", "control_change/w"}
+        oracle.round(cohort)
+        tensors = clients.server.tensors
+        np.testing.assert_allclose(tensors["params/w"], oracle.x, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(tensors["control/w"], oracle.c, rtol=1e-5, atol=1e-5)
+        for name in cohort:
+            own = clients.states[name].tensors["control/w"]
+            np.testing.assert_allclose(own, oracle.controls[name], rtol=1e-5, atol=1e-5)
+
+
+def _optimum():
+    """Where the sum of all gradients is zero."""
+    curvatures = np.array([_CURVATURE[name] for name in _EXAMPLES])
+    targets = np.array([np.mean(_EXAMPLES[name], axis=0) for name in _EXAMPLES])
+    return (curvatures * targets).sum(axis=0) / curvatures.sum(axis=0)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_it_reaches_the_optimum_that_the_drift_keeps_plain_averaging_from(
+    model, make_tools, option
+):
+    clients = Clients(build("scaffold", _settings(option=option), model), model, make_tools)
+    plain = Clients(build("fedavg", _settings(), model), model, make_tools)
+    for _ in range(200):
+        clients.round("abcd")
+        # FedAvg counts by examples; here all clients alike, as in the paper.
+        plain.server = dataclasses.replace(
+            plain.server, tensors={"params/w": _plain_mean(plain.round("abcd"))}
+        )
+    found = [side.server.tensors["params/w"] for side in (clients, plain)]
+    np.testing.assert_allclose(found[0], _optimum(), atol=1e-4)
+    assert np.abs(found[1] - _optimum()).max() > 0.1
+
+
+def _plain_mean(updates):
+    return np.mean([update.tensors["params/w"] for update in updates], axis=0, dtype=np.float32)
+
+
+def test_clients_may_count_by_their_examples(model, make_tools):
+    """a has 2, b 3; control variates count alike whatever parameters do."""
+    by_examples = {"by_examples": True}
+    sides = [
+        Clients(build("scaffold", _settings(server=server), model), model, make_tools)
+        for server in ({}, by_examples)
+    ]
+    updates, _ = (side.round("ab") for side in sides)
+    a, b = (update.tensors["params/w"] for update in updates)
+    alike, weighted = (side.server.tensors for side in sides)
+    np.testing.assert_allclose(alike["params/w"], (a + b) / 2, rtol=1e-6)
+    np.testing.assert_allclose(weighted["params/w"], (2 * a + 3 * b) / 5, rtol=1e-6)
+    np.testing.assert_array_equal(alike["control/w"], weighted["control/w"])
+
+
+def test_a_round_without_a_step_changes_no_control_variate(model, make_tools):
+    strategy = build("scaffold", _settings(batch_size=10, drop_last=True), model)
+    clients = Clients(strategy, model, make_tools)
+    (update,) = clients.round("a")
+    np.testing.assert_array_equal(update.tensors["control_change/w"], [0, 0])
+    np.testing.assert_array_equal(clients.states["a"].tensors["control/w"], [0, 0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimiser": {"kind": "adam"}}, r"Invalid value 'adam' - at `\$.optimiser.kind`"),
+        ({"optimiser": {"kind": "sgd", "momentum": 0.9}}, "setting 'optimiser.momentum'"),
+        ({"optimiser": {"kind": "sgd", "lr": 0}}, "setting 'optimiser.lr'"),
+        ({"server": {"lr": -1}}, "setting 'server.lr'"),
+        ({"server": {"population": -1}}, "setting 'server.population'"),
+        ({"option": "III"}, "Invalid enum value 'III'"),
+        ({"mu": 1}, "unknown field `mu`"),
+    ],
+)
+def test_what_the_method_cannot_take_is_refused_by_name(model, settings, message):
+    with pytest.raises(InputError, match=f"strategy 'scaffold': .*{message}"):
+        build("scaffold", settings, model)
+
+
+def test_the_defaults_are_the_paper_s(model):
+    settings = build("scaffold", {}, model).settings
+    assert (settings.option, settings.server.lr, settings.server.by_examples) == ("II", 1.0, False)
+    assert settings.optimiser == Sgd()
