@@ -16,6 +16,8 @@ from protofleet.export.masked import MaskedAutoencoder
 from protofleet.export.models import build_model
 from protofleet.export.training import TrainOptions, masked, supervised, train
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 HART = {"kernels": (3, 7), "width": 32, "head_width": 16, "heads": 2}
 ALP = {**HART, "prototypes": (8, 4)}
 
