@@ -4,8 +4,8 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 # A file's tests share what is slow to make, so they stay in one process; each has one thread.
-# The order of files is tests/conftest.py's.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The order of files is tests/conftest.py's. Processes that tests start share compiled modules.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 # What runs on a device and beside the broker, tested where neither PyTorch nor onnx is found.
 LEAN := tests/edge tests/coordinator
 STAMP := $(VENV)/.installed

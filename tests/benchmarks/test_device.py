@@ -72,7 +72,6 @@ def measured(folder):
     return done, read_report(folder / "a.json", content)
 
 
-@pytest.mark.slow
 def test_every_phase_of_a_device_is_measured(measured):
     _, report = measured
     run = next(run for run in report.runs if run.what.backend == "onnx" and run.phases)

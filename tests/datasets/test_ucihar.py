@@ -5,7 +5,7 @@ from protofleet.datasets import ucihar
 from protofleet.datasets.windows import normalise, split_in_time
 from protofleet.errors import InputError, MissingDataError
 
-pytestmark = pytest.mark.data
+pytestmark = [pytest.mark.data, pytest.mark.slow(seconds=1)]
 
 
 @pytest.fixture(scope="module")

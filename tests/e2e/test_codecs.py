@@ -65,6 +65,7 @@ def _opened(round_id):
     return lambda r: isinstance(r, events.RoundOpened) and r.round_id == round_id
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.parametrize(
     "crash", [_received(3), _opened(4)], ids=["after an update", "as a round opens"]
 )
@@ -82,6 +83,7 @@ def test_a_crash_of_the_coordinator_changes_no_bit(config, crash):
     assert _bits(rough) == _bits(config)
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_restarted_device_changes_no_bit(config):
     config = msgspec.structs.replace(config, cohort=CohortSettings(minimum=3))
     with Federation(config, _DATA) as calm:

@@ -64,6 +64,7 @@ def test_killed_device_and_coordinator_change_no_bit(make_federation, tmp_path, 
     assert _outcome(rough) == _outcome(calm)
 
 
+@pytest.mark.slow(seconds=3)
 def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federation, tmp_path, key):
     federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 3)
     federation.write(rounds=3)
@@ -95,6 +96,7 @@ def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federati
     assert coordinator.events[-1]["event"] == "finished"
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_terminated_coordinator_says_how_to_resume(make_federation, tmp_path, key):
     federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
     federation.write(rounds=2)

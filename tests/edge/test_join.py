@@ -105,6 +105,7 @@ def _chains(coordinator, name="anna"):
     return [int(got[name].tensors["chain"][0]) for got in updates if name in got]
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_killed_device_ends_in_the_undisturbed_state(world, mosquitto_url):
     """SIGKILL at six writes of the store; every round is trained once, on the right state."""
     killed = 0

@@ -216,6 +216,7 @@ def _advance(store: Store, folder: Path) -> bool:
     return store.journal.stage != "idle" or round_id <= 3
 
 
+@pytest.mark.slow(seconds=3)
 def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(ram_path):
     """One SIGKILL before each fsync, rename and removal: the restart finishes with equal values."""
     fork = multiprocessing.get_context("fork")

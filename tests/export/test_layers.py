@@ -23,6 +23,8 @@ from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity, stock_runner
 from protofleet.runtime import open_programs
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 _KEY = Ed25519PrivateKey.generate()
 
 

@@ -21,6 +21,8 @@ from protofleet.runtime import open_classifier
 from tests.export.conftest import fitted
 from tests.export.quantise_bundles import infer_bundle
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 _BACKENDS = ("onnx", "litert")
 
 

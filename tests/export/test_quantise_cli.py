@@ -21,6 +21,8 @@ from protofleet.strategies.common import PARAMS, prefixed
 from protofleet.tensors.blobs import encode
 from tests.export.quantise_bundles import Digits, infer_bundle
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 
 @pytest.fixture(scope="session")
 def data_path(digits, tmp_path_factory):

@@ -12,6 +12,8 @@ from protofleet.export.capture import capture
 from protofleet.export.capture.rematerialise import tidy
 from protofleet.export.objectives import OBJECTIVES
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 BATCH, WIDTH = 64, 128
 
 

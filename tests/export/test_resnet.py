@@ -17,6 +17,8 @@ from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
 from tests.export.toys import batch
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 
 @pytest.mark.parametrize(
     ("tensors", "values"),

@@ -19,6 +19,8 @@ from protofleet.export.parity import check_parity
 from protofleet.export.tflite import tflite_runner, to_tflite
 from tests.export.toys import INPUT_SHAPES, Perceptron, batch
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 _OBJECTIVE = OBJECTIVES["cross_entropy"]
 
 

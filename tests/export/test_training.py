@@ -12,6 +12,8 @@ from protofleet.export.pretraining.checkpoints import load_checkpoint
 from protofleet.export.pretraining.training import TrainOptions, masked, supervised, train
 from tests.export.central_data import HART, blobs, waves
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 ALP = {**HART, "prototypes": (8, 4)}
 
 

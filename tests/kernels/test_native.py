@@ -188,6 +188,7 @@ def test_threads_that_start_together_compile_once_and_agree(monkeypatch):
     assert compiled == [1]
 
 
+@pytest.mark.slow(seconds=3)
 def test_of_processes_that_start_together_one_compiles(cache):
     code = (
         "import logging, numpy as np\n"
@@ -207,6 +208,7 @@ def test_of_processes_that_start_together_one_compiles(cache):
     assert len(list(cache.glob("mean.add_up-*.o"))) == 1
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_later_process_loads_no_numba():
     code = (
         "import sys, numpy as np\n"

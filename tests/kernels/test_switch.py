@@ -80,6 +80,7 @@ def test_without_numba_or_llvmlite_the_numpy_path_runs(missing):
     assert run(without(missing) + _USE, PROTOFLEET_NUMBA="1") == "False [1. 1.]"
 
 
+@pytest.mark.slow(seconds=3)
 @pytest.mark.jit
 def test_a_read_only_install_caches_in_the_user_s_folder(sealed_install, tmp_path):
     pytest.importorskip("numba")
@@ -89,6 +90,7 @@ def test_a_read_only_install_caches_in_the_user_s_folder(sealed_install, tmp_pat
     assert list(cache.rglob("mean.add_up-*.o"))
 
 
+@pytest.mark.slow(seconds=3)
 def test_without_any_folder_to_write_it_still_runs(sealed_install):
     pytest.importorskip("numba")
     nowhere = "/dev/null/none"
