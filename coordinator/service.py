@@ -268,10 +268,11 @@ class Service:
         self._reporter.rejected(device_id, offer.round_id, error)
 
     def _on_rejected(self, event: Rejected) -> None:
-        round_id = event.offer.round_id
+        round_id, state = event.offer.round_id, self._state
         self._transfers.discard(event.offer.transfer_id)
-        current = round_id == self._state.round_id and event.device_id in self._state.outstanding
-        if current and self._payloads.send_otherwise(event.device_id, event.rule):
+        is_open = state.phase is RoundPhase.OPEN and round_id == state.round_id
+        awaited = is_open and event.device_id in state.outstanding
+        if awaited and self._payloads.send_otherwise(event.device_id, event.rule):
             self._invite((event.device_id,))
             return
         self._sink(
@@ -282,7 +283,7 @@ class Service:
                 reason=event.reason,
             )
         )
-        if round_id == self._state.round_id:
+        if is_open:
             self._apply(schedule.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:

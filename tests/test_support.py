@@ -1,7 +1,9 @@
-"""What the tests stand on: committed programs, and an environment without the export's packages."""
+"""What the tests stand on: programs, fakes, and an environment without the export's packages."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import subprocess
 import sys
@@ -9,7 +11,12 @@ from pathlib import Path
 
 import make_tiny_programs
 import pytest
+from fake_endpoint import FakeCoordinatorEndpoint, FakeDeviceEndpoint
 from tiny_bundle import PROGRAMS
+
+from protofleet.coordinator import service
+from protofleet.edge import agent
+from protofleet.wire.endpoint import CoordinatorEndpoint, DeviceEndpoint
 
 _WITHOUT_EXPORT = Path(__file__).parent / "support" / "without_export"
 
@@ -34,3 +41,30 @@ def test_a_package_of_the_export_can_be_hidden(package):
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert f"No module named '{package}'" in ended.stderr
+
+
+_FAKES = [(FakeCoordinatorEndpoint, CoordinatorEndpoint), (FakeDeviceEndpoint, DeviceEndpoint)]
+
+
+@pytest.mark.parametrize(("fake", "real"), _FAKES)
+def test_a_fake_endpoint_is_called_as_the_real_one(fake, real):
+    for name in (name for name in dir(fake) if not name.startswith("_")):
+        ours, theirs = getattr(fake, name), getattr(real, name)
+        if isinstance(ours, property):
+            ours, theirs = ours.fget, theirs.fget
+        assert inspect.signature(ours) == inspect.signature(theirs), name
+
+
+@pytest.mark.parametrize(
+    ("fake", "user"), [(FakeCoordinatorEndpoint, service), (FakeDeviceEndpoint, agent)]
+)
+def test_a_fake_endpoint_has_all_that_its_user_calls(fake, user):
+    tree = ast.parse(inspect.getsource(user))
+    called = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "_endpoint"
+    }
+    assert {"poll", "publish"} < called <= set(dir(fake))

@@ -1,70 +1,163 @@
+"""The server's half of a round: what it admits, how a round is closed and when it is scored."""
+
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+from packed import pack_update
 
-from protofleet.errors import InputError
-from protofleet.federation.randomness import server_rng
-from protofleet.federation.server_tools import make_server_tools
-from protofleet.strategies.aggregation import MEAN, build
-
-
-def _asking(strategy, *objectives):
-    return replace(strategy, description=replace(strategy.description, server_programs=objectives))
-
-
-def test_a_strategy_that_asks_gets_programs_that_train_and_predict(tiny):
-    bundle, model = tiny.plan.bundle, tiny.plan.model
-    make = make_server_tools(bundle, _asking(tiny.plan.strategy, "cross_entropy"), seed=4)
-    x = np.eye(4, dtype=np.float32)[:2]
-    logits = make(1).predict(model.network, x)
-    np.testing.assert_allclose(logits, x @ model.params["w"], atol=1e-6)
-    batch = {"x": x, "y": np.array([0, 1])}
-    step = make(1).grad_fns["cross_entropy"](model.network, batch, make(1).rng)
-    assert step.loss > 0
+from protofleet.errors import ProtofleetError, RefusedError
+from protofleet.federation.coding import encode_update, update_baseline
+from protofleet.federation.records import Costs, EvaluationRecord, UpdateRecord
+from protofleet.federation.server import Server
+from protofleet.federation.settings import EvaluationSettings
+from protofleet.strategies.types import ServerState, Update
+from protofleet.tensors import blobs
+from protofleet.wire import codecs
+from protofleet.wire.codecs import Codec, Coding
 
 
-def test_a_program_that_the_bundle_lacks_is_named(tiny):
-    with pytest.raises(InputError, match="the server needs a training program 'moon'"):
-        make_server_tools(tiny.plan.bundle, _asking(tiny.plan.strategy, "moon"), seed=4)
+@pytest.fixture
+def server(tiny):
+    return Server.of(tiny.plan)
 
 
-def test_other_strategies_get_randomness_alone(tiny):
-    make = make_server_tools(tiny.plan.bundle, tiny.plan.strategy, seed=4)
-    assert make(2).grad_fns == {}
-    assert make(2).rng.integers(1 << 62) == server_rng(4, 2).integers(1 << 62)
-    with pytest.raises(InputError, match="asked for no programs"):
-        make(2).predict(tiny.plan.model.network, np.zeros((1, 4)))
+@pytest.fixture
+def decoded(monkeypatch):
+    """Codings of the blobs that were decoded."""
+    seen, decode = [], codecs.decode
+
+    def spy(blob, references, coding, **options):
+        seen.append(coding.codec)
+        return decode(blob, references, coding, **options)
+
+    monkeypatch.setattr(codecs, "decode", spy)
+    return seen
 
 
-@pytest.mark.parametrize("objectives", [(), ("cross_entropy",)])
-def test_the_plan_s_aggregation_rule_reaches_the_strategy(tiny, objectives):
-    rule, strategy = build("median", {}), _asking(tiny.plan.strategy, *objectives)
-    make = make_server_tools(tiny.plan.bundle, strategy, seed=4, aggregator=rule)
-    assert make(1).aggregator is rule
-    assert make_server_tools(tiny.plan.bundle, strategy, seed=4)(1).aggregator is MEAN
+def _update(tiny, client_id="a", round_id=1, scale=1.0):
+    tensors = {name: scale * value for name, value in tiny.tensors().items()}
+    return Update(client_id=client_id, round_id=round_id, num_examples=3, tensors=tensors)
 
 
-def test_without_a_reason_a_coordinator_loads_no_runtime(tiny):
-    """ONNX Runtime costs memory that most coordinators need not spend."""
-    code = (
-        "import sys\n"
-        "from pathlib import Path\n"
-        "from protofleet.coordinator import run\n"
-        "from protofleet.federation.server_tools import make_server_tools\n"
-        "from protofleet.strategies import build\n"
-        "from protofleet.bundle import Bundle\n"
-        "bundle = Bundle.open(Path(sys.argv[1]))\n"
-        "strategy = build('fedavg', {}, bundle.model())\n"
-        "make_server_tools(bundle, strategy, seed=0)(1)\n"
-        "assert 'onnxruntime' not in sys.modules\n"
+def _admit(server, blob, coding=None, baseline=None, class_counts=None):
+    return server.admit(
+        blob,
+        coding or Coding(),
+        baseline=baseline or {},
+        client_id="a",
+        round_id=1,
+        class_counts=class_counts,
     )
-    path = str(tiny.plan.config.bundle)
-    done = subprocess.run(
-        [sys.executable, "-c", code, path], capture_output=True, text=True, check=False
+
+
+def test_a_raw_update_is_decoded_once_and_kept_as_it_came(tiny, server, decoded):
+    blob = pack_update(_update(tiny), Costs())
+    admitted = _admit(server, blob)
+    assert decoded == ["raw"]
+    assert admitted.raw is blob
+    assert admitted.record.num_examples == 3
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8", "topk"])
+def test_a_coded_update_is_decoded_once_and_kept_raw(tiny, server, decoded, kind):
+    codec = Codec(kind=kind, compressed=True)
+    payload = tiny.plan.strategy.downlink(tiny.plan.server_init(), "a").tensors
+    baseline = update_baseline(tiny.plan.model, payload)
+    coded = encode_update(_update(tiny), Costs(), baseline, codec, {})
+    admitted = _admit(server, coded.blob, coded.coding("ab" * 32), baseline)
+    assert decoded == [codec.name]
+    again, _ = blobs.decode(admitted.raw, max_bytes=1 << 20)
+    for name, value in admitted.update.tensors.items():
+        np.testing.assert_array_equal(again[name], value)
+
+
+def test_what_breaks_a_rule_is_refused_after_one_decoding(tiny, server, decoded):
+    broken = _update(tiny)
+    broken.tensors["params/b"][0] = np.inf
+    with pytest.raises(RefusedError) as caught:
+        _admit(server, pack_update(broken, Costs()))
+    assert (caught.value.rule, decoded) == ("finite", ["raw"])
+
+
+@pytest.mark.parametrize(("needed", "seen"), [(True, [1, 0, 2]), (False, None)])
+def test_an_update_carries_registered_counts_only_where_they_are_needed(tiny, server, needed, seen):
+    server = replace(server, expected=replace(server.expected, class_counts=needed))
+    blob = pack_update(_update(tiny), Costs())
+    counts = _admit(server, blob, class_counts=(1, 0, 2)).update.class_counts
+    assert (None if counts is None else counts.tolist()) == seen
+
+
+def _record(client_id="a", own=((2, 0, 0), (0, 2, 0), (0, 0, 2))):
+    evaluation = EvaluationRecord(own=own)
+    return UpdateRecord(client_id=client_id, round_id=1, num_examples=3, evaluation=evaluation)
+
+
+def _observed(server, **evaluation):
+    """A server that is scored perfectly, and the rounds in which it was; three rounds in all."""
+    config = msgspec.structs.replace(
+        server.plan.config, rounds=3, evaluation=EvaluationSettings(**evaluation)
     )
-    assert done.returncode == 0, done.stderr
+    scored = []
+
+    def scorer(state: ServerState):
+        scored.append(state.round_id)
+        return np.eye(3, dtype=np.int64)
+
+    return replace(server, plan=replace(server.plan, config=config), scorer=scorer), scored
+
+
+def _with_strategy(server, **changes):
+    return replace(
+        server, plan=replace(server.plan, strategy=replace(server.plan.strategy, **changes))
+    )
+
+
+def test_a_closed_round_is_aggregated_and_its_clients_are_scored(tiny, server):
+    start = tiny.plan.server_init()
+    updates = [_update(tiny, "a"), _update(tiny, "b", scale=3.0)]
+    state, scores = server.close(start, 1, updates, [_record("a"), _record("b")], final=False)
+    expected = tiny.plan.strategy.aggregate(start, updates, server.tools(1))
+    assert state.round_id == 1
+    for name, value in expected.tensors.items():
+        np.testing.assert_array_equal(state.tensors[name], value)
+    np.testing.assert_array_equal(state.tensors["params/b"], np.full(3, 2.0, np.float32))
+    assert scores.personalisation.macro_f1.mean == 1.0
+    assert scores.global_ is None
+
+
+def test_after_the_final_fit_only_the_clients_are_scored(tiny, server):
+    """The tensors stay the very same: what the clients have fitted is theirs."""
+
+    def aggregate(*_):
+        raise AssertionError("nothing is aggregated")
+
+    server, scored = _observed(_with_strategy(server, aggregate=aggregate))
+    before = replace(tiny.plan.server_init(), round_id=3)
+    state, scores = server.close(before, 4, [_update(tiny, round_id=4)], [_record()], final=True)
+    assert state.round_id == 4
+    assert state.tensors is before.tensors
+    assert scored == []
+    assert (scores.personalisation.accuracy.mean, scores.global_) == (1.0, None)
+
+
+def test_a_strategy_that_returns_another_round_s_state_is_named(tiny, server):
+    server = _with_strategy(server, aggregate=lambda state, _updates, _tools: state)
+    with pytest.raises(ProtofleetError, match="'fedavg': expected the state of round 1"):
+        server.close(tiny.plan.server_init(), 1, [_update(tiny)], [_record()], final=False)
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(1, [1, 2, 3]), (2, [2, 3]), (9, [3])])
+def test_the_server_s_model_is_scored_every_so_many_rounds_and_after_the_last(
+    tiny, server, every, rounds
+):
+    server, scored = _observed(server, every=every)
+    state, found = tiny.plan.server_init(), []
+    for round_id in (1, 2, 3):
+        updates = [_update(tiny, round_id=round_id)]
+        state, scores = server.close(state, round_id, updates, [_record()], final=False)
+        found += [round_id] if scores.global_ is not None else []
+    assert scored == found == rounds

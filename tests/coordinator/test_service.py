@@ -1,0 +1,423 @@
+"""The service: what comes from devices and with time, and what is sent, kept and reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fake_endpoint import (
+    CONNECTED,
+    QUIET,
+    ScriptEndError,
+)
+
+from protofleet.coordinator import events
+from protofleet.coordinator.ledger import Ledger, Totals
+from protofleet.errors import UnavailableError
+from protofleet.federation.coding import decode_payload, initial_tensors
+from protofleet.federation.schedule import RoundPhase
+from protofleet.federation.settings import CodecSettings, CohortSettings, RoundSettings
+from protofleet.federation.synchronous import draw
+from protofleet.strategies.types import ServerState
+from protofleet.tensors import blobs
+from protofleet.wire.endpoint import Ignored, PeerMessage
+from protofleet.wire.link import Disconnected
+from protofleet.wire.transfer import Rejected
+
+_LOST = Disconnected("broker gone")
+
+
+def _bits(state: ServerState):
+    return state.round_id, {name: value.tobytes() for name, value in state.tensors.items()}
+
+
+def _tags(found):
+    return [type(event).__struct_config__.tag for event in found]
+
+
+def test_a_round_goes_from_presence_to_commit_and_farewell(open_federation):
+    """Updates come in another order than they are aggregated in."""
+    fed = open_federation()
+    plan = fed.plan
+    endpoint = fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("b"),
+        fed.delivers("a"),
+        fed.gone("a", "left"),
+        fed.gone("b", "left"),
+    )
+    assert [(one.phase, one.round_id) for one in endpoint.published] == [
+        ("waiting", 1),
+        ("training", 1),
+        ("finished", 1),
+    ]
+    assert fed.invited() == [("a", 1), ("b", 1)]
+    start = plan.server_init()
+    sent = endpoint.sent[0]
+    assert sent.blob == blobs.encode(plan.strategy.downlink(start, "a").tensors)
+    assert (sent.task.strategy, sent.task.settings) == ("fedavg", plan.settings)
+    assert (sent.task.seed, sent.task.deadline_s, sent.task.final) == (0, 600.0, False)
+    assert fed.answers() == ["done", "done"]
+    updates = [fed.update("a"), fed.update("b")]
+    expected = plan.strategy.aggregate(start, updates, fed.server.tools(1))
+    assert _bits(fed.server_state) == _bits(expected)
+    assert set(endpoint.finished) == {"a", "b"}
+    assert endpoint.closed
+    assert _tags(fed.events) == [
+        "started",
+        "connected",
+        "waiting",
+        "device_online",
+        "waiting",
+        "round_opened",
+        "device_online",
+        "update_received",
+        "update_received",
+        "round_closed",
+        "device_offline",
+        "device_offline",
+        "finished",
+    ]
+
+
+def test_the_last_state_is_left_as_a_file_that_says_what_it_is(open_federation):
+    fed = open_federation(minimum=1)
+    fed.play(CONNECTED, fed.online("a"), fed.delivers("a"), fed.gone("a", "left"))
+    path = fed.plan.config.run_dir / "global.safetensors"
+    tensors, metadata = blobs.decode(path.read_bytes(), max_bytes=1 << 20)
+    assert metadata == {"strategy": "fedavg", "round_id": "1", "content": "model"}
+    np.testing.assert_array_equal(tensors["w"], fed.update("a").tensors["params/w"])
+    assert fed.finished.rounds == 1
+
+
+@pytest.mark.parametrize(
+    ("device_id", "round_id", "kind", "rule"),
+    [
+        ("a", 2, "update", "round"),
+        ("a", 0, "update", "round"),
+        ("a", 1, "payload", "kind"),
+        ("x", 1, "update", "cohort"),
+    ],
+)
+def test_an_offer_that_nobody_waits_for_is_rejected_by_its_rule(
+    open_federation, device_id, round_id, kind, rule
+):
+    fed = open_federation()
+    _, offer = fed.offered(fed.update(device_id), round_id=round_id, kind=kind)
+    endpoint = fed.play(CONNECTED, fed.online("a"), fed.online("b"), PeerMessage(device_id, offer))
+    assert (endpoint.expected, fed.answers()) == ([], [rule])
+    assert fed.told(events.UpdateRejected, "device_id", "round_id") == [(device_id, round_id)]
+    assert (fed.state.phase, fed.state.delivered) == (RoundPhase.OPEN, frozenset())
+
+
+def test_a_second_update_of_a_round_that_was_on_its_way_is_rejected(open_federation):
+    """It was welcome when it was offered, and the first one was accepted meanwhile."""
+    fed = open_federation()
+    other = fed.delivers("a", update=replace(fed.update("a"), num_examples=1))
+    first = fed.delivers("a")
+    fed.play(CONNECTED, fed.online("a"), fed.online("b"), other[0], first[0], first[1], other[1])
+    assert fed.answers() == ["done", "cohort"]
+    assert fed.state.delivered == {"a"}
+
+
+def test_a_device_whose_update_breaks_a_rule_is_not_awaited(open_federation):
+    """The round goes on with the others, at once."""
+    fed = open_federation()
+    broken = fed.update("a")
+    broken.tensors["params/b"][1] = np.nan
+    fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("a", update=broken),
+        fed.delivers("b"),
+        fed.gone("a"),
+        fed.gone("b"),
+    )
+    assert fed.answers() == ["finite", "done"]
+    expected = fed.plan.strategy.aggregate(
+        fed.plan.server_init(), [fed.update("b")], fed.server.tools(1)
+    )
+    assert _bits(fed.server_state) == _bits(expected)
+    assert fed.told(events.RoundClosed, "participants") == [(1,)]
+
+
+def test_an_accepted_update_is_answered_again_and_counts_once(open_federation):
+    fed = open_federation()
+    offer, arrival = fed.delivers("a")
+    endpoint = fed.play(CONNECTED, fed.online("a"), fed.online("b"), offer, arrival, offer, offer)
+    assert fed.answers() == ["done"] * 3
+    assert endpoint.expected == [arrival.offer]
+    assert fed.told(events.UpdateReceived, "device_id", "delivered") == [("a", 1)]
+
+
+def _second_round(fed):
+    """Round 1 of ``a`` and ``b``, up to the invitations to round 2."""
+    return [
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        *fed.delivers("a"),
+        *fed.delivers("b"),
+    ]
+
+
+def test_a_payload_without_its_reference_is_sent_as_one_that_needs_none(open_federation):
+    fed = open_federation(rounds=2, codec=CodecSettings(down="int8"))
+    endpoint = fed.play(_second_round(fed), fed.refuses("a", "base"))
+    assert fed.invited() == [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 2)]
+    first, again = endpoint.sent[2], endpoint.sent[4]
+    assert (first.offer.codec, again.offer.codec) == ("int8+zlib", "int8+zlib")
+    assert (bool(first.offer.reference), again.offer.reference) == (True, "")
+    assert list(fed.references) == ["b"]
+
+
+def test_a_payload_in_an_unknown_codec_is_sent_raw(open_federation):
+    fed = open_federation(codec=CodecSettings(down="int8"))
+    endpoint = fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.refuses("a", "codec"))
+    again = endpoint.sent[2]
+    assert (again.device_id, again.offer.codec) == ("a", "raw")
+    first, model = endpoint.sent[0], fed.plan.model
+    raw = decode_payload(first.blob, first.offer.coding, model, {}.get, max_bytes=1 << 20)
+    tensors, _ = blobs.decode(raw, max_bytes=1 << 20)
+    np.testing.assert_array_equal(tensors["params/w"], initial_tensors(model)["params/w"])
+    assert fed.told(events.TaskRefused) == []
+
+
+@pytest.mark.parametrize("rules", [("finite",), ("base",), ("codec", "codec")])
+def test_a_device_that_refuses_its_payload_in_every_form_is_not_awaited(open_federation, rules):
+    """Of round 1 there is no payload with a reference, and a raw one is in no other codec."""
+    fed = open_federation(codec=CodecSettings(down="int8"))
+    endpoint = fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        [fed.refuses("a", rule) for rule in rules],
+        fed.delivers("b"),
+        fed.gone("a"),
+        fed.gone("b"),
+    )
+    assert len(endpoint.sent) == 1 + len(rules)
+    assert fed.told(events.TaskRefused, "device_id", "round_id") == [("a", 1)]
+    assert fed.told(events.RoundClosed, "participants") == [(1,)]
+
+
+def test_a_refusal_of_an_old_round_changes_nothing(open_federation):
+    fed = open_federation(rounds=2, codec=CodecSettings(down="int8"))
+    fed.play(
+        _second_round(fed),
+        lambda: Rejected("a", fed.endpoint.sent[0].offer, "codec", "late"),
+        QUIET,
+    )
+    assert fed.invited() == [("a", 1), ("b", 1), ("a", 2), ("b", 2)]
+    assert fed.told(events.TaskRefused, "device_id", "round_id") == [("a", 1)]
+    fed.play(CONNECTED, fed.online("a"))
+    assert fed.endpoint.sent[0].offer.codec == "int8+zlib"
+
+
+def test_a_refusal_after_the_end_brings_no_task(open_federation):
+    """The round is closed: nobody would take what the device made of it."""
+    fed = open_federation(codec=CodecSettings(down="int8"), round=RoundSettings(deadline_s=100.0))
+    fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("a"),
+        fed.after(100),
+        fed.refuses("b", "codec"),
+        fed.gone("a", "left"),
+        fed.gone("b", "left"),
+    )
+    assert fed.finished is not None
+    assert fed.invited() == [("a", 1), ("b", 1)]
+
+
+def test_a_device_that_returns_is_invited_again_unless_it_has_delivered(open_federation):
+    fed = open_federation()
+    endpoint = fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("a"),
+        [fed.gone("a"), fed.gone("b")],
+        fed.after(15, fed.online("a")),
+        fed.online("b"),
+    )
+    assert fed.invited() == [("a", 1), ("b", 1), ("b", 1)]
+    first, again = endpoint.sent[1:]
+    assert first.offer == again.offer
+    assert again.task.deadline_s == first.task.deadline_s - 15
+    assert fed.told(events.DeviceOffline, "device_id", "reason") == [
+        ("a", "offline"),
+        ("b", "offline"),
+    ]
+
+
+def test_below_the_quorum_a_round_is_extended_with_others(open_federation):
+    """At the deadline the live member is asked again, and a spare one in place of the lost."""
+    cohort = CohortSettings(minimum=2, size=2)
+    fed = open_federation(cohort=cohort, round=RoundSettings(deadline_s=100.0, quorum=1.0))
+    fed.play(
+        CONNECTED,
+        [fed.online("a"), fed.online("b"), fed.online("c")],
+        fed.after(50, fed.gone("b")),
+        fed.after(50, fed.beat("a")),
+    )
+    assert fed.invited() == [("a", 1), ("b", 1), ("a", 1), ("c", 1)]
+    assert fed.told(events.RoundExtended, "attempt", "needed", "added") == [(1, 2, ("c",))]
+    assert (fed.state.cohort, fed.state.attempt) == (("a", "b", "c"), 1)
+
+
+def test_a_silent_device_is_not_awaited_longer_than_its_grace(open_federation):
+    """Silent after 150 s, and 20 s more; seen one second late."""
+    fed = open_federation(rounds=2)
+    fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("b"),
+        fed.after(140, fed.beat("b")),
+        [fed.after(11), fed.after(19), fed.after(1)],
+    )
+    assert fed.told(events.DeviceOffline, "device_id", "reason") == [("a", "silent")]
+    assert fed.told(events.RoundClosed, "participants", "seconds") == [(1, 171.0)]
+
+
+def test_a_silent_device_that_is_heard_again_is_invited_again(open_federation):
+    fed = open_federation()
+    fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.after(151), fed.beat("a"))
+    assert fed.invited() == [("a", 1), ("b", 1), ("a", 1)]
+    silent = [("a", "silent"), ("b", "silent")]
+    assert fed.told(events.DeviceOffline, "device_id", "reason") == silent
+    assert fed.told(events.DeviceOnline, "device_id")[2:] == [("a",)]
+
+
+_SAMPLED = {"rounds": 2, "cohort": CohortSettings(minimum=3, size=2)}
+
+
+def test_a_restart_goes_on_with_the_same_cohort_and_gives_the_same_bits(open_federation):
+    """Killed with one of two updates: only the other member is asked again, whoever else comes."""
+    straight = open_federation(name="straight", **_SAMPLED)
+    present = [straight.online(device_id) for device_id in "abc"]
+    one, two = (draw(straight.plan.schedule(), round_id, 0, "abc", 2) for round_id in (1, 2))
+    begin = straight.delivers(one[0])
+    rest = [
+        *straight.delivers(one[1]),
+        *straight.delivers(two[0], 2),
+        *straight.delivers(two[1], 2),
+    ]
+    rest += [straight.gone(device_id, "left") for device_id in "abc"]
+    straight.play(CONNECTED, present, begin, rest)
+
+    broken = open_federation(name="broken", **_SAMPLED)
+    broken.play(CONNECTED, present, begin)
+    payload = broken.endpoint.sent[0].blob
+    assert (broken.state.cohort, broken.state.delivered) == (one, {one[0]})
+    broken.play(CONNECTED, broken.online("d"), present, broken.gone("d"), begin[0], rest)
+    assert broken.invited() == [(one[1], 1), (two[0], 2), (two[1], 2)]
+    assert broken.endpoint.sent[0].blob == payload
+    assert broken.answers() == ["done"] * 4
+    assert broken.endpoint.remembered == [begin[0].message.transfer_id]
+    opened = broken.told(events.RoundOpened, "round_id", "resumed", "delivered")
+    assert opened == [(1, False, 0), (1, True, 1), (2, False, 0)]
+    assert _bits(broken.server_state) == _bits(straight.server_state)
+
+
+def test_a_process_that_dies_before_the_commit_is_made_up_for(open_federation, monkeypatch):
+    """The round is closed when it dies, so what comes later does not count."""
+    fed = open_federation(rounds=2)
+    start = [CONNECTED, fed.online("a"), fed.online("b"), *fed.delivers("a")]
+
+    def die(*_, **__):
+        raise ScriptEndError
+
+    with monkeypatch.context() as killed:
+        killed.setattr(Ledger, "commit_round", die)
+        fed.play(start, fed.after(600))
+    assert (fed.state.phase, fed.server_state) == (RoundPhase.CLOSING, None)
+    assert fed.answers() == ["done"]
+    assert fed.endpoint.cancelled
+    fed.play(CONNECTED, fed.delivers("b")[0])
+    assert (fed.state.round_id, fed.answers()) == (2, ["round"])
+    expected = fed.plan.strategy.aggregate(
+        fed.plan.server_init(), [fed.update("a")], fed.server.tools(1)
+    )
+    assert _bits(fed.server_state) == _bits(expected)
+
+
+def test_what_the_wire_ignored_is_reported(open_federation):
+    fed = open_federation()
+    fed.play(
+        CONNECTED, Ignored("a", "chunk-size", "too large"), Ignored("a", "chunk-size", "again")
+    )
+    found = fed.told(events.DeviceRefused, "device_id", "rule", "reason")
+    assert found == [("a", "chunk-size", "too large"), ("a", "chunk-size", "again")]
+
+
+def test_a_broker_that_is_gone_is_reported_and_one_that_refuses_ends_the_run(open_federation):
+    fed = open_federation()
+    with pytest.raises(UnavailableError, match="not authorised"):
+        fed.play(CONNECTED, _LOST, Disconnected("not authorised", final=True))
+    assert fed.told(events.BrokerDisconnected, "reason") == [("broker gone",)]
+    assert fed.endpoint.closed
+
+
+def test_a_device_of_another_bundle_is_refused_and_told_what_runs_here(open_federation):
+    """At first, and not every time: an announcement is a message to the whole fleet."""
+    fed = open_federation(minimum=1)
+    wrong = fed.online("a", bundle="other")
+    endpoint = fed.play(CONNECTED, wrong, wrong, wrong)
+    assert [one.phase for one in endpoint.published] == ["waiting"] * 3
+    assert fed.told(events.DeviceRefused, "rule") == [("bundle",), ("bundle",)]
+    assert endpoint.sent == []
+
+
+def test_where_class_counts_are_needed_a_device_is_there_when_it_has_registered(open_federation):
+    fed = open_federation(minimum=1)
+    fed.server = replace(fed.server, expected=replace(fed.server.expected, class_counts=True))
+    fed.play(CONNECTED, fed.online("a"))
+    assert fed.endpoint.sent == []
+    fed.play(CONNECTED, fed.online("a", class_counts=(3, 4, 1)), fed.delivers("a"))
+    assert fed.invited() == [("a", 1)]
+    assert fed.answers() == ["class-counts"]
+
+
+def test_totals_of_heartbeats_are_kept_but_not_those_of_rounds_to_come(open_federation):
+    fed = open_federation()
+    beats = [fed.beat("a", bytes_up=5), fed.beat("a", bytes_up=7), fed.beat("a", 9, bytes_up=99)]
+    fed.play(CONNECTED, fed.online("a"), beats, fed.beat("x"))
+    assert fed.totals == {"a": {1: Totals(bytes_up=7, bytes_down=0, peak_rss_bytes=0)}}
+
+
+def test_the_farewell_waits_for_devices_no_longer_than_it_is_allowed_to(open_federation):
+    """A device that appears meanwhile is sent home too."""
+    fed = open_federation(minimum=1)
+    endpoint = fed.play(
+        CONNECTED, fed.online("a"), fed.delivers("a"), QUIET, fed.online("b"), QUIET, fed.after(3)
+    )
+    assert endpoint.finished == ["a", "b"]
+    assert fed.finished is not None
+
+
+@pytest.mark.parametrize("back", [True, False])
+def test_the_farewell_waits_for_a_lost_broker_a_while(open_federation, back):
+    """While it was away the deadline has closed the last round."""
+    fed = open_federation(round=RoundSettings(deadline_s=100.0))
+    end = [fed.gone("a", "left"), fed.gone("b", "left")] if back else [fed.after(3)]
+    endpoint = fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("a"),
+        _LOST,
+        fed.after(100),
+        fed.after(30),
+        CONNECTED if back else fed.after(30),
+        end,
+    )
+    assert fed.finished.rounds == 1
+    assert set(endpoint.finished) == ({"a", "b"} if back else set())
+    assert (endpoint.published[-1].phase == "finished") is back

@@ -1,0 +1,278 @@
+"""Ends of the wire in memory: a test writes down what arrives and reads what was sent.
+
+The fakes stand in for ``wire.endpoint`` and hold what the coordinator's service and the device's
+agent call; ``tests/test_support.py`` compares their signatures with the real ones'. A script::
+
+    endpoint = FakeDeviceEndpoint(folder, clock, [CONNECTED, PeerMessage("anna", task), QUIET])
+    with pytest.raises(ScriptEndError):
+        agent.run()
+    assert endpoint.expected == [task.payload]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from protofleet.wire.codecs import Coding
+from protofleet.wire.endpoint import Event
+from protofleet.wire.link import Connected, Disconnected, Traffic
+from protofleet.wire.messages import (
+    Announcement,
+    Heartbeat,
+    Presence,
+    Receipt,
+    Task,
+    TransferOffer,
+)
+from protofleet.wire.transfer import Received, Source, describe
+
+CONNECTED = Connected("5")
+_TRAINING_S = 20.0
+"""Far longer than any training thread of a test needs."""
+
+
+class ScriptEndError(Exception):
+    """The script is through: ``poll`` ends the process that is tested, as a kill would."""
+
+
+class Clock:
+    """Takes the place of the module ``time``: it moves only when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time(self) -> float:
+        return self.now_s
+
+    def advance(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Pause(Enum):
+    """Steps at which no event comes."""
+
+    QUIET = auto()
+    """The whole time that the caller waits goes by."""
+    UNTIL_WOKEN = auto()
+    """Until another thread calls ``wake``."""
+
+
+QUIET, UNTIL_WOKEN = Pause.QUIET, Pause.UNTIL_WOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A step: an expected blob is complete; ``poll`` writes its file and returns ``Received``."""
+
+    device_id: str
+    offer: TransferOffer
+    blob: bytes
+
+
+Step = Event | Arrival | Pause | Callable[[], Event | Arrival | None]
+"""A function is called when its turn comes; where it returns None, ``poll`` does so at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlob:
+    """A task's payload or an update that was offered."""
+
+    device_id: str
+    offer: TransferOffer
+    blob: bytes
+    task: Task | None = None
+
+
+class _FakeEndpoint:
+    """What both ends share.
+
+    Attributes:
+        steps: what is left of the script.
+        sent: blobs that were offered, in order.
+        expected: offers that are to be fetched.
+        receipts: all that were sent, repeated ones too.
+        cancelled, remembered: ids of transfers.
+        closed: whether ``close`` was called.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._clock, self.steps = folder, clock, deque(steps)
+        self._woken = threading.Event()
+        self._settled: dict[str, Receipt] = {}
+        self._connected = False
+        self.sent: list[SentBlob] = []
+        self.expected: list[TransferOffer] = []
+        self.receipts: list[Receipt] = []
+        self.cancelled: list[str] = []
+        self.remembered: list[str] = []
+        self.closed = False
+
+    @property
+    def connected(self) -> bool:
+        return self._connected
+
+    @property
+    def traffic(self) -> Traffic:
+        return Traffic(
+            socket_up_bytes=100 * len(self.sent),
+            socket_down_bytes=10 * len(self.expected),
+            payload_up_bytes=0,
+            payload_down_bytes=0,
+        )
+
+    def start(self) -> None:
+        assert not self.closed
+
+    def poll(self, timeout_s: float | None = None) -> Event | None:
+        if not self.steps:
+            raise ScriptEndError
+        step = self.steps.popleft()
+        if isinstance(step, Pause):
+            self._pause(step, timeout_s)
+            return None
+        event = step() if callable(step) else step
+        if isinstance(event, Arrival):
+            return self._arrive(event)
+        if isinstance(event, Connected | Disconnected):
+            self._connected = isinstance(event, Connected)
+        return event
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def accept(self, transfer_id: str) -> None:
+        self._settle(Receipt(transfer_id=transfer_id, status="done"))
+
+    def remember(self, transfer_id: str) -> None:
+        self.remembered.append(transfer_id)
+        self._settled[transfer_id] = Receipt(transfer_id=transfer_id, status="done")
+
+    def cancel(self, transfer_id: str) -> None:
+        self.cancelled.append(transfer_id)
+        self._settled.pop(transfer_id, None)
+        self._file(transfer_id).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def _file(self, transfer_id: str) -> Path:
+        return self._folder / f"{transfer_id}.part"
+
+    def _pause(self, pause: Pause, timeout_s: float | None) -> None:
+        if pause is UNTIL_WOKEN:
+            assert self._woken.wait(_TRAINING_S), "nobody woke the endpoint"
+            self._woken.clear()
+        else:
+            assert timeout_s is not None, "this would wait for ever"
+            self._clock.advance(timeout_s)
+
+    def _arrive(self, arrival: Arrival) -> Received:
+        known = [offer.transfer_id for offer in self.expected]
+        assert arrival.offer.transfer_id in known, "a blob comes only when it is expected"
+        path = self._file(arrival.offer.transfer_id)
+        path.write_bytes(arrival.blob)
+        return Received(arrival.device_id, arrival.offer, path)
+
+    def _take(self, offer: TransferOffer) -> None:
+        known = self._settled.get(offer.transfer_id)
+        if known is None:
+            self.expected.append(offer)
+        else:
+            self.receipts.append(known)
+
+    def _settle(self, receipt: Receipt) -> None:
+        """What was received is deleted by then unless its taker has moved it away."""
+        self._settled[receipt.transfer_id] = receipt
+        self.receipts.append(receipt)
+        self._file(receipt.transfer_id).unlink(missing_ok=True)
+
+    def _refuse(self, transfer_id: str, rule: str, reason: str) -> None:
+        self._settle(Receipt(transfer_id=transfer_id, status="reject", rule=rule, reason=reason))
+
+
+class FakeCoordinatorEndpoint(_FakeEndpoint):
+    """The coordinator's end.
+
+    Attributes:
+        published: announcements that went out.
+        finished: devices that were told to finish.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
+        super().__init__(folder, clock, steps)
+        self.published: list[Announcement] = []
+        self.finished: list[str] = []
+
+    def publish(self, announcement: Announcement) -> bool:
+        if self.connected:
+            self.published.append(announcement)
+        return self.connected
+
+    def send_finish(self, device_id: str, task: Task) -> bool:
+        assert task.task == "finish"
+        if self.connected:
+            self.finished.append(device_id)
+        return self.connected
+
+    def expect(self, device_id: str, offer: TransferOffer) -> None:
+        assert device_id
+        self._take(offer)
+
+    def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
+        assert device_id
+        self._refuse(transfer_id, rule, reason)
+
+    def send_task(
+        self, device_id: str, task: Task, source: Source, coding: Coding | None = None
+    ) -> TransferOffer:
+        offer = describe(
+            source, kind="payload", device_id=device_id, round_id=task.round_id, coding=coding
+        )
+        self.sent.append(SentBlob(device_id, offer, _content(source), task))
+        return offer
+
+
+class FakeDeviceEndpoint(_FakeEndpoint):
+    """A device's end.
+
+    Attributes:
+        published: records that went out.
+    """
+
+    def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step], device_id: str) -> None:
+        super().__init__(folder, clock, steps)
+        self._device_id = device_id
+        self.published: list[Presence | Heartbeat] = []
+
+    def publish(self, message: Presence | Heartbeat) -> bool:
+        if self.connected:
+            self.published.append(message)
+        return self.connected
+
+    def expect(self, offer: TransferOffer) -> None:
+        self._take(offer)
+
+    def reject(self, transfer_id: str, rule: str, reason: str) -> None:
+        self._refuse(transfer_id, rule, reason)
+
+    def send_update(
+        self, source: Source, round_id: int, coding: Coding | None = None
+    ) -> TransferOffer:
+        offer = describe(
+            source, kind="update", device_id=self._device_id, round_id=round_id, coding=coding
+        )
+        self.sent.append(SentBlob(self._device_id, offer, _content(source)))
+        return offer
+
+
+def _content(source: Source) -> bytes:
+    return source if isinstance(source, bytes) else source.read_bytes()
