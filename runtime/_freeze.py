@@ -105,6 +105,25 @@ def _declared(found: Any) -> Tensor | None:
     return Tensor(dtype, [dim.dim_value for dim in tensor.shape.dim])
 
 
+def _fields(kind: Any) -> dict[str, dict[str, tuple[int, Any, bool]]]:
+    """Message → field → its number, its type or message, and whether it is repeated."""
+    return {
+        "Model": {"graph": (7, "Graph", False)},
+        "Graph": {"initializer": (5, "Tensor", True), "input": (11, "Input", True)},
+        "Input": {"name": (1, kind.TYPE_STRING, False), "type": (2, "Type", False)},
+        "Type": {"tensor_type": (1, "TensorType", False)},
+        "TensorType": {"elem_type": (1, kind.TYPE_INT32, False), "shape": (2, "Shape", False)},
+        "Shape": {"dim": (1, "Dim", True)},
+        "Dim": {"dim_value": (1, kind.TYPE_INT64, False)},
+        "Tensor": {
+            "dims": (1, kind.TYPE_INT64, True),
+            "data_type": (2, kind.TYPE_INT32, False),
+            "name": (8, kind.TYPE_STRING, False),
+            "raw_data": (9, kind.TYPE_BYTES, False),
+        },
+    }
+
+
 @cache
 def _messages() -> dict[str, Any]:
     """The messages of the ONNX specification (onnx.proto3) as far as freezing changes them.
@@ -124,21 +143,7 @@ def _messages() -> dict[str, Any]:
         ) from error
     package = "protofleet.onnx"
     kind = descriptor_pb2.FieldDescriptorProto
-    fields: dict[str, dict[str, tuple[int, Any, bool]]] = {
-        "Model": {"graph": (7, "Graph", False)},
-        "Graph": {"initializer": (5, "Tensor", True), "input": (11, "Input", True)},
-        "Input": {"name": (1, kind.TYPE_STRING, False), "type": (2, "Type", False)},
-        "Type": {"tensor_type": (1, "TensorType", False)},
-        "TensorType": {"elem_type": (1, kind.TYPE_INT32, False), "shape": (2, "Shape", False)},
-        "Shape": {"dim": (1, "Dim", True)},
-        "Dim": {"dim_value": (1, kind.TYPE_INT64, False)},
-        "Tensor": {
-            "dims": (1, kind.TYPE_INT64, True),
-            "data_type": (2, kind.TYPE_INT32, False),
-            "name": (8, kind.TYPE_STRING, False),
-            "raw_data": (9, kind.TYPE_BYTES, False),
-        },
-    }
+    fields = _fields(kind)
     file = descriptor_pb2.FileDescriptorProto(name=package, package=package, syntax="proto3")
     for message, its_fields in fields.items():
         described = file.message_type.add(name=message)

@@ -92,25 +92,20 @@ def export(
 
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _preprocessing(model, input_shape, preprocessing)
-    names = _class_names(classes, metadata, built, prepared)
-    settings = parse_pairs(strategy_pairs)
     spec = _spec(
         built,
         name=out.stem,
         strategy=strategy,
-        settings=settings,
-        classes=names,
+        settings=parse_pairs(strategy_pairs),
+        classes=_class_names(classes, metadata, built, prepared),
         preprocessing=prepared,
     )
     provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
+    asked = tuple(dict.fromkeys((*spec.objectives, *objectives)))
     started = time.perf_counter()
     report = export_bundle(
         built,
-        dataclasses.replace(
-            spec,
-            provenance=provenance,
-            objectives=tuple(dict.fromkeys((*spec.objectives, *objectives))),
-        ),
+        dataclasses.replace(spec, provenance=provenance, objectives=asked),
         out=out,
         key=keys.load_signing_key(key) if key else keys.load_or_create_signing_key(),
     )

@@ -76,13 +76,8 @@ def pretrain(
     chosen = TrainOptions(**options)
     torch.manual_seed(chosen.seed)
     task = _task(spec, settings, objective, arrays, init)
-    provenance = {
-        "model": spec,
-        "settings": json.dumps(settings, sort_keys=True),
-        "classes": json.dumps(names),
-        "data": _digest(data),
-        "init": init.name if init else "",
-    }
+    known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
+    made = {"settings": json.dumps(settings, sort_keys=True), "classes": json.dumps(names)}
     tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
     with _progress(quiet=as_json) as on_progress:
         result = train(
@@ -90,7 +85,7 @@ def pretrain(
             tensors,
             chosen,
             folder=out,
-            provenance=provenance,
+            provenance={**known, **made},
             resume=resume,
             on_progress=on_progress,
         )

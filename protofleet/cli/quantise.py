@@ -14,6 +14,7 @@ from protofleet.errors import InputError, MissingDataError, ProvisionError
 
 if TYPE_CHECKING:
     import numpy as np
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from numpy.typing import NDArray
 
     from protofleet.bundle import Bundle
@@ -37,6 +38,12 @@ def _to_precisions(
                 f"expected {' or '.join(_PRECISIONS)}, got '{name}'", param=parameter
             )
     return names  # type: ignore[return-value]  # checked above
+
+
+_ONLY_ONNX = (
+    "note: the bundle has no TFLite programs, so the variants are for ONNX Runtime only; export "
+    "the bundle again with this version to have them for LiteRT too"
+)
 
 
 @click.command()
@@ -115,35 +122,34 @@ def quantise(
     if out.resolve() == bundle.resolve():
         raise InputError(f"--out '{out}': expected another path than the bundle's")
     signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
-    opened = Bundle.open(
-        bundle,
-        trusted=frozenset(map(keys.load_public_key, trust_files))
-        | keys.trusted_keys()
-        | {signing.public_key().public_bytes_raw()},
-    )
+    opened = Bundle.open(bundle, trusted=_trusted(signing, trust_files))
     local = load_local_data(data, opened.manifest.preprocessing, data_root=data_root)
     _check_data(local, opened)
     windows, scored = _drawn(local, calibration, seed), len(local.own.y_test)
     draft = make(opened, _values(opened, params, store), windows, precisions)
     rows = measure(draft, local.own.x_test, local.own.y_test)
     _tell(rows, as_json=as_json)
-    click.echo(
-        f"scored on {scored} test examples, calibrated on {len(windows)} windows", err=as_json
-    )
+    counted = f"scored on {scored} test examples, calibrated on {len(windows)} windows"
+    click.echo(counted, err=as_json)
     if "litert" not in draft.float_bytes:
-        click.echo(
-            "note: the bundle has no TFLite programs, so the variants are for ONNX Runtime only; "
-            "export the bundle again with this version to have them for LiteRT too",
-            err=as_json,
-        )
-    for doubt in doubts(
+        click.echo(_ONLY_ONNX, err=as_json)
+    found = doubts(
         scored=scored, allowed_points=allow_loss, windows=len(windows), asked=calibration
-    ):
+    )
+    for doubt in found:
         click.echo(f"warning: {doubt}", err=True)
     check_loss(rows, allow_loss)
     digest = write_bundle(out, draft.manifest, draft.files, signing)
     if not as_json:
         click.echo(f"{out}: digest {digest[:16]}")
+
+
+def _trusted(signing: Ed25519PrivateKey, files: tuple[Path, ...]) -> set[bytes]:
+    """Whose bundles are taken: those of the files, of this user's trust folder, and our own."""
+    from protofleet.bundle import keys
+
+    own = signing.public_key().public_bytes_raw()
+    return {*map(keys.load_public_key, files), *keys.trusted_keys(), own}
 
 
 def _check_data(local: LocalData, opened: Bundle) -> None:

@@ -13,15 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trained_round import trained_round
 
 from protofleet.edge.journal import read_blob
 from protofleet.edge.store import Binding, Store, read_personal
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
-from protofleet.federation.client import TrainedRound
-from protofleet.federation.records import Costs
-from protofleet.strategies.types import ClientState, Update
+from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
-from protofleet.wire.codecs import Coding
 
 _BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
 
@@ -29,18 +27,6 @@ _BINDING = Binding(federation="fed", bundle="ab", layout_hash="cd")
 def _state(round_id: int) -> ClientState:
     tensors = {"personal.w": np.full((2, 3), round_id, np.float32), "n": np.array([round_id])}
     return ClientState(round_id=round_id, tensors=tensors)
-
-
-def _trained(state: ClientState, blob: bytes, residual=None) -> TrainedRound:
-    update = Update(client_id="d", round_id=state.round_id, num_examples=1, tensors={})
-    return TrainedRound(
-        state=state,
-        residual=residual or {},
-        update=update,
-        costs=Costs(),
-        blob=blob,
-        coding=Coding(),
-    )
 
 
 def test_the_identity_is_made_once_and_kept(tmp_path):
@@ -85,7 +71,7 @@ def test_a_state_of_another_strategy_is_refused(tmp_path):
     with Store.open(tmp_path) as store:
         store.bind_strategy("fedavg", {"lr": 0.1})
         store.bind_strategy("fedali", {})
-        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
+        store.commit_trained(trained_round(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
         with pytest.raises(ProvisionError, match="state is of strategy 'fedali'"):
             store.bind_strategy("fedavg", {})
@@ -95,7 +81,7 @@ def test_a_state_is_the_devices_own_only_after_delivery(tmp_path):
     with Store.open(tmp_path) as store:
         store.commit_received(1, "t1", b"payload")
         assert (store.journal.stage, store.load_received()) == ("received", b"payload")
-        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
+        store.commit_trained(trained_round(_state(1), b"update"), transfer_id="t")
         assert (store.journal.stage, store.update_path().read_bytes()) == ("outbox", b"update")
         assert store.load_memory().state is None
         store.commit_delivered()
@@ -109,9 +95,9 @@ def test_a_state_is_the_devices_own_only_after_delivery(tmp_path):
 
 def test_a_dropped_round_leaves_no_trace(tmp_path):
     with Store.open(tmp_path) as store:
-        store.commit_trained(_trained(_state(1), b"update 1"), transfer_id="t")
+        store.commit_trained(trained_round(_state(1), b"update 1"), transfer_id="t")
         store.commit_delivered()
-        store.commit_trained(_trained(_state(2), b"update 2"), transfer_id="t")
+        store.commit_trained(trained_round(_state(2), b"update 2"), transfer_id="t")
         store.commit_dropped()
         assert store.load_memory().state.round_id == 1
         assert len(list(tmp_path.glob("*.blob"))) == 1
@@ -121,7 +107,7 @@ def test_a_dropped_round_keeps_the_residual_of_the_last_that_counted(tmp_path):
     with Store.open(tmp_path) as store:
         for round_id in (1, 2):
             residual = {"params/w": np.full(2, round_id, np.float32)}
-            trained = _trained(_state(round_id), b"u", residual)
+            trained = trained_round(_state(round_id), b"u", residual)
             store.commit_trained(trained, transfer_id="t")
             if round_id == 1:
                 store.commit_delivered()
@@ -152,7 +138,7 @@ def test_a_base_that_a_later_payload_named_stays_and_older_ones_go(tmp_path):
 
 def test_leftovers_are_removed_and_damage_is_named(tmp_path):
     with Store.open(tmp_path) as store:
-        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
+        store.commit_trained(trained_round(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
     (tmp_path / "journal.json.tmp").write_bytes(b"{")
     (tmp_path / ("0" * 64 + ".blob")).write_bytes(b"half")
@@ -208,7 +194,7 @@ def _advance(store: Store, folder: Path) -> bool:
         trained = ClientState(round_id=round_id, tensors=new)
         left = store.load_memory().residual.get("sum", np.zeros(1)) * 10 + round_id + 0.5
         update = f"{new['sum'][0]} {left[0]}".encode()
-        store.commit_trained(_trained(trained, update, {"sum": left}), transfer_id="t")
+        store.commit_trained(trained_round(trained, update, {"sum": left}), transfer_id="t")
     elif round_id <= 3:
         held = store.journal.payloads
         base = held[-1].sha256 if held else ""
@@ -251,7 +237,7 @@ def test_personal_state_can_be_read_beside_the_running_device(tmp_path):
         with pytest.raises(InputError, match="no round was finished"):
             read_personal(tmp_path)
         store.bind_strategy("fedali", {"lr": 1})
-        store.commit_trained(_trained(_state(1), b"update"), transfer_id="t")
+        store.commit_trained(trained_round(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
         journal, state = read_personal(tmp_path)
         assert (journal.strategy, state.round_id) == ("fedali", 1)

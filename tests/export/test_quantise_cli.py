@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from trained_round import trained_round
 
 from protofleet import strategies
 from protofleet.bundle import Bundle, write_bundle
@@ -160,7 +161,7 @@ def _store(folder, opened, strategy, tensors=None):
         layout = opened.manifest.layout_hash
         store.bind(Binding(federation="f", bundle=opened.digest, layout_hash=layout))
         store.bind_strategy(strategy, {})
-        store.commit_trained(state, b"update", transfer_id="t")
+        store.commit_trained(trained_round(state, b"update"), transfer_id="t")
         store.commit_delivered()
     return folder
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -42,17 +42,24 @@ def _update(megabytes: float, seed: int = 0) -> Array:
     return np.random.default_rng(seed).normal(0, 1e-3, size).astype(np.float32)
 
 
-def _int8(megabytes: float, *, per_channel: bool, threads: int) -> Sides:
-    import torch  # noqa: PLC0415 - only a benchmark that runs needs it
-
-    x, shapes = _update(megabytes), _shapes(megabytes)
+def _rows(
+    x: Array, shapes: Sequence[tuple[int, ...]], *, per_channel: bool
+) -> tuple[Array, list[Array]]:
+    """Where each scale's numbers start in ``x``, and its tensors with a row for each scale."""
     rows = [shape[0] if per_channel and len(shape) > 1 else 1 for shape in shapes]
     lengths = [
         math.prod(shape) // n for shape, n in zip(shapes, rows, strict=True) for _ in range(n)
     ]
-    starts = np.cumsum([0, *lengths])
     ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-    tensors = [part.reshape(n, -1) for part, n in zip(np.split(x, ends), rows, strict=True)]
+    parts = zip(np.split(x, ends), rows, strict=True)
+    return np.cumsum([0, *lengths]), [part.reshape(n, -1) for part, n in parts]
+
+
+def _int8(megabytes: float, *, per_channel: bool, threads: int) -> Sides:
+    import torch  # noqa: PLC0415 - only a benchmark that runs needs it
+
+    x = _update(megabytes)
+    starts, tensors = _rows(x, _shapes(megabytes), per_channel=per_channel)
     torch_tensors = [torch.from_numpy(tensor) for tensor in tensors]
 
     def ours() -> Array:

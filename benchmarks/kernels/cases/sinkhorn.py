@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
@@ -26,6 +27,13 @@ def _problem(n: int) -> tuple[Floats, Floats]:
     squares = np.square(points).sum(axis=1)[:, None] + np.square(others).sum(axis=1)
     cost = np.maximum(squares - 2.0 * (points @ others.T), 0.0)
     return (cost / cost.max()).astype(np.float32), np.full(n, 1.0 / n, np.float32)
+
+
+def _check_agreement(n: int, plan: Floats, others: Mapping[str, Floats]) -> None:
+    for name, other in others.items():
+        apart = float(np.abs(plan - other).sum())
+        if not apart <= _AGREED:
+            raise ArithmeticError(f"Sinkhorn n={n}: {name} puts {apart} of the mass elsewhere")
 
 
 def _prepare(n: int, target: float | None) -> Sides:
@@ -58,11 +66,7 @@ def _prepare(n: int, target: float | None) -> Sides:
         for _ in range(_ITERATIONS):
             cost @ mass
 
-    plan = ours()
-    for name, other in (("POT", pot()), ("PyTorch", pytorch().numpy())):
-        apart = float(np.abs(plan - other).sum())
-        if not apart <= _AGREED:
-            raise ArithmeticError(f"Sinkhorn n={n}: {name} puts {apart} of the mass elsewhere")
+    _check_agreement(n, ours(), {"POT": pot(), "PyTorch": pytorch().numpy()})
     peers = (
         Peer(name="POT (NumPy)", run=pot, target=target),
         Peer(name="PyTorch", run=pytorch),
