@@ -61,6 +61,8 @@ def test_a_round_goes_from_presence_to_commit_and_farewell(open_federation):
     assert (sent.task.strategy, sent.task.settings) == ("fedavg", plan.settings)
     assert (sent.task.seed, sent.task.deadline_s, sent.task.final) == (0, 600.0, False)
     assert fed.answers() == ["done", "done"]
+    # The receipts stay: a device may ask for them again.
+    assert set(endpoint.cancelled) == {sent.offer.transfer_id for sent in endpoint.sent}
     updates = [fed.update("a"), fed.update("b")]
     expected = plan.strategy.aggregate(start, updates, fed.server.tools(1))
     assert _bits(fed.server_state) == _bits(expected)
@@ -242,7 +244,7 @@ def test_a_device_that_returns_is_invited_again_unless_it_has_delivered(open_fed
         fed.online("a"),
         fed.online("b"),
         fed.delivers("a"),
-        [fed.gone("a"), fed.gone("b")],
+        [fed.gone("a"), fed.gone("b"), fed.gone("b", "left")],
         fed.after(15, fed.online("a")),
         fed.online("b"),
     )
@@ -274,21 +276,23 @@ def test_below_the_quorum_a_round_is_extended_with_others(open_federation):
 def test_a_silent_device_is_not_awaited_longer_than_its_grace(open_federation):
     """Silent after 150 s, and 20 s more; seen one second late."""
     fed = open_federation(rounds=2)
+    offer, arrival = fed.delivers("b")
     fed.play(
         CONNECTED,
         fed.online("a"),
         fed.online("b"),
-        fed.delivers("b"),
-        fed.after(140, fed.beat("b")),
+        offer,
+        fed.after(140, arrival),
         [fed.after(11), fed.after(19), fed.after(1)],
     )
     assert fed.told(events.DeviceOffline, "device_id", "reason") == [("a", "silent")]
     assert fed.told(events.RoundClosed, "participants", "seconds") == [(1, 171.0)]
 
 
-def test_a_silent_device_that_is_heard_again_is_invited_again(open_federation):
+@pytest.mark.parametrize("heard", [lambda fed: fed.beat("a"), lambda fed: fed.delivers("a")[0]])
+def test_a_silent_device_that_is_heard_again_is_invited_again(open_federation, heard):
     fed = open_federation()
-    fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.after(151), fed.beat("a"))
+    fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.after(151), heard(fed))
     assert fed.invited() == [("a", 1), ("b", 1), ("a", 1)]
     silent = [("a", "silent"), ("b", "silent")]
     assert fed.told(events.DeviceOffline, "device_id", "reason") == silent
@@ -373,6 +377,39 @@ def test_a_device_of_another_bundle_is_refused_and_told_what_runs_here(open_fede
     assert [one.phase for one in endpoint.published] == ["waiting"] * 3
     assert fed.told(events.DeviceRefused, "rule") == [("bundle",), ("bundle",)]
     assert endpoint.sent == []
+
+
+def test_a_member_that_returns_with_another_bundle_is_not_awaited(open_federation):
+    fed = open_federation()
+    fed.play(
+        CONNECTED,
+        fed.online("a"),
+        fed.online("b"),
+        fed.delivers("a"),
+        [fed.online("b", bundle="other"), fed.after(20), fed.gone("a", "left")],
+    )
+    assert fed.told(events.RoundClosed, "participants") == [(1,)]
+    assert fed.endpoint.finished == ["a"]
+
+
+def test_a_final_fit_is_asked_for_as_one_and_aggregates_nothing(open_federation):
+    """Also after a restart; its task says in which codec the update is to come."""
+    fed = open_federation(codec=CodecSettings(up="int8"))
+    description = replace(fed.plan.strategy.description, final_fit=True)
+    plan = replace(fed.plan, strategy=replace(fed.plan.strategy, description=description))
+    fed.plan, fed.server = plan, replace(fed.server, plan=plan)
+    fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.delivers("a"), fed.delivers("b"))
+    aggregated = _bits(fed.server_state)[1]
+    present = [fed.online("a"), fed.online("b")]
+    updates = fed.delivers("a", 2) + fed.delivers("b", 2)
+    fed.play(CONNECTED, present, updates, fed.gone("a", "left"), fed.gone("b", "left"))
+    tasks = [sent.task for sent in fed.endpoint.sent]
+    assert [(task.round_id, task.final, task.update_codec) for task in tasks] == [
+        (2, True, "int8+zlib")
+    ] * 2
+    assert fed.told(events.RoundClosed, "round_id", "final") == [(1, False), (2, True)]
+    assert _bits(fed.server_state) == (2, aggregated)
+    assert fed.finished.rounds == 1
 
 
 def test_where_class_counts_are_needed_a_device_is_there_when_it_has_registered(open_federation):

@@ -1,23 +1,42 @@
-"""A tiny bundle, its strategy, and device processes for the tests of the edge."""
+"""A tiny bundle and its devices: processes, and agents on an endpoint in memory."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from fake_endpoint import UNTIL_WOKEN, Arrival, Clock, FakeDeviceEndpoint, ScriptEndError
 from scripted_coordinator import FEDERATION
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
+from protofleet.edge import agent
+from protofleet.edge.agent import Agent
+from protofleet.edge.identity import Identity
+from protofleet.edge.journal import Binding
+from protofleet.edge.meter import Meter
+from protofleet.edge.store import Store
+from protofleet.edge.training import Learner, LocalData
+from protofleet.runtime import open_programs
+from protofleet.strategies import build
+from protofleet.tensors import blobs
+from protofleet.wire.endpoint import PeerMessage
+from protofleet.wire.messages import Announcement, Presence, Task
+from protofleet.wire.transfer import Delivered, Rejected, describe
 
 CLASSES = ("class0", "class1", "class2")
+_SETTINGS = {"epochs": 2, "batch_size": 16}
+_NAME = "anna"
 
 
 @dataclass(frozen=True)
@@ -91,3 +110,136 @@ def world(tmp_path: Path) -> World:
         bundle=Bundle.open(bundle_path, trusted={public}),
         trust=tmp_path / "signer.pem",
     )
+
+
+class Device:
+    """A device's store, its processes one after another, and what the coordinator sends it.
+
+    Attributes:
+        endpoint, journal, memory, left: of the latest process and as it left the store; ``left``
+            is what ``run`` returned, None if it was killed.
+        data: 40 examples, from round 5 on others, 25.
+        reports: of all processes.
+    """
+
+    def __init__(self, world, clock):
+        self.world, self.clock = world, clock
+        self.bundle = world.bundle
+        self.model = self.bundle.model()
+        self.strategy = build("fedavg", _SETTINGS, self.model)
+        self.programs = open_programs(self.bundle)
+        self.data = LocalData(own=_own(1), later=((5, _own(3, 25)),))
+        self.reports = []
+
+    def play(self, *steps, kind=Learner):
+        """A process of the device, killed when the script is through."""
+        folder = self.world.root / _NAME
+        flat = [one for step in steps for one in (step if isinstance(step, list) else [step])]
+        self.endpoint = FakeDeviceEndpoint(folder / "incoming", self.clock, flat, _NAME)
+        self.left = None
+        with Store.open(folder, device_id=_NAME) as store, contextlib.suppress(ScriptEndError):
+            try:
+                self.left = self._agent(store, kind).run()
+                # A thread may have been done before its end was waited for.
+                assert all(step is UNTIL_WOKEN for step in self.endpoint.steps)
+            finally:
+                self.journal, self.memory = store.journal, store.load_memory()
+        return self.endpoint
+
+    def _agent(self, store, kind):
+        binding = Binding(
+            federation=FEDERATION,
+            bundle=self.bundle.digest,
+            layout_hash=self.bundle.manifest.layout_hash,
+        )
+        store.bind(binding)
+        for transfer_id in store.journal.transfers:
+            self.endpoint.remember(transfer_id)
+        who = Identity(device_id=_NAME, boot_id="1", binding=binding, num_examples=40)
+        self.agent = Agent(
+            self.endpoint,
+            store,
+            self.learner(kind),
+            lambda *report: self.reports.append(report),
+            who,
+        )
+        return self.agent
+
+    def learner(self, kind=Learner):
+        return kind(self.bundle, self.programs, self.data, Meter(), _NAME)
+
+    def payload(self, shift=0.0):
+        """What the server sends: the bundle's parameters, a little moved."""
+        start = self.strategy.server_init(self.model, np.random.default_rng(0))
+        sent = self.strategy.downlink(start, _NAME).tensors
+        return {name: value + np.float32(shift) for name, value in sent.items()}
+
+    def round(self, round_id=1, *, blob=None, coding=None, **changes):
+        """The steps up to a trained round: the task and its payload."""
+        blob = blobs.encode(self.payload(round_id / 10)) if blob is None else blob
+        offer = describe(blob, kind="payload", device_id=_NAME, round_id=round_id, coding=coding)
+        task = Task(
+            task="train",
+            round_id=round_id,
+            federation=FEDERATION,
+            strategy="fedavg",
+            settings=_SETTINGS,
+            seed=7,
+            deadline_s=60.0,
+            payload=offer,
+        )
+        task = msgspec.structs.replace(task, **changes)
+        return [PeerMessage(_NAME, task), Arrival(_NAME, offer, blob), UNTIL_WOKEN]
+
+    def delivered(self):
+        return Delivered(_NAME, self.endpoint.sent[-1].offer)
+
+    def rejected(self):
+        return Rejected(_NAME, self.endpoint.sent[-1].offer, "cohort", "too late")
+
+    def announced(self, *, retained=False, **changes):
+        announcement = Announcement(
+            federation=FEDERATION,
+            boot_id="1",
+            phase="training",
+            round_id=1,
+            rounds=2,
+            strategy="fedavg",
+            bundle=self.bundle.digest,
+            layout_hash=self.bundle.manifest.layout_hash,
+        )
+        return PeerMessage("", msgspec.structs.replace(announcement, **changes), retained)
+
+    def online(self):
+        """Numbers of examples that the device has registered, one after another."""
+        found = [one for one in self.endpoint.published if isinstance(one, Presence)]
+        return [one.num_examples for one in found if one.status == "online"]
+
+    def names(self):
+        return [name for name, _ in self.reports]
+
+    def said(self, name):
+        return [figures for found, figures in self.reports if found == name]
+
+    def answers(self):
+        return [receipt.rule or receipt.status for receipt in self.endpoint.receipts]
+
+    def fetched(self):
+        return [offer.round_id for offer in self.endpoint.expected]
+
+    def sent(self):
+        return [sent.offer.round_id for sent in self.endpoint.sent]
+
+
+def _own(seed, n=40):
+    (x_train, y_train), (x_test, y_test) = tiny_data(seed, n), tiny_data(seed + 1, 20)
+    return DeviceData(
+        x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=CLASSES
+    )
+
+
+@pytest.fixture
+def device(world, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(agent, "time", clock)
+    return Device(world, clock)

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-
-import msgspec
 import numpy as np
 import pytest
 from fake_endpoint import (
     CONNECTED,
     QUIET,
     UNTIL_WOKEN,
-    Arrival,
-    Clock,
-    FakeDeviceEndpoint,
-    ScriptEndError,
 )
 from scripted_coordinator import FEDERATION
-from tiny_bundle import tiny_data
 
-from protofleet.datasets import DeviceData
-from protofleet.edge import agent as agent_module
-from protofleet.edge.agent import SETTLE_S, Agent
-from protofleet.edge.identity import Identity
-from protofleet.edge.journal import Binding
-from protofleet.edge.meter import Meter
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.agent import SETTLE_S
+from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.client import RoundOrder, open_payload
 from protofleet.federation.coding import (
@@ -35,16 +21,13 @@ from protofleet.federation.coding import (
     payload_baseline,
     update_baseline,
 )
-from protofleet.runtime import open_programs
-from protofleet.strategies import build
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 from protofleet.wire.endpoint import Ignored, PeerMessage
 from protofleet.wire.link import Disconnected
-from protofleet.wire.messages import Announcement, Task
-from protofleet.wire.transfer import Delivered, Rejected, describe
+from protofleet.wire.messages import Task
+from protofleet.wire.transfer import Delivered, Rejected
 
-_SETTINGS = {"epochs": 2, "batch_size": 16}
 _NAME = "anna"
 _FINISH = PeerMessage(_NAME, Task(task="finish", round_id=1, federation=FEDERATION))
 
@@ -70,127 +53,6 @@ class _DeafLearner(_HeldLearner):
             assert self.cancelled.wait(20)
             self.cancelled.clear()
         return super().train(strategy, state, payload, seed=seed)
-
-
-class Device:
-    """A device's store, its processes one after another, and what the coordinator sends it.
-
-    Attributes:
-        endpoint, journal, memory, left: of the latest process and as it left the store; ``left``
-            is what ``run`` returned, None if it was killed.
-        reports: of all processes.
-    """
-
-    def __init__(self, world, clock):
-        self.world, self.clock = world, clock
-        self.bundle = world.bundle
-        self.model = self.bundle.model()
-        self.strategy = build("fedavg", _SETTINGS, self.model)
-        self.programs = open_programs(self.bundle)
-        self.reports = []
-
-    def play(self, *steps, kind=Learner):
-        """A process of the device, killed when the script is through."""
-        folder = self.world.root / _NAME
-        flat = [one for step in steps for one in (step if isinstance(step, list) else [step])]
-        self.endpoint = FakeDeviceEndpoint(folder / "incoming", self.clock, flat, _NAME)
-        self.left = None
-        with Store.open(folder, device_id=_NAME) as store, contextlib.suppress(ScriptEndError):
-            try:
-                self.left = self._agent(store, kind).run()
-                # A thread may have been done before its end was waited for.
-                assert all(step is UNTIL_WOKEN for step in self.endpoint.steps)
-            finally:
-                self.journal, self.memory = store.journal, store.load_memory()
-        return self.endpoint
-
-    def _agent(self, store, kind):
-        binding = Binding(
-            federation=FEDERATION,
-            bundle=self.bundle.digest,
-            layout_hash=self.bundle.manifest.layout_hash,
-        )
-        store.bind(binding)
-        for transfer_id in store.journal.transfers:
-            self.endpoint.remember(transfer_id)
-        learner = kind(self.bundle, self.programs, LocalData(own=_data()), Meter(), _NAME)
-        who = Identity(device_id=_NAME, boot_id="1", binding=binding, num_examples=40)
-        self.agent = Agent(
-            self.endpoint, store, learner, lambda *report: self.reports.append(report), who
-        )
-        return self.agent
-
-    def payload(self, shift=0.0):
-        """What the server sends: the bundle's parameters, a little moved."""
-        start = self.strategy.server_init(self.model, np.random.default_rng(0))
-        sent = self.strategy.downlink(start, _NAME).tensors
-        return {name: value + np.float32(shift) for name, value in sent.items()}
-
-    def round(self, round_id=1, *, blob=None, coding=None, **changes):
-        """The steps up to a trained round: the task and its payload."""
-        blob = blobs.encode(self.payload(round_id / 10)) if blob is None else blob
-        offer = describe(blob, kind="payload", device_id=_NAME, round_id=round_id, coding=coding)
-        task = Task(
-            task="train",
-            round_id=round_id,
-            federation=FEDERATION,
-            strategy="fedavg",
-            settings=_SETTINGS,
-            seed=7,
-            deadline_s=60.0,
-            payload=offer,
-        )
-        task = msgspec.structs.replace(task, **changes)
-        return [PeerMessage(_NAME, task), Arrival(_NAME, offer, blob), UNTIL_WOKEN]
-
-    def delivered(self):
-        return Delivered(_NAME, self.endpoint.sent[-1].offer)
-
-    def rejected(self):
-        return Rejected(_NAME, self.endpoint.sent[-1].offer, "cohort", "too late")
-
-    def announced(self, *, retained=False, **changes):
-        announcement = Announcement(
-            federation=FEDERATION,
-            boot_id="1",
-            phase="training",
-            round_id=1,
-            rounds=2,
-            strategy="fedavg",
-            bundle=self.bundle.digest,
-            layout_hash=self.bundle.manifest.layout_hash,
-        )
-        return PeerMessage("", msgspec.structs.replace(announcement, **changes), retained)
-
-    def names(self):
-        return [name for name, _ in self.reports]
-
-    def said(self, name):
-        return [figures for found, figures in self.reports if found == name]
-
-    def answers(self):
-        return [receipt.rule or receipt.status for receipt in self.endpoint.receipts]
-
-    def fetched(self):
-        return [offer.round_id for offer in self.endpoint.expected]
-
-    def sent(self):
-        return [sent.offer.round_id for sent in self.endpoint.sent]
-
-
-def _data():
-    (x_train, y_train), (x_test, y_test) = tiny_data(1), tiny_data(2, 20)
-    classes = ("class0", "class1", "class2")
-    return DeviceData(
-        x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes
-    )
-
-
-@pytest.fixture
-def device(world, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(agent_module, "time", clock)
-    return Device(world, clock)
 
 
 def _bits(state):
@@ -237,6 +99,20 @@ def test_a_newer_task_waits_for_the_fate_of_the_update_in_the_outbox(device, fat
     assert device.sent() == [1, 1]
     assert device.names()[3:5] == [{"rejected": "dropped"}.get(fate, fate), "task"]
     assert device.fetched() == [1, 2]
+
+
+def test_the_latest_of_several_newer_tasks_is_begun_and_none_prolongs_the_waiting(device):
+    device.play(CONNECTED, device.round(), device.round(2)[0], device.round(3)[0], QUIET)
+    assert (device.sent(), device.fetched()) == ([1, 1], [1, 3])
+
+
+@pytest.mark.parametrize("kind", [Delivered, lambda *about: Rejected(*about, "cohort", "late")])
+def test_a_receipt_of_an_older_update_decides_nothing(device, kind):
+    def old():
+        return kind(_NAME, device.endpoint.sent[0].offer)
+
+    device.play(CONNECTED, device.round(), device.delivered, device.round(2), old)
+    assert (device.journal.stage, device.journal.pending.round_id) == ("outbox", 2)
 
 
 def test_a_newer_task_waits_no_longer_than_it_takes_to_settle(device):
@@ -389,9 +265,8 @@ def test_a_restart_with_a_payload_trains_without_fetching_it_again(device):
     endpoint = device.play(CONNECTED, steps[0], UNTIL_WOKEN, device.delivered)
     assert (device.fetched(), device.answers(), device.sent()) == ([], ["done"], [1])
     assert endpoint.remembered == [steps[1].offer.transfer_id]
-    learner = Learner(device.bundle, device.programs, LocalData(own=_data()), Meter(), _NAME)
     payload = open_payload(steps[1].blob, RoundOrder(round_id=1, seed=7)).payload
-    state, _ = learner.train(device.strategy, None, payload, seed=7)
+    state, _ = device.learner().train(device.strategy, None, payload, seed=7)
     assert _bits(device.memory.state) == _bits(state)
 
 
@@ -412,6 +287,28 @@ def test_a_federation_that_finished_while_a_device_was_away_lets_it_leave(device
     assert (device.left, device.sent()) == (None, [1])
     device.play(CONNECTED, finished)
     assert device.left
+
+
+def test_a_round_s_examples_are_registered_and_not_before_the_update_of_another_is_gone(device):
+    """What counts for an update in the outbox are the data of its own round."""
+    later = device.announced(round_id=5)
+    device.play(CONNECTED, device.round(), later)
+    assert device.online() == [40]
+    device.play(CONNECTED, later, device.delivered, device.round(5))
+    assert device.online() == [40, 25]
+    assert [figures["num_examples"] for figures in device.said("trained")] == [40, 25]
+
+
+def test_a_final_fit_is_trained_as_one(device):
+    seen = []
+
+    class Spy(Learner):
+        def train(self, strategy, state, payload, *, seed):
+            seen.append((payload.final, seed))
+            return super().train(strategy, state, payload, seed=seed)
+
+    device.play(CONNECTED, device.round(final=True), kind=Spy)
+    assert seen == [(True, 7)]
 
 
 def test_a_strategy_that_asks_for_class_counts_is_told_them(device):
@@ -444,6 +341,8 @@ def test_a_device_that_is_stopped_keeps_the_payload_that_it_was_training_on(devi
 
     def stop():
         device.agent.stop()
+        cancelled = device.agent._training._running.exception(20)
+        assert isinstance(cancelled, TrainingCancelledError)
 
     device.play(CONNECTED, device.round()[:2], stop, kind=_HeldLearner)
     assert device.left is False
