@@ -23,7 +23,8 @@ from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 
-_FORMAT = 2
+FORMAT = 2
+"""Of the database; a run folder of another one is refused."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
@@ -52,7 +53,6 @@ CREATE TABLE IF NOT EXISTS members (
     client_id TEXT NOT NULL,
     file TEXT,
     transfer_id TEXT,
-    num_examples INTEGER,
     record TEXT,
     class_counts TEXT,
     PRIMARY KEY (round_id, client_id)
@@ -118,6 +118,25 @@ class SpooledUpdates:
             yield read_update(file.read_bytes(), counts)
 
 
+Traffic = Mapping[int, Mapping[str, RoundBytes]]
+"""Round → client → bytes of that round, rounds in order; round 0 is what it cost to join."""
+
+
+def traffic_by_round(totals: Mapping[str, Mapping[int, Totals]]) -> Traffic:
+    """What each device paid in each round, from ``Ledger.totals``."""
+    found: dict[int, dict[str, RoundBytes]] = {}
+    for client_id, its_totals in totals.items():
+        up = down = 0
+        for round_id, total in its_totals.items():
+            found.setdefault(round_id, {})[client_id] = RoundBytes(
+                round_id=round_id,
+                bytes_up=max(total.bytes_up - up, 0),
+                bytes_down=max(total.bytes_down - down, 0),
+            )
+            up, down = total.bytes_up, total.bytes_down
+    return dict(sorted(found.items()))
+
+
 class Ledger:
     """One run's durable state in ``folder``, owned by one process at a time.
 
@@ -140,7 +159,7 @@ class Ledger:
         self._lock = lock(folder / "lock", taken=taken)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
-        self._check_identity({**identity, "format": str(_FORMAT)})
+        self._check_identity({"format": str(FORMAT), **identity})
         self._sweep()
 
     def __enter__(self) -> Self:
@@ -220,14 +239,13 @@ class Ledger:
         with self._db:
             self._flush_traffic()
             self._db.execute(
-                "UPDATE members SET file = ?, transfer_id = ?, num_examples = ?, record = ?,"
+                "UPDATE members SET file = ?, transfer_id = ?, record = ?,"
                 " class_counts = (SELECT class_counts FROM registrations"
                 " WHERE registrations.client_id = members.client_id)"
                 " WHERE round_id = ? AND client_id = ?",
                 (
                     str(target.relative_to(self.folder)),
                     accepted.transfer_id,
-                    record.num_examples,
                     msgspec.json.encode(record).decode(),
                     record.round_id,
                     accepted.client_id,
@@ -345,9 +363,9 @@ class Ledger:
         tensors, _ = blobs.decode(data, max_bytes=_NO_LIMIT)
         return ServerState(round_id=round_id, tensors=tensors)
 
-    def committed(self) -> tuple[RoundRecord, ...]:
-        """All committed rounds, in order."""
-        traffic = self.traffic()
+    def committed(self, traffic: Traffic | None = None) -> tuple[RoundRecord, ...]:
+        """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
+        traffic = traffic or {}
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, (SELECT count(file) FROM members"
             " WHERE members.round_id = rounds.round_id)"
@@ -384,20 +402,6 @@ class Ledger:
                 bytes_up=up, bytes_down=down, peak_rss_bytes=rss
             )
         return found
-
-    def traffic(self) -> dict[int, dict[str, RoundBytes]]:
-        """Round → client → bytes of that round, rounds in order; round 0: what joining cost."""
-        found: dict[int, dict[str, RoundBytes]] = {}
-        for client_id, totals in self.totals().items():
-            up = down = 0
-            for round_id, total in totals.items():
-                found.setdefault(round_id, {})[client_id] = RoundBytes(
-                    round_id=round_id,
-                    bytes_up=max(total.bytes_up - up, 0),
-                    bytes_down=max(total.bytes_down - down, 0),
-                )
-                up, down = total.bytes_up, total.bytes_down
-        return dict(sorted(found.items()))
 
     def references(self) -> dict[str, str]:
         """Client → the payload that it has, as the SHA-256 of its raw blob."""
@@ -450,6 +454,11 @@ class Ledger:
 
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         stored = dict(self._db.execute("SELECT key, value FROM meta"))
+        if stored and stored.get("format") != identity["format"]:
+            raise InputError(
+                f"run folder {self.folder}: its ledger has format {stored.get('format')}, this "
+                f"version reads {identity['format']}; choose another run_dir"
+            )
         for key, value in identity.items():
             if stored and stored.get(key) != value:
                 raise InputError(

@@ -14,7 +14,7 @@ from protofleet.federation.coding import CodedPayload, PayloadEncoder, update_ba
 from protofleet.federation.plan import Plan
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
-from protofleet.wire.codecs import RAW, Codec, Coding
+from protofleet.wire.codecs import Codec, Coding
 
 _SUFFIX = ".safetensors"
 
@@ -63,7 +63,7 @@ class Payloads:
             ProtofleetError: what it refers to is damaged.
         """
         if client_id not in self._sent:
-            raw = self._codec.kind == RAW or self._ledger.takes_raw_only(client_id)
+            raw = self._codec.is_raw or self._ledger.takes_raw_only(client_id)
             payload = self._plan.strategy.downlink(state, client_id)
             self._sent[client_id] = self._encoder.encode(
                 payload.tensors,
@@ -82,7 +82,7 @@ class Payloads:
             self._ledger.forget_reference(client_id)
         elif (
             rule == "codec"
-            and self._codec.kind != RAW
+            and not self._codec.is_raw
             and not self._ledger.takes_raw_only(client_id)
         ):
             self._ledger.send_raw_only(client_id)
@@ -97,7 +97,7 @@ class Payloads:
         Raises:
             RefusedError: it was made from another payload than the client got.
         """
-        if coding.codec == RAW:
+        if coding.is_raw:
             return {}
         reference = self.payload_for(state, client_id).reference
         if coding.reference != reference:
@@ -111,7 +111,7 @@ class Payloads:
     def held_reference(self, client_id: str) -> str:
         """What a client whose update is accepted now has; empty if no payload will refer to it."""
         sent = self._sent.get(client_id)
-        return sent.reference if sent is not None and sent.coding.codec != RAW else ""
+        return "" if sent is None or sent.coding.is_raw else sent.reference
 
     def clear(self) -> None:
         """The round is over, or has not begun: keep what devices have, and nothing else."""
@@ -133,7 +133,7 @@ class Payloads:
         if not path.exists():
             replace_whole(path, payload.blob)
         kept = self._references / f"{payload.reference}{_SUFFIX}"
-        if payload.coding.codec != RAW and not kept.exists():
+        if payload.held and not kept.exists():
             write_whole(kept, payload.raw)
             sync_folder(self._references)
         return PayloadFile(path=path, coding=payload.coding, reference=payload.reference)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.ledger import Accepted, Ledger, Totals, Traffic, traffic_by_round
 from protofleet.federation.records import (
     Costs,
     DeviceDetails,
@@ -81,7 +81,26 @@ class Results:
     def record(self) -> RunRecord:
         """The content of ``result.json``."""
         totals = self._ledger.totals()
-        rounds = self._ledger.committed()
+        return self._record(totals, traffic_by_round(totals))
+
+    def write(self) -> RunRecord:
+        """Rewrite both files; returns the content of ``result.json``."""
+        totals = self._ledger.totals()
+        traffic = traffic_by_round(totals)
+        record = self._record(totals, traffic)
+        save_record(record, self.path)
+        details = FleetDetails(
+            classes=self._classes,
+            devices=tuple(
+                self._details(name, (one[name] for one in traffic.values() if name in one))
+                for name in self._names
+            ),
+        )
+        save_record(details, self._ledger.folder / "devices.json")
+        return record
+
+    def _record(self, totals: Mapping[str, Mapping[int, Totals]], traffic: Traffic) -> RunRecord:
+        rounds = self._ledger.committed(traffic)
         return RunRecord(
             strategy=self._strategy,
             seed=self._seed,
@@ -93,21 +112,6 @@ class Results:
             ),
             devices=tuple(self._device(name, totals.get(name, {})) for name in self._names),
         )
-
-    def write(self) -> RunRecord:
-        """Rewrite both files; returns the content of ``result.json``."""
-        record = self.record()
-        save_record(record, self.path)
-        traffic = self._ledger.traffic().values()
-        details = FleetDetails(
-            classes=self._classes,
-            devices=tuple(
-                self._details(name, (one[name] for one in traffic if name in one))
-                for name in self._names
-            ),
-        )
-        save_record(details, self._ledger.folder / "devices.json")
-        return record
 
     @property
     def path(self) -> Path:

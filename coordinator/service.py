@@ -24,7 +24,6 @@ from protofleet.federation import schedule
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.tensors import blobs
-from protofleet.wire.codecs import RAW
 from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
@@ -248,9 +247,9 @@ class Service:
             class_counts=self._class_counts.get(device_id),
         )
         path = event.path
-        if offer.codec != RAW:
+        if not offer.coding.is_raw:
             path = event.path.with_suffix(".raw")
-            replace_whole(path, decoded.raw)
+            replace_whole(path, decoded.to_raw(max_bytes=self._server.expected.max_bytes))
         accepted = Accepted(
             client_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
         )
@@ -300,12 +299,12 @@ class Service:
             live = len(self._registry.live)
             self._sink(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
 
-    def _apply(self, event: schedule.Event) -> None:
+    def _apply(self, event: schedule.ScheduleEvent) -> None:
         self._state, actions = self._schedule.step(self._state, event, time.monotonic())
         for action in actions:
             self._do(action)
 
-    def _do(self, action: schedule.Action) -> None:
+    def _do(self, action: schedule.ScheduleAction) -> None:
         match action:
             case schedule.OpenRound(round_id, cohort, final):
                 self._ledger.open_round(round_id, cohort, time.time(), final=final)
@@ -355,13 +354,11 @@ class Service:
         self._transfers.clear()
         self._payloads.clear()
         accepted = self._ledger.accepted(round_id)
-        self._server_state, scores = self._server.close(
-            self._server_state,
-            round_id,
-            self._ledger.updates(round_id),
-            [one.record for one in accepted],
-            final=action.final,
+        self._server_state = self._server.aggregate(
+            self._server_state, round_id, self._ledger.updates(round_id), final=action.final
         )
+        records = [one.record for one in accepted]
+        scores = self._server.score(self._server_state, records, final=action.final)
         self._ledger.commit_round(
             self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
         )

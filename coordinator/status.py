@@ -6,6 +6,7 @@ import sqlite3
 
 import msgspec
 
+from protofleet.coordinator.ledger import FORMAT
 from protofleet.errors import InputError
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
@@ -44,11 +45,16 @@ def read_status(config: FederationConfig) -> Status:
         raise InputError(f"run folder {config.run_dir}: no run was started here")
     db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
     try:
+        meta = dict(db.execute("SELECT key, value FROM meta"))
+        if meta.get("format") != str(FORMAT):
+            raise InputError(
+                f"run folder {config.run_dir}: its ledger has format {meta.get('format')}, this "
+                f"version reads {FORMAT}"
+            )
         row = db.execute(
             "SELECT round_id, phase, final FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
         round_id, phase, final = row or (0, "waiting", False)
-        (strategy,) = db.execute("SELECT value FROM meta WHERE key = 'strategy'").fetchone()
         members = db.execute(
             "SELECT client_id, file FROM members WHERE round_id = ? ORDER BY client_id",
             (round_id,),
@@ -57,7 +63,7 @@ def read_status(config: FederationConfig) -> Status:
         db.close()
     committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
     if phase == "committed":
-        enough = committed >= config.rounds and not DESCRIPTIONS[strategy].final_fit
+        enough = committed >= config.rounds and not DESCRIPTIONS[meta["strategy"]].final_fit
         phase = "finished" if final or enough else "waiting"
     return Status(
         federation=config.federation,

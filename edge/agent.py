@@ -29,7 +29,7 @@ from protofleet.edge.training import Learner, TrainingThread
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.client import (
     ReceivedPayload,
-    RoundOrder,
+    RoundConfig,
     TrainedRound,
     open_payload,
     receive_payload,
@@ -37,7 +37,7 @@ from protofleet.federation.client import (
 from protofleet.federation.records import percentiles
 from protofleet.strategies.scores import macro_f1
 from protofleet.strategies.types import Strategy
-from protofleet.wire.codecs import RAW, Codec
+from protofleet.wire.codecs import Codec
 from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Task, TransferOffer
@@ -63,9 +63,9 @@ class ActiveRound:
     strategy: Strategy
 
     @property
-    def order(self) -> RoundOrder:
+    def order(self) -> RoundConfig:
         """What the task asks for."""
-        return RoundOrder(
+        return RoundConfig(
             round_id=self.task.round_id,
             seed=self.task.seed,
             final=self.task.final,
@@ -310,7 +310,7 @@ class Agent:
             current.task.round_id,
             transfer_id,
             received.raw,
-            reference=event.offer.reference if event.offer.codec != RAW else None,
+            reference=None if event.offer.coding.is_raw else event.offer.reference,
         )
         self._endpoint.accept(transfer_id)
         self._train(current, received)

@@ -14,7 +14,7 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.experiments.prepare import ClientFiles
 from protofleet.federation.client import (
     ClientMemory,
-    RoundOrder,
+    RoundConfig,
     receive_payload,
     train_round,
 )
@@ -82,7 +82,7 @@ class WorkerTask:
     """
 
     client_id: str
-    order: RoundOrder
+    order: RoundConfig
     payload: bytes
     coding: Coding
     baseline: bytes

@@ -235,7 +235,11 @@ def digest(experiment: Experiment, method: Method) -> str:
         score=ScoreSettings(pooled_limit=experiment.score.pooled_limit),
         **dict.fromkeys(("title", "note", "paper", "table"), ""),
     )
-    return hashlib.sha256(msgspec.json.encode(alone, order="sorted")).hexdigest()
+    values = msgspec.to_builtins(alone, enc_hook=str)
+    if method.aggregation == AggregationSettings():
+        # Results that were made before there was a choice stay those of the same lines.
+        del values["methods"][0]["aggregation"]
+    return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
 
 
 def load_experiment(path: Path) -> Experiment:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from protofleet.experiments import _worker
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, load_run, save_result
-from protofleet.federation.client import RoundOrder
+from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import (
     CodedPayload,
     DecodedUpdate,
@@ -35,13 +35,12 @@ from protofleet.federation.coding import (
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import RoundRecord
 from protofleet.federation.schedule import (
-    Action,
     CloseRound,
     DeviceAppeared,
-    Event,
     Finish,
-    OpenRound,
     RoundState,
+    ScheduleAction,
+    ScheduleEvent,
     StateCommitted,
     UpdateStored,
 )
@@ -49,7 +48,6 @@ from protofleet.federation.server import Server
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 from protofleet.threads import thread_variables
-from protofleet.wire.codecs import RAW
 
 _CHECKPOINT = "checkpoint.safetensors"
 _CHECKPOINT_S = 60.0
@@ -87,8 +85,9 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
     run = _restored(job, plan)
     for one in run.rounds:
         watch(one)
+    engine = _Engine(job, plan)
     with _pool(job, plan, min(workers, len(job.clients))) as pool, _Saving(job, plan) as saving:
-        for reached in _Engine(job, plan, pool).rounds(run):
+        for reached in engine.rounds(run, pool):
             run = reached
             saving.reached(run)
             watch(run.rounds[-1])
@@ -134,11 +133,10 @@ class _Engine:
     Args:
         job: what to run.
         plan: its federation.
-        pool: trains clients.
     """
 
-    def __init__(self, job: Job, plan: Plan, pool: ProcessPoolExecutor) -> None:
-        self._plan, self._pool = plan, pool
+    def __init__(self, job: Job, plan: Plan) -> None:
+        self._plan = plan
         self._clients = tuple(sorted(job.clients))
         self._server = Server.of(plan)
         self._schedule = plan.schedule()
@@ -146,32 +144,23 @@ class _Engine:
         self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
         self._state = RoundState()
 
-    def rounds(self, run: _Progress) -> Iterator[_Progress]:
-        """Where the run stands after each round that is left.
-
-        Raises:
-            InputError: the cohort asks for more clients than there are.
-        """
+    def rounds(self, run: _Progress, pool: ProcessPoolExecutor) -> Iterator[_Progress]:
+        """Where the run stands after each round that is left; ``pool`` trains the clients."""
         done = run.rounds
         reached = RoundState(round_id=len(done) + 1, final=bool(done) and done[-1].final)
         self._state, actions = self._schedule.resume(reached, 0.0)
         for client_id in self._clients:
             actions += self._step(DeviceAppeared(client_id))
         while not any(isinstance(action, Finish) for action in actions):
-            if not any(isinstance(action, OpenRound) for action in actions):
-                raise InputError(
-                    f"cohort: expected at most the {len(self._clients)} clients of the data, got "
-                    f"{self._plan.config.cohort.size}"
-                )
-            run = self._round(run)
+            run = self._round(run, pool)
             actions = self._step(StateCommitted())
             yield run
 
-    def _step(self, event: Event) -> tuple[Action, ...]:
+    def _step(self, event: ScheduleEvent) -> tuple[ScheduleAction, ...]:
         self._state, actions = self._schedule.step(self._state, event, 0.0)
         return actions
 
-    def _round(self, run: _Progress) -> _Progress:
+    def _round(self, run: _Progress, pool: ProcessPoolExecutor) -> _Progress:
         """Train the cohort of the open round, aggregate, score."""
         started, round_id, final = time.perf_counter(), self._state.round_id, self._state.final
         self._references = run.references
@@ -185,17 +174,14 @@ class _Engine:
         }
         self._encoder.clear()
         tasks = [self._task(run, client_id, coded) for client_id, coded in sent.items()]
-        results = {one.client_id: one for one in self._pool.map(_worker.train, tasks)}
+        results = {one.client_id: one for one in pool.map(_worker.train, tasks)}
         admitted = [self._admitted(one, sent[one.client_id]) for one in results.values()]
-        self._close()
-        server, scores = self._server.close(
-            run.server,
-            round_id,
-            [one.update for one in admitted],
-            [one.record for one in admitted],
-            final=final,
+        self._close(results)
+        server = self._server.aggregate(
+            run.server, round_id, [one.update for one in admitted], final=final
         )
         seconds = round(time.perf_counter() - started, 4)
+        scores = self._server.score(server, [one.record for one in admitted], final=final)
         done = RoundRecord(
             round_id=round_id,
             final=final,
@@ -211,7 +197,7 @@ class _Engine:
         config = self._plan.config
         return WorkerTask(
             client_id=client_id,
-            order=RoundOrder(
+            order=RoundConfig(
                 round_id=self._state.round_id,
                 seed=config.seed,
                 final=self._state.final,
@@ -234,10 +220,9 @@ class _Engine:
             class_counts=result.class_counts,
         )
 
-    def _close(self) -> None:
-        """Everybody has delivered."""
-        for client_id in self._state.cohort:
-            actions = self._step(UpdateStored(client_id))
+    def _close(self, delivered: Iterable[str]) -> None:
+        """Everybody has delivered, so the round closes."""
+        actions = [action for one in delivered for action in self._step(UpdateStored(one))]
         if not any(isinstance(action, CloseRound) for action in actions):
             raise ProtofleetError(f"round {self._state.round_id}: all updates are in, still open")
 
@@ -253,9 +238,8 @@ class _Engine:
         clients, references = dict(run.clients), dict(run.references)
         for client_id, one in results.items():
             coded = sent[client_id]
-            reference = "" if coded.coding.codec == RAW else coded.reference
-            clients[client_id] = replace(one.stored, reference=reference)
-            references[reference] = coded.raw
+            clients[client_id] = replace(one.stored, reference=coded.held)
+            references[coded.held] = coded.raw
         held = {one.reference for one in clients.values()} - {""}
         return _Progress(
             server, clients, {name: references[name] for name in held}, (*run.rounds, done)

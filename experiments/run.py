@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -20,6 +20,8 @@ from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
 from protofleet.federation.scores import run_scores
 from protofleet.federation.settings import (
+    AggregationSettings,
+    Amount,
     CohortSettings,
     EvaluationSettings,
     FederationConfig,
@@ -33,8 +35,8 @@ from protofleet.wire.broker_access import BrokerAccess
 
 _HOUR_S = 3600.0
 _UPDATE_BYTES = 2**31
-_NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")  # the local engine connects to none
 """Updates of our own processes; images of CDFL are large."""
+_NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")  # the local engine connects to none
 
 Watch = Callable[[RoundRecord], None]
 """Told of every finished round."""
@@ -92,9 +94,7 @@ class Job:
             rounds=self.rounds,
             seed=self.seed,
             strategy=StrategySettings(name=self.method.strategy, settings=self.settings(bundle)),
-            cohort=CohortSettings(
-                size=self.experiment.cohort_of(self.method), minimum=len(self.clients)
-            ),
+            cohort=CohortSettings(size=self._cohort, minimum=len(self.clients)),
             round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
             limits=LimitSettings(update_bytes=_UPDATE_BYTES),
             evaluation=EvaluationSettings(pooled=self.data.pooled),
@@ -103,6 +103,12 @@ class Job:
             aggregation=self.method.aggregation,
         )
         return make_plan(config)
+
+    @property
+    def _cohort(self) -> Literal["all"] | Amount:
+        """Who takes part in a round; never more clients than there are."""
+        size = self.experiment.cohort_of(self.method)
+        return min(size, len(self.clients)) if isinstance(size, int) else size
 
     def identity(self, plan: Plan, engine: Engine) -> str:
         """Hash of everything that decides the numbers."""
@@ -114,7 +120,11 @@ class Job:
             self.rounds,
             self.experiment.cohort_of(self.method),
             self.experiment.codec_of(self.method),
-            self.method.aggregation,
+            *(
+                []
+                if self.method.aggregation == AggregationSettings()
+                else [self.method.aggregation]
+            ),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

@@ -23,6 +23,7 @@ from protofleet.tensors.blobs import check_finite
 _MOST_SCORES = 8
 _MOST_CHARS = 64
 _NAME = re.compile(rf"[A-Za-z0-9 ._-]{{1,{_MOST_CHARS}}}")
+_TAKEN = frozenset({"personalisation", "generalisation", "global"})
 _MOST_LOSS = 1e12
 
 
@@ -109,6 +110,10 @@ def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
             f"got {len(evaluation.more)}",
         )
     for name in evaluation.more:
+        if name in _TAKEN:
+            raise RefusedError(
+                "evaluation", f"evaluation '{name}': expected another name for a further score"
+            )
         if not _NAME.fullmatch(name):
             raise RefusedError(
                 "evaluation",

@@ -24,7 +24,7 @@ from protofleet.wire.codecs import Codec, Coding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundOrder:
+class RoundConfig:
     """What the server asks of a client in a round.
 
     Attributes:
@@ -63,7 +63,7 @@ class ReceivedPayload:
         raw: its raw blob.
     """
 
-    order: RoundOrder
+    order: RoundConfig
     payload: Payload
     raw: bytes
 
@@ -110,7 +110,7 @@ class LocalLearner(Protocol):
 def receive_payload(  # noqa: PLR0913 - what came and what it is read with, named at the call
     blob: bytes,
     coding: Coding,
-    order: RoundOrder,
+    order: RoundConfig,
     *,
     model: Model,
     earlier: Callable[[str], Tensors],
@@ -133,7 +133,7 @@ def receive_payload(  # noqa: PLR0913 - what came and what it is read with, name
     return open_payload(decode_payload(blob, coding, model, earlier, max_bytes=max_bytes), order)
 
 
-def open_payload(raw: bytes, order: RoundOrder) -> ReceivedPayload:
+def open_payload(raw: bytes, order: RoundConfig) -> ReceivedPayload:
     """A payload from its raw blob, as it was received before.
 
     Raises:

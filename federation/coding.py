@@ -28,7 +28,7 @@ from protofleet.strategies.common import PARAMS, network_tensors, prefixed
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
-from protofleet.wire.codecs import RAW, Codec, Coding, Encoded
+from protofleet.wire.codecs import Codec, Coding, Encoded
 
 _log = logging.getLogger(__name__)
 
@@ -79,6 +79,11 @@ class CodedPayload:
     def reference(self) -> str:
         """How later payloads, and the update made from it, name this one."""
         return reference_of(self.raw)
+
+    @property
+    def held(self) -> str:
+        """The reference that its receiver's next payload may have; a raw one leaves none."""
+        return "" if self.coding.is_raw else self.reference
 
 
 Sent = TypeVar("Sent")
@@ -162,7 +167,7 @@ def decode_payload(
         RefusedError: it is not what its codec writes, or (from ``earlier``) refers to what is not
             here.
     """
-    if coding.codec == RAW:
+    if coding.is_raw:
         return blob
     known = earlier(coding.reference) if coding.reference else {}
     return codecs.to_raw(blob, payload_baseline(model, known), coding, max_bytes=max_bytes)
@@ -199,12 +204,26 @@ class DecodedUpdate:
     Attributes:
         update: for the strategy.
         record: what its client says of it.
-        raw: the raw blob, which needs no baseline to be read again.
+        metadata: of its blob.
     """
 
     update: Update
     record: UpdateRecord
-    raw: bytes
+    metadata: Mapping[str, str]
+
+    def to_raw(self, *, max_bytes: int) -> bytes:
+        """The raw blob, which needs no baseline to be read again.
+
+        Raises:
+            RefusedError: it would be larger than that, or holds what no blob can.
+        """
+        try:
+            raw = blobs.encode(self.update.tensors, self.metadata)
+        except InputError as error:
+            raise RefusedError("codec", f"codec: {error}") from error
+        if len(raw) > max_bytes:
+            raise RefusedError("blob-size", f"blob: {len(raw)} bytes > {max_bytes} allowed")
+        return raw
 
 
 def decode_update(
@@ -229,15 +248,8 @@ def decode_update(
     """
     tensors, metadata = codecs.decode(blob, baseline, coding, max_bytes=max_bytes)
     record = _record_of(metadata)
-    raw = blob
-    if coding.codec != RAW:
-        try:
-            raw = blobs.encode(tensors, metadata)
-        except InputError as error:
-            raise RefusedError("codec", f"codec: {error}") from error
-        if len(raw) > max_bytes:
-            raise RefusedError("blob-size", f"blob: {len(raw)} bytes > {max_bytes} allowed")
-    return DecodedUpdate(update=_update_of(record, tensors, class_counts), record=record, raw=raw)
+    update = _update_of(record, tensors, class_counts)
+    return DecodedUpdate(update=update, record=record, metadata=metadata)
 
 
 def read_update(raw: bytes, class_counts: tuple[int, ...] | None = None) -> Update:

@@ -54,13 +54,14 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def sections(self) -> dict[str, Metrics]:
-        """Metrics by the name that files and people use: ``global``, and those of ``more``."""
+        """Metrics by the names that people use; no further score hides one of the three."""
         named = {
             "personalisation": self.personalisation,
             "generalisation": self.generalisation,
             "global": self.global_,
         }
-        return {name: found for name, found in named.items() if found is not None} | self.more
+        known = {name: found for name, found in named.items() if found is not None}
+        return known | {name: found for name, found in self.more.items() if name not in named}
 
 
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):

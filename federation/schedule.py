@@ -105,7 +105,9 @@ class Tick:
     """Time has passed."""
 
 
-Event = DeviceAppeared | DeviceDeparted | UpdateStored | DeviceFailed | StateCommitted | Tick
+ScheduleEvent = (
+    DeviceAppeared | DeviceDeparted | UpdateStored | DeviceFailed | StateCommitted | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +150,14 @@ class Finish:
     """All rounds are committed."""
 
 
-Action = OpenRound | Invite | ExtendRound | CloseRound | Finish
-Transition = tuple[RoundState, tuple[Action, ...]]
+ScheduleAction = OpenRound | Invite | ExtendRound | CloseRound | Finish
+Transition = tuple[RoundState, tuple[ScheduleAction, ...]]
 
 
 class Schedule(Protocol):
     """The rules by which a federation goes from state to state."""
 
-    def step(self, state: RoundState, event: Event, now: float) -> Transition:
+    def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
 
         Events that mean nothing in the present phase leave the state as it is.

@@ -1,4 +1,4 @@
-"""The server's half of a round: admit an update, close a round. No sockets, disks or clocks.
+"""The server's half of a round: admit an update, aggregate, score.
 
 What a client gets is ``Strategy.downlink`` in the form that ``coding.PayloadEncoder`` gives it.
 """
@@ -90,39 +90,24 @@ class Server:
         admit(decoded, self.expected, client_id=client_id, round_id=round_id)
         return decoded
 
-    def close(
-        self,
-        state: ServerState,
-        round_id: int,
-        updates: Updates,
-        records: Iterable[UpdateRecord],
-        *,
-        final: bool,
-    ) -> tuple[ServerState, Scores]:
-        """Aggregate and score; done again after a crash, it gives the same bits.
+    def aggregate(
+        self, state: ServerState, round_id: int, updates: Updates, *, final: bool
+    ) -> ServerState:
+        """The state after a round; done again after a crash, it gives the same bits.
 
-        After a final fit only the clients are scored, and the tensors stay as they are.
+        After a final fit the tensors stay as they are.
 
         Args:
             state: before the round.
             round_id: the closing round.
             updates: the admitted ones, sorted by client_id.
-            records: theirs.
             final: whether it is the final fit.
 
         Raises:
             ProtofleetError: the strategy returned the state of another round.
         """
-        scorer = None
         if final:
-            state = replace(state, round_id=round_id)
-        else:
-            state = self._aggregate(state, round_id, updates)
-            scorer = self.scorer if self._is_scored(round_id) else None
-        evaluations = [to_evaluation(record.evaluation) for record in records]
-        return state, round_scores(evaluations, scorer(state) if scorer else None)
-
-    def _aggregate(self, state: ServerState, round_id: int, updates: Updates) -> ServerState:
+            return replace(state, round_id=round_id)
         strategy = self.plan.strategy
         state = strategy.aggregate(state, updates, self.tools(round_id))
         if state.round_id != round_id:
@@ -131,6 +116,18 @@ class Server:
                 f"from aggregate, got round {state.round_id}"
             )
         return state
+
+    def score(self, state: ServerState, records: Iterable[UpdateRecord], *, final: bool) -> Scores:
+        """Scores of the round that made ``state``; after a final fit the clients' alone.
+
+        Args:
+            state: from ``aggregate``.
+            records: of the admitted updates.
+            final: whether it was the final fit.
+        """
+        scorer = self.scorer if not final and self._is_scored(state.round_id) else None
+        evaluations = [to_evaluation(record.evaluation) for record in records]
+        return round_scores(evaluations, scorer(state) if scorer else None)
 
     def _is_scored(self, round_id: int) -> bool:
         config = self.plan.config

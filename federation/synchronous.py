@@ -27,13 +27,13 @@ from protofleet.federation.schedule import (
     DeviceAppeared,
     DeviceDeparted,
     DeviceFailed,
-    Event,
     ExtendRound,
     Finish,
     Invite,
     OpenRound,
     RoundPhase,
     RoundState,
+    ScheduleEvent,
     StateCommitted,
     Tick,
     Transition,
@@ -62,7 +62,7 @@ class SynchronousSchedule:
     grace_s: float = 20.0
     final_fit: bool = False
 
-    def step(self, state: RoundState, event: Event, now: float) -> Transition:
+    def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
 
         Events that mean nothing in the present phase leave the state as it is.

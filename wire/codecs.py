@@ -74,6 +74,11 @@ class Codec:
     keep: float = 0.1
 
     @property
+    def is_raw(self) -> bool:
+        """Whether tensors travel bit for bit."""
+        return self.kind == RAW
+
+    @property
     def name(self) -> str:
         """As an offer names it."""
         return self.kind + _ZLIB if self.compressed and self.kind != RAW else self.kind
@@ -94,6 +99,11 @@ class Coding:
     codec: str = RAW
     raw_bytes: int = 0
     reference: str = ""
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the blob is the raw one."""
+        return self.codec == RAW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.client import (
     ClientMemory,
     ReceivedPayload,
-    RoundOrder,
+    RoundConfig,
     TrainedRound,
     open_payload,
     train_round,
@@ -93,12 +93,13 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
     make_tools = make_server_tools(bundle, strategy, seed=request.seed)
     server = strategy.server_init(learner.model, server_rng(request.seed, 0))
     raw = blobs.encode(strategy.downlink(server, _CLIENT).tensors)
-    order = RoundOrder(round_id=1, seed=request.seed)
+    order = RoundConfig(round_id=1, seed=request.seed)
     first = _train(learner, strategy, ClientMemory(), open_payload(raw, order))
     counts = learner.class_counts(1) if strategy.description.class_counts else None
     server = strategy.aggregate(server, [read_update(first.blob, counts)], make_tools(1))
+    learner.meter.take()
     payload = strategy.downlink(server, _CLIENT).tensors
-    order = RoundOrder(round_id=2, seed=request.seed)
+    order = RoundConfig(round_id=2, seed=request.seed)
     received = open_payload(blobs.encode(payload), order)
     second = _train(learner, strategy, ClientMemory(state=first.state), received)
     before, _ = blobs.decode(raw, max_bytes=len(raw))

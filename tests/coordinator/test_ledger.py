@@ -17,13 +17,13 @@ from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
 from protofleet.federation.schedule import (
-    Action,
     CloseRound,
     DeviceAppeared,
     Invite,
     OpenRound,
     RoundPhase,
     RoundState,
+    ScheduleAction,
     StateCommitted,
     UpdateStored,
 )
@@ -84,7 +84,7 @@ def _run(folder: Path, schedule: SynchronousSchedule = _FINAL) -> None:
             events += more
 
 
-def _perform(ledger: Ledger, server: ServerState, state: RoundState, action: Action):
+def _perform(ledger: Ledger, server: ServerState, state: RoundState, action: ScheduleAction):
     match action:
         case OpenRound(round_id, cohort, final):
             ledger.open_round(round_id, cohort, 0.0, final=final)

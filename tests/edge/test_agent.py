@@ -14,7 +14,7 @@ from scripted_coordinator import FEDERATION
 from protofleet.edge.agent import SETTLE_S
 from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.errors import InputError, ProvisionError, UnavailableError
-from protofleet.federation.client import RoundOrder, open_payload
+from protofleet.federation.client import RoundConfig, open_payload
 from protofleet.federation.coding import (
     decode_update,
     encode_payload,
@@ -265,7 +265,7 @@ def test_a_restart_with_a_payload_trains_without_fetching_it_again(device):
     endpoint = device.play(CONNECTED, steps[0], UNTIL_WOKEN, device.delivered)
     assert (device.fetched(), device.answers(), device.sent()) == ([], ["done"], [1])
     assert endpoint.remembered == [steps[1].offer.transfer_id]
-    payload = open_payload(steps[1].blob, RoundOrder(round_id=1, seed=7)).payload
+    payload = open_payload(steps[1].blob, RoundConfig(round_id=1, seed=7)).payload
     state, _ = device.learner().train(device.strategy, None, payload, seed=7)
     assert _bits(device.memory.state) == _bits(state)
 

@@ -84,14 +84,14 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(run, tmp_path, monkeypatc
         score={"pooled_limit": 0},
     )
     whole = run(chosen)
-    train = local._Federation.round
+    train = local._Engine._round
 
-    def interrupted(self, run, round_id, pool, *, final):
-        if round_id == 3:
+    def interrupted(self, run, pool):
+        if self._state.round_id == 3:
             raise KeyboardInterrupt
-        return train(self, run, round_id, pool, final=final)
+        return train(self, run, pool)
 
-    monkeypatch.setattr(local._Federation, "round", interrupted)
+    monkeypatch.setattr(local._Engine, "_round", interrupted)
     folder = run_folder(tmp_path / "runs", chosen.methods[0], 1)
     (folder / "result.json").unlink()
     with pytest.raises(KeyboardInterrupt):
@@ -100,11 +100,11 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(run, tmp_path, monkeypatc
     assert (left.finished, len(left.rounds)) == (False, 2)
     started = []
 
-    def counted(self, run, round_id, pool, *, final):
-        started.append(round_id)
-        return train(self, run, round_id, pool, final=final)
+    def counted(self, run, pool):
+        started.append(self._state.round_id)
+        return train(self, run, pool)
 
-    monkeypatch.setattr(local._Federation, "round", counted)
+    monkeypatch.setattr(local._Engine, "_round", counted)
     resumed = run(chosen)
     assert started == [3, 4]
     assert scores(resumed) == scores(whole)

@@ -127,6 +127,7 @@ def test_an_update_without_tensors_is_let_in_where_all_are_optional(tiny):
         {"more": {"": [[1]]}},
         {"more": {str(i): [[0] * 3] * 3 for i in range(9)}},
         {"more": {"before fit": [[1]]}},
+        {"more": {"global": [[0] * 3] * 3}},
     ],
 )
 def test_scores_that_cannot_be_are_refused(tiny, evaluation):

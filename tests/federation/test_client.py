@@ -13,7 +13,7 @@ from protofleet.bundle import Bundle
 from protofleet.errors import RefusedError
 from protofleet.federation.client import (
     ClientMemory,
-    RoundOrder,
+    RoundConfig,
     open_payload,
     receive_payload,
     train_round,
@@ -74,7 +74,7 @@ class _Learner:
 
 
 def _order(round_id=1, **changes):
-    return RoundOrder(round_id=round_id, seed=7, **changes)
+    return RoundConfig(round_id=round_id, seed=7, **changes)
 
 
 def _no_earlier(reference):

@@ -58,7 +58,9 @@ def test_a_raw_update_is_decoded_once_and_kept_as_it_came(tiny, server, decoded)
     blob = pack_update(_update(tiny), Costs())
     admitted = _admit(server, blob)
     assert decoded == ["raw"]
-    assert admitted.raw is blob
+    assert admitted.to_raw(max_bytes=len(blob)) == blob
+    with pytest.raises(RefusedError, match="allowed"):
+        admitted.to_raw(max_bytes=len(blob) - 1)
     assert admitted.record.num_examples == 3
 
 
@@ -70,7 +72,7 @@ def test_a_coded_update_is_decoded_once_and_kept_raw(tiny, server, decoded, kind
     coded = encode_update(_update(tiny), Costs(), baseline, codec, {})
     admitted = _admit(server, coded.blob, coded.coding("ab" * 32), baseline)
     assert decoded == [codec.name]
-    again, _ = blobs.decode(admitted.raw, max_bytes=1 << 20)
+    again, _ = blobs.decode(admitted.to_raw(max_bytes=1 << 20), max_bytes=1 << 20)
     for name, value in admitted.update.tensors.items():
         np.testing.assert_array_equal(again[name], value)
 
@@ -116,10 +118,16 @@ def _with_strategy(server, **changes):
     )
 
 
+def _close(server, state, round_id, updates, records, *, final):
+    """As the coordinator and the engine without a broker do."""
+    state = server.aggregate(state, round_id, updates, final=final)
+    return state, server.score(state, records, final=final)
+
+
 def test_a_closed_round_is_aggregated_and_its_clients_are_scored(tiny, server):
     start = tiny.plan.server_init()
     updates = [_update(tiny, "a"), _update(tiny, "b", scale=3.0)]
-    state, scores = server.close(start, 1, updates, [_record("a"), _record("b")], final=False)
+    state, scores = _close(server, start, 1, updates, [_record("a"), _record("b")], final=False)
     expected = tiny.plan.strategy.aggregate(start, updates, server.tools(1))
     assert state.round_id == 1
     for name, value in expected.tensors.items():
@@ -137,7 +145,7 @@ def test_after_the_final_fit_only_the_clients_are_scored(tiny, server):
 
     server, scored = _observed(_with_strategy(server, aggregate=aggregate))
     before = replace(tiny.plan.server_init(), round_id=3)
-    state, scores = server.close(before, 4, [_update(tiny, round_id=4)], [_record()], final=True)
+    state, scores = _close(server, before, 4, [_update(tiny, round_id=4)], [_record()], final=True)
     assert state.round_id == 4
     assert state.tensors is before.tensors
     assert scored == []
@@ -147,7 +155,7 @@ def test_after_the_final_fit_only_the_clients_are_scored(tiny, server):
 def test_a_strategy_that_returns_another_round_s_state_is_named(tiny, server):
     server = _with_strategy(server, aggregate=lambda state, _updates, _tools: state)
     with pytest.raises(ProtofleetError, match="'fedavg': expected the state of round 1"):
-        server.close(tiny.plan.server_init(), 1, [_update(tiny)], [_record()], final=False)
+        _close(server, tiny.plan.server_init(), 1, [_update(tiny)], [_record()], final=False)
 
 
 @pytest.mark.parametrize(("every", "rounds"), [(1, [1, 2, 3]), (2, [2, 3]), (9, [3])])
@@ -158,6 +166,6 @@ def test_the_server_s_model_is_scored_every_so_many_rounds_and_after_the_last(
     state, found = tiny.plan.server_init(), []
     for round_id in (1, 2, 3):
         updates = [_update(tiny, round_id=round_id)]
-        state, scores = server.close(state, round_id, updates, [_record()], final=False)
+        state, scores = _close(server, state, round_id, updates, [_record()], final=False)
         found += [round_id] if scores.global_ is not None else []
     assert scored == found == rounds
