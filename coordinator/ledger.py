@@ -50,32 +50,32 @@ CREATE TABLE IF NOT EXISTS rounds (
 
 CREATE TABLE IF NOT EXISTS members (
     round_id INTEGER NOT NULL REFERENCES rounds,
-    client_id TEXT NOT NULL,
+    device_id TEXT NOT NULL,
     file TEXT,
     transfer_id TEXT,
     record TEXT,
     class_counts TEXT,
-    PRIMARY KEY (round_id, client_id)
+    PRIMARY KEY (round_id, device_id)
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS registrations (
-    client_id TEXT PRIMARY KEY,
+    device_id TEXT PRIMARY KEY,
     class_counts TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS payloads (
-    client_id TEXT PRIMARY KEY,
+    device_id TEXT PRIMARY KEY,
     reference TEXT NOT NULL DEFAULT '',
     raw_only INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS traffic (
-    client_id TEXT NOT NULL,
+    device_id TEXT NOT NULL,
     round_id INTEGER NOT NULL,
     bytes_up INTEGER NOT NULL,
     bytes_down INTEGER NOT NULL,
     peak_rss_bytes INTEGER NOT NULL,
-    PRIMARY KEY (client_id, round_id)
+    PRIMARY KEY (device_id, round_id)
 ) STRICT;
 """
 
@@ -84,7 +84,7 @@ CREATE TABLE IF NOT EXISTS traffic (
 class Accepted:
     """One accepted update: its row without its tensors."""
 
-    client_id: str
+    device_id: str
     transfer_id: str
     record: UpdateRecord
 
@@ -100,11 +100,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class SpooledUpdates:
-    """Updates sorted by client_id; each is read from disk when the iteration reaches it.
+    """Updates sorted by device_id; each is read from disk when the iteration reaches it.
 
     Attributes:
         files: one for each update.
-        class_counts: what its client had registered when it was accepted; None: nothing.
+        class_counts: what its device had registered when it was accepted; None: nothing.
     """
 
     files: tuple[Path, ...]
@@ -119,16 +119,16 @@ class SpooledUpdates:
 
 
 Traffic = Mapping[int, Mapping[str, RoundBytes]]
-"""Round → client → bytes of that round, rounds in order; round 0 is what it cost to join."""
+"""Round → device → bytes of that round, rounds in order; round 0 is what it cost to join."""
 
 
 def traffic_by_round(totals: Mapping[str, Mapping[int, Totals]]) -> Traffic:
     """What each device paid in each round, from ``Ledger.totals``."""
     found: dict[int, dict[str, RoundBytes]] = {}
-    for client_id, its_totals in totals.items():
+    for device_id, its_totals in totals.items():
         up = down = 0
         for round_id, total in its_totals.items():
-            found.setdefault(round_id, {})[client_id] = RoundBytes(
+            found.setdefault(round_id, {})[device_id] = RoundBytes(
                 round_id=round_id,
                 bytes_up=max(total.bytes_up - up, 0),
                 bytes_down=max(total.bytes_down - down, 0),
@@ -187,13 +187,13 @@ class Ledger:
         if phase == "committed":
             return RoundState(round_id=round_id + 1, final=bool(final))
         members = self._db.execute(
-            "SELECT client_id, file FROM members WHERE round_id = ?", (round_id,)
+            "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
         return RoundState(
             phase=RoundPhase(phase),
             round_id=round_id,
-            cohort=tuple(sorted(client_id for client_id, _ in members)),
-            delivered=frozenset(client_id for client_id, file in members if file),
+            cohort=tuple(sorted(device_id for device_id, _ in members)),
+            delivered=frozenset(device_id for device_id, file in members if file),
             attempt=attempt,
             size=size,
             final=bool(final),
@@ -203,7 +203,7 @@ class Ledger:
         self, round_id: int, cohort: Iterable[str], opened_s: float, *, final: bool = False
     ) -> None:
         """A round begins; ``opened_s`` is the wall clock in seconds."""
-        members = [(round_id, client_id) for client_id in cohort]
+        members = [(round_id, device_id) for device_id in cohort]
         with self._db:
             self._db.execute(
                 "INSERT INTO rounds (round_id, phase, size, final, opened_s)"
@@ -218,20 +218,20 @@ class Ledger:
             self._db.execute(
                 "UPDATE rounds SET attempt = ? WHERE round_id = ?", (attempt, round_id)
             )
-            self._invite([(round_id, client_id) for client_id in added])
+            self._invite([(round_id, device_id) for device_id in added])
 
     def accept(self, source: Path, accepted: Accepted, *, reference: str = "") -> None:
         """Move a complete, valid update into the spool; durable when this returns.
 
-        With it go the class counts that its client has registered by now.
+        With it go the class counts that its device has registered by now.
 
         Args:
             source: file of the update's raw blob.
             accepted: its row.
-            reference: the payload that its client has now; empty if none will refer to it.
+            reference: the payload that its device has now; empty if none will refer to it.
         """
         record = accepted.record
-        target = self._spool_file(record.round_id, accepted.client_id)
+        target = self._spool_file(record.round_id, accepted.device_id)
         if not target.parent.exists():
             target.parent.mkdir()
             sync_folder(self.spool)
@@ -241,36 +241,36 @@ class Ledger:
             self._db.execute(
                 "UPDATE members SET file = ?, transfer_id = ?, record = ?,"
                 " class_counts = (SELECT class_counts FROM registrations"
-                " WHERE registrations.client_id = members.client_id)"
-                " WHERE round_id = ? AND client_id = ?",
+                " WHERE registrations.device_id = members.device_id)"
+                " WHERE round_id = ? AND device_id = ?",
                 (
                     str(target.relative_to(self.folder)),
                     accepted.transfer_id,
                     msgspec.json.encode(record).decode(),
                     record.round_id,
-                    accepted.client_id,
+                    accepted.device_id,
                 ),
             )
             if reference:
                 self._db.execute(
-                    "INSERT INTO payloads (client_id, reference) VALUES (?, ?)"
+                    "INSERT INTO payloads (device_id, reference) VALUES (?, ?)"
                     " ON CONFLICT DO UPDATE SET reference = excluded.reference",
-                    (accepted.client_id, reference),
+                    (accepted.device_id, reference),
                 )
 
-    def register(self, client_id: str, class_counts: tuple[int, ...]) -> None:
-        """A client's training samples of each class, until it registers others."""
+    def register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
+        """A device's training samples of each class, until it registers others."""
         with self._db:
             self._db.execute(
                 "INSERT INTO registrations VALUES (?, ?)"
                 " ON CONFLICT DO UPDATE SET class_counts = excluded.class_counts",
-                (client_id, msgspec.json.encode(class_counts).decode()),
+                (device_id, msgspec.json.encode(class_counts).decode()),
             )
 
     def registered(self) -> dict[str, tuple[int, ...]]:
-        """Class counts by client, as registered last."""
-        rows = self._db.execute("SELECT client_id, class_counts FROM registrations")
-        return {client_id: _to_counts(counts) for client_id, counts in rows}
+        """Class counts by device, as registered last."""
+        rows = self._db.execute("SELECT device_id, class_counts FROM registrations")
+        return {device_id: _to_counts(counts) for device_id, counts in rows}
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
@@ -278,10 +278,10 @@ class Ledger:
             self._db.execute("UPDATE rounds SET phase = 'closing' WHERE round_id = ?", (round_id,))
 
     def updates(self, round_id: int) -> SpooledUpdates:
-        """The round's accepted updates, sorted by client_id."""
+        """The round's accepted updates, sorted by device_id."""
         rows = self._db.execute(
             "SELECT file, class_counts FROM members"
-            " WHERE round_id = ? AND file IS NOT NULL ORDER BY client_id",
+            " WHERE round_id = ? AND file IS NOT NULL ORDER BY device_id",
             (round_id,),
         ).fetchall()
         return SpooledUpdates(
@@ -290,19 +290,19 @@ class Ledger:
         )
 
     def accepted(self, round_id: int) -> list[Accepted]:
-        """Records of the round's accepted updates, sorted by client_id."""
+        """Records of the round's accepted updates, sorted by device_id."""
         rows = self._db.execute(
-            "SELECT client_id, transfer_id, record FROM members"
-            " WHERE round_id = ? AND file IS NOT NULL ORDER BY client_id",
+            "SELECT device_id, transfer_id, record FROM members"
+            " WHERE round_id = ? AND file IS NOT NULL ORDER BY device_id",
             (round_id,),
         )
         return [
             Accepted(
-                client_id=client_id,
+                device_id=device_id,
                 transfer_id=transfer_id,
                 record=msgspec.json.decode(record, type=UpdateRecord),
             )
-            for client_id, transfer_id, record in rows
+            for device_id, transfer_id, record in rows
         ]
 
     def transfer_ids(self) -> list[str]:
@@ -384,60 +384,60 @@ class Ledger:
             for round_id, final, seconds, scores, participants in rows
         )
 
-    def note_totals(self, client_id: str, round_id: int, totals: Totals) -> None:
+    def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
         """A device's totals in a round; written with the next transition (they come again)."""
-        self._traffic[client_id, round_id] = totals
+        self._traffic[device_id, round_id] = totals
 
     def totals(self) -> dict[str, dict[int, Totals]]:
-        """Client → round → its totals at the end of that round, rounds in order."""
+        """Device → round → its totals at the end of that round, rounds in order."""
         with self._db:
             self._flush_traffic()
         rows = self._db.execute(
-            "SELECT client_id, round_id, bytes_up, bytes_down, peak_rss_bytes FROM traffic"
-            " ORDER BY client_id, round_id"
+            "SELECT device_id, round_id, bytes_up, bytes_down, peak_rss_bytes FROM traffic"
+            " ORDER BY device_id, round_id"
         )
         found: dict[str, dict[int, Totals]] = {}
-        for client_id, round_id, up, down, rss in rows:
-            found.setdefault(client_id, {})[round_id] = Totals(
+        for device_id, round_id, up, down, rss in rows:
+            found.setdefault(device_id, {})[round_id] = Totals(
                 bytes_up=up, bytes_down=down, peak_rss_bytes=rss
             )
         return found
 
     def references(self) -> dict[str, str]:
-        """Client → the payload that it has, as the SHA-256 of its raw blob."""
-        rows = self._db.execute("SELECT client_id, reference FROM payloads WHERE reference != ''")
+        """Device → the payload that it has, as the SHA-256 of its raw blob."""
+        rows = self._db.execute("SELECT device_id, reference FROM payloads WHERE reference != ''")
         return dict(rows)
 
-    def reference_of(self, client_id: str) -> str:
-        """The payload that a client has; empty: none that is known."""
-        row = self._db.execute("SELECT reference FROM payloads WHERE client_id = ?", (client_id,))
+    def reference_of(self, device_id: str) -> str:
+        """The payload that a device has; empty: none that is known."""
+        row = self._db.execute("SELECT reference FROM payloads WHERE device_id = ?", (device_id,))
         found: tuple[str] | None = row.fetchone()
         return found[0] if found else ""
 
-    def forget_reference(self, client_id: str) -> None:
-        """The client does not have that payload any more."""
+    def forget_reference(self, device_id: str) -> None:
+        """The device does not have that payload any more."""
         with self._db:
-            self._db.execute("UPDATE payloads SET reference = '' WHERE client_id = ?", (client_id,))
+            self._db.execute("UPDATE payloads SET reference = '' WHERE device_id = ?", (device_id,))
 
-    def takes_raw_only(self, client_id: str) -> bool:
-        """Whether a client gets raw payloads, whatever the federation's codec."""
+    def takes_raw_only(self, device_id: str) -> bool:
+        """Whether a device gets raw payloads, whatever the federation's codec."""
         row = self._db.execute(
-            "SELECT 1 FROM payloads WHERE client_id = ? AND raw_only", (client_id,)
+            "SELECT 1 FROM payloads WHERE device_id = ? AND raw_only", (device_id,)
         )
         return row.fetchone() is not None
 
-    def send_raw_only(self, client_id: str) -> None:
-        """The client does not know the codec: it gets raw payloads from now on."""
+    def send_raw_only(self, device_id: str) -> None:
+        """The device does not know the codec: it gets raw payloads from now on."""
         with self._db:
             self._db.execute(
-                "INSERT INTO payloads (client_id, raw_only) VALUES (?, 1)"
+                "INSERT INTO payloads (device_id, raw_only) VALUES (?, 1)"
                 " ON CONFLICT DO UPDATE SET raw_only = 1",
-                (client_id,),
+                (device_id,),
             )
 
     def _invite(self, members: list[tuple[int, str]]) -> None:
         self._flush_traffic()
-        self._db.executemany("INSERT INTO members (round_id, client_id) VALUES (?, ?)", members)
+        self._db.executemany("INSERT INTO members (round_id, device_id) VALUES (?, ?)", members)
 
     def _flush_traffic(self) -> None:
         self._db.executemany(
@@ -446,8 +446,8 @@ class Ledger:
             " bytes_down = max(bytes_down, excluded.bytes_down),"
             " peak_rss_bytes = max(peak_rss_bytes, excluded.peak_rss_bytes)",
             [
-                (client_id, round_id, t.bytes_up, t.bytes_down, t.peak_rss_bytes)
-                for (client_id, round_id), t in self._traffic.items()
+                (device_id, round_id, t.bytes_up, t.bytes_down, t.peak_rss_bytes)
+                for (device_id, round_id), t in self._traffic.items()
             ],
         )
         self._traffic.clear()
@@ -470,8 +470,8 @@ class Ledger:
                 "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)", identity.items()
             )
 
-    def _spool_file(self, round_id: int, client_id: str) -> Path:
-        return self.spool / f"{round_id:06d}" / f"{client_id}{_SUFFIX}"
+    def _spool_file(self, round_id: int, device_id: str) -> Path:
+        return self.spool / f"{round_id:06d}" / f"{device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
         """Remove states that no row names, and the spool of committed rounds."""

@@ -56,61 +56,61 @@ class Payloads:
         self._references.mkdir(parents=True, exist_ok=True)
         self.clear()
 
-    def payload_for(self, state: ServerState, client_id: str) -> PayloadFile:
-        """The payload of the open round for one client.
+    def payload_for(self, state: ServerState, device_id: str) -> PayloadFile:
+        """The payload of the open round for one device.
 
         Raises:
             ProtofleetError: what it refers to is damaged.
         """
-        if client_id not in self._sent:
-            raw = self._codec.is_raw or self._ledger.takes_raw_only(client_id)
-            payload = self._plan.strategy.downlink(state, client_id)
-            self._sent[client_id] = self._encoder.encode(
+        if device_id not in self._sent:
+            raw = self._codec.is_raw or self._ledger.takes_raw_only(device_id)
+            payload = self._plan.strategy.downlink(state, device_id)
+            self._sent[device_id] = self._encoder.encode(
                 payload.tensors,
                 Codec() if raw else self._codec,
-                "" if raw else self._ledger.reference_of(client_id),
+                "" if raw else self._ledger.reference_of(device_id),
             )
-        return self._sent[client_id]
+        return self._sent[device_id]
 
-    def send_otherwise(self, client_id: str, rule: str) -> bool:
+    def send_otherwise(self, device_id: str, rule: str) -> bool:
         """Whether there is another form of a payload that a device refused by ``rule``; it is next.
 
         Without the reference that it was taken to have, it gets one that refers to the bundle; with
         a codec that it does not know or could not read, raw ones.
         """
-        if rule == "base" and self._ledger.reference_of(client_id):
-            self._ledger.forget_reference(client_id)
+        if rule == "base" and self._ledger.reference_of(device_id):
+            self._ledger.forget_reference(device_id)
         elif (
             rule == "codec"
             and not self._codec.is_raw
-            and not self._ledger.takes_raw_only(client_id)
+            and not self._ledger.takes_raw_only(device_id)
         ):
-            self._ledger.send_raw_only(client_id)
+            self._ledger.send_raw_only(device_id)
         else:
             return False
-        self._sent.pop(client_id, None)
+        self._sent.pop(device_id, None)
         return True
 
-    def update_baseline(self, state: ServerState, client_id: str, coding: Coding) -> Tensors:
-        """What a client's update is compared with.
+    def update_baseline(self, state: ServerState, device_id: str, coding: Coding) -> Tensors:
+        """What a device's update is compared with.
 
         Raises:
-            RefusedError: it was made from another payload than the client got.
+            RefusedError: it was made from another payload than the device got.
         """
         if coding.is_raw:
             return {}
-        reference = self.payload_for(state, client_id).reference
+        reference = self.payload_for(state, device_id).reference
         if coding.reference != reference:
             raise RefusedError(
                 "base",
-                f"update of '{client_id}': expected one that refers to payload {reference}, "
+                f"update of '{device_id}': expected one that refers to payload {reference}, "
                 f"got {coding.reference or 'none'}",
             )
         return update_baseline(self._plan.model, self._tensors(reference))
 
-    def held_reference(self, client_id: str) -> str:
-        """What a client whose update is accepted now has; empty if no payload will refer to it."""
-        sent = self._sent.get(client_id)
+    def held_reference(self, device_id: str) -> str:
+        """What a device whose update is accepted now has; empty if no payload will refer to it."""
+        sent = self._sent.get(device_id)
         return "" if sent is None or sent.coding.is_raw else sent.reference
 
     def clear(self) -> None:

@@ -76,7 +76,7 @@ class Results:
     def add(self, accepted: Iterable[Accepted]) -> None:
         """Take a committed round's accepted updates."""
         for one in accepted:
-            self._devices.setdefault(one.client_id, _Device()).add(one)
+            self._devices.setdefault(one.device_id, _Device()).add(one)
 
     def record(self) -> RunRecord:
         """The content of ``result.json``."""

@@ -251,7 +251,7 @@ class Service:
             path = event.path.with_suffix(".raw")
             replace_whole(path, decoded.to_raw(max_bytes=self._server.expected.max_bytes))
         accepted = Accepted(
-            client_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
+            device_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
         )
         self._ledger.accept(path, accepted, reference=self._payloads.held_reference(device_id))
         return accepted
@@ -311,8 +311,8 @@ class Service:
                 self._announce()
                 self._reporter.opened(self._state, resumed=False)
                 self._invite(cohort)
-            case schedule.Invite(client_id):
-                self._invite((client_id,))
+            case schedule.Invite(device_id):
+                self._invite((device_id,))
             case schedule.ExtendRound():
                 self._extend(action)
             case schedule.CloseRound():
@@ -335,9 +335,9 @@ class Service:
             update_codec=self._config.codec.updates.name,
             update_keep=self._config.codec.keep,
         )
-        for client_id in clients:
-            payload = self._payloads.payload_for(self._server_state, client_id)
-            offer = self._endpoint.send_task(client_id, task, payload.path, payload.coding)
+        for device_id in clients:
+            payload = self._payloads.payload_for(self._server_state, device_id)
+            offer = self._endpoint.send_task(device_id, task, payload.path, payload.coding)
             self._transfers.add(offer.transfer_id)
 
     def _extend(self, action: schedule.ExtendRound) -> None:

@@ -56,7 +56,7 @@ def read_status(config: FederationConfig) -> Status:
         ).fetchone()
         round_id, phase, final = row or (0, "waiting", False)
         members = db.execute(
-            "SELECT client_id, file FROM members WHERE round_id = ? ORDER BY client_id",
+            "SELECT device_id, file FROM members WHERE round_id = ? ORDER BY device_id",
             (round_id,),
         ).fetchall()
     finally:
@@ -72,6 +72,6 @@ def read_status(config: FederationConfig) -> Status:
         committed=committed,
         round_id=round_id,
         final=bool(final),
-        cohort=tuple(client_id for client_id, _ in members),
-        delivered=tuple(client_id for client_id, file in members if file),
+        cohort=tuple(device_id for device_id, _ in members),
+        delivered=tuple(device_id for device_id, file in members if file),
     )

@@ -71,28 +71,28 @@ class RoundState:
 class DeviceAppeared:
     """A device is present, for the first time or again after a reconnect or restart."""
 
-    client_id: str
+    device_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceDeparted:
     """A device left, lost its connection or fell silent."""
 
-    client_id: str
+    device_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateStored:
     """A member's valid update is on disk and in the ledger."""
 
-    client_id: str
+    device_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFailed:
     """A member refused its task and will not deliver."""
 
-    client_id: str
+    device_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class OpenRound:
 class Invite:
     """Send one member of the open round its task (again)."""
 
-    client_id: str
+    device_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class Schedule(Protocol):
         """
         ...
 
-    def refusal(self, state: RoundState, client_id: str, round_id: int) -> RefusedError | None:
-        """Why a client's update for a round would be refused now; None if it is welcome."""
+    def refusal(self, state: RoundState, device_id: str, round_id: int) -> RefusedError | None:
+        """Why a device's update for a round would be refused now; None if it is welcome."""
         ...
 
     def needed_devices(self, state: RoundState) -> int:

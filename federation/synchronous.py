@@ -68,16 +68,16 @@ class SynchronousSchedule:
         Events that mean nothing in the present phase leave the state as it is.
         """
         match event:
-            case DeviceAppeared(client_id):
-                state = _appeared(state, client_id)
-                if state.phase is RoundPhase.OPEN and client_id in state.outstanding:
-                    return state, (Invite(client_id),)
-            case DeviceDeparted(client_id):
-                state = _departed(state, client_id, now)
-            case UpdateStored(client_id):
-                state = _marked(state, client_id, "delivered")
-            case DeviceFailed(client_id):
-                state = _marked(state, client_id, "failed")
+            case DeviceAppeared(device_id):
+                state = _appeared(state, device_id)
+                if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
+                    return state, (Invite(device_id),)
+            case DeviceDeparted(device_id):
+                state = _departed(state, device_id, now)
+            case UpdateStored(device_id):
+                state = _marked(state, device_id, "delivered")
+            case DeviceFailed(device_id):
+                state = _marked(state, device_id, "failed")
             case StateCommitted() if state.phase is RoundPhase.CLOSING and _is_last(self, state):
                 return replace(state, phase=RoundPhase.FINISHED), (Finish(),)
             case StateCommitted() if state.phase is RoundPhase.CLOSING:
@@ -118,8 +118,8 @@ class SynchronousSchedule:
             )
         return state, ()
 
-    def refusal(self, state: RoundState, client_id: str, round_id: int) -> RefusedError | None:
-        """Why a client's update for a round would be refused now; None if it is welcome."""
+    def refusal(self, state: RoundState, device_id: str, round_id: int) -> RefusedError | None:
+        """Why a device's update for a round would be refused now; None if it is welcome."""
         if round_id > state.round_id:
             rule, reason = (
                 "round",
@@ -127,9 +127,9 @@ class SynchronousSchedule:
             )
         elif round_id < state.round_id or state.phase is not RoundPhase.OPEN:
             rule, reason = "round", f"too late: round {round_id} is closed"
-        elif client_id not in state.cohort:
+        elif device_id not in state.cohort:
             rule, reason = "cohort", f"not in the cohort of round {round_id}"
-        elif client_id in state.delivered:
+        elif device_id in state.delivered:
             rule, reason = "cohort", f"an update for round {round_id} was accepted already"
         else:
             return None
@@ -166,29 +166,29 @@ def _is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
     return state.final or (state.round_id >= schedule.rounds and not schedule.final_fit)
 
 
-def _appeared(state: RoundState, client_id: str) -> RoundState:
-    gone = {c: since for c, since in state.gone_since.items() if c != client_id}
+def _appeared(state: RoundState, device_id: str) -> RoundState:
+    gone = {c: since for c, since in state.gone_since.items() if c != device_id}
     return replace(
         state,
-        live=state.live | {client_id},
-        failed=state.failed - {client_id},
+        live=state.live | {device_id},
+        failed=state.failed - {device_id},
         gone_since=MappingProxyType(gone),
     )
 
 
-def _departed(state: RoundState, client_id: str, now: float) -> RoundState:
+def _departed(state: RoundState, device_id: str, now: float) -> RoundState:
     gone = dict(state.gone_since)
-    if state.phase is RoundPhase.OPEN and client_id in state.outstanding:
-        gone.setdefault(client_id, now)
-    return replace(state, live=state.live - {client_id}, gone_since=MappingProxyType(gone))
+    if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
+        gone.setdefault(device_id, now)
+    return replace(state, live=state.live - {device_id}, gone_since=MappingProxyType(gone))
 
 
-def _marked(state: RoundState, client_id: str, what: Literal["delivered", "failed"]) -> RoundState:
-    if state.phase is not RoundPhase.OPEN or client_id not in state.outstanding:
+def _marked(state: RoundState, device_id: str, what: Literal["delivered", "failed"]) -> RoundState:
+    if state.phase is not RoundPhase.OPEN or device_id not in state.outstanding:
         return state
     if what == "failed":
-        return replace(state, failed=state.failed | {client_id})
-    return replace(state, delivered=state.delivered | {client_id})
+        return replace(state, failed=state.failed | {device_id})
+    return replace(state, delivered=state.delivered | {device_id})
 
 
 def _advance(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:

@@ -49,7 +49,7 @@ def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted
     path = folder / f"{client_id}.incoming"
     path.write_bytes(blob)
     record = UpdateRecord(client_id=client_id, round_id=round_id, num_examples=update.num_examples)
-    accepted = Accepted(client_id=client_id, transfer_id=f"{round_id}{client_id}", record=record)
+    accepted = Accepted(device_id=client_id, transfer_id=f"{round_id}{client_id}", record=record)
     return path, accepted
 
 
@@ -115,7 +115,7 @@ def _outcome(folder: Path):
             state.round_id,
             state.tensors["w"].tobytes(),
             ledger.committed(),
-            {r: [a.client_id for a in ledger.accepted(r)] for r in range(1, state.round_id + 1)},
+            {r: [a.device_id for a in ledger.accepted(r)] for r in range(1, state.round_id + 1)},
             ledger.state(),
             ledger.registered(),
             sorted(file.name for file in ledger.states.iterdir()),

@@ -96,7 +96,7 @@ class World:
         baseline = self.payloads.update_baseline(state, event.device_id, coding)
         decoded = decode_update(event.path.read_bytes(), coding, baseline, max_bytes=_LIMIT)
         event.path.write_bytes(decoded.to_raw(max_bytes=_LIMIT))
-        accepted = Accepted(client_id=event.device_id, transfer_id="t", record=decoded.record)
+        accepted = Accepted(device_id=event.device_id, transfer_id="t", record=decoded.record)
         reference = self.payloads.held_reference(event.device_id)
         self.ledger.accept(event.path, accepted, reference=reference)
 

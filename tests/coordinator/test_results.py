@@ -41,7 +41,7 @@ def _play_round(ledger, folder, round_id, *, final=False):
         )
         path = folder / client_id
         path.write_bytes(b"an update")
-        ledger.accept(path, Accepted(client_id=client_id, transfer_id="t", record=record))
+        ledger.accept(path, Accepted(device_id=client_id, transfer_id="t", record=record))
         totals = Totals(bytes_up=100 * round_id, bytes_down=70 * round_id, peak_rss_bytes=9)
         ledger.note_totals(client_id, round_id, totals)
     ledger.close_round(round_id)
