@@ -23,7 +23,7 @@ from typing import Any, assert_never
 import msgspec
 
 from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
-from protofleet.edge.identity import HeartbeatPhase, Identity, Registration
+from protofleet.edge.identity import Identity, Registration
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingThread
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
@@ -40,7 +40,7 @@ from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import Codec
 from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, Task, TransferOffer
+from protofleet.wire.messages import Announcement, HeartbeatPhase, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Limits, Received, Rejected
 
 _log = logging.getLogger(__name__)

@@ -10,9 +10,7 @@ from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import ProvisionError
 from protofleet.strategies import DESCRIPTIONS
-from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task
-
-HeartbeatPhase = Literal["idle", "receive", "train", "send", "leave"]
+from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,9 +82,8 @@ def run_experiment(
             console.print(f"seed {seed}: dividing the data", style="dim")
             data = preparation.data(seed)
             jobs = []
-            for (
-                method
-            ) in methods:  # all of them first: what is wrong shows before hours of training
+            # All of them first: what is wrong shows before hours of training.
+            for method in methods:
                 console.print(f"seed {seed}, {method.label}: compiling the model", style="dim")
                 jobs.append(
                     Job(
@@ -134,9 +133,8 @@ def _run(job: Job, options: RunOptions, console: Console) -> MethodResult:
         console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")
         return done
     _claim(job.folder, identity)
-    extra = 1 if plan.strategy.description.final_fit else 0
     title = f"seed {job.seed}, {job.method.label}"
-    with _Shown(console, title, job.rounds + extra, job.experiment.score.metric) as shown:
+    with _Shown(console, title, plan.schedule().last_round, job.experiment.score.metric) as shown:
         if options.engine == "mqtt":
             return run_mqtt(job, broker=options.broker, watch=shown.round)
         workers = options.workers or os.cpu_count() or 1

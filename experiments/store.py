@@ -51,7 +51,7 @@ def run_folder(folder: Path, method: Method, seed: int) -> Path:
 
 
 def save_result(folder: Path, result: MethodResult) -> None:
-    """Replace the result in a run's folder; durable when this returns."""
+    """Replace the result in a run's folder, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     save_record(result, folder / _FILE)
 

@@ -86,38 +86,38 @@ class CodedPayload:
         return "" if self.coding.is_raw else self.reference
 
 
-Sent = TypeVar("Sent")
+Stored = TypeVar("Stored")
 
 
-class PayloadEncoder(Generic[Sent]):
+class PayloadEncoder(Generic[Stored]):
     """Encodes payloads for what each device has, once per distinct content and reference.
 
     Args:
         model: the bundle's initial values, which every device has.
         earlier: the tensors of a payload that devices have, by its reference.
-        keep: makes of an encoded payload what ``encode`` returns, for example a file.
+        store: makes of an encoded payload what ``encode`` returns, for example a file.
     """
 
     def __init__(
         self,
         model: Model,
         earlier: Callable[[str], Tensors],
-        keep: Callable[[CodedPayload], Sent],
+        store: Callable[[CodedPayload], Stored],
     ) -> None:
-        self._model, self._earlier, self._keep = model, earlier, keep
-        self._latest: dict[tuple[Codec, str], tuple[Tensors, Sent]] = {}
+        self._model, self._earlier, self._store = model, earlier, store
+        self._latest: dict[tuple[Codec, str], tuple[Tensors, Stored]] = {}
 
-    def encode(self, payload: Tensors, codec: Codec, reference: str) -> Sent:
+    def encode(self, payload: Tensors, codec: Codec, reference: str) -> Stored:
         """The payload for a device that has ``reference``; empty: only the bundle."""
         latest = self._latest.get((codec, reference))
         if latest is not None and _same_arrays(payload, latest[0]):
             return latest[1]
         known = self._earlier(reference) if reference else {}
-        sent = self._keep(
+        stored = self._store(
             encode_payload(payload, codec, reference, payload_baseline(self._model, known))
         )
-        self._latest[codec, reference] = payload, sent
-        return sent
+        self._latest[codec, reference] = payload, stored
+        return stored
 
     def clear(self) -> None:
         """The round is over; nothing of it is handed out again."""

@@ -175,6 +175,11 @@ class Schedule(Protocol):
         """Why a device's update for a round would be refused now; None if it is welcome."""
         ...
 
+    @property
+    def last_round(self) -> int:
+        """The number of the last round, a final fit included."""
+        ...
+
     def needed_devices(self, state: RoundState) -> int:
         """How many devices must be live before the awaited round opens."""
         ...

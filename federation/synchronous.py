@@ -135,6 +135,11 @@ class SynchronousSchedule:
             return None
         return RefusedError(rule, reason)
 
+    @property
+    def last_round(self) -> int:
+        """The number of the last round, a final fit included."""
+        return self.rounds + self.final_fit
+
     def needed_devices(self, state: RoundState) -> int:
         """How many devices must be live before the awaited round opens."""
         wanted = self.size if isinstance(self.size, int) else 1

@@ -121,6 +121,10 @@ class Receipt(Message, frozen=True, kw_only=True, omit_defaults=True, tag="recei
     rule: str = ""
 
 
+HeartbeatPhase = Literal["idle", "receive", "train", "send", "leave"]
+"""Where a device is in its round."""
+
+
 class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     """Device → coordinator (``up/<dev>/s``): liveness and what the device has paid so far.
 
@@ -130,7 +134,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     device_id: str
     boot_id: str
     round_id: int
-    phase: Literal["idle", "receive", "train", "send", "leave"]
+    phase: HeartbeatPhase
     bytes_up: int
     bytes_down: int
     peak_rss_bytes: int
