@@ -30,7 +30,7 @@ class Decision(Enum):
     SETTLE = auto()
     """Begin after the fate of the update in the outbox is known."""
     REFUSE = auto()
-    """The device is past this round, or it lacks a payload."""
+    """The device is past this round, or the task lacks a payload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ class Topics:
         return self._join("/".join(filter(None, (head, device_id, leaf))))
 
     def device_filters(self, device_id: str) -> tuple[str, ...]:
-        """What a device subscribes to: 2 of the 4 filters that every broker allows."""
+        """What a device subscribes to: 2 filters; managed brokers allow as few as 8."""
         return (self.announcement, self._join(f"dn/{check_id(device_id, 'device')}/+"))
 
     def coordinator_filters(self) -> tuple[str, ...]:

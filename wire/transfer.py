@@ -16,7 +16,7 @@ The sending side::
     offer = describe(source, kind="update", device_id="pi-7", round_id=3)
     actions = sender.send(device_id, source, offer, now)   # repeats until answered
     sender.next_chunk()                                    # as fast as the link drains
-    Delivered(device_id, offer) / Rejected(device_id, offer, reason)
+    Delivered(device_id, offer) / Rejected(device_id, offer, rule, reason)
 """
 
 from __future__ import annotations
