@@ -53,6 +53,7 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("buffers of the model",),
     ),
+    takes_aggregator=True,
 )
 
 

@@ -61,6 +61,7 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("previous model", "buffers of the model"),
     ),
+    takes_aggregator=True,
 )
 
 
