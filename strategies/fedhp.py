@@ -288,8 +288,8 @@ def _aggregate(
     printed = context.settings.prototype_sum == "printed"
     if printed and tools.aggregator is not MEAN:
         raise InputError(
-            "strategy 'fedhp': prototype_sum = 'printed' is made of the clients' weighted mean, got "
-            f"aggregation '{tools.aggregator.name}'; leave one of the two out"
+            "strategy 'fedhp': prototype_sum = 'printed' is made of the clients' weighted mean, "
+            f"got aggregation '{tools.aggregator.name}'; leave one of the two out"
         )
     old = state.tensors[_PROTOTYPES]
     tally = _Tally(shares=np.zeros(len(old)))
