@@ -154,13 +154,12 @@ def control_update(  # noqa: PLR0913 - the symbols of the formula
     *,
     steps: int,
     lr: float,
-    out: Floats | None = None,
-) -> Floats:
+) -> None:
     """A client's control variate after local training: SCAFFOLD, option II.
 
     ``control += (server_params - params) / (steps · lr) - server_control``, after Karimireddy et
-    al., arXiv:1910.06378v4, algorithm 1, line 12. Returns what was added, the client's delta.
-    The steps before it take ``correction=server_control - control``.
+    al., arXiv:1910.06378v4, algorithm 1, line 12. The steps before it take
+    ``correction=server_control - control``.
 
     Args:
         control: c_i, ``(size,) float32``, written.
@@ -169,7 +168,6 @@ def control_update(  # noqa: PLR0913 - the symbols of the formula
         params: y_i, with which it ended; same.
         steps: K, steps made.
         lr: learning rate of each.
-        out: where to write the delta; None for a new buffer.
 
     Raises:
         InputError: a buffer of another shape or dtype or one that cannot be written, no step, or
@@ -183,10 +181,8 @@ def control_update(  # noqa: PLR0913 - the symbols of the formula
         raise InputError(f"control variate: expected steps >= 1, got {steps}")
     if not lr > 0:
         raise InputError(f"control variate: expected a positive lr, got {lr}")
-    out = np.empty_like(control) if out is None else flat("out", out, size)
-    buffers = (control, server_control, server_params, params, out)
+    buffers = (control, server_control, server_params, params)
     _in_parts(backend("steps").move_control, buffers, 1.0 / (steps * lr))
-    return out
 
 
 def ala_step(  # noqa: PLR0913 - the symbols of the formula

@@ -41,7 +41,7 @@ import numpy as np
 
 from protofleet.kernels import ala_step
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import DivergedError, Fit, Rows
+from protofleet.strategies.training import DivergedError, ExampleRows, Fit
 from protofleet.strategies.types import Batch, Step, TrainTools
 from protofleet.tensors import Layout, Network, TensorMap, Tensors
 
@@ -95,7 +95,7 @@ class Probe:
     batch_size: int
     fit: Fit
 
-    def __call__(self, network: Network, rows: Rows) -> Step:
+    def __call__(self, network: Network, rows: ExampleRows) -> Step:
         """Loss and gradients of the examples of these numbers.
 
         Raises:
@@ -192,7 +192,7 @@ class _Mixture:
         return step.loss
 
 
-def _part(ala: Ala, probe: Probe) -> Iterator[Rows]:
+def _part(ala: Ala, probe: Probe) -> Iterator[ExampleRows]:
     """Batches of the examples that this call looks at, in order."""
     count = len(probe.tools.y)
     length = max(1, int(ala.sample_percent / 100 * count))

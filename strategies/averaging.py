@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Generic, Literal, Self, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.common import (
+    CHANGE,
     PARAMS,
     client_key,
     client_model,
@@ -50,6 +52,7 @@ from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check
 
 ALA_WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
+_NOTHING: Tensors = MappingProxyType({})
 _CLIENTS = "clients"  # keys of those that have taken part, in a server's state
 
 
@@ -153,8 +156,14 @@ def scored_early(settings: SharedTraining, payload: Payload) -> bool:
     return settings.score_at == "start" and not payload.final
 
 
-def finish_round(
-    start: InitialModel, trained: Trained, tools: ClientTools, shared: Layout
+def finish_round(  # noqa: PLR0913 - how training went, and what else the method has
+    start: InitialModel,
+    trained: Trained,
+    tools: ClientTools,
+    shared: Layout,
+    *,
+    keep: Tensors = _NOTHING,
+    send: Tensors = _NOTHING,
 ) -> tuple[ClientState, Update]:
     """What the device keeps, and the update with the tensors of ``shared``.
 
@@ -163,6 +172,8 @@ def finish_round(
         trained: how it ended; scored here if it was not scored early.
         tools: the client's.
         shared: prefixed layout of what travels, of parameters and buffers.
+        keep: tensors for the device to keep beside the model.
+        send: tensors for the update beside those of ``shared``.
     """
     kept = network_tensors(trained.network)
     round_id = start.payload.round_id
@@ -170,11 +181,17 @@ def finish_round(
         client_id=tools.client_id,
         round_id=round_id,
         num_examples=len(tools.training.y),
-        tensors={name: kept[name] for name in shared.shapes},
+        tensors={**{name: kept[name] for name in shared.shapes}, **send},
         evaluation=start.evaluation or tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights}), update
+    return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights, **keep}), update
+
+
+def changed(prefix: str, old: TensorMap, new: TensorMap) -> tuple[Tensors, Tensors]:
+    """What a client keeps of its part in a ``PopulationMean``, and the change that it sends."""
+    change = TensorMap(old.layout, new.buffer - old.buffer)
+    return prefixed(prefix, new), prefixed(CHANGE + prefix, change)
 
 
 class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -183,7 +200,7 @@ class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         lr: share of the way that it goes from its own shared tensors to the clients' combined.
         by_examples: clients count by their number of examples; otherwise alike.
-        population: number of all clients; 0: of those that have ever taken part.
+        population: number of all clients; 0, or fewer than have ever taken part: of those.
     """
 
     lr: float = 1.0
@@ -205,24 +222,28 @@ class PopulationMean:
 
     A client keeps tensors of its own, zeros until it takes part, and sends by how much it has
     changed them. The server keeps their mean over all clients, also those that are not of the
-    round, and sends that down. Clients count alike, whatever the aggregator does.
+    round, and sends that down. Clients count alike, whatever the aggregator does. A codec sends
+    with the next change what it lost of this one, so that the mean does not drift away from what
+    the clients keep.
 
     Attributes:
         down: prefixed layout of the mean and of what a client keeps.
-        up: prefixed layout of a client's change. Its names are others than those of ``down``: a
-            codec sends the difference to what went down by the same name.
     """
 
     down: Layout = _NO_TENSORS
-    up: Layout = _NO_TENSORS
 
     @classmethod
-    def of_params(cls, model: Model, *, down: str, up: str) -> Self:
-        """A number for each parameter; ``down`` and ``up`` are prefixes of their names."""
-        layout = model.params.layout
-        return cls(down=prefixed_layout(down, layout), up=prefixed_layout(up, layout))
+    def of_params(cls, model: Model, prefix: str) -> Self:
+        """A number for each parameter, under its name with a prefix."""
+        return cls(down=prefixed_layout(prefix, model.params.layout))
+
+    @property
+    def up(self) -> Layout:
+        """Prefixed layout of a client's change: the names of ``down`` behind ``change/``."""
+        return prefixed_layout(CHANGE, self.down)
 
 
+_NO_EXTRA = PopulationMean()
 _Settings = TypeVar("_Settings", bound=SharedTraining)
 
 
@@ -243,7 +264,7 @@ class AveragingContext(Generic[_Settings]):
     settings: _Settings
     model: Model
     shared: Layout
-    extra: PopulationMean = PopulationMean()
+    extra: PopulationMean = _NO_EXTRA
     server: ServerStep = _BY_EXAMPLES
 
     @property
@@ -259,11 +280,21 @@ ClientUpdateFn = Callable[
 
 
 def share_all(
-    description: Description, settings: _Settings, model: Model
+    description: Description,
+    settings: _Settings,
+    model: Model,
+    *,
+    extra: PopulationMean = _NO_EXTRA,
+    server: ServerStep = _BY_EXAMPLES,
 ) -> AveragingContext[_Settings]:
-    """The context of a strategy that shares all parameters."""
+    """The context of a strategy that shares all parameters; fields as in ``AveragingContext``."""
     return AveragingContext(
-        description=description, settings=settings, model=model, shared=_whole(model)
+        description=description,
+        settings=settings,
+        model=model,
+        shared=_whole(model),
+        extra=extra,
+        server=server,
     )
 
 
@@ -346,7 +377,7 @@ class _Changes:
         self._clients.append(client_key(update.client_id))
 
     def added_to(self, tensors: Tensors, population: int) -> dict[str, NDArray[Any]]:
-        """The new mean over the population, and who has taken part unless it is known how many.
+        """The new mean over the population, and who has ever taken part.
 
         Args:
             tensors: of the server's state.
@@ -355,15 +386,12 @@ class _Changes:
         down = self._extra.down
         if not down.shapes:
             return {}
-        known: dict[str, NDArray[Any]] = {}
-        before = after = population
-        if not population:
-            earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
-            known[_CLIENTS] = np.union1d(earlier, np.array(self._clients, np.int64))
-            before, after = len(earlier), len(known[_CLIENTS])
+        earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
+        known = np.union1d(earlier, np.array(self._clients, np.int64))
+        before, after = (max(population, len(clients)) for clients in (earlier, known))
         old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
         mean = (old.buffer.astype(np.float64) * before + self._sum) / after
-        return {**TensorMap(down, mean.astype(np.float32)), **known}
+        return {**TensorMap(down, mean.astype(np.float32)), _CLIENTS: known}
 
 
 def _server_model(model: Model, state: ServerState) -> Network:

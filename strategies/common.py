@@ -1,7 +1,8 @@
 """What strategies share: settings, tensors with prefixes, the aggregation of whole updates.
 
 In states, payloads and updates a parameter ``a.w`` is called ``params/a.w`` and a buffer ``b.m`` is
-called ``state/b.m``.
+called ``state/b.m``. What an update holds by a name ``change/…`` is an increment, which the server
+adds up over the rounds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 PARAMS = "params/"
 BUFFERS = "state/"
+CHANGE = "change/"
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 

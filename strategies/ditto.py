@@ -72,6 +72,7 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("personal model", "buffers of both models"),
     ),
+    takes_aggregator=True,
 )
 
 

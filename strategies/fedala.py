@@ -46,6 +46,7 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("mixing weights", "buffers of the model"),
     ),
+    takes_aggregator=True,
 )
 
 

@@ -89,6 +89,7 @@ DESCRIPTION = Description(
         up=("parameters", "local prototypes", "number of examples"),
         personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
     ),
+    takes_aggregator=True,
 )
 
 

@@ -53,11 +53,12 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("buffers of the model",),
     ),
+    takes_aggregator=True,
 )
 
 
 class FedAvgSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Local training is all that FedAvg can be told."""
+    """Settings of FedAvg: those of local training alone."""
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

@@ -28,8 +28,9 @@ next payload gets the anchors too; so does a client whose 8 bytes are another's.
 Deviations:
     - A class that no participant has keeps its prototype; the code divides zero by zero.
     - ``regulariser = "sum"`` is the paper's sum over the classes, C times stronger than the code.
-    - ``aggregation = "printed"`` is eq. 5 as printed, divided by the number of participants
-      instead of the sum of the weights: prototypes shrink by about 1/C each round.
+    - ``prototype_sum = "printed"`` is eq. 5 as printed, divided by the number of participants
+      instead of the sum of the weights: prototypes shrink by about 1/C each round. It is made of
+      the weighted mean, so another aggregation rule is refused with it.
     - N_i is the sum of the registered counts.
     - In the code the anchors travel in every round, both ways; in the paper once.
 """
@@ -46,6 +47,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import hyperspherical_prototypes
+from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -92,6 +94,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
+    takes_aggregator=True,
 )
 
 
@@ -103,7 +106,7 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
         prototype_optimiser: of the prototypes; kept across rounds.
         anchor_weight: lambda, the regulariser's weight.
         regulariser: mean (the code) or sum (the paper) over the classes.
-        aggregation: normalised (the code) or as printed in eq. 5.
+        prototype_sum: normalised (the code) or as printed in eq. 5.
         sphere_steps, sphere_lr, sphere_momentum, sphere_weight_decay: how the server drives the
             first prototypes apart (``kernels.hyperspherical_prototypes``).
     """
@@ -112,7 +115,7 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
     prototype_optimiser: Adam | Sgd = Adam(lr=0.005, eps=1e-8, eps_form="torch")
     anchor_weight: float = 0.1
     regulariser: Literal["mean", "sum"] = "mean"
-    aggregation: Literal["normalised", "printed"] = "normalised"
+    prototype_sum: Literal["normalised", "printed"] = "normalised"
     sphere_steps: int = 1000
     sphere_lr: float = 0.1
     sphere_momentum: float = 0.9
@@ -144,8 +147,9 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
             learned prototype per class.
     """
     context = _context(parse_settings(DESCRIPTION.name, settings, FedHPSettings), model)
+    printed = context.settings.prototype_sum == "printed"
     return Strategy(
-        description=DESCRIPTION,
+        description=replace(DESCRIPTION, takes_aggregator=not printed),
         settings=context.settings,
         uplink=Uplink(optional={_PROTOTYPES: TensorForm(model.params[_HEAD].shape)}),
         server_init=partial(_server_init, context.settings),
@@ -281,11 +285,17 @@ class _Tally:
 def _aggregate(
     context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
+    printed = context.settings.prototype_sum == "printed"
+    if printed and tools.aggregator is not MEAN:
+        raise InputError(
+            "strategy 'fedhp': prototype_sum = 'printed' is made of the clients' weighted mean, "
+            f"got aggregation '{tools.aggregator.name}'; leave one of the two out"
+        )
     old = state.tensors[_PROTOTYPES]
     tally = _Tally(shares=np.zeros(len(old)))
     merged = merge_prototypes(tools.aggregator, tally.terms(updates), old)
     held = tally.shares > 0
-    if context.settings.aggregation == "printed":
+    if printed:
         # Eq. 5: the sum of w_ij pi_ij is the weighted mean times the sum of the weights.
         merged[held] *= (tally.shares[held] / len(tally.anchored))[:, None]
     known = np.union1d(state.tensors[_ANCHORED], np.array(tally.anchored, np.int64))

@@ -55,6 +55,7 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("buffers of the model",),
     ),
+    takes_aggregator=True,
 )
 
 

@@ -56,6 +56,7 @@ DESCRIPTION = Description(
         up=("body", "number of examples"),
         personal=("head", "buffers of the model"),
     ),
+    takes_aggregator=True,
 )
 
 

@@ -53,7 +53,6 @@ DESCRIPTION = Description(
     paper="none: the baseline without federation, also called SOLO",
     programs=("cross_entropy",),
     travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
-    takes_aggregator=False,
 )
 
 

@@ -40,7 +40,7 @@ from protofleet.strategies.averaging import (
 )
 from protofleet.strategies.common import client_model, parse_settings
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import Fit, Rows, train
+from protofleet.strategies.training import ExampleRows, Fit, train
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -61,6 +61,7 @@ DESCRIPTION = Description(
         up=("parameters", "number of examples"),
         personal=("previous model", "buffers of the model"),
     ),
+    takes_aggregator=True,
 )
 
 
@@ -119,7 +120,7 @@ def _contrast(
         "mu": np.float32(context.settings.mu),
     }
 
-    def inputs(rows: Rows) -> Mapping[str, Any]:
+    def inputs(rows: ExampleRows) -> Mapping[str, Any]:
         return {"positive": positive[rows], "negative": negative[rows], **scalars}
 
     return Fit(objective="moon", inputs=inputs)

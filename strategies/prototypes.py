@@ -13,13 +13,13 @@ from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.types import Score, Update
 from protofleet.tensors import Model
 
-Rows = NDArray[np.float32]
+ClassRows = NDArray[np.float32]
 """``(C, d)``, one prototype per class."""
 
 
 def class_means(
     features: NDArray[np.float32], y: NDArray[np.int64], num_classes: int
-) -> tuple[Rows, NDArray[np.int64]]:
+) -> tuple[ClassRows, NDArray[np.int64]]:
     """Mean of each class's rows, summed in float64.
 
     Args:
@@ -51,8 +51,8 @@ def class_means(
 
 
 def merge_prototypes(
-    aggregator: Aggregator, terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows
-) -> Rows:
+    aggregator: Aggregator, terms: Iterable[tuple[ClassRows, NDArray[Any]]], old: ClassRows
+) -> ClassRows:
     """Each class's prototype combined over the clients that have the class.
 
     Args:
@@ -71,8 +71,8 @@ def merge_prototypes(
 
 
 def _checked(
-    terms: Iterable[tuple[Rows, NDArray[Any]]], old: Rows
-) -> Iterator[tuple[Rows, NDArray[Any]]]:
+    terms: Iterable[tuple[ClassRows, NDArray[Any]]], old: ClassRows
+) -> Iterator[tuple[ClassRows, NDArray[Any]]]:
     for prototypes, weights in terms:
         if prototypes.shape != old.shape or weights.shape != old.shape[:1] or (weights < 0).any():
             raise InputError(
@@ -118,7 +118,7 @@ def feature_width(model: Model, head: str) -> int:
     )
 
 
-def nearest(prototypes: Rows, present: NDArray[Any]) -> Score:
+def nearest(prototypes: ClassRows, present: NDArray[Any]) -> Score:
     """Scores of features: minus the squared distance to each prototype, summed in float64.
 
     Args:

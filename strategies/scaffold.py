@@ -6,13 +6,13 @@ Averaging for Federated Learning" (ICML 2020, arXiv:1910.06378v4), algorithm 1.
 | symbol | name | shape | dtype |
 |---|---|---|---|
 | x, y_i | ``params/<name>`` | the model's | float32 |
-| c, c_i; Δc_i | ``control/<name>``; up: ``control_change/<name>`` | the model's | float32 |
+| c, c_i; Δc_i | ``control/<name>``; up: ``change/control/<name>`` | the model's | float32 |
 | η, η_g, N | ``optimiser.lr``, ``server.lr``, ``server.population`` | () | float, float, int |
 
 Deviations:
-    - y_i = x + Δy_i goes up in the place of Δy_i, as many bytes: aggregation rules and codecs get
-      parameters, as from every other strategy.
-    - N is the number of clients that have ever taken part, unless ``server.population`` says it.
+    - y_i goes up in the place of Δy_i, so that aggregation rules and codecs get parameters.
+    - N is the number of clients that have ever taken part, unless ``server.population`` is more.
+    - Option I leaves out ``weight_decay`` and ``clip_norm``. With ``local_init`` x is the mixture.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from protofleet.errors import InputError
 from protofleet.kernels import control_update
 from protofleet.strategies import averaging, fedavg
-from protofleet.strategies.averaging import AveragingContext
-from protofleet.strategies.common import parse_settings, prefixed, unpack
+from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
+from protofleet.strategies.common import parse_settings, unpack
 from protofleet.strategies.optimisers import Sgd, check_range
 from protofleet.strategies.training import Fit, mean_gradient, train
 from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
@@ -40,7 +41,7 @@ DESCRIPTION = replace(
         personal=("control variate", "buffers of the model"),
     ),
 )
-_CONTROL, _CHANGE = "control/", "control_change/"
+_CONTROL = "control/"
 
 
 class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
@@ -59,14 +60,15 @@ class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
         super().__post_init__()
         check_range("optimiser.lr", self.optimiser.lr, low=1e-12)
         check_range("optimiser.momentum", self.optimiser.momentum, low=0, high=0)
+        if self.option == "I" and self.clip_norm is not None:
+            raise InputError("setting 'clip_norm': option I clips no gradient; use option II")
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """SCAFFOLD for one model; raises InputError for settings that it does not take."""
     chosen = parse_settings(DESCRIPTION.name, settings, ScaffoldSettings)
-    extra = averaging.PopulationMean.of_params(model, down=_CONTROL, up=_CHANGE)
-    context = averaging.share_all(DESCRIPTION, chosen, model)
-    context = replace(context, extra=extra, server=chosen.server)
+    extra = averaging.PopulationMean.of_params(model, _CONTROL)
+    context = averaging.share_all(DESCRIPTION, chosen, model, extra=extra, server=chosen.server)
     return averaging.averaging(context, _client_update)
 
 
@@ -74,7 +76,7 @@ def _client_update(
     context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     settings, layout = context.settings, context.model.params.layout
-    start = averaging.initialise(settings, averaging.receive(context, state, payload), tools)
+    start = initialise(settings, receive(context, state, payload), tools)
     c, own = (unpack(tensors, _CONTROL, layout) for tensors in (payload.tensors, state.tensors))
     fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
     trained = train(start.network.copy(), tools.training, settings, fit)
@@ -84,7 +86,5 @@ def _client_update(
     elif trained.steps:
         x, y = start.network.params.buffer, trained.network.params.buffer
         control_update(new.buffer, c.buffer, x, y, steps=trained.steps, lr=settings.optimiser.lr)
-    change = TensorMap(layout, new.buffer - own.buffer)
-    kept, update = averaging.finish_round(start, trained, tools, context.shared)
-    kept = replace(kept, tensors={**kept.tensors, **prefixed(_CONTROL, new)})
-    return kept, replace(update, tensors={**update.tensors, **prefixed(_CHANGE, change)})
+    keep, send = averaging.changed(_CONTROL, own, new)
+    return finish_round(start, trained, tools, context.shared, keep=keep, send=send)

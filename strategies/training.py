@@ -17,7 +17,7 @@ from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_
 from protofleet.strategies.types import Batch, TrainTools
 from protofleet.tensors import Network, TensorMap, Tensors
 
-Rows = NDArray[np.int64]
+ExampleRows = NDArray[np.int64]
 """Numbers of examples."""
 
 
@@ -47,7 +47,7 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             check_range("clip_norm", self.clip_norm, low=1e-12)
 
 
-def _nothing(_rows: Rows) -> Mapping[str, Any]:
+def _nothing(_rows: ExampleRows) -> Mapping[str, Any]:
     return {}
 
 
@@ -65,7 +65,7 @@ class Fit:
     """
 
     objective: str = "cross_entropy"
-    inputs: Callable[[Rows], Mapping[str, Any]] = _nothing
+    inputs: Callable[[ExampleRows], Mapping[str, Any]] = _nothing
     groups: Sequence[Group] = field(default_factory=tuple)
     moments: Tensors | None = None
     proximal: tuple[float, TensorMap] | None = None
@@ -122,7 +122,7 @@ class Trainer:
         """The network as it is now; the next step overwrites it."""
         return replace(self._network, buffers=self._buffers)
 
-    def step(self, rows: Rows) -> float:
+    def step(self, rows: ExampleRows) -> float:
         """Train on the examples of these numbers; the mean loss before the step.
 
         Raises:
@@ -178,7 +178,7 @@ def mean_gradient(network: Network, tools: TrainTools, training: Training) -> Te
     return TensorMap(network.params.layout, mean.result())
 
 
-def passes(step: Callable[[Rows], float], tools: TrainTools, training: Training) -> float:
+def passes(step: Callable[[ExampleRows], float], tools: TrainTools, training: Training) -> float:
     """Call ``step`` for every batch of every epoch.
 
     Returns:
@@ -194,7 +194,7 @@ def passes(step: Callable[[Rows], float], tools: TrainTools, training: Training)
     return loss
 
 
-def batches(count: int, training: Training, rng: np.random.Generator) -> Iterator[Rows]:
+def batches(count: int, training: Training, rng: np.random.Generator) -> Iterator[ExampleRows]:
     """One epoch in random order."""
     order = rng.permutation(count)
     size = training.batch_size

@@ -321,7 +321,7 @@ class Description:
     server_programs: tuple[str, ...] = ()
     class_counts: bool = False
     final_fit: bool = False
-    takes_aggregator: bool = True
+    takes_aggregator: bool = False
 
 
 def no_score(_state: ClientState) -> Score | None:

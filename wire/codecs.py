@@ -9,16 +9,17 @@ codec     a float32 tensor travels as
 ``fp16``  float16, its bytes in planes
 ``int8``  8-bit codes, with one float32 scale for every 256 of a tensor
 ``int4``  4-bit codes with such scales, where what they lose is made up for; else as in ``int8``
-``topk``  a parameter of an update: a bitmap of its largest entries and their 8-bit codes;
-          any other tensor: as in ``int8``
+``topk``  a parameter or an increment of an update: a bitmap of its largest entries and their
+          8-bit codes; any other tensor: as in ``int8``
 ========  =================================================================================
 
 What both ends know already is subtracted first, tensor by tensor: the *baseline*, which its
 *reference* names. What coding loses is made up for in one of two ways. A payload refers to what an
 earlier one decoded to, so the next one corrects it. Of an update's parameters, the sender keeps
-what was lost and adds it the next time (Stich et al., arXiv:1809.07599v2). Other tensors of an
-update get no such memory: a class mean or a prototype is stated anew every round, and an old error
-is no part of it.
+what was lost and adds it the next time (Stich et al., arXiv:1809.07599v2); likewise of its
+increments, the tensors whose names begin with ``change/``, which the server adds up and which have
+no baseline. Other tensors of an update get no such memory: a class mean or a prototype is stated
+anew every round, and an old error is no part of it.
 
 ``+zlib`` behind a codec's name says that the whole blob is compressed. ``docs/protocol.md``
 specifies the format, section Codecs.
@@ -53,6 +54,7 @@ SMALL = 32
 """Tensors of fewer numbers travel as they are: there is nothing to gain."""
 ZLIB_LEVEL = 6
 _PARAMS = "params/"
+_CHANGE = "change/"
 # Of normal float16 numbers: beyond, values are cut off, and below, they lose their bits.
 _MOST_HALF, _LEAST_HALF = float(np.finfo(np.float16).max), float(np.finfo(np.float16).tiny)
 _KEY, _REFERENCE = "codec", "base"
@@ -114,7 +116,7 @@ class Encoded:
         blob: its bytes.
         codec: as an offer names it.
         raw_bytes: size before compression.
-        residual: by parameter, what the sender has to add the next time; empty without memory.
+        residual: by tensor, what the sender has to add the next time; empty without memory.
     """
 
     blob: bytes
@@ -193,7 +195,7 @@ class _Coder:
         """Code a tensor; False: it travels as it is."""
         if value.dtype != np.float32 or value.size < SMALL:
             return False
-        known = _known(self._baseline, name, value.shape)
+        known = None if self._increment(name) else _known(self._baseline, name, value.shape)
         remembered = self._remembered(name, known)
         with np.errstate(over="ignore", invalid="ignore"):
             wanted = value.reshape(-1) if known is None else (value - known).reshape(-1)
@@ -214,7 +216,12 @@ class _Coder:
 
     def _remembered(self, name: str, known: _Floats | None) -> Tensors | None:
         """The residual, where this tensor has one."""
-        return self._residual if known is not None and name.startswith(_PARAMS) else None
+        difference = known is not None and name.startswith(_PARAMS)
+        return self._residual if difference or self._increment(name) else None
+
+    def _increment(self, name: str) -> bool:
+        """Only an update has any, and only an update has a residual."""
+        return self._residual is not None and name.startswith(_CHANGE)
 
     def _kind(self, peak: float, *, remembered: bool, corrected: bool) -> Coded:
         """The codec's own, if something makes up for what it loses, and it can hold ``peak``."""

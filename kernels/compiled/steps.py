@@ -148,21 +148,18 @@ def adam_step(
     adam(params, grads, m, v, reference, correction, numbers, scratch)
 
 
-@kernel("f4[1] out", "f4[1]", "f4[1]", "f4[1]", "f4[1] out", "f8")
+@kernel("f4[1] out", "f4[1]", "f4[1]", "f4[1]", "f8")
 def move_control(
     control: Floats,
     server_control: Floats,
     server_params: Floats,
     params: Floats,
-    delta: Floats,
     scale: float,
 ) -> None:
-    """``delta = scale · (server_params - params) - server_control; control += delta``."""
+    """``control += scale · (server_params - params) - server_control``."""
     factor = np.float32(scale)
     for i in range(control.size):
-        added = factor * (server_params[i] - params[i]) - server_control[i]
-        delta[i] = added
-        control[i] += added
+        control[i] += factor * (server_params[i] - params[i]) - server_control[i]
 
 
 @kernel("f4[1] out", "f4[1]", "f4[1]", "f4[1]", "f4[1] out", "f8")

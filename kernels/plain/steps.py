@@ -84,14 +84,12 @@ def move_control(
     server_control: Floats,
     server_params: Floats,
     params: Floats,
-    delta: Floats,
     scale: float,
 ) -> None:
-    """``delta = scale · (server_params - params) - server_control; control += delta``."""
+    """``control += scale · (server_params - params) - server_control``."""
     for part in _blocks(control.size):
         moved = np.float32(scale) * (server_params[part] - params[part])
-        delta[part] = moved - server_control[part]
-        control[part] += delta[part]
+        control[part] += moved - server_control[part]
 
 
 def ala(

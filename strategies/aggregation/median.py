@@ -29,7 +29,7 @@ _MEDIAN_BYTES = 32  # of a coordinate, beside its clients' numbers
 
 
 class MedianSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the median can be told.
+    """Settings of the median.
 
     Attributes:
         weighted: clients count by their weights instead of alike.

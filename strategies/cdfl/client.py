@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from protofleet.kernels import KMeansResult, kmeans, kmeans_restarts
 from protofleet.strategies.cdfl.settings import CdflSettings, pixelised
-from protofleet.strategies.training import Fit, Rows, Trained, Trainer, passes
+from protofleet.strategies.training import ExampleRows, Fit, Trained, Trainer, passes
 from protofleet.strategies.types import ClientTools, Evaluation
 from protofleet.tensors import Network
 
@@ -50,7 +50,7 @@ def train_pair(
     examples = tools.training
     personal = Trainer(start.copy(), examples, settings)
 
-    def inputs(rows: Rows) -> Mapping[str, Any]:
+    def inputs(rows: ExampleRows) -> Mapping[str, Any]:
         return {
             "z": z[rows],
             "teacher": tools.features(personal.network, examples.x[rows]),
@@ -60,7 +60,7 @@ def train_pair(
 
     local = Trainer(start, examples, settings, Fit(objective="cdfl", inputs=inputs))
 
-    def step(rows: Rows) -> float:
+    def step(rows: ExampleRows) -> float:
         personal.step(rows)
         return local.step(rows)
 
@@ -70,7 +70,7 @@ def train_pair(
 
 def chosen_rows(
     settings: CdflSettings, local: Trained, clustered: ClusteredImages, tools: ClientTools
-) -> Rows:
+) -> ExampleRows:
     """Numbers of the examples of S_i, ascending: the m nearest of all to each new centroid."""
     z, clusters = clustered.images, clustered.clusters
     if not len(z):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.strategies.cdfl.settings import Bytes, CdflSettings, to_values
-from protofleet.strategies.training import DivergedError, Fit, Rows, Training, train
+from protofleet.strategies.training import DivergedError, ExampleRows, Fit, Training, train
 from protofleet.strategies.types import ServerTools, TrainTools
 from protofleet.tensors import Network, Tensors
 
@@ -166,7 +166,11 @@ def ranked(settings: CdflSettings, network: Network, gallery: Gallery, tools: Se
 
 
 def _accuracy(
-    settings: CdflSettings, network: Network, gallery: Gallery, rows: Rows, tools: ServerTools
+    settings: CdflSettings,
+    network: Network,
+    gallery: Gallery,
+    rows: ExampleRows,
+    tools: ServerTools,
 ) -> float:
     """On the validation images among ``rows``; below all others if there are none."""
     held = rows[gallery.is_training[rows] == 0]

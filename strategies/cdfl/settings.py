@@ -1,4 +1,4 @@
-"""What CDFL can be told, and the forms of its images: hidden, as bytes, as numbers."""
+"""Settings of CDFL, and the forms of its images: hidden, as bytes, as numbers."""
 
 from __future__ import annotations
 

@@ -127,6 +127,7 @@ DESCRIPTION = Description(
         personal=("the personalised network", "original images"),
     ),
     server_programs=("cross_entropy",),
+    takes_aggregator=True,
 )
 
 

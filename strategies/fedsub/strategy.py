@@ -113,7 +113,6 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
-    takes_aggregator=False,
 )
 
 

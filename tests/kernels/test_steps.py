@@ -204,11 +204,10 @@ def normal(count, size):
 def test_a_control_variate_is_scaffold_s(made, steps, lr):
     control, server_control, server_params, params = made
     mine = control.copy()
-    moved = control_update(mine, server_control, server_params, params, steps=steps, lr=lr)
+    control_update(mine, server_control, server_params, params, steps=steps, lr=lr)
     expected = oracle.control(*made, steps=steps, lr=lr)
     size = np.abs(made).max(initial=1) * max(1, 1 / (steps * lr))
     np.testing.assert_allclose(mine, expected, rtol=1e-6, atol=1e-6 * size)
-    np.testing.assert_array_equal(control + moved, mine)
 
 
 def test_a_control_variate_becomes_the_mean_of_the_gradients():
@@ -275,7 +274,8 @@ def test_neither_threads_nor_compiler_change_a_bit_of_an_update(monkeypatch):
         for threads in (1, 2, 3):
             monkeypatch.setattr(pool._Setting, "threads", threads)
             control, weights = third.copy(), first.copy()
-            mixed = control_update(control, first, second, third, steps=3, lr=0.1)
+            mixed = np.empty_like(first)
+            control_update(control, first, second, third, steps=3, lr=0.1)
             ala_step(weights, second, third, fourth, mixed)
             results.add(b"".join(a.tobytes() for a in (control, weights, mixed)))
             clipped = first.copy()
@@ -291,8 +291,8 @@ def test_what_does_not_fit_is_named():
     frozen.flags.writeable = False
     with pytest.raises(InputError, match=r"server_params: expected \(3,\) float32, got \(2,\)"):
         control_update(good, good, short, good, steps=1, lr=1.0)
-    with pytest.raises(InputError, match="out: expected a writable"):
-        control_update(good, good, good, good, steps=1, lr=1.0, out=frozen)
+    with pytest.raises(InputError, match="control: expected a writable"):
+        control_update(frozen, good, good, good, steps=1, lr=1.0)
     with pytest.raises(InputError, match="expected steps >= 1, got 0"):
         control_update(good, good, good, good, steps=0, lr=1.0)
     with pytest.raises(InputError, match="expected a positive lr, got 0"):

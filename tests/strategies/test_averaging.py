@@ -19,17 +19,17 @@ from protofleet.tensors import Layout
 
 
 def _strategy(model, extra, **step):
-    context = share_all(fedavg.DESCRIPTION, SharedTraining(), model)
-    context = replace(context, extra=extra, server=ServerStep(**step))
+    server = ServerStep(**step)
+    context = share_all(fedavg.DESCRIPTION, SharedTraining(), model, extra=extra, server=server)
     return averaging(context, fedavg.client_update)
 
 
 def _control(model):
-    return PopulationMean.of_params(model, down="h/", up="dh/")
+    return PopulationMean.of_params(model, "h/")
 
 
 def _update(client, w, n=1, **extra):
-    tensors = {"params/w": array(w), **{f"{key}/w": array(v) for key, v in extra.items()}}
+    tensors = {"params/w": array(w), **{f"change/{key}/w": array(v) for key, v in extra.items()}}
     return Update(client_id=client, round_id=1, num_examples=n, tensors=tensors)
 
 
@@ -41,11 +41,11 @@ def test_extra_tensors_go_down_as_a_mean_and_up_as_changes(model):
         "h/w": [0, 0],
     }
     np.testing.assert_array_equal(strategy.client_init(model).tensors["h/w"], [0, 0])
-    assert strategy.uplink.required.keys() == {"params/w", "dh/w"}
+    assert strategy.uplink.required.keys() == {"params/w", "change/h/w"}
     updates = [
-        _update("a", [2, 4], 9, dh=[1, 0]),
-        _update("b", [4, 0], 1, dh=[0, 2]),
-        _update("c", [99, 99], 0, dh=[99, 99]),
+        _update("a", [2, 4], 9, h=[1, 0]),
+        _update("b", [4, 0], 1, h=[0, 2]),
+        _update("c", [99, 99], 0, h=[99, 99]),
     ]
     server = strategy.aggregate(server, updates, server_tools())
     assert strategy.downlink(server, "a").tensors.keys() == {"params/w", "h/w"}
@@ -54,10 +54,10 @@ def test_extra_tensors_go_down_as_a_mean_and_up_as_changes(model):
 
 
 def test_extra_tensors_may_have_other_shapes_than_the_parameters(model):
-    extra = PopulationMean(down=Layout.of({"k/w": (1,)}), up=Layout.of({"dk/w": (1,)}))
+    extra = PopulationMean(down=Layout.of({"k/w": (1,)}))
     strategy = _strategy(model, extra)
     server = strategy.server_init(model, new_rng())
-    updates = [_update(name, [0, 0], dk=[value]) for name, value in (("a", 1), ("b", 3))]
+    updates = [_update(name, [0, 0], k=[value]) for name, value in (("a", 1), ("b", 3))]
     server = strategy.aggregate(server, updates, server_tools())
     np.testing.assert_array_equal(server.tensors["k/w"], [2])
 
@@ -66,7 +66,7 @@ def test_a_rule_that_reads_updates_again_counts_extra_tensors_once(model):
     strategy = _strategy(model, _control(model))
     median = replace(server_tools(), aggregator=build_rule("median", {}))
     server = strategy.server_init(model, new_rng())
-    updates = [_update(name, [i, i * i], dh=[i, 3]) for i, name in enumerate("abc")]
+    updates = [_update(name, [i, i * i], h=[i, 3]) for i, name in enumerate("abc")]
     server = strategy.aggregate(server, updates, median)
     np.testing.assert_array_equal(server.tensors["params/w"], [1, 1])
     np.testing.assert_array_equal(server.tensors["h/w"], [1, 3])
@@ -75,12 +75,12 @@ def test_a_rule_that_reads_updates_again_counts_extra_tensors_once(model):
 def test_the_population_is_who_ever_took_part_and_survives_a_round_without(model):
     strategy = _strategy(model, _control(model))
     server = strategy.server_init(model, new_rng())
-    one = [_update("a", [0, 0], dh=[6, 0])]
+    one = [_update("a", [0, 0], h=[6, 0])]
     server = strategy.aggregate(server, one, server_tools())
     np.testing.assert_array_equal(server.tensors["h/w"], [6, 0])
-    nobody = strategy.aggregate(server, [_update("b", [0, 0], 0, dh=[1, 1])], server_tools())
+    nobody = strategy.aggregate(server, [_update("b", [0, 0], 0, h=[1, 1])], server_tools())
     np.testing.assert_array_equal(nobody.tensors["h/w"], [6, 0])
-    more = [_update(name, [0, 0], dh=[0, 3]) for name in "abc"]
+    more = [_update(name, [0, 0], h=[0, 3]) for name in "abc"]
     after = strategy.aggregate(nobody, more, server_tools())
     np.testing.assert_array_equal(after.tensors["h/w"], [2, 3])
 
@@ -90,9 +90,18 @@ def test_a_stated_population_divides_whoever_takes_part(model):
     server = strategy.server_init(model, new_rng())
     assert server.tensors.keys() == {"params/w", "h/w"}
     for name in "ab":
-        server = strategy.aggregate(server, [_update(name, [0, 0], dh=[4, 8])], server_tools())
+        server = strategy.aggregate(server, [_update(name, [0, 0], h=[4, 8])], server_tools())
     np.testing.assert_array_equal(server.tensors["h/w"], [1, 2])
-    assert server.tensors.keys() == {"params/w", "h/w"}
+
+
+def test_a_population_that_turns_out_larger_than_stated_is_counted(model):
+    """Two, with two; then three: (2 · 6 + 3) / 3."""
+    strategy = _strategy(model, _control(model), population=2)
+    server = strategy.server_init(model, new_rng())
+    for names, value, expected in (("ab", 6, 6), ("c", 3, 5)):
+        updates = [_update(name, [0, 0], h=[value, 0]) for name in names]
+        server = strategy.aggregate(server, updates, server_tools())
+        np.testing.assert_array_equal(server.tensors["h/w"], [expected, 0])
 
 
 def test_the_server_goes_a_share_of_the_way(model):
@@ -106,10 +115,10 @@ def test_the_server_goes_a_share_of_the_way(model):
 
 def test_the_mean_over_a_population_is_summed_in_float64(model):
     """Many small changes on a large mean, each less than float32 can hold there."""
-    strategy = _strategy(model, _control(model), population=1)
+    strategy = _strategy(model, _control(model), population=4)
     server = strategy.server_init(model, new_rng())
-    big = [_update("a", [0, 0], dh=[2**24, 0])]
+    big = [_update("a", [0, 0], h=[2**26, 0])]
     server = strategy.aggregate(server, big, server_tools())
-    small = [_update(name, [0, 0], dh=[1, 0]) for name in "abcd"]
+    small = [_update(name, [0, 0], h=[4, 0]) for name in "abcd"]
     server = strategy.aggregate(server, small, server_tools())
     np.testing.assert_array_equal(server.tensors["h/w"], [2**24 + 4, 0])

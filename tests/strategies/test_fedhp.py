@@ -13,6 +13,7 @@ from toy_prototypes import HEAD, prototype_model, with_programs
 
 from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.optimisers import Adam, Sgd
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import Model, blobs
@@ -66,7 +67,7 @@ def test_defaults_are_those_of_the_published_code():
     assert settings.prototype_optimiser == Adam(lr=0.005, eps=1e-8, eps_form="torch")
     assert (settings.epochs, settings.batch_size, settings.clip_norm) == (5, 64, None)
     assert (settings.anchor_weight, settings.regulariser) == (0.1, "mean")
-    assert settings.aggregation == "normalised"
+    assert settings.prototype_sum == "normalised"
 
 
 def test_the_server_starts_from_anchors_spread_over_the_sphere():
@@ -194,7 +195,7 @@ def test_a_client_that_lost_its_anchors_abstains_and_gets_them_again(run):
 
 
 def test_a_round_of_abstentions_changes_no_prototype():
-    strategy = fedhp(aggregation="printed")
+    strategy = fedhp(prototype_sum="printed")
     server = started(strategy)
     after = strategy.aggregate(server, [update_of("a", None, [1, 1])], server_tools())
     assert after.round_id == 1
@@ -212,9 +213,9 @@ def test_prototypes_are_weighted_by_the_class_s_share_of_the_client_s_examples()
     np.testing.assert_allclose(after.tensors[_KEY], [[2, 2], [5, 5]], rtol=1e-6)
 
 
-@pytest.mark.parametrize("aggregation", ["normalised", "printed"])
-def test_a_class_that_nobody_has_keeps_its_prototype(aggregation):
-    strategy = fedhp(aggregation=aggregation)
+@pytest.mark.parametrize("prototype_sum", ["normalised", "printed"])
+def test_a_class_that_nobody_has_keeps_its_prototype(prototype_sum):
+    strategy = fedhp(prototype_sum=prototype_sum)
     updates = [update_of("a", [[1, 1], [2, 2]], [3, 0]), update_of("b", [[5, 5], [6, 6]], [1, 0])]
     after = strategy.aggregate(started(strategy, [[7, 7], [8, 9]]), updates, server_tools())
     np.testing.assert_allclose(after.tensors[_KEY], [[3, 3], [8, 9]], rtol=1e-6)
@@ -222,18 +223,30 @@ def test_a_class_that_nobody_has_keeps_its_prototype(aggregation):
 
 def test_the_printed_aggregation_shrinks_prototypes_by_the_number_of_classes():
     """Alike clients with C balanced classes: every w_ij is 1/C, so eq. 5 gives the mean over C."""
-    strategy = fedhp(aggregation="printed")
+    strategy = fedhp(prototype_sum="printed")
     updates = [update_of(name, [[1, 2], [3, 4]], [5, 5]) for name in "abc"]
     after = strategy.aggregate(started(strategy), updates, server_tools())
     np.testing.assert_allclose(after.tensors[_KEY], [[0.5, 1], [1.5, 2]], rtol=1e-6)
 
 
+def test_eq_5_as_printed_takes_no_rule_but_the_mean():
+    """A federation that chooses another is told before it begins; whoever calls it, at the call."""
+    strategy = fedhp(prototype_sum="printed")
+    assert not strategy.description.takes_aggregator
+    assert fedhp().description.takes_aggregator
+    median = dataclasses.replace(server_tools(), aggregator=build_rule("median", {}))
+    updates = [update_of("a", _OLD, [1, 1])]
+    with pytest.raises(InputError, match=r"prototype_sum = 'printed' .* aggregation 'median'"):
+        strategy.aggregate(started(strategy), updates, median)
+    fedhp().aggregate(started(strategy), updates, median)
+
+
 @given(
     data=st.data(),
     clients=st.integers(1, 4),
-    aggregation=st.sampled_from(["normalised", "printed"]),
+    prototype_sum=st.sampled_from(["normalised", "printed"]),
 )
-def test_aggregation_is_that_of_exact_arithmetic(data, clients, aggregation):
+def test_aggregation_is_that_of_exact_arithmetic(data, clients, prototype_sum):
     floats = st.floats(-10, 10, width=32)
     counts = [
         data.draw(st.lists(st.integers(0, 50), min_size=2, max_size=2).filter(any))
@@ -247,10 +260,10 @@ def test_aggregation_is_that_of_exact_arithmetic(data, clients, aggregation):
         update_of(f"client-{index}", prototype, count)
         for index, (prototype, count) in enumerate(zip(prototypes, counts, strict=True))
     ]
-    strategy = fedhp(aggregation=aggregation)
+    strategy = fedhp(prototype_sum=prototype_sum)
     after = strategy.aggregate(started(strategy, _OLD), updates, server_tools())
     shares = [[Fraction(n, sum(count)) for n in count] for count in counts]
-    divisor = clients if aggregation == "printed" else None
+    divisor = clients if prototype_sum == "printed" else None
     expected = oracle.weighted_rows(prototypes, shares, _OLD, divisor)
     np.testing.assert_allclose(after.tensors[_KEY], expected, rtol=1e-6, atol=1e-6)
 

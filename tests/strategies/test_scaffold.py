@@ -1,17 +1,20 @@
 """SCAFFOLD against its published equations, round by round."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from laws.coded import CodedRounds
 from oracles.scaffold import Scaffold
-from toy_model import changed, new_rng, server_tools
+from toy_model import changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.optimisers import Sgd
 from protofleet.strategies.types import Step
-from protofleet.tensors import TensorMap
+from protofleet.tensors import Model, TensorMap
+from protofleet.wire.codecs import Codec
 
 _EXAMPLES = {
     "a": [[2, 4], [1, 3]],
@@ -89,7 +92,7 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
     )
     for cohort in _COHORTS:
         updates = clients.round(cohort)
-        assert set(updates[0].tensors) == {"params/w", "control_change/w"}
+        assert set(updates[0].tensors) == {"params/w", "change/control/w"}
         oracle.round(cohort)
         tensors = clients.server.tensors
         np.testing.assert_allclose(tensors["params/w"], oracle.x, rtol=1e-5, atol=1e-6)
@@ -146,7 +149,7 @@ def test_a_round_without_a_step_changes_no_control_variate(model, make_tools):
     strategy = build("scaffold", _settings(batch_size=10, drop_last=True), model)
     clients = Clients(strategy, model, make_tools)
     (update,) = clients.round("a")
-    np.testing.assert_array_equal(update.tensors["control_change/w"], [0, 0])
+    np.testing.assert_array_equal(update.tensors["change/control/w"], [0, 0])
     np.testing.assert_array_equal(clients.states["a"].tensors["control/w"], [0, 0])
 
 
@@ -159,6 +162,7 @@ def test_a_round_without_a_step_changes_no_control_variate(model, make_tools):
         ({"server": {"lr": -1}}, "setting 'server.lr'"),
         ({"server": {"population": -1}}, "setting 'server.population'"),
         ({"option": "III"}, "Invalid enum value 'III'"),
+        ({"option": "I", "clip_norm": 1.0}, "setting 'clip_norm': option I"),
         ({"mu": 1}, "unknown field `mu`"),
     ],
 )
@@ -171,3 +175,49 @@ def test_the_defaults_are_the_paper_s(model):
     settings = build("scaffold", {}, model).settings
     assert (settings.option, settings.server.lr, settings.server.by_examples) == ("II", 1.0, False)
     assert settings.optimiser == Sgd()
+
+
+def _pulled_to(make_tools):
+    """Tools of clients with losses |w - target|² / 2 and as much noise on their gradients."""
+    noise = np.random.default_rng(8)
+
+    def make(name, target):
+        def grad_fn(network, _batch, _rng):
+            grads = TensorMap.zeros(network.params.layout)
+            grads["w"][...] = network.params["w"] - target + noise.standard_normal(target.size)
+            return Step(loss=0.0, grads=grads, buffers=network.buffers)
+
+        tools, seen = make_tools(name, [[0, 0]])
+        return changed(tools, grad_fns={"cross_entropy": grad_fn}), seen
+
+    return make
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "topk"])
+def test_c_stays_near_the_mean_of_the_clients_under_a_lossy_codec(kind, make_tools):
+    """It is off by what coding lost of each client's last change, and by nothing earlier."""
+    rng = np.random.default_rng(7)
+    targets = {name: rng.standard_normal(256).astype(np.float32) for name in "abcd"}
+    wide = Model(
+        params=frozen_map({"w": np.zeros(256)}),
+        buffers=frozen_map({}),
+        num_classes=2,
+        input_shape=(2,),
+    )
+    strategy = build("scaffold", _settings(), wide)
+    case = SimpleNamespace(
+        model=wide, make_tools=_pulled_to(make_tools), update=lambda update, _: update
+    )
+    rounds = CodedRounds(strategy, case, up=Codec(kind=kind, keep=0.1), down=Codec())
+    server, own = strategy.server_init(wide, new_rng()), dict.fromkeys(targets, 0)
+    gaps = []
+    for _ in range(30):
+        true, got = rounds.round(server, targets)
+        server = strategy.aggregate(server, got, server_tools())
+        for update in true:
+            own[update.client_id] += update.tensors["change/control/w"]
+        mean = np.mean(list(own.values()), axis=0)
+        gaps.append(np.linalg.norm(server.tensors["control/w"] - mean))
+    assert max(gaps[20:]) < 1.2 * max(gaps[:10])
+    size = np.mean([np.linalg.norm(value) for value in own.values()])
+    assert max(gaps) < {"int8": 0.005, "int4": 0.08, "topk": 0.4}[kind] * size

@@ -123,6 +123,36 @@ def test_in_the_long_run_nothing_of_an_update_is_lost(codec, seed, rounds):
         assert np.abs(left).max() < 0.01
 
 
+@_each
+@settings(max_examples=15)
+@given(seed=st.integers(0, 999), rounds=st.integers(1, 12))
+def test_what_coding_loses_of_an_increment_comes_with_the_next(codec, seed, rounds):
+    """Whatever the other end has by its name: an increment is no difference to anything."""
+    rng = np.random.default_rng(seed)
+    name, shape = "change/c/w", (20, 20)
+    base = {name: np.full(shape, 99, np.float32)}
+    residual, true, read_sum = {}, np.zeros(shape), np.zeros(shape)
+    for _ in range(rounds):
+        step = {name: rng.standard_normal(shape).astype(np.float32) * np.float32(0.01)}
+        encoded = encode(step, base, codec, residual=residual)
+        assert encoded.blob == encode(step, {}, codec, residual=residual).blob
+        residual = encoded.residual
+        found, _ = read(encoded)
+        true += step[name]
+        read_sum += found[name]
+    left = residual[name].reshape(shape)
+    np.testing.assert_allclose(read_sum + left, true, atol=2e-6 * rounds)
+    if codec.kind != "topk":
+        assert np.abs(left).max() < 0.01
+
+
+def test_an_increment_is_coded_as_coarsely_as_a_parameter():
+    for kind in ("int4", "topk"):
+        coded = encode({"change/w": made()["params/w"]}, {}, Codec(kind=kind), residual={})
+        _, about = blobs.decode(coded.blob, max_bytes=_LIMIT)
+        assert json.loads(about["codec"]) == [["change/w", [40, 30], kind, False]]
+
+
 def test_the_next_payload_corrects_what_the_last_one_lost():
     """Each payload refers to what the last one decoded to: a model that stands still is reached."""
     target, known = made(0), made(1)
