@@ -99,10 +99,14 @@ def make_plan(config: FederationConfig) -> Plan:
 
 def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:
     if chosen != AggregationSettings() and not description.takes_aggregator:
-        takers = sorted(name for name, one in DESCRIPTIONS.items() if one.takes_aggregator)
+        takers = sorted(
+            name
+            for name, one in DESCRIPTIONS.items()
+            if one.takes_aggregator and name != description.name
+        )
         raise InputError(
-            f"aggregation '{chosen.kind}': strategy '{description.name}' has a rule of its own and "
-            f"takes no other; leave [aggregation] out, or use one of {', '.join(takers)}"
+            f"aggregation '{chosen.kind}': strategy '{description.name}' with these settings has a "
+            f"rule of its own and takes no other; leave [aggregation] out, or use one of {', '.join(takers)}"
         )
     return build_aggregator(chosen.kind, chosen.settings)
 

@@ -9,17 +9,17 @@ codec     a float32 tensor travels as
 ``fp16``  float16, its bytes in planes
 ``int8``  8-bit codes, with one float32 scale for every 256 of a tensor
 ``int4``  4-bit codes with such scales, where what they lose is made up for; else as in ``int8``
-``topk``  a parameter or an increment of an update: a bitmap of its largest entries and their
-          8-bit codes; any other tensor: as in ``int8``
+``topk``  a parameter of an update: a bitmap of its largest entries and their 8-bit codes; any
+          other tensor: as in ``int8``
 ========  =================================================================================
 
 What both ends know already is subtracted first, tensor by tensor: the *baseline*, which its
 *reference* names. What coding loses is made up for in one of two ways. A payload refers to what an
 earlier one decoded to, so the next one corrects it. Of an update's parameters, the sender keeps
 what was lost and adds it the next time (Stich et al., arXiv:1809.07599v2); likewise of its
-increments, the tensors whose names begin with ``change/``, which the server adds up and which have
-no baseline. Other tensors of an update get no such memory: a class mean or a prototype is stated
-anew every round, and an old error is no part of it.
+increments, the tensors whose names begin with ``change/``: the server adds them up, so they have no
+baseline, and no less than 8 bits. Other tensors of an update get no such memory: a class mean or a
+prototype is stated anew every round, and an old error is no part of it.
 
 ``+zlib`` behind a codec's name says that the whole blob is compressed. ``docs/protocol.md``
 specifies the format, section Codecs.
@@ -206,7 +206,9 @@ class _Coder:
         if not peak <= MOST_VALUE:
             return False
         corrected = self._residual is None and known is not None
-        kind = self._kind(peak, remembered=remembered is not None, corrected=corrected)
+        # What the server adds up must be near in every round, not only in the end.
+        difference = remembered is not None and known is not None
+        kind = self._kind(peak, remembered=difference, corrected=corrected)
         sent = self.streams.write(kind, wanted, self._codec.keep)
         if remembered is not None:
             self.left[name] = wanted - sent

@@ -220,4 +220,4 @@ def test_c_stays_near_the_mean_of_the_clients_under_a_lossy_codec(kind, make_too
         gaps.append(np.linalg.norm(server.tensors["control/w"] - mean))
     assert max(gaps[20:]) < 1.2 * max(gaps[:10])
     size = np.mean([np.linalg.norm(value) for value in own.values()])
-    assert max(gaps) < {"int8": 0.005, "int4": 0.08, "topk": 0.4}[kind] * size
+    assert max(gaps) < 0.005 * size
