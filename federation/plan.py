@@ -106,7 +106,8 @@ def _aggregator(chosen: AggregationSettings, description: Description) -> Aggreg
         )
         raise InputError(
             f"aggregation '{chosen.kind}': strategy '{description.name}' with these settings has a "
-            f"rule of its own and takes no other; leave [aggregation] out, or use one of {', '.join(takers)}"
+            f"rule of its own and takes no other; leave [aggregation] out, or use one of "
+            f"{', '.join(takers)}"
         )
     return build_aggregator(chosen.kind, chosen.settings)
 
