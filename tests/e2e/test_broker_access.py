@@ -18,7 +18,7 @@ from protofleet.cli.experiment import experiment
 from protofleet.datasets import DeviceData
 from protofleet.wire.broker_access import BrokerAccess
 
-pytestmark = pytest.mark.mosquitto
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=3)]
 
 _SECRET = "open-sesame"  # noqa: S105 - of a broker that lives for one test
 

@@ -351,6 +351,7 @@ def test_over_the_wire_a_strategy_ends_with_the_same_bits(name, make_federation,
         _check_personal(case, client_id, store, expected.clients[client_id])
 
 
+@pytest.mark.slow(seconds=10)
 @pytest.mark.mosquitto
 @pytest.mark.parametrize("name", ["fedavg", "fedali"])
 def test_the_median_of_a_federation_file_is_what_the_server_computes(

@@ -22,7 +22,7 @@ from protofleet.wire.messages import Presence, Task, TransferOffer, encode
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Received, Rejected
 
-pytestmark = pytest.mark.mosquitto
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=2)]
 
 
 class FakeDevice:

@@ -158,6 +158,7 @@ def _models(experiment: Experiment):
     return [experiment.model_of(method) for method in experiment.methods]
 
 
+@pytest.mark.slow(seconds=2)
 @pytest.mark.data
 @pytest.mark.parametrize("name", SMALL)
 def test_small_experiments_divide_their_data_among_the_clients(name, data_root):

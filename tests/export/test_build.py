@@ -28,6 +28,8 @@ from protofleet.runtime import open_programs
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron
 
+pytestmark = pytest.mark.slow(seconds=4)
+
 _KEY = Ed25519PrivateKey.generate()
 
 

@@ -14,6 +14,8 @@ from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
 from tests.export.toys import Perceptron, batch
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 _OBJECTIVE = OBJECTIVES["cross_entropy"]
 
 

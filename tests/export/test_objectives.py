@@ -24,6 +24,8 @@ from protofleet.export.parity import TOLERANCE, check_parity, stock_runner
 from protofleet.runtime import open_programs
 from tests.export.toys import Perceptron
 
+pytestmark = pytest.mark.slow(seconds=2)
+
 _KEY = Ed25519PrivateKey.generate()
 _C, _D = 4, 3
 Arrays = dict[str, np.ndarray]

@@ -18,6 +18,8 @@ from protofleet.export.onnx.alp import define_functions
 from protofleet.export.parity import check_parity, stock_runner
 from tests.export.toys import INPUT_SHAPES, Perceptron, batch
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 _OBJECTIVE = OBJECTIVES["cross_entropy"]
 
 

@@ -16,6 +16,8 @@ from protofleet.export.parity.inputs import draw_inputs
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron, batch
 
+pytestmark = pytest.mark.slow(seconds=2)
+
 
 class Brink(nn.Module):
     """Every unit of its ReLU lies on the step: the difference of one sum in two orders."""

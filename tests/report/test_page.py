@@ -20,6 +20,8 @@ from protofleet.report import (
 from protofleet.report._figures import principal_plane
 from protofleet.report._page import render
 
+pytestmark = pytest.mark.slow(seconds=1)
+
 
 class _Page(HTMLParser):
     """Collects what a test asks about: references, pictures by figure, cells, nesting."""
