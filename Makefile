@@ -24,8 +24,9 @@ else
 	NUMBA_DISABLE_JIT=1 $(PYTEST) tests/kernels
 endif
 
+# Everything in tests/export is slow; without it hardly a process loads PyTorch.
 quick: $(STAMP) ## the tests that are not marked slow: a minute and a half on two cores
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" --ignore=tests/export $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .

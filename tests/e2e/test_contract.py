@@ -28,7 +28,7 @@ from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, decode
 from protofleet.wire.topics import Topics
 
-pytestmark = pytest.mark.mosquitto
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ from protofleet.wire.messages import TransferOffer
 
 _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 
-pytestmark = pytest.mark.mosquitto
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
 
 SETTINGS = {"epochs": 2, "batch_size": 16}
 

@@ -18,6 +18,13 @@ from protofleet.datasets.digits import CLASSES, load_digits
 from tests.export.quantise_bundles import Digits, infer_bundle
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All of this folder is slow: each process that runs some of it loads PyTorch first."""
+    for item in items:
+        if item.path.parent.name == "export" and item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.slow(seconds=1))
+
+
 @pytest.fixture(scope="session")
 def signing_key(tmp_path_factory) -> tuple[Ed25519PrivateKey, Path]:
     """A key, and the file that holds it."""
