@@ -117,10 +117,7 @@ def quantise(
     from protofleet.export.quantise import check_loss, doubts, measure
     from protofleet.export.quantise import quantise as make
 
-    if params is not None and store is not None:
-        raise InputError("values: expected --params or --store, got both")
-    if out.resolve() == bundle.resolve():
-        raise InputError(f"--out '{out}': expected another path than the bundle's")
+    _check_paths(bundle, out, params, store)
     signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
     opened = Bundle.open(bundle, trusted=_trusted(signing, trust_files))
     local = load_local_data(data, opened.manifest.preprocessing, data_root=data_root)
@@ -128,7 +125,7 @@ def quantise(
     windows, scored = _drawn(local, calibration, seed), len(local.own.y_test)
     draft = make(opened, _values(opened, params, store), windows, precisions)
     rows = measure(draft, local.own.x_test, local.own.y_test)
-    _tell(rows, as_json=as_json)
+    _print_rows(rows, as_json=as_json)
     counted = f"scored on {scored} test examples, calibrated on {len(windows)} windows"
     click.echo(counted, err=as_json)
     if "litert" not in draft.float_bytes:
@@ -142,6 +139,13 @@ def quantise(
     digest = write_bundle(out, draft.manifest, draft.files, signing)
     if not as_json:
         click.echo(f"{out}: digest {digest[:16]}")
+
+
+def _check_paths(bundle: Path, out: Path, params: Path | None, store: Path | None) -> None:
+    if params is not None and store is not None:
+        raise InputError("values: expected --params or --store, got both")
+    if out.resolve() == bundle.resolve():
+        raise InputError(f"--out '{out}': expected another path than the bundle's")
 
 
 def _trusted(signing: Ed25519PrivateKey, files: tuple[Path, ...]) -> set[bytes]:
@@ -232,7 +236,7 @@ def _from_store(opened: Bundle, store: Path) -> Model:
     return dataclasses.replace(opened.model(), params=own.params, buffers=own.buffers)
 
 
-def _tell(rows: Sequence[Measured], *, as_json: bool) -> None:
+def _print_rows(rows: Sequence[Measured], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(row) for row in rows], indent=2))
         return
