@@ -123,6 +123,7 @@ class Bundle:
             buffers=self._packed(STATE, self.manifest.state),
             input_shape=self.manifest.preprocessing.input_shape,
             num_classes=len(self.manifest.classes),
+            task=self.manifest.task,
         )
 
     def _tensors(self, file: str, declared: Iterable[TensorDecl]) -> dict[str, NDArray[Any]]:

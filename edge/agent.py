@@ -98,7 +98,7 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who = who
-        self._registration = Registration(learner.class_counts)
+        self._registration = Registration(learner)
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None

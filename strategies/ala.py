@@ -25,7 +25,7 @@ Deviations:
     - The start phase ends after ``max_passes`` at the latest; the authors' may go on for ever. Its
       threshold is that of the authors' runs (their README); their code's default is 0.1.
     - The part has at least one example.
-    - A strategy that trains with another objective than cross-entropy learns W with that objective;
+    - A strategy that trains with another objective than the task's loss learns W with that objective;
       a proximal term has no part in it.
     - What programs do to the model's buffers meanwhile is dropped.
 """

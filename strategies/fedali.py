@@ -60,6 +60,7 @@ from protofleet.strategies.common import (
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import train
 from protofleet.strategies.types import (
+    ALL_TASKS,
     ClientState,
     ClientTools,
     Description,
@@ -67,6 +68,7 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TASK_LOSS,
     Travels,
     Update,
     Updates,
@@ -83,12 +85,13 @@ DESCRIPTION = Description(
     name="fedali",
     paper="Ek et al., FedAli: Personalized Federated Learning Alignment with Prototype Layers for "
     "Generalized Mobile Services, arXiv:2411.10595",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("parameters", "global prototypes"),
         up=("parameters", "local prototypes", "number of examples"),
         personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 

@@ -4,10 +4,20 @@ from protofleet.tensors.tensors import (
     Layout,
     Model,
     Network,
+    TaskName,
     TensorMap,
     Tensors,
     TensorSpec,
     check_names,
 )
 
-__all__ = ["Layout", "Model", "Network", "TensorMap", "TensorSpec", "Tensors", "check_names"]
+__all__ = [
+    "Layout",
+    "Model",
+    "Network",
+    "TaskName",
+    "TensorMap",
+    "TensorSpec",
+    "Tensors",
+    "check_names",
+]

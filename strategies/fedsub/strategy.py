@@ -88,6 +88,7 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TASK_LOSS,
     TensorForm,
     Travels,
     Update,
@@ -105,7 +106,7 @@ DESCRIPTION = Description(
     name="fedsub",
     paper="Campana and Delmastro, FedSub: Introducing Class-aware Subnetworks Fusion to Enhance "
     "Personalized Federated Learning, arXiv:2411.08699",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("the client's own fused layers",),
         up=("fused layers", "class means of raw examples", "masks of active units", "class counts"),
@@ -249,7 +250,7 @@ def _client_update(
     before = tools.evaluate(network)
     trained = train(network, tools.training, context.settings)
     kept = network_tensors(trained.network)
-    after = tools.confusion(trained.network)
+    after = tools.statistics(trained.network)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,

@@ -58,7 +58,7 @@ def _best(model, make_tools, scores, **settings):
         right = next(turn)
         return None if right is None else np.array([[right, 10 - right], [0, 0]])
 
-    tools = changed(tools, confusion=confusion)
+    tools = changed(tools, statistics=confusion)
     strategy = build("local", {**SGD, "epochs": 4, "keep_best": True, **settings}, model)
     state, (update,) = _rounds(strategy, model, tools, 1)
     (scored,) = seen.evaluated
