@@ -59,7 +59,7 @@ class Results:
         outputs: names of classes, targets or labels, for the devices' statistics.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the run is, each named at the call
         self,
         ledger: Ledger,
         *,

@@ -56,10 +56,10 @@ class DeviceData:
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file (arrays only, no pickles)."""
-        arrays = {n: value for n in (*_ARRAYS, *_BOXES) if (value := getattr(self, n)) is not None}
-        names = {n: np.array(value) for n in _NAMES if (value := getattr(self, n))}
+        arrays: dict[str, Any] = {n: getattr(self, n) for n in (*_ARRAYS, *_BOXES)}
+        arrays |= {n: np.array(names) for n in _NAMES if (names := getattr(self, n))}
         with path.open("wb") as file:
-            np.savez(file, **arrays, **names)
+            np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
 
 
 def load_device_data(path: Path) -> DeviceData:

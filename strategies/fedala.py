@@ -33,7 +33,7 @@ from protofleet.strategies.averaging import SharedTraining, averaging, share_all
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.fedavg import client_update
 from protofleet.strategies.optimisers import Adam, Sgd
-from protofleet.strategies.types import ALL_TASKS, Description, Strategy, TASK_LOSS, Travels
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
 from protofleet.tensors import Model
 
 DESCRIPTION = Description(

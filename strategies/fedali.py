@@ -61,6 +61,7 @@ from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -68,7 +69,6 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
-    TASK_LOSS,
     Travels,
     Update,
     Updates,

@@ -34,12 +34,12 @@ from protofleet.strategies.common import parse_settings
 from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
     Payload,
     Strategy,
-    TASK_LOSS,
     Travels,
     Update,
 )

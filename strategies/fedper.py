@@ -22,7 +22,7 @@ from typing import Any
 from protofleet.strategies.averaging import AveragingContext, SharedTraining, averaging
 from protofleet.strategies.common import parse_settings, shared_layout
 from protofleet.strategies.fedavg import client_update
-from protofleet.strategies.types import ALL_TASKS, Description, Strategy, TASK_LOSS, Travels
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
 from protofleet.tensors import Model
 
 DESCRIPTION = Description(

@@ -37,12 +37,12 @@ from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
     Payload,
     Strategy,
-    TASK_LOSS,
     Travels,
     Update,
 )

@@ -36,6 +36,7 @@ from protofleet.strategies.tasks import TASKS, LearningTask
 from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
 from protofleet.strategies.types import (
     ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -43,7 +44,6 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
-    TASK_LOSS,
     Travels,
     Update,
     Updates,

@@ -66,6 +66,7 @@ from protofleet.strategies.prototypes import (
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -73,7 +74,6 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
-    TASK_LOSS,
     TensorForm,
     Travels,
     Update,

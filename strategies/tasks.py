@@ -26,6 +26,7 @@ from protofleet.strategies.scores import MetricName, MetricValues, Statistics
 from protofleet.strategies.types import TASK_LOSS, Description
 from protofleet.tensors import TaskName
 
+
 @dataclass(frozen=True, slots=True)
 class Metric:
     """How a score is read.
@@ -43,6 +44,19 @@ class Metric:
     def text(self, value: float) -> str:
         """The number in a line: four decimals of a share, else four digits."""
         return f"{value:.4f}" if self.is_share else f"{value:.4g}"
+
+    @property
+    def title(self) -> str:
+        """The label with the unit of ``scaled``."""
+        return f"{self.label} (%)" if self.is_share else self.label
+
+    def scaled(self, value: float) -> float:
+        """A share in per cent, any other number as it is."""
+        return 100 * value if self.is_share else value
+
+    def page_text(self, value: float) -> str:
+        """``scaled`` on a page: one decimal of per cents, else four digits."""
+        return f"{100 * value:.1f}" if self.is_share else f"{value:.4g}"
 
 
 _OVER_ALL = " over all samples"
@@ -112,7 +126,7 @@ class LearningTask:
         value = self.score(statistics)[self.selects]
         return -value if METRICS[self.selects].lower_is_better else value
 
-    def loss_of(self, objectives: Iterable[str | None]) -> str:
+    def loss_of(self, objectives: Iterable[str]) -> str:
         """Which of a bundle's objectives is its task's own loss; without one the default."""
         return next((name for name in objectives if name in self.losses), next(iter(self.losses)))
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
-from protofleet.strategies.types import Batch, TASK_LOSS, TrainTools
+from protofleet.strategies.types import TASK_LOSS, Batch, TrainTools
 from protofleet.tensors import Network, TensorMap, Tensors
 
 ExampleRows = NDArray[np.int64]

@@ -92,6 +92,7 @@ from protofleet.strategies.common import (
     unpack_network,
 )
 from protofleet.strategies.types import (
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -99,7 +100,6 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
-    TASK_LOSS,
     TensorForm,
     Travels,
     Update,

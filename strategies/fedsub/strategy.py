@@ -81,6 +81,7 @@ from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -88,7 +89,6 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
-    TASK_LOSS,
     TensorForm,
     Travels,
     Update,

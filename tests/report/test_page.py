@@ -85,7 +85,7 @@ def test_the_page_has_every_plot_with_a_text_for_those_who_cannot_see_it(page):
 def test_the_page_shows_the_numbers_of_the_run(run, page):
     result = load_record(run / "result.json", RunRecord)
     text = " ".join(page.text)
-    best = result.scores.personalisation.macro_f1
+    best = result.scores.personalisation["macro_f1"]
     assert f"{100 * best.mean:.1f} % ± {100 * best.std:.1f}" in text
     assert "fedali" in text
     assert "UCI-HAR" in text

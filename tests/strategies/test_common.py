@@ -88,9 +88,7 @@ def test_a_loss_that_is_not_finite_names_client_and_objective(model, make_tools)
     tools.training.grad_fns["task_loss"] = lambda network, _batch, _rng: Step(
         loss=math.nan, grads=network.params, buffers=network.buffers
     )
-    with pytest.raises(
-        InputError, match="client 'kitchen': expected a finite loss of 'task_loss'"
-    ):
+    with pytest.raises(InputError, match="client 'kitchen': expected a finite loss of 'task_loss'"):
         train(model.network.copy(), tools.training, Training())
 
 
