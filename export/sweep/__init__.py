@@ -1,1 +1,1 @@
-"""Which operators and architectures export: each is exported, proved and trained in both runtimes."""
+"""Which operators and architectures export: each is proved, and trained in both runtimes."""
