@@ -314,6 +314,7 @@ def check_data(data: LocalData, manifest: Manifest) -> None:
                 f"device data: expected {name} (n, {', '.join(map(str, expected))}) as the "
                 f"bundle's input, got {x.shape}"
             )
+        _check_tokens(name, x, manifest.preprocessing.tokens)
     if data.pooled is not None:
         _check_labels("pooled y_test", data.pooled[1], manifest)
 
@@ -333,6 +334,17 @@ def _check_outputs(suffix: str, own: DeviceData, manifest: Manifest) -> None:
 
 def _check_labels(part: str, y: NDArray[Any], manifest: Manifest) -> None:
     TASKS[manifest.task].check_labels(f"device data: {part}", y, len(manifest.outputs))
+
+
+def _check_tokens(name: str, x: NDArray[np.float32], tokens: int | None) -> None:
+    if tokens is None or not x.size:
+        return
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high >= tokens or not np.array_equal(x, np.trunc(x)):
+        raise InputError(
+            f"device data: expected tokens in {name}, whole numbers from 0 to {tokens - 1}, "
+            f"got numbers from {low:g} to {high:g}"
+        )
 
 
 class _Timed:
