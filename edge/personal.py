@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import BackendName, open_classifier
-from protofleet.strategies.scores import accuracy, macro_f1
+from protofleet.strategies.scores import MetricValues
+from protofleet.strategies.tasks import TASKS, defined
+from protofleet.tensors import TaskName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +25,17 @@ class PersonalScores:
     Attributes:
         round_id: the last delivered round, whose model this is.
         examples: size of the test part.
-        macro_f1, accuracy: on the test part, in batches of 32.
+        task: of the bundle; it says which scores there are.
+        scores: on the test part, in batches of 32; those that are defined.
+        targets: those of each target or label by name; empty where the task has classes.
         infer_ms: percentiles of the latency of one window, with the model inside the program.
     """
 
     round_id: int
     examples: int
-    macro_f1: float
-    accuracy: float
+    task: TaskName
+    scores: MetricValues
+    targets: Mapping[str, MetricValues]
     infer_ms: Percentiles
 
 
@@ -54,15 +60,19 @@ def score_personal(
     learner.enter(state.round_id)
     strategy = learner.strategy(journal.strategy, journal.settings)
     model, rule = strategy.client_model(state), strategy.client_score(state)
-    counts = learner.evaluate(model, score=rule).own
-    if counts is None:
+    statistics = learner.statistics(model, score=rule)
+    if statistics is None:
         raise InputError("device data: expected test examples to infer on, got none")
     classifier = open_classifier(bundle, model=model, score=rule, backend=backend, threads=threads)
     learner.measure_inference(classifier.predict)
+    manifest = bundle.manifest
+    task = TASKS[manifest.task]
+    each = zip(manifest.targets, task.score_each(statistics), strict=True)
     return PersonalScores(
         round_id=state.round_id,
-        examples=int(counts.sum()),
-        macro_f1=macro_f1(counts),
-        accuracy=accuracy(counts),
+        examples=len(data.at(state.round_id).y_test),
+        task=manifest.task,
+        scores=defined(task.score(statistics)),
+        targets={target: defined(values) for target, values in each},
         infer_ms=percentiles(learner.meter.take().infer_ms, 50, 95, 99),
     )

@@ -96,6 +96,7 @@ class Learner:
 
     Attributes:
         model: the bundle's initial values.
+        task: what its outputs are, and how they are scored.
         meter: what is spent.
         cancelled: set by another thread, ends the training in progress at its next step.
 
@@ -108,8 +109,8 @@ class Learner:
     ) -> None:
         check_data(data, bundle.manifest)
         self.model = bundle.model()
-        self._task = TASKS[bundle.manifest.task]
-        self._loss = self._task.losses[self._task.loss_of(programs.grad_fns)]
+        self.task = TASKS[bundle.manifest.task]
+        self._loss = self.task.losses[self.task.loss_of(programs.grad_fns)]
         self._manifest = bundle.manifest
         self._programs = programs
         self._data = data
@@ -216,12 +217,14 @@ class Learner:
                 own_loss=self._loss(scores, own.y_test),
             )
 
-    def statistics(self, network: Network, *, view: View | None = None) -> Statistics | None:
+    def statistics(
+        self, network: Network, *, view: View | None = None, score: Score | None = None
+    ) -> Statistics | None:
         """Statistics of a model on the own test part as ``view`` shows it."""
         own = self._own
         with self.meter.phase("evaluate"):
             x = own.x_test if view is None else view(own.x_test, own.boxes_test)
-            return self._count(self._scores(network, x, None), own.y_test)
+            return self._count(self._scores(network, x, score), own.y_test)
 
     def window_scores(
         self, network: Network, *, score: Score | None = None
@@ -296,7 +299,7 @@ class Learner:
     def _count(self, scores: NDArray[np.float32], y: NDArray[Any]) -> Statistics | None:
         if not len(y):
             return None
-        return self._task.statistics(scores, y, len(self._manifest.outputs))
+        return self.task.statistics(scores, y, len(self._manifest.outputs))
 
 
 def check_data(data: LocalData, manifest: Manifest) -> None:

@@ -34,7 +34,7 @@ from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
 from protofleet.export.parity import ParityRecord, Runner, check_parity, device_runner
 from protofleet.export.tflite import tflite_runner
-from protofleet.tensors import Layout
+from protofleet.tensors import Layout, TaskName
 from protofleet.tensors.blobs import encode
 
 _EXAMPLE_BATCH = 4
@@ -51,15 +51,18 @@ class BundleSpec:
         strategy, settings: the strategy and its defaults.
         objectives: a training program is made for each, by name in ``OBJECTIVES``.
         preprocessing: holds the shape of one example.
-        classes: names, in the order of the logits.
+        task: what the outputs are.
+        classes, targets: names, in the order of the outputs; one of the two, as the task is.
         formats: of the programs; None: both, or the one that can be written.
         provenance: free text by key.
     """
 
     name: str
     strategy: str
-    classes: tuple[str, ...]
     preprocessing: Preprocessing
+    task: TaskName = "classification"
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     objectives: tuple[str, ...] = ("cross_entropy",)
     formats: tuple[Format, ...] | None = None
@@ -146,14 +149,16 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     features = capture(model, None, {"x": x}, features=True)
     programs = {"infer": capture(model, None, {"x": x}), "features": features}
     widths = {port.key: port.shape[-1] for port in features.outputs}
-    if programs["infer"].outputs[0].shape != ("batch", len(spec.classes)):
+    names = spec.classes or spec.targets
+    if programs["infer"].outputs[0].shape != ("batch", len(names)):
         raise ExportError(
-            f"model: expected logits ('batch', {len(spec.classes)}) for {len(spec.classes)} "
-            f"classes, got {programs['infer'].outputs[0].shape}"
+            f"model: expected {'logits' if spec.classes else 'outputs'} ('batch', {len(names)}) "
+            f"for {len(names)} {'classes' if spec.classes else 'targets'}, got "
+            f"{programs['infer'].outputs[0].shape}"
         )
     for index, name in enumerate(spec.objectives):
         objective = _objective(name)
-        sizes = {"classes": len(spec.classes), "features": widths["features"]}
+        sizes = {"classes": len(names), "outputs": len(names), "features": widths["features"]}
         example = _example(objective, x, sizes)
         program_name = "train" if index == 0 else f"train_{name}"
         programs[program_name] = capture(model, objective, example)
@@ -211,7 +216,9 @@ def _manifest(
         state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in buffers.items()),
         programs={n: _program(program, written.paths(n)) for n, program in captured.items()},
         preprocessing=spec.preprocessing,
+        task=spec.task,
         classes=spec.classes,
+        targets=spec.targets,
         strategy=StrategyDecl(name=spec.strategy, settings=dict(spec.settings)),
         provenance={
             "protofleet": __version__,

@@ -11,7 +11,7 @@ import numpy as np
 
 from protofleet.federation.records import Metrics, Scores, Spread
 from protofleet.strategies.scores import MetricName, MetricValues, Statistics
-from protofleet.strategies.tasks import METRICS, TASKS, LearningTask
+from protofleet.strategies.tasks import METRICS, TASKS, LearningTask, defined
 from protofleet.strategies.types import Evaluation
 from protofleet.tensors import TaskName
 
@@ -100,7 +100,10 @@ def _metrics(
 
 
 def _spreads(columns: Mapping[MetricName, list[float]]) -> Metrics:
-    found = {name: _spread(_defined(values)) for name, values in columns.items()}
+    found = {
+        name: _spread([value for value in values if not math.isnan(value)])
+        for name, values in columns.items()
+    }
     return {name: spread for name, spread in found.items() if spread is not None}
 
 
@@ -119,18 +122,11 @@ def _of_targets(
     if not own or not task.each:
         return {}
     each = task.score_each(_sum(own))
-    return {
-        target: {name: value for name, value in one.items() if not math.isnan(value)}
-        for target, one in zip(targets, each, strict=True)
-    }
+    return {target: defined(one) for target, one in zip(targets, each, strict=True)}
 
 
 def _sum(tables: list[Statistics]) -> Statistics:
     return np.asarray(np.sum(tables, axis=0))
-
-
-def _defined(values: Iterable[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
 
 
 def _spread(values: list[float]) -> Spread | None:

@@ -185,6 +185,11 @@ def _score_labels(counts: Statistics) -> MetricValues:
     return {"macro_f1": _mean(one["f1"] for one in each), "micro_f1": scores.micro_f1(counts)}
 
 
+def defined(values: MetricValues) -> MetricValues:
+    """Those scores that are numbers."""
+    return {name: value for name, value in values.items() if not math.isnan(value)}
+
+
 def _mean(values: Iterable[float]) -> float:
     """Of those that are defined."""
     known = [value for value in values if not math.isnan(value)]

@@ -18,6 +18,7 @@ from protofleet.threads import thread_variables
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
+    from protofleet.strategies.scores import MetricValues
     from protofleet.wire.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)
@@ -154,10 +155,19 @@ def infer(
         f"{name} {value:.2f}" for name, value in msgspec.to_builtins(scores.infer_ms).items()
     )
     click.echo(
-        f"model of round {scores.round_id}: macro-F1 {scores.macro_f1:.4f}, "
-        f"accuracy {scores.accuracy:.4f} on {scores.examples} examples\n"
-        f"one window, ms: {latency}"
+        f"model of round {scores.round_id}: {_in_words(scores.scores)} on {scores.examples} "
+        "examples"
     )
+    for target, values in scores.targets.items():
+        click.echo(f"  {target}: {_in_words(values)}")
+    click.echo(f"one window, ms: {latency}")
+
+
+def _in_words(values: MetricValues) -> str:
+    from protofleet.strategies.tasks import METRICS
+
+    shown = (f"{METRICS[name].label} {METRICS[name].text(value)}" for name, value in values.items())
+    return ", ".join(shown) or "no score"
 
 
 def _prepare(threads: int) -> None:

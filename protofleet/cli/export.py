@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._settings import SET_HELP, parse_pairs
+from protofleet.cli._task import OutputOptions, Outputs, resolve_outputs, task_options
 from protofleet.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from protofleet.bundle.manifest import Preprocessing
     from protofleet.export.build import BundleSpec, ExportReport
     from protofleet.export.formats import Format
+    from protofleet.tensors import TaskName
 
 _PATH = click.Path(path_type=Path)
 
@@ -71,7 +73,9 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 )
 @click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
 @click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
+@task_options
 @click.option("--classes", help="Class names, comma-separated, in the order of the logits.")
+@click.option("--targets", help="Names of targets or labels, comma-separated, as --classes.")
 @click.option("--input-shape", help="Shape of one example, e.g. 128,6.")
 @click.option(
     "--tokens",
@@ -95,7 +99,10 @@ def export(
     objectives: tuple[str, ...],
     out: Path,
     checkpoint: Path | None,
+    task: TaskName | None,
+    loss: str | None,
     classes: str | None,
+    targets: str | None,
     input_shape: str | None,
     tokens: int | None,
     formats: tuple[Format, ...] | None,
@@ -115,12 +122,13 @@ def export(
 
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _with_tokens(built, _preprocessing(model, input_shape, preprocessing), tokens)
+    given = OutputOptions(task=task, loss=loss, classes=classes, targets=targets)
     spec = _spec(
         built,
         name=out.stem,
         strategy=strategy,
         settings=parse_pairs(strategy_pairs),
-        classes=_class_names(classes, metadata, built, prepared),
+        outputs=resolve_outputs(given, metadata, lambda: _width_of_logits(built, prepared)),
         preprocessing=prepared,
     )
     provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
@@ -153,30 +161,32 @@ def _spec(
     name: str,
     strategy: str,
     settings: dict[str, Any],
-    classes: tuple[str, ...],
+    outputs: Outputs,
     preprocessing: Preprocessing,
 ) -> BundleSpec:
     """The bundle's description; the strategy itself checks its settings and the model."""
     from protofleet import strategies
     from protofleet.export.build import BundleSpec, initial_values
+    from protofleet.strategies.tasks import objectives_of
     from protofleet.tensors import Model, TensorMap
 
     params, buffers = initial_values(model)
     initial = Model(
         params=TensorMap.pack(params),
         buffers=TensorMap.pack(buffers),
-        num_classes=len(classes),
+        num_classes=len(outputs.classes),
         input_shape=preprocessing.input_shape,
+        task=outputs.task,
     )
     built = strategies.build(strategy, settings, initial)
     return BundleSpec(
         name=name,
         strategy=built.description.name,
         settings=settings,
-        objectives=tuple(
-            dict.fromkeys((*built.description.programs, *built.description.server_programs))
-        ),
-        classes=classes,
+        objectives=objectives_of(built.description, outputs.loss),
+        task=outputs.task,
+        classes=outputs.classes,
+        targets=outputs.targets,
         preprocessing=preprocessing,
     )
 
@@ -217,19 +227,6 @@ def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -
         if tokens is not None:
             click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
     return msgspec.structs.replace(prepared, tokens=tokens)
-
-
-def _class_names(
-    given: str | None, metadata: Mapping[str, str], model: nn.Module, prepared: Preprocessing
-) -> tuple[str, ...]:
-    """Given names, else the checkpoint's, else numbers."""
-    if given is not None:
-        return tuple(name.strip() for name in given.split(","))
-    if metadata.get("classes"):
-        names = tuple(str(name) for name in json.loads(metadata["classes"]))
-        if names:
-            return names
-    return tuple(str(index) for index in range(_width_of_logits(model, prepared)))
 
 
 def _width_of_logits(model: nn.Module, prepared: Preprocessing) -> int:

@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
+from protofleet.cli._task import OutputOptions, resolve_task, task_options
 from protofleet.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from protofleet.export.pretraining.training import TrainProgress, TrainResult, TrainTask
+    from protofleet.tensors import TaskName
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -35,11 +37,12 @@ Arrays = dict[str, NDArray[Any]]
     show_default=True,
     help="mae: masked autoencoder, needs no y; for HART.",
 )
+@task_options
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     required=True,
-    help="npz with x, y, and classes if they have names.",
+    help="npz with x, y, and classes (or targets) if they have names.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
@@ -55,6 +58,8 @@ def pretrain(
     spec: str,
     pairs: tuple[str, ...],
     objective: Literal["supervised", "mae"],
+    task: TaskName | None,
+    loss: str | None,
     data: Path,
     out: Path,
     init: Path | None,
@@ -69,19 +74,23 @@ def pretrain(
 
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
-    arrays = _read(data, supervised=objective == "supervised")
-    settings, names = parse_pairs(pairs), _class_names(arrays)
+    named, loss = resolve_task(OutputOptions(task=task, loss=loss), {})
+    arrays = _read(data, supervised=objective == "supervised", task=named)
+    settings, names = parse_pairs(pairs), _names(arrays, named)
     if names:
         settings = _with_classes(spec, settings, len(names))
     chosen = TrainOptions(**options)
     torch.manual_seed(chosen.seed)
-    task = _task(spec, settings, objective, arrays, init)
+    trained = _task(spec, settings, "mae" if objective == "mae" else loss, arrays, init)
+    kind = "classes" if named == "classification" else "targets"
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
-    made = {"settings": json.dumps(settings, sort_keys=True), "classes": json.dumps(names)}
-    tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
+    made = {"settings": json.dumps(settings, sort_keys=True), kind: json.dumps(names)}
+    if objective == "supervised":
+        made["task"] = named
+    tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() & {"x", "y"}}
     with _progress(quiet=as_json) as on_progress:
         result = train(
-            task,
+            trained,
             tensors,
             chosen,
             folder=out,
@@ -98,6 +107,7 @@ def _task(
     import torch
 
     from protofleet.export.models import build_model
+    from protofleet.export.objectives import OBJECTIVES
     from protofleet.export.pretraining.training import masked, supervised
     from protofleet.export.tokens import find_tokens
 
@@ -109,17 +119,22 @@ def _task(
         _initialise(model, init)
     if objective == "mae":
         return masked(model, example)
-    _try(model, example, spec)
-    return supervised(model)
+    width = _try(model, example, spec)
+    if arrays["y"].ndim == 2 and arrays["y"].shape[1:] != width:
+        raise InputError(
+            f"model '{spec}': expected an output for each column of y {arrays['y'].shape}, got "
+            f"{width}; set its sizes with --set"
+        )
+    return supervised(model, OBJECTIVES[objective])
 
 
-def _try(model: nn.Module, example: Tensor, spec: str) -> None:
-    """Run one example, so that a wrong shape is named before training starts."""
+def _try(model: nn.Module, example: Tensor, spec: str) -> tuple[int, ...]:
+    """Run one example, so that a wrong shape is named before training starts; the output's."""
     import torch
 
     try:
         with torch.no_grad():
-            model.eval()(example)
+            return tuple(model.eval()(example).shape[1:])
     except (RuntimeError, IndexError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
@@ -139,12 +154,12 @@ def _initialise(model: nn.Module, init: Path) -> None:
         click.echo(f"not used from {init.name}: {', '.join(unused)}", err=True)
 
 
-def _read(path: Path, *, supervised: bool) -> Arrays:
+def _read(path: Path, *, supervised: bool, task: TaskName) -> Arrays:
     if not path.is_file():
         raise MissingDataError(f"data '{path}': no such file; expected an npz with x and y")
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("x", "y", "classes") if key in file}
+            arrays = {key: file[key] for key in ("x", "y", "classes", "targets") if key in file}
     except (ValueError, OSError, AttributeError) as error:
         raise InputError(f"data '{path}': expected an npz of plain arrays, {error}") from error
     wanted = ("x", "y") if supervised else ("x",)
@@ -154,7 +169,11 @@ def _read(path: Path, *, supervised: bool) -> Arrays:
     arrays["x"] = np.ascontiguousarray(arrays["x"], np.float32)
     if not supervised:
         return {"x": arrays["x"]}
-    arrays["y"] = _labels(path, arrays["y"])
+    arrays["y"] = (
+        _labels(path, arrays["y"])
+        if task == "classification"
+        else _true_values(path, arrays["y"], task)
+    )
     return arrays
 
 
@@ -171,9 +190,30 @@ def _labels(path: Path, y: NDArray[Any]) -> NDArray[np.int64]:
     return np.ascontiguousarray(y, np.int64)
 
 
-def _class_names(arrays: Arrays) -> list[str]:
+def _true_values(path: Path, y: NDArray[Any], task: TaskName) -> NDArray[np.float32]:
+    from protofleet.datasets.device_data import to_true_values
+    from protofleet.strategies.tasks import TASKS
+
+    if y.ndim not in {1, 2} or y.dtype.kind not in "fiub" or not y.size:
+        raise InputError(
+            f"data '{path}': expected y as numbers (n, targets) for --task {task}, got {y.shape} "
+            f"{y.dtype}"
+        )
+    values = np.ascontiguousarray(to_true_values(y, has_targets=True))
+    TASKS[task].check_labels(f"data '{path}': y", values, values.shape[1])
+    return values
+
+
+def _names(arrays: Arrays, task: TaskName) -> list[str]:
+    """Names of classes or targets; numbers where the data have none, nothing without ``y``."""
     if "y" not in arrays:
         return []
+    if task != "classification":
+        count = arrays["y"].shape[1]
+        names = [str(name) for name in arrays.get("targets", np.arange(count))]
+        if len(names) != count:
+            raise InputError(f"data: y has {count} columns but targets names {len(names)}")
+        return names
     count = int(arrays["y"].max()) + 1
     names = [str(name) for name in arrays.get("classes", np.arange(count))]
     if len(names) < count:

@@ -28,6 +28,7 @@ def strategies(*, as_json: bool) -> None:
 def _describe(item: Description) -> str:
     rows = {
         "paper": item.paper,
+        "tasks": ", ".join(item.tasks),
         "programs": ", ".join(item.programs),
         "goes down": ", ".join(item.travels.down) or "nothing",
         "comes up": ", ".join(item.travels.up),

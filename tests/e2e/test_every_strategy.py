@@ -391,4 +391,4 @@ def _check_personal(case, client_id, store, state):
     own = case.learner(client_id).evaluate(model, score=rule).own
     found = score_personal(store, case.bundle, case.data[client_id])
     assert (found.round_id, found.examples) == (state.round_id, own.sum())
-    assert found.accuracy == np.trace(own) / own.sum()
+    assert found.scores["accuracy"] == np.trace(own) / own.sum()
