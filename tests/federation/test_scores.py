@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+from sklearn.metrics import r2_score
 
 from protofleet.federation.records import Metrics, Scores, Spread
 from protofleet.federation.scores import round_scores, run_scores
+from protofleet.strategies.scores import error_sums, label_counts
 from protofleet.strategies.types import Evaluation
 
 
@@ -127,3 +129,47 @@ def test_after_a_final_fit_the_run_scores_as_that_fit():
     assert scores.personalisation == final.personalisation
     assert scores.generalisation == final.generalisation
     assert scores.global_ == rounds[0].global_
+
+
+def _sums(outputs, y):
+    """Statistics of a regression with two targets."""
+    pairs = (np.array([[float(v), 1.0] for v in values], np.float32) for values in (outputs, y))
+    return Evaluation(own=error_sums(*pairs))
+
+
+def test_a_regressions_r2_over_all_samples_is_that_of_the_devices_together():
+    """Each device alone varies little, both together much; what does not vary has no R²."""
+    clients = [_sums([1, 2, 3], [1, 2, 4]), _sums([11, 12, 13], [11, 12, 14])]
+    scores = round_scores(clients, None, task="regression", targets=("a", "constant"))
+    section = scores.personalisation
+    assert scores.task == "regression"
+    assert list(section) == ["rmse", "mae", "r2", "sample_rmse", "sample_mae", "sample_r2"]
+    assert section["r2"].mean == pytest.approx(r2_score([1, 2, 4], [1, 2, 3]))
+    y, said = [1, 2, 4, 11, 12, 14], [1, 2, 3, 11, 12, 13]
+    assert scores.targets["a"]["r2"] == pytest.approx(r2_score(y, said))
+    assert section["sample_r2"].mean == pytest.approx(r2_score(y, said))
+    assert scores.targets["constant"] == {"rmse": 0.0, "mae": 0.0}
+
+
+def test_the_best_round_of_a_regression_has_the_smallest_error():
+    def of_round(error):
+        return round_scores([_sums([0, error], [0, 0])], None, task="regression", targets="ab")
+
+    rounds = [of_round(error) for error in (4, 1, 2)]
+    assert run_scores(rounds) == rounds[1]
+    assert run_scores([Scores(task="regression")]).task == "regression"
+
+
+def test_labels_are_scored_by_name():
+    outputs, y = np.array([[1, -1], [1, 1]], "f4"), np.array([[1, 0], [0, 1]], "f4")
+    clients = [Evaluation(own=label_counts(outputs, y)), Evaluation()]
+    scores = round_scores(clients, None, task="multilabel", targets=("lamp", "door"))
+    assert scores.targets["door"] == {"f1": 1.0, "precision": 1.0, "recall": 1.0}
+    assert scores.targets["lamp"]["precision"] == 0.5
+    assert scores.personalisation["macro_f1"] == _spread((1 + 2 / 3) / 2, 0.0)
+    assert scores.personalisation["sample_micro_f1"] == _spread(4 / 5, 0.0)
+
+
+def test_scores_of_targets_survive_json():
+    scores = round_scores([_sums([1, 2], [1, 3])], None, task="regression", targets="ab")
+    assert msgspec.json.decode(msgspec.json.encode(scores), type=Scores) == scores

@@ -36,6 +36,8 @@ def test_people_read_what_a_strategy_asks_of_server_and_registration():
     assert "final fit            after the last round" in by_name["fedhp"]
     assert "register" not in by_name["fedavg"]
     assert "goes down            nothing" in by_name["local"]
+    assert "tasks                classification, regression, multilabel" in by_name["local"]
+    assert "tasks                classification\n" in by_name["moon"]
 
 
 def test_the_program_knows_the_command():
