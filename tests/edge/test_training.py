@@ -128,7 +128,7 @@ def test_a_round_is_measured_step_by_step(world):
         ({"classes": ("a", "b", "c")}, "expected the bundle's classes"),
         (
             {"classes": (), "targets": ("a",)}
-            | {f"y_{part}": np.zeros((60, 1), np.float32) for part in ("train", "test")},
+            | {"y_train": np.zeros((60, 1), np.float32), "y_test": np.zeros((5, 1), np.float32)},
             r"expected the bundle's classes .* \(task classification\), got {'targets': \['a'\]}",
         ),
         ({"pooled": (np.zeros((2, 4), np.float32), np.array([0, 3]))}, "pooled y_test: .* 0…2"),

@@ -5,6 +5,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
+from protofleet.bundle import Bundle, write_bundle
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import AggregationSettings, StrategySettings
@@ -48,3 +49,26 @@ def test_a_rule_for_a_strategy_that_takes_none_is_refused_by_name(tiny):
 def test_an_unknown_rule_is_refused_by_name(tiny):
     with pytest.raises(InputError, match="aggregation 'krum': unknown; expected one of mean"):
         _with(tiny, "fedavg", kind="krum")
+
+
+def _without_classes(tmp_path, task):
+    """The tiny bundle's model as that of a task with targets, without training programs."""
+    key = Ed25519PrivateKey.generate()
+    tiny = Bundle.open(tiny_bundle(tmp_path / "classes.pfb", key))
+    names, programs = tiny.manifest.classes, {"infer": tiny.manifest.programs["infer"]}
+    manifest = msgspec.structs.replace(
+        tiny.manifest, task=task, classes=(), targets=names, programs=programs
+    )
+    kept = ("params.safetensors", programs["infer"].file)
+    write_bundle(tmp_path / "other.pfb", manifest, {path: tiny.read(path) for path in kept}, key)
+    return tmp_path / "other.pfb"
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_a_strategy_that_looks_at_classes_is_refused_before_any_device_comes(tiny, tmp_path, task):
+    config = msgspec.structs.replace(tiny.plan.config, bundle=_without_classes(tmp_path, task))
+    plan = make_plan(config)
+    assert (plan.model.task, plan.model.num_classes) == (task, 0)
+    mine = StrategySettings(name="fedproto")
+    with pytest.raises(InputError, match=f"'fedproto': .* got {task}; use one of ditto, fedala, "):
+        make_plan(msgspec.structs.replace(config, strategy=mine))
