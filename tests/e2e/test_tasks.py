@@ -20,12 +20,14 @@ from sklearn.metrics import (
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import load_or_create_signing_key, save_public_key
+from protofleet.cli.quantise import quantise
 from protofleet.datasets import DeviceData
 from protofleet.datasets.derived import WESAD_FEATURES, wesad_features_pool
 from protofleet.datasets.mnist import mnist_pool
 from protofleet.edge import load_local_data, score_personal
 from protofleet.edge.join import open_learner
 from protofleet.edge.store import read_personal
+from protofleet.errors import InputError
 from protofleet.federation.records import RunRecord, load_record
 from protofleet.report import compare, details_of_run, save_details, write_report
 
@@ -184,6 +186,10 @@ def test_a_regression_is_federated_and_scored_as_scikit_learn_does(signed, data_
         columns = every[0][:, index], every[1][:, index]
         assert last.targets[target]["r2"] == pytest.approx(r2_score(*columns), rel=1e-3)
     assert last.targets["net_acc_std"]["r2"] > 0.3
+
+    asked = [str(bundle), "--data", "a.npz", "--out", str(tmp_path / "q.pfb"), "--key", str(key)]
+    with pytest.raises(InputError, match=r"quantise compares classes .* its task is regression"):
+        CliRunner().invoke(quantise, asked, catch_exceptions=False)
 
     page = _page(federation)
     assert all(text in page for text in ("RMSE", "R²", *_PREDICTED))
