@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from protofleet.bundle.manifest import (
     TensorDecl,
 )
 from protofleet.errors import ExportError
+from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
@@ -54,6 +56,7 @@ class BundleSpec:
         preprocessing: holds the shape of one example.
         classes: names, in the order of the logits.
         provenance: free text by key.
+        allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
     """
 
     name: str
@@ -63,6 +66,7 @@ class BundleSpec:
     settings: Mapping[str, Any] = field(default_factory=dict)
     objectives: tuple[str, ...] = ("cross_entropy",)
     provenance: Mapping[str, str] = field(default_factory=dict)
+    allow_probabilities: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +100,19 @@ def export_bundle(
         key: signs the manifest.
 
     Raises:
+        InputError: the model cannot be exported as it is (``checks.check_model``).
         ExportError: a program could not be captured, or differs from PyTorch; nothing is written.
     """
+    example = torch.zeros(2, *spec.preprocessing.input_shape)
+    expected = checks.classification(spec.classes)
+    checks.check_model(model, example, expected, allow_probabilities=spec.allow_probabilities)
     captured = capture_programs(model, spec)
     written = {name: to_onnx(program, name=name) for name, program in captured.items()}
     params, buffers = initial_values(model)
     files = {_file_of(name): data for name, data in written.items()}
     files[_TFLITE] = to_tflite(captured)
     manifest = _manifest(spec, captured, params, buffers)
+    manifest = _with_min_batch(manifest, checks.smallest_batch(model, example))
     records = tuple(
         check_parity(
             model,
@@ -212,6 +221,14 @@ def _manifest(
         },
         files={},
     )
+
+
+def _with_min_batch(manifest: Manifest, least: int) -> Manifest:
+    programs = {
+        name: program if program.objective is None else replace(program, min_batch=least)
+        for name, program in manifest.programs.items()
+    }
+    return replace(manifest, programs=programs)
 
 
 def _program(name: str, program: CapturedProgram) -> Program:
