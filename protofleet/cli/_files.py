@@ -6,6 +6,17 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.datasets.arrays import (
+    doubt_of_scale,
+    read_arrays,
+    to_class_names,
+    to_examples,
+    to_labels,
+)
 from protofleet.errors import InputError, MissingDataError, RefusedError
 
 if TYPE_CHECKING:
@@ -82,3 +93,51 @@ def checked_preprocessing(found: Preprocessing) -> Preprocessing:
 
     check_preprocessing(found)
     return found
+
+
+def read_training_data(
+    path: Path, *, supervised: bool
+) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+    """``x`` and, supervised, ``y`` of an ``.npz`` file, and the names of the classes.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it lacks an array, has no examples, or an array has a wrong form.
+    """
+    wanted = ("x", "y") if supervised else ("x",)
+    read = read_arrays(path, wanted, ("classes",) if supervised else ("y", "classes"))
+    arrays: dict[str, NDArray[Any]] = {"x": to_examples(read["x"], f"data '{path}': x")}
+    count = len(arrays["x"])
+    if not count:
+        raise InputError(f"data '{path}': expected examples, got none")
+    names: tuple[str, ...] = ()
+    if supervised:
+        names = _class_names(path, read)
+        arrays["y"] = to_labels(read["y"], f"data '{path}': y", names)
+        if len(names) < 2:
+            raise InputError(f"data '{path}': y holds one class only, a classifier needs two")
+        if len(arrays["y"]) != count:
+            raise InputError(f"data '{path}': {count} examples in x, {len(arrays['y'])} in y")
+    if doubt := doubt_of_scale(arrays["x"], f"data '{path}': x", (0.0,), (1.0,)):
+        click.echo(f"warning: {doubt}", err=True)
+    return {name: np.ascontiguousarray(values) for name, values in arrays.items()}, names
+
+
+def _class_names(path: Path, read: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Those of the file, else those that ``y`` holds, else numbers up to the largest."""
+    what, y = f"data '{path}': y", read["y"]
+    if "classes" in read:
+        return to_class_names(read["classes"], f"data '{path}': classes")
+    if y.dtype.kind in "US" and y.ndim == 1:
+        names = sorted({str(name) for name in y.tolist()})
+        if not all(name.strip().lstrip("+-").replace(".", "").isdecimal() for name in names):
+            click.echo(f"{what}: the classes are {', '.join(names)}, in this order", err=True)
+            return tuple(names)
+    labels = to_labels(y, what, None)
+    if labels.size and labels.min() > 0:
+        click.echo(
+            f"warning: {what} has no class 0, the smallest is {labels.min()}; classes count from "
+            "0: save y - 1 unless it is only rare",
+            err=True,
+        )
+    return tuple(str(index) for index in range(int(labels.max(initial=-1)) + 1))
