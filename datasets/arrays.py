@@ -23,9 +23,13 @@ _SHOWN = 5
 
 
 def read_arrays(
-    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+    path: Path,
+    names: Sequence[str],
+    optional: Sequence[str] = (),
+    *,
+    ignored: Sequence[str] = (),
 ) -> dict[str, NDArray[Any]]:
-    """Arrays by name; others are not read, which is said.
+    """Arrays by name; others are not read, which is said unless they are among ``ignored``.
 
     Raises:
         MissingDataError: there is no such file.
@@ -43,7 +47,7 @@ def read_arrays(
                 f"{', '.join(names)}: np.savez('data.npz', {names[0]}=…)"
             )
         with archive:
-            _check_members(path, archive.files, names, optional)
+            _check_members(path, archive.files, (*names, *optional), ignored)
             chosen = [name for name in (*names, *optional) if name in archive.files]
             arrays = {name: _member(path, archive, name) for name in chosen}
     except (ValueError, zipfile.BadZipFile, OSError, EOFError, AttributeError) as error:
@@ -56,18 +60,14 @@ def read_arrays(
 
 
 def _check_members(
-    path: Path, found: Sequence[str], names: Sequence[str], optional: Sequence[str]
+    path: Path, found: Sequence[str], known: Sequence[str], ignored: Sequence[str]
 ) -> None:
     twice = sorted({name for name in found if found.count(name) > 1})
     if twice:
         raise InputError(f"data '{path}': holds the array '{twice[0]}' twice")
-    if surplus := [name for name in found if name not in {*names, *optional}]:
-        _log.warning(
-            "data '%s': not read: %s; known arrays are %s",
-            path,
-            ", ".join(surplus),
-            ", ".join((*names, *optional)),
-        )
+    if surplus := [name for name in found if name not in {*known, *ignored}]:
+        names = ", ".join(surplus)
+        _log.warning("data '%s': not read: %s; known arrays are %s", path, names, ", ".join(known))
 
 
 def _member(path: Path, archive: np.lib.npyio.NpzFile, name: str) -> NDArray[Any]:

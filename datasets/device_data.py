@@ -90,7 +90,7 @@ def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or the arrays differ in length.
     """
-    arrays = read_arrays(path, ("x_test", "y_test"), ("classes",))
+    arrays = read_arrays(path, ("x_test", "y_test"), ("classes",), ignored=(*_ARRAYS, *_BOXES))
     what, classes = f"pooled data '{path}'", arrays.get("classes")
     names = None if classes is None else to_class_names(classes, f"{what}: classes")
     x = to_examples(arrays["x_test"], f"{what}: x_test")

@@ -182,6 +182,7 @@ def train_round(
             order.codec,
             memory.residual,
         )
+    check_trained(encoded.residual)
     return TrainedRound(
         state=state,
         residual=encoded.residual,

@@ -7,7 +7,6 @@ object), ``classes`` (JSON list of names), ``objective``, and free entries of pr
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from protofleet.durable import move_whole
 from protofleet.errors import InputError, MissingDataError
 from protofleet.export.models import build_model
+from protofleet.export.pickled import refuse_pickled
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -38,45 +38,13 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     if not path.is_file():
         raise MissingDataError(f"checkpoint '{path}': no such file; make one with pretrain")
-    if _is_pickled(path):
-        raise InputError(
-            f"checkpoint '{path}': is PyTorch's pickled format, which may run code when it is "
-            f"read; expected safetensors. This line converts it: {conversion(path)}"
-        )
+    refuse_pickled(path, "checkpoint")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
             return tensors, dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise InputError(f"checkpoint '{path}': expected a safetensors file, {error}") from error
-
-
-_PICKLED = frozenset({".pt", ".pth", ".bin", ".ckpt", ".pkl"})
-_MAGIC = (b"PK\x03\x04", b"\x80")
-"""Of a zip archive, which ``torch.save`` writes, and of a pickle, which it wrote before."""
-
-
-def _is_pickled(path: Path) -> bool:
-    with path.open("rb") as file:
-        return path.suffix in _PICKLED or file.read(4).startswith(_MAGIC)
-
-
-def conversion(path: Path) -> str:
-    """The command that writes the tensors of a ``torch.save`` file as safetensors.
-
-    It runs no code of the file; tensors that share memory are written apart.
-    """
-    target = path.with_suffix(".safetensors")
-    if target == path:
-        target = path.with_suffix(".converted.safetensors")
-    code = (
-        "import torch, safetensors.torch as s; "
-        f"t = torch.load(open({str(path)!r}, 'rb'), map_location='cpu', weights_only=True); "
-        "t = t.get('state_dict', t); "
-        "s.save_file({k: v.clone().contiguous() for k, v in t.items() if torch.is_tensor(v)}, "
-        f"{str(target)!r})"
-    )
-    return f"python -c {shlex.quote(code)}"
 
 
 def load_model(

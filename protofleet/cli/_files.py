@@ -105,7 +105,8 @@ def read_training_data(
         InputError: it lacks an array, has no examples, or an array has a wrong form.
     """
     wanted = ("x", "y") if supervised else ("x",)
-    read = read_arrays(path, wanted, ("classes",) if supervised else ("y", "classes"))
+    optional = ("classes",) if supervised else ()
+    read = read_arrays(path, wanted, optional, ignored=("y", "classes"))
     arrays: dict[str, NDArray[Any]] = {"x": to_examples(read["x"], f"data '{path}': x")}
     count = len(arrays["x"])
     if not count:

@@ -16,7 +16,8 @@ from torch import nn
 from protofleet.bundle import Bundle, keys
 from protofleet.cli.export import export
 from protofleet.errors import InputError, MissingDataError
-from protofleet.export.pretraining.checkpoints import conversion, load_checkpoint
+from protofleet.export.pickled import conversion
+from protofleet.export.pretraining.checkpoints import load_checkpoint
 from tests.export.toys import Perceptron
 
 _TOY = ("tests.export.toys:Perceptron", "--input-shape", "5")
@@ -137,7 +138,8 @@ class _Tied(nn.Module):
 def test_a_pickled_checkpoint_is_answered_with_the_line_that_converts_it(tmp_path, name):
     """That very line is run, on tensors that share memory, inside of a training checkpoint."""
     path, model = tmp_path / name, _Tied()
-    torch.save({"state_dict": model.state_dict(), "epoch": 3}, path)
+    kept = {"state_dict": model.state_dict(), "epoch": 3}
+    torch.save(kept, path, _use_new_zipfile_serialization=name != "renamed.safetensors")
     with pytest.raises(InputError, match=r"pickled format.*expected safetensors") as told:
         load_checkpoint(path)
     line = str(told.value).partition("This line converts it: ")[2]
