@@ -39,14 +39,13 @@ def read_arrays(
         raise MissingDataError(
             f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got no such file"
         )
+    if not zipfile.is_zipfile(path):
+        raise InputError(
+            f"data '{path}': not a plain .npz file; expected the arrays {', '.join(names)}, as "
+            f"np.savez('data.npz', {names[0]}=…, …) writes them"
+        )
     try:
-        archive = np.load(path, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise InputError(
-                f"data '{path}': is a single array, expected an .npz with the arrays "
-                f"{', '.join(names)}: np.savez('data.npz', {names[0]}=…)"
-            )
-        with archive:
+        with np.load(path, allow_pickle=False) as archive:
             _check_members(path, archive.files, (*names, *optional), ignored)
             chosen = [name for name in (*names, *optional) if name in archive.files]
             arrays = {name: _member(path, archive, name) for name in chosen}

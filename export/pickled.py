@@ -39,4 +39,5 @@ def conversion(path: Path) -> str:
         "s.save_file({k: v.clone().contiguous() for k, v in t.items() if torch.is_tensor(v)}, "
         f"{str(target)!r})"
     )
-    return f"python -c {shlex.quote(code)}"
+    plain = not set(code) & set('"$`\\!')
+    return f'python -c "{code}"' if plain else f"python -c {shlex.quote(code)}"

@@ -145,6 +145,8 @@ def export(
         formats=formats,
         allow_probabilities=allow_probabilities,
     )
+    if checkpoint is None:
+        _tell_untrained(model)
     started = time.perf_counter()
     report = export_bundle(built, spec, out=out, key=signing)
     _tell(report, time.perf_counter() - started, as_json=as_json)
@@ -154,21 +156,27 @@ def _model(
     spec: str, settings: dict[str, Any], checkpoint: Path | None
 ) -> tuple[nn.Module, dict[str, str]]:
     from protofleet.export.checks import check_tensors
-    from protofleet.export.models import MODELS, build_model
+    from protofleet.export.models import build_model
     from protofleet.export.pretraining.checkpoints import load_model
 
-    if checkpoint is not None:
-        model, metadata = load_model(checkpoint, spec, settings)
-    else:
-        model, metadata = build_model(spec, **settings), {}
-        whose = "random" if spec in MODELS else f"those that '{spec}' gave its model"
-        click.echo(
-            f"note: no --checkpoint, so the initial values are {whose}; protofleet pretrain makes "
-            "trained ones",
-            err=True,
-        )
+    model, metadata = (
+        (build_model(spec, **settings), {})
+        if checkpoint is None
+        else load_model(checkpoint, spec, settings)
+    )
     check_tensors(model)
     return model, metadata
+
+
+def _tell_untrained(spec: str) -> None:
+    from protofleet.export.models import MODELS
+
+    whose = "random" if spec in MODELS else f"those that '{spec}' gave its model"
+    click.echo(
+        f"note: no --checkpoint, so the initial values are {whose}; protofleet pretrain makes "
+        "trained ones",
+        err=True,
+    )
 
 
 def _spec(

@@ -74,10 +74,14 @@ def test_an_array_twice_is_refused(tmp_path):
         read_arrays(path, ("x",))
 
 
-def test_a_single_array_is_no_archive(tmp_path):
+@pytest.mark.parametrize("content", [b"", b"x,y\n1,2\n", b"\x80\x04N."])
+def test_what_is_no_archive_is_answered_with_what_writes_one(tmp_path, content):
+    """Text and pickles; a single array is none either."""
+    (tmp_path / "x.csv").write_bytes(content)
     np.save(tmp_path / "x.npy", np.zeros(2))
-    with pytest.raises(InputError, match=r"single array, expected .* x, y: np.savez\('data.npz'"):
-        read_arrays(tmp_path / "x.npy", ("x", "y"))
+    for name in ("x.csv", "x.npy"):
+        with pytest.raises(InputError, match=r"not a plain .* x, y, as np.savez\('data.npz', x=…"):
+            read_arrays(tmp_path / name, ("x", "y"))
 
 
 _NORMAL = np.random.default_rng(0).normal(size=(100, 3)).astype(np.float32)
