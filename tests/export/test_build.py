@@ -121,6 +121,10 @@ def test_batches_of_one_are_refused_at_the_start_where_they_have_no_variance(
     }
     with pytest.raises(InputError, match=r"'batch_size': expected at least 2, got 1"):
         _learner(normalising, 4, "onnx").strategy("fedavg", {"batch_size": 1})
+    batch = {"x": np.ones((1, 5), np.float32), "y": np.zeros(1, np.int64)}
+    train = open_programs(normalising).grad_fns["cross_entropy"]
+    with pytest.raises(InputError, match=r"program '.*train.*': expected at least 2 examples"):
+        train(normalising.model().network, batch, np.random.default_rng(0))
 
 
 def test_writing_onnx_leaves_the_captured_graph_as_it_is() -> None:
