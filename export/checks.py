@@ -86,17 +86,37 @@ def check_model(
 
 
 def check_tensors(model: nn.Module) -> None:
-    """Raise InputError unless parameters are initialised, float32, finite and in main memory."""
+    """Raise InputError unless parameters are initialised, float32, finite and in main memory.
+
+    Persistent float32 buffers must be finite, too: they travel in the bundle.
+    """
     for path, module in model.named_modules():
         where = _label(path, module)
         for name, value in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - in place, by their owner
-            if value is not None:
-                _check_tensor(where, name, value)
+            if value is None:
+                continue
+            _check_tensor(where, name, value)
+            travels = name not in module._non_persistent_buffers_set  # noqa: SLF001 - as above
+            if travels and value.dtype == torch.float32:
+                _check_finite(where, name, value)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
             f"{_label('', model)}: has no parameter to train; set requires_grad on some of its "
             "parameters"
         )
+
+
+def _check_finite(where: str, name: str, value: Tensor) -> None:
+    if bool(torch.isfinite(value).all()):
+        return
+    if isinstance(value, nn.Parameter):
+        raise InputError(
+            f"{where}: parameter '{name}' holds NaN or infinite values; look at what set it"
+        )
+    raise InputError(
+        f"{where}: buffer '{name}' holds NaN or infinite values; register a mask with "
+        "persistent=False, or look at what set it"
+    )
 
 
 def _check_tensor(where: str, name: str, value: Tensor) -> None:
@@ -122,8 +142,6 @@ def _check_tensor(where: str, name: str, value: Tensor) -> None:
         )
     if value.dtype in _NARROW or (kind == "parameter" and value.dtype != torch.float32):
         raise InputError(f"{what} is {value.dtype}, expected float32; return model.float()")
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-        raise InputError(f"{what} holds NaN or infinite values; look at what initialised it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,3 +189,22 @@ def test_tensors_are_checked_without_an_example():
     broken.norm.running_var.fill_(torch.nan)
     with pytest.raises(InputError, match=r"module 'norm'.*buffer 'running_var' holds NaN"):
         check_tensors(broken)
+
+
+class _Masked(nn.Module):
+    """Minus infinity above the diagonal, as attention has it."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.head = _linear()
+        mask = torch.full((5, 5), -torch.inf).triu(1)
+        self.register_buffer("mask", mask, persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.softmax(x[:, None] + self.mask, 2).sum(1))
+
+
+def test_a_mask_of_infinities_is_a_constant_but_no_state():
+    check_model(_Masked(persistent=False), _X, _CLASSES)
+    with pytest.raises(InputError, match=r"buffer 'mask' holds .*persistent=False"):
+        check_model(_Masked(persistent=True), _X, _CLASSES)
