@@ -222,7 +222,8 @@ def test_the_command_reports_parity_as_json(tmp_path: Path) -> None:
 
 def test_the_command_needs_the_shape_of_a_users_model(tmp_path: Path) -> None:
     """A user's module has no known input shape; the message says what to give."""
-    arguments = ["tests.export.toys:Perceptron", "--strategy", "fedavg", "--out", str(tmp_path)]
+    arguments = ["tests.export.toys:Perceptron", "--strategy", "fedavg"]
+    arguments += ["--out", str(tmp_path / "toy.pfb")]
     with pytest.raises(InputError, match="give --input-shape"):
         CliRunner().invoke(export_command, arguments, catch_exceptions=False)
 
