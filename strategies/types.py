@@ -234,6 +234,7 @@ class TrainTools:
         y: their classes ``(n,) int64``, or targets ``(n, T) float32`` where the task has those.
         grad_fns: training programs by objective name, e.g. ``moon``, and ``TASK_LOSS``.
         rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
+        min_batch: fewest examples of a step (``Program.min_batch``).
     """
 
     name: str
@@ -241,6 +242,12 @@ class TrainTools:
     y: NDArray[Any]
     grad_fns: Mapping[str, GradFn]
     rng: np.random.Generator
+    min_batch: int = 1
+
+    @property
+    def can_train(self) -> bool:
+        """Whether there are examples enough for a step."""
+        return len(self.y) >= self.min_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,12 +286,14 @@ class ServerTools:
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
         aggregator: how the clients' vectors become one; the mean unless the federation chose
             another and the strategy takes one (``Description.takes_aggregator``).
+        min_batch: as in ``TrainTools``.
     """
 
     grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     rng: np.random.Generator
     aggregator: Aggregator = MEAN
+    min_batch: int = 1
 
 
 class Updates(Protocol):

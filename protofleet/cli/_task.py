@@ -96,14 +96,14 @@ def resolve_task(given: OutputOptions, metadata: Mapping[str, str]) -> tuple[Tas
 
 
 def resolve_outputs(
-    given: OutputOptions, metadata: Mapping[str, str], width: Callable[[], int]
+    given: OutputOptions, metadata: Mapping[str, str], width: Callable[[TaskName], int]
 ) -> Outputs:
     """What ``resolve_task`` says, and names: as given, else the checkpoint's, else numbers.
 
     Args:
         given: from the command line.
         metadata: of a checkpoint; empty without one.
-        width: how many outputs the model has, asked only if nothing names them.
+        width: checks the model for a task, and says how many outputs it has.
 
     Raises:
         InputError: the task has no such loss, or names of the other kind were given.
@@ -117,12 +117,18 @@ def resolve_outputs(
             raise InputError(
                 f"--{other}: --task {task} has {kind}, name them with --{kind}, got '{surplus}'"
             )
-    names = _split(text) or _listed(metadata.get(kind))
-    return Outputs(task=task, loss=loss, names=names or tuple(map(str, range(width()))))
+    count = width(task)
+    names = _split(kind, text) or _listed(metadata.get(kind)) or tuple(map(str, range(count)))
+    return Outputs(task=task, loss=loss, names=names)
 
 
-def _split(text: str | None) -> tuple[str, ...]:
-    return () if text is None else tuple(name.strip() for name in text.split(","))
+def _split(kind: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if "" in names or len(set(names)) < len(names):
+        raise InputError(f"--{kind}: expected different names as in sit,walk, got '{text}'")
+    return names
 
 
 def _listed(text: str | None) -> tuple[str, ...]:

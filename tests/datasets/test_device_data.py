@@ -93,9 +93,9 @@ def test_a_single_target_may_come_as_a_row_of_numbers(tmp_path):
     [
         ({"targets": ()}, "either classes or targets, got neither"),
         ({"classes": ("a", "b")}, "either classes or targets, got both"),
-        ({"targets": ("a",)}, r"expected y_train \(n, 1\), a column for each of the targets"),
+        ({"targets": ("a",)}, r"y_train: expected \(n, 1\), a column for each of the targets"),
         ({"y_test": np.full((2, 2), np.nan, np.float32)}, "y_test contains NaN"),
-        ({"classes": ("a", "b"), "targets": ()}, r"expected classes y_train \(n,\)"),
+        ({"classes": ("a", "b"), "targets": ()}, r"y_train: expected class numbers \(n,\)"),
     ],
 )
 def test_wrong_targets_are_refused(change, message):

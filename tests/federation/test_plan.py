@@ -24,6 +24,27 @@ def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
     assert '"lr":0.5' in plan.identity["settings"]
 
 
+def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tmp_path):
+    """A model that normalises over the batch has no variance of one example."""
+    key, bundle = Ed25519PrivateKey.generate(), tiny.plan.bundle
+    programs = {
+        name: msgspec.structs.replace(program, min_batch=1 if program.objective is None else 2)
+        for name, program in bundle.manifest.programs.items()
+    }
+    manifest = msgspec.structs.replace(bundle.manifest, programs=programs)
+    files = {path: bundle.read(path) for path in manifest.files}
+    write_bundle(tmp_path / "normalising.pfb", manifest, files, key)
+
+    def plan(**settings):
+        mine = StrategySettings(settings=settings)
+        changes = {"bundle": tmp_path / "normalising.pfb", "strategy": mine}
+        return make_plan(msgspec.structs.replace(tiny.plan.config, **changes))
+
+    assert plan(batch_size=2).bundle.manifest.programs["train"].min_batch == 2
+    with pytest.raises(InputError, match=r"setting 'batch_size': expected at least 2, got 1"):
+        plan(batch_size=1)
+
+
 def _with(tiny, strategy, **aggregation):
     chosen = AggregationSettings(**aggregation)
     mine = StrategySettings(name=strategy)
