@@ -90,13 +90,16 @@ def load_device_data(path: Path) -> DeviceData:
         raise InputError(f"data '{path}': lacks the array 'classes' (or 'targets'), names of y")
     boxes = {n: arrays[n].astype(np.float32, copy=False) for n in _BOXES if n in arrays}
     try:
+        names = _names(arrays, "device data")
         return DeviceData(
-            **boxes,
+            boxes_train=boxes.get("boxes_train"),
+            boxes_test=boxes.get("boxes_test"),
             x_train=arrays["x_train"],
             y_train=arrays["y_train"],
             x_test=arrays["x_test"],
             y_test=arrays["y_test"],
-            **_names(arrays, "device data"),
+            classes=names.get("classes", ()),
+            targets=names.get("targets", ()),
         )
     except InputError as error:
         raise InputError(f"'{path}': {error}") from error

@@ -58,11 +58,9 @@ def classification(classes: Sequence[str] | None = None) -> ExpectedOutput:
 
 def expected_output(task: TaskName, names: Sequence[str] | None = None) -> ExpectedOutput:
     """What a task wants, of outputs with these names; None: of any number."""
-    kinds = {
+    kinds: dict[TaskName, ExpectedOutput] = {
         "classification": classification(names),
-        "regression": ExpectedOutput(
-            loss="a regression's loss", width=names, least=1, scores=False
-        ),
+        "regression": ExpectedOutput(loss="a regression", width=names, least=1, scores=False),
         "multilabel": ExpectedOutput(loss="binary cross-entropy", width=names, least=1),
     }
     return kinds[task]
@@ -256,8 +254,8 @@ def check_output(model: nn.Module, output: Tensor, examples: int, expected: Expe
     if expected.width is not None and got[1] != len(expected.width):
         names = ", ".join(expected.width[:8]) + (", …" if len(expected.width) > 8 else "")
         raise InputError(
-            f"{where}: expected {len(expected.width)} numbers for an example, one for each of "
-            f"{names}, got {got[1]}; set the model's size with --set, or --classes (--targets)"
+            f"{where}: expected {len(expected.width)} numbers for an example, one for each name "
+            f"({names}), got {got[1]}; set the model's size with --set, or --classes (--targets)"
         )
 
 
