@@ -198,10 +198,6 @@ def _report_json(event: str, figures: dict[str, Any]) -> None:
 
 
 def _report_line(event: str, figures: dict[str, Any]) -> None:
-    _log.info("%-9s %s", event, "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+    from protofleet.cli._device_lines import to_text
 
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(f"{key} {_short(item)}" for key, item in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    _log.info("%-9s %s", event, to_text(event, figures))

@@ -458,3 +458,14 @@ def test_the_farewell_waits_for_a_lost_broker_a_while(open_federation, back):
     assert fed.finished.rounds == 1
     assert set(endpoint.finished) == ({"a", "b"} if back else set())
     assert (endpoint.published[-1].phase == "finished") is back
+
+
+def test_waiting_for_devices_is_told_at_growing_intervals(open_federation):
+    fed = open_federation()
+    minutes = [fed.after(10)] * 40
+    fed.play(CONNECTED, *minutes[:30], fed.online("a"), *minutes[30:])
+    told = [one for one in fed.events if isinstance(one, events.Waiting)]
+    assert [(one.live, round(one.waited_s)) for one in told] == [
+        *((0, seconds) for seconds in (0, 30, 90, 210)),
+        *((1, seconds) for seconds in (300, 330, 390)),
+    ]
