@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
@@ -92,6 +93,6 @@ _LINES: dict[type[events.Report], Any] = {
     events.RoundClosed: _closed,
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores)}; "
-        f"{escape(e.result)}"
+        f"{escape(e.result)}; to look at it: protofleet report {escape(str(Path(e.result).parent))}"
     ),
 }

@@ -14,7 +14,7 @@ from protofleet import units
 from protofleet.durable import replace_whole
 from protofleet.federation.records import Metrics, RunRecord, Scores, load_record
 from protofleet.report import _figures
-from protofleet.report.details import Details, Latencies, Prototypes, load_details
+from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 
 _FOLDER = Path(__file__).parent
 _MAX_LAYERS = 6
@@ -58,17 +58,17 @@ _MEANINGS = {
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` from ``result.json`` and ``details.json`` of a run's folder.
+    """Write ``report.html`` from what a run left in its folder.
 
     Returns:
         The page's path.
 
     Raises:
-        MissingDataError: one of the files is absent.
+        MissingDataError: nothing of a run is there.
         InputError: a field is missing or of a wrong type.
     """
+    details = details_of_folder(run_dir)
     result = load_record(run_dir / "result.json", RunRecord)
-    details = load_details(run_dir / "details.json")
     page = run_dir / "report.html"
     replace_whole(page, render(result, details).encode())
     return page
