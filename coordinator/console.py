@@ -96,3 +96,16 @@ _LINES: dict[type[events.Report], Any] = {
         f"{escape(e.result)}; to look at it: protofleet report {escape(str(Path(e.result).parent))}"
     ),
 }
+
+_ROUTINE = (
+    events.BrokerConnected,
+    events.DeviceOnline,
+    events.DeviceOffline,
+    events.RoundOpened,
+    events.UpdateReceived,
+)
+
+
+def is_routine(report: events.Report) -> bool:
+    """Whether it only says that all goes on as it should: no result, no trouble, no waiting."""
+    return isinstance(report, _ROUTINE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 
 from protofleet.cli._broker import broker_options
 from protofleet.cli._trust import trusted_keys
+from protofleet.cli._verbosity import start_logging
 from protofleet.threads import thread_variables
 
 if TYPE_CHECKING:
@@ -124,7 +126,12 @@ def join(
         trusted=trusted,
     )
     data = _load(source, trusted, pooled, later)
-    sys.exit(run_device(options, data, _report_json if as_json else _report_line))
+    status = run_device(options, data, _report_json if as_json else _report_line)
+    if status:
+        stopped = signal.Signals(status - 128).name
+        told = f"protofleet: stopped by {stopped}; to go on: the same command"
+        click.echo(f"{told} ('{options.store}' keeps the state)", err=True)
+    sys.exit(status)
 
 
 @device.command()
@@ -161,10 +168,10 @@ def infer(
 
 
 def _prepare(threads: int) -> None:
-    """Bound all thread pools before NumPy is loaded, and send the log to stderr."""
+    """Bound all thread pools before NumPy is loaded, and start the log."""
     for variable, value in thread_variables(threads).items():
         os.environ.setdefault(variable, value)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    start_logging()
 
 
 def _load(
@@ -201,3 +208,4 @@ def _report_line(event: str, figures: dict[str, Any]) -> None:
     from protofleet.cli._device_lines import to_text
 
     _log.info("%-9s %s", event, to_text(event, figures))
+    _log.debug("%-9s %s", event, figures)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._stopping import on_interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -165,12 +163,9 @@ def run(
         labels=methods or None,
         **options,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        results = run_experiment(_name_of(path), whole, folder, chosen, console)
-    except KeyboardInterrupt:
-        console.print(f"\nstopped; '{folder}' keeps what is done: the same command goes on")
-        sys.exit(130)
+        with on_interrupt(f"to go on: the same command; '{folder}' keeps what is done"):
+            results = run_experiment(_name_of(path), whole, folder, chosen, console)
     except OSError as error:
         raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
     _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
@@ -302,7 +297,3 @@ def _default_data_root() -> Path:
 
     beside = FOLDER.parents[1] / "shared" / "data"
     return beside if beside.is_dir() else Path("data")
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

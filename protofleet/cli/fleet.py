@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
+
+from protofleet.cli._stopping import on_interrupt
 
 if TYPE_CHECKING:
     from protofleet.firmware_sim.fleet import Ended, Fleet
@@ -36,19 +36,14 @@ def run(file: Path, *, as_json: bool) -> None:
     from protofleet.firmware_sim.fleet import Fleet
     from protofleet.firmware_sim.profile import load_fleet
 
-    signal.signal(signal.SIGTERM, _interrupt)
     config = load_fleet(file)
     failed = 0
-    try:
-        with Fleet(config) as devices:
-            if not as_json:
-                click.echo(f"{len(config.devices)} devices; logs under {config.folder}")
-            for ended in _endings(devices, len(config.devices)):
-                failed += ended.status != 0
-                _tell(ended, as_json=as_json)
-    except KeyboardInterrupt:
-        click.echo(f"stopped; to go on: protofleet fleet run {file}", err=True)
-        sys.exit(130)
+    with on_interrupt(f"to go on: protofleet fleet run {file}"), Fleet(config) as devices:
+        if not as_json:
+            click.echo(f"{len(config.devices)} devices; logs under {config.folder}")
+        for ended in _endings(devices, len(config.devices)):
+            failed += ended.status != 0
+            _tell(ended, as_json=as_json)
     if failed:
         click.echo(f"protofleet: {failed} of {len(config.devices)} devices failed", err=True)
         sys.exit(1)
@@ -71,7 +66,3 @@ def _tell(ended: Ended, *, as_json: bool) -> None:
         click.echo(json.dumps({**line, "log": ended.last_words}))
     elif ended.status:
         click.echo(f"{ended.device_id} failed: {ended.last_words}", err=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

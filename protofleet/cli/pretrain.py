@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
+from protofleet.cli._stopping import on_interrupt
 from protofleet.errors import InputError, MissingDataError
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def pretrain(
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
     made = {"settings": json.dumps(settings, sort_keys=True), "classes": json.dumps(names)}
     tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
-    with _progress(quiet=as_json) as on_progress:
+    advice = "to go on: the same command with --resume"
+    with on_interrupt(advice), _progress(quiet=as_json) as on_progress:
         result = train(
             task,
             tensors,
