@@ -15,7 +15,7 @@ import click
 
 from protofleet.cli._broker import broker_options
 from protofleet.cli._trust import trusted_keys
-from protofleet.cli._verbosity import start_logging
+from protofleet.cli._verbosity import start_logging, verbosity
 from protofleet.threads import thread_variables
 
 if TYPE_CHECKING:
@@ -165,6 +165,52 @@ def infer(
         f"accuracy {scores.accuracy:.4f} on {scores.examples} examples\n"
         f"one window, ms: {latency}"
     )
+
+
+@device.command("try")
+@click.option(
+    "--optimiser",
+    type=click.Choice(["adam", "sgd"]),
+    help="Default: the bundle's, else the first that its strategy takes.",
+)
+@_data_options
+def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -> None:
+    """Find a learning rate on this device's data, and what a round would cost it.
+
+    Trains some hundred steps: with rates that grow until training breaks, then with a few that may
+    be right and with the bundle's own. Nothing is sent or kept. The last lines are for the
+    federation file: one device's advice, so try two or three.
+    """
+    _prepare(threads)
+    import msgspec
+
+    from protofleet.bundle import Bundle
+    from protofleet.cli._trial_text import to_text
+    from protofleet.edge import try_bundle
+
+    trusted = trusted_keys(source["trust_files"])
+    data = _load(source, trusted)
+    bundle = Bundle.open(source["bundle"], trusted=trusted)
+    trial = try_bundle(
+        bundle,
+        data,
+        optimiser=optimiser,
+        threads=threads,
+        backend=source["backend"],
+        progress=_no_progress if as_json or verbosity() < 0 else _progress,
+    )
+    click.echo(msgspec.json.encode(trial).decode() if as_json else to_text(trial))
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        click.echo(f"\rstep {done} of at most {total} ", nl=False, err=True)
+        click.echo(end, nl=False, err=True)
+
+
+def _no_progress(_done: int, _total: int) -> None:
+    """For programs."""
 
 
 def _prepare(threads: int) -> None:
