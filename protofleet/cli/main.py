@@ -20,6 +20,7 @@ _COMMANDS = {
     "coordinator": "protofleet.cli.coordinator:coordinator",
     "demo": "protofleet.cli.demo:demo",
     "device": "protofleet.cli.device:device",
+    "docs": "protofleet.cli.docs:docs",
     "experiment": "protofleet.cli.experiment:experiment",
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
