@@ -30,7 +30,7 @@ def test_edge_asks_64_bits_for_a_runtime_and_a_compiler(machine):
 
 
 def test_the_wheel_has_every_experiment_and_setuptools_nothing_to_warn_of():
-    """A folder that is no package of the list makes setuptools warn, a page long, and then guess."""
+    """A folder that is no package of the list makes setuptools warn, a page long each."""
     setuptools = tomllib.loads(_PROJECT.read_text())["tool"]["setuptools"]
     folders = {path.parent.name for path in (_PROJECT.parent / "experiments").glob("*/*.toml")}
     names = {f"protofleet.experiments.{folder}" for folder in folders}

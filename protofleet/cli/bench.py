@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._trust import trusted_keys
+from protofleet.cli._width import wrapped
 
 if TYPE_CHECKING:
     from protofleet.benchmarks._rows import Result
@@ -196,7 +197,7 @@ def device(
         from protofleet.benchmarks.device.plot import draw_device  # before minutes of measuring
     report = _measure_device(chosen, trust_files, json_file)
     for line in table.lines(report):
-        click.echo(line)
+        click.echo("\n".join(wrapped(line, hanging=2)))
     if device_plot is not None:
         draw_device(device_plot, report)
 
@@ -245,7 +246,8 @@ def _started() -> Result:
     from protofleet.benchmarks import _rows
 
     result = _rows.Result(machine=_rows.machine_facts(), rows=[])
-    click.echo(" · ".join(f"{name} {value}" for name, value in result.machine.items()))
+    facts = " · ".join(f"{name} {value}" for name, value in result.machine.items())
+    click.echo("\n".join(wrapped(facts, hanging=2)))
     return result
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._width import rows as in_rows
 from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
@@ -133,17 +134,15 @@ def _lines(opened: Bundle) -> list[str]:
         "classes": ", ".join(manifest.classes),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",
     }
-    lines = [f"{key:<10}{value}" for key, value in rows.items()]
+    pairs = list(rows.items())
     for name, program in manifest.programs.items():
         size = manifest.files[program.file].bytes
         ports = f"{len(program.inputs)} inputs, {len(program.outputs)} outputs"
-        lines.append(
-            f"{'program':<10}{name}: {program.file}, {size:,} bytes, {ports}, {program.precision}, "
-            f"{_tflite(opened, program)}"
-        )
-    lines += [f"{'origin':<10}{key}: {value}" for key, value in manifest.provenance.items()]
-    lines += [
-        f"{'file':<10}{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}"
+        text = f"{name}: {program.file}, {size:,} bytes, {ports}, {program.precision}"
+        pairs.append(("program", f"{text}, {_tflite(opened, program)}"))
+    pairs += [("origin", f"{key}: {value}") for key, value in manifest.provenance.items()]
+    pairs += [
+        ("file", f"{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}")
         for path, entry in manifest.files.items()
     ]
-    return lines
+    return list(in_rows(pairs))

@@ -1,4 +1,4 @@
-"""``protofleet docs``: the documentation of this version, and the systemd unit, without a network."""
+"""``protofleet docs``: this version's documentation, and the systemd unit, without a network."""
 
 from __future__ import annotations
 
