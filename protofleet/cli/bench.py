@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._width import wrapped
 
@@ -31,17 +32,6 @@ def bench() -> None:
     """
 
 
-def _output(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Known before minutes of measuring, not after."""
-    if path is None:
-        return None
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"no such folder: '{path.parent}'")
-    if option.name in {"plot", "device_plot"} and path.suffix not in {".png", ".svg"}:
-        raise click.BadParameter(f"expected a name that ends in .png or .svg, got '{path}'")
-    return path
-
-
 def _integers(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and int(part) for part in parts):
@@ -51,10 +41,10 @@ def _integers(_context: click.Context, _option: click.Parameter, text: str) -> t
 
 _quick = click.option("--quick", is_flag=True, help="Fewer cases and repetitions.")
 _json = click.option(
-    "--json", "json_file", type=_FILE, callback=_output, help="Also write rows to FILE."
+    "--json", "json_file", type=_FILE, callback=writable, help="Also write rows to FILE."
 )
 _plot = click.option(
-    "--plot", type=_FILE, callback=_output, help="Also draw kernels to FILE, .png or .svg."
+    "--plot", type=_FILE, callback=writable_picture, help="Also draw kernels to FILE, .png or .svg."
 )
 
 
@@ -157,10 +147,14 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
     "--quick", is_flag=True, help="1 thread, few calls, bytes of FedAvg and the own strategy."
 )
 @click.option(
-    "--json", "json_file", type=_FILE, callback=_output, help="Also write the report to FILE."
+    "--json", "json_file", type=_FILE, callback=writable, help="Also write the report to FILE."
 )
 @click.option(
-    "--plot", "device_plot", type=_FILE, callback=_output, help="Also draw it: .png or .svg."
+    "--plot",
+    "device_plot",
+    type=_FILE,
+    callback=writable_picture,
+    help="Also draw it: .png or .svg.",
 )
 def device(
     *,

@@ -13,7 +13,7 @@ from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
     from protofleet.bundle import Bundle
-    from protofleet.bundle.manifest import Program
+    from protofleet.bundle.manifest import Preprocessing
 
 _PATH = click.Path(path_type=Path)
 
@@ -112,11 +112,15 @@ def _summary(opened: Bundle) -> dict[str, Any]:
     return {"digest": opened.digest, "signer": signer, **manifest}
 
 
-def _tflite(opened: Bundle, program: Program) -> str:
+def _tokens(preprocessing: Preprocessing) -> str:
+    return "" if preprocessing.tokens is None else f", {preprocessing.tokens} tokens"
+
+
+def _file(opened: Bundle, path: str | None, kind: str) -> str:
     """Programs may share a file."""
-    if program.tflite is None:
-        return "no TFLite file"
-    return f"{program.tflite}, {opened.manifest.files[program.tflite].bytes:,} bytes"
+    if path is None:
+        return f"no {kind} file"
+    return f"{path}, {opened.manifest.files[path].bytes:,} bytes"
 
 
 def _lines(opened: Bundle) -> list[str]:
@@ -130,16 +134,15 @@ def _lines(opened: Bundle) -> list[str]:
         "layout": manifest.layout_hash,
         "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
         "state": f"{len(model.buffers)} tensors, {model.buffers.layout.size:,} values",
-        "input": f"{list(manifest.preprocessing.input_shape)}",
+        "input": f"{list(manifest.preprocessing.input_shape)}{_tokens(manifest.preprocessing)}",
         "classes": ", ".join(manifest.classes),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",
     }
     pairs = list(rows.items())
     for name, program in manifest.programs.items():
-        size = manifest.files[program.file].bytes
         ports = f"{len(program.inputs)} inputs, {len(program.outputs)} outputs"
-        text = f"{name}: {program.file}, {size:,} bytes, {ports}, {program.precision}"
-        pairs.append(("program", f"{text}, {_tflite(opened, program)}"))
+        onnx, tflite = _file(opened, program.file, "ONNX"), _file(opened, program.tflite, "TFLite")
+        pairs.append(("program", f"{name}: {onnx}, {ports}, {program.precision}, {tflite}"))
     pairs += [("origin", f"{key}: {value}") for key, value in manifest.provenance.items()]
     pairs += [
         ("file", f"{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._stopping import on_interrupt
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_PICTURES = (".png", ".svg")
 
 
 @click.group()
@@ -29,17 +29,6 @@ def experiment() -> None:
 
     Start with: protofleet experiment list
     """
-
-
-def _output(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Known before hours of training, not after."""
-    if path is None:
-        return None
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"no such folder: '{path.parent}'")
-    if option.name == "plot" and path.suffix not in _PICTURES:
-        raise click.BadParameter(f"expected a name that ends in .png or .svg, got '{path}'")
-    return path
 
 
 def _integers(
@@ -71,7 +60,7 @@ def _chosen(command: _Command) -> _Command:
             "--json",
             "json_file",
             type=_FILE,
-            callback=_output,
+            callback=writable,
             help="Also write experiment, table and every round of every run to FILE.",
         ),
     )
@@ -177,7 +166,7 @@ def run(
 @click.option(
     "--plot",
     type=_FILE,
-    callback=_output,
+    callback=writable_picture,
     help="Also draw curves to FILE, .png or .svg, and bars beside it.",
 )
 def table(

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from protofleet.benchmarks import rounds
 from protofleet.benchmarks._rows import Result, Row, aligned, machine_facts, paired_row, show
 from protofleet.benchmarks._timing import Sample, in_turns
 from protofleet.cli._width import rows
+from protofleet.cli.bench import bench
+from protofleet.cli.experiment import experiment
+from protofleet.errors import InputError
 
 
 def test_a_ratio_is_the_median_over_pairs_not_the_quotient_of_medians():
@@ -69,3 +73,20 @@ def test_tables_and_lists_fit_the_terminal(monkeypatch):
     assert [line[:13] for line in listed[:2]] == ["  long name  ", " " * 13]
     assert all(len(line) <= 50 for line in listed if "x" not in line)
     assert listed[-1].endswith("x" * 60)  # a hash stays in one piece
+
+
+@pytest.mark.parametrize(
+    "command", ["bench programs", "bench device --bundle .", "experiment run x"]
+)
+def test_a_file_that_cannot_be_written_is_named_before_the_work(command, tmp_path):
+    """Root may write everywhere but below a file."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "x.json"
+    group, *rest = command.split()
+    command = {"bench": bench, "experiment": experiment}[group]
+    with pytest.raises(InputError, match="nothing can be written there: Not a directory"):
+        CliRunner().invoke(command, [*rest, "--json", str(path)], catch_exceptions=False)
+    with pytest.raises(InputError, match="no such folder"):
+        CliRunner().invoke(
+            command, [*rest, "--json", str(tmp_path / "no" / "x.json")], catch_exceptions=False
+        )
