@@ -145,7 +145,8 @@ class _Trial:
     def run(self, own_rate: float | None) -> Trial:
         curve = self._range_test()
         lowest = min(curve, key=lambda point: point[1])[0]
-        rates = {_rounded(lowest * share) for share in _SHARES} | ({own_rate} - {None})
+        rates = {_rounded(lowest * share) for share in _SHARES}
+        rates |= set() if own_rate is None else {own_rate}
         compared = {rate: self._loss_after(rate) for rate in sorted(rates)}
         training, count = self._training, len(self._own.y_train)
         steps = training.epochs * math.ceil(count / training.batch_size)

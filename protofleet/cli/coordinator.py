@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging, verbosity
 
 if TYPE_CHECKING:
@@ -27,8 +28,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 
 @coordinator.command()
 @_FILE
+@trust_option
 @_JSON
-def run(file: Path, *, as_json: bool) -> None:
+def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the rounds of the federation FILE (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
@@ -38,10 +40,14 @@ def run(file: Path, *, as_json: bool) -> None:
     # is mostly matrix products.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
     start_logging()
+    import msgspec
+
     from protofleet.coordinator.run import open_service
     from protofleet.federation.settings import load_config
 
     config = load_config(file)
+    trusted = (*config.trusted, *as_hex(trust_files))
+    config = msgspec.structs.replace(config, trusted=trusted)
     sink = _json_sink() if as_json else _text_sink()
     with (
         on_interrupt(f"to resume: protofleet coordinator run {file}"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._trust import as_hex, trust_option
 
 if TYPE_CHECKING:
     from protofleet.firmware_sim.fleet import Ended, Fleet
@@ -26,17 +27,21 @@ def fleet() -> None:
 
 @fleet.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line.")
-def run(file: Path, *, as_json: bool) -> None:
+def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the devices of the fleet FILE (TOML) until their federation finishes.
 
     Each is a process of its own that runs the real edge code behind its own sensor, limits and
     link. Ctrl-C stops them all; started again they go on where they were.
     """
+    import msgspec
+
     from protofleet.firmware_sim.fleet import Fleet
     from protofleet.firmware_sim.profile import load_fleet
 
     config = load_fleet(file)
+    config = msgspec.structs.replace(config, trust=(*config.trust, *as_hex(trust_files)))
     failed = 0
     with on_interrupt(f"to go on: protofleet fleet run {file}"), Fleet(config) as devices:
         if not as_json:
