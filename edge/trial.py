@@ -120,6 +120,11 @@ def try_bundle(  # noqa: PLR0913 - the command's options, each by its name
     set_threads(threads)
     model = bundle.model()
     programs = open_programs(bundle, threads=threads, backend=backend)
+    if len(data.own.y_train) < programs.min_batch:
+        raise InputError(
+            f"device data: expected at least {programs.min_batch} training examples, got "
+            f"{len(data.own.y_train)}: the model normalises over a batch"
+        )
     settings = _training(bundle, model, optimiser)
     return _Trial(model, programs, data, settings, progress).run(_own_rate(bundle, settings))
 
@@ -194,7 +199,7 @@ class _Trial:
         """Loss before each step; ends where it is not finite any more."""
         network = Network(params=self._model.params, buffers=self._model.buffers).copy()
         tools = self._tools()
-        rows, moments = self._rows(tools.rng), None
+        rows, moments = self._rows(tools), None
         for rate in rates:
             group = Group(optimiser=msgspec.structs.replace(self._training.optimiser, lr=rate))
             fit = Fit(objective=self._objective, groups=(group,), moments=moments)
@@ -211,12 +216,12 @@ class _Trial:
             self._progress(self._done, self._total)
             yield loss
 
-    def _rows(self, rng: np.random.Generator) -> Iterator[ExampleRows]:
-        """Batches of epochs without end; a small part is one batch."""
+    def _rows(self, tools: TrainTools) -> Iterator[ExampleRows]:
+        """Batches of epochs without end."""
         count = len(self._own.y_train)
         training = msgspec.structs.replace(self._training, drop_last=False)
         while True:
-            yield from batches(count, training, rng)
+            yield from batches(count, training, tools)
 
     def _tools(self) -> TrainTools:
         return TrainTools(
@@ -225,20 +230,18 @@ class _Trial:
             y=self._own.y_train,
             grad_fns=self._programs.grad_fns,
             rng=np.random.default_rng(0),
+            min_batch=self._programs.min_batch,
         )
 
     def _plain_objective(self) -> str:
         """A training program that needs nothing but examples and labels."""
         known = self._programs.grad_fns
         for name in sorted(known, key=lambda name: name != "cross_entropy"):
+            network = Network(params=self._model.params, buffers=self._model.buffers).copy()
+            tools = self._tools()
             try:
-                trainer = Trainer(
-                    Network(params=self._model.params, buffers=self._model.buffers).copy(),
-                    self._tools(),
-                    self._training,
-                    Fit(objective=name),
-                )
-                trainer.step(next(self._rows(np.random.default_rng(0))))
+                trainer = Trainer(network, tools, self._training, Fit(objective=name))
+                trainer.step(next(self._rows(tools)))
             except DivergedError as error:
                 raise InputError(f"{error}; this is the bundle's own model, untrained") from error
             except (InputError, KeyError):
