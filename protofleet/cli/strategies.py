@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protofleet.cli._width import rows as in_rows
+
 if TYPE_CHECKING:
     from protofleet.strategies.types import Description
 
@@ -41,6 +43,4 @@ def _describe(item: Description) -> str:
         rows["devices register"] = "training samples of each class"
     if item.final_fit:
         rows["final fit"] = "after the last round, on every device; scored, not aggregated"
-    width = max(map(len, rows)) + 2
-    lines = (f"  {key:{width}}{value}" for key, value in rows.items())
-    return "\n".join((click.style(item.name, bold=True), *lines))
+    return "\n".join((click.style(item.name, bold=True), *in_rows(rows, indent=2)))
