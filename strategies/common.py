@@ -46,21 +46,32 @@ def prefixed_layout(prefix: str, layout: Layout) -> Layout:
     return Layout.of({prefix + name: shape for name, shape in layout.shapes.items()})
 
 
-def shared_layout(model: Model, head: str) -> Layout:
-    """Prefixed layout of the parameters whose names do not start with ``head``.
+def shared_layout(model: Model, head: str | None) -> Layout:
+    """Prefixed layout of the parameters that are not the head's.
+
+    Args:
+        model: says which are.
+        head: how the names of the head's parameters start instead; None: as the model says.
 
     Raises:
-        InputError: all parameters start with ``head``, or none.
+        InputError: all parameters are the head's, or none.
     """
-    every = prefixed_layout(PARAMS, model.params.layout).shapes
-    shared = {name: shape for name, shape in every.items() if not name.startswith(PARAMS + head)}
-    if not shared or len(shared) == len(every):
-        names = ", ".join(model.params.layout.shapes)
+    names = tuple(model.params.layout.shapes)
+    own = model.head if head is None else tuple(n for n in names if n.startswith(head))
+    if not own and head is None:
         raise InputError(
-            f"setting 'head': expected a prefix of some parameters, not of all, got '{head}' for "
-            f"{names}"
+            "model: the bundle does not say which parameters are its head: export it with --head "
+            f"NAME, or set 'head' to how their names start; parameters are {', '.join(names)}"
         )
-    return Layout.of(shared)
+    if not own or len(own) == len(names):
+        raise InputError(
+            f"head: expected some parameters, not all and not none, got {', '.join(own) or 'none'} "
+            f"of {', '.join(names)}: name another with --head at the export, or by the setting "
+            "'head'"
+        )
+    every = prefixed_layout(PARAMS, model.params.layout).shapes
+    personal = {PARAMS + name for name in own}
+    return Layout.of({name: shape for name, shape in every.items() if name not in personal})
 
 
 def unpack(tensors: Tensors, prefix: str, layout: Layout) -> TensorMap:
