@@ -12,8 +12,9 @@ from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.schedule import Schedule
 from protofleet.federation.settings import AggregationSettings, FederationConfig
+from protofleet.federation.suitability import build_for
 from protofleet.federation.synchronous import SynchronousSchedule
-from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
 from protofleet.strategies.types import Description, ServerState, Strategy
@@ -78,7 +79,7 @@ def make_plan(config: FederationConfig) -> Plan:
 
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
-            or a rule for a strategy that takes none.
+            a rule for a strategy that takes none, or a bundle that lacks what the strategy needs.
         RefusedError: the bundle breaks a rule.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
@@ -86,7 +87,7 @@ def make_plan(config: FederationConfig) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
-    strategy = build(name, settings, model)
+    strategy = build_for(bundle.manifest, model, name, settings)
     return Plan(
         config=config,
         bundle=bundle,

@@ -90,6 +90,7 @@ DESCRIPTION = Description(
         personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
     ),
     takes_aggregator=True,
+    alignment=True,
 )
 
 

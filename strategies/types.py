@@ -312,6 +312,9 @@ class Description:
             after its fit; nothing is aggregated from it.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
+        features: devices ask for features (``ClientTools.features``).
+        layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
+        alignment: the model must have alignment layers (ALP).
     """
 
     name: str
@@ -322,6 +325,9 @@ class Description:
     class_counts: bool = False
     final_fit: bool = False
     takes_aggregator: bool = False
+    features: bool = False
+    layers: bool = False
+    alignment: bool = False
 
 
 def no_score(_state: ClientState) -> Score | None:

@@ -127,7 +127,8 @@ def capture(
             result that fits one batch size only; the message names module and line.
     """
     if parts is None:
-        parts = find_parts(model, example["x"])
+        needed = features or (objective is not None and "features" in objective.sizes)
+        parts = find_parts(model, example["x"]) if needed else Parts(head=None)
     was_training = model.training
     model.train(objective is not None)
     whole, batch = _by_axis(objective, example)

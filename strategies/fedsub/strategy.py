@@ -114,6 +114,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
+    layers=True,
 )
 
 
