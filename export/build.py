@@ -159,7 +159,7 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
         programs["features"] = features = capture(
             model, None, {"x": x}, parts=parts, features=True, layers=spec.layers
         )
-        sizes |= {"features": port.shape[-1] for port in features.outputs if port.key == "features"}
+        (sizes["features"],) = (p.shape[-1] for p in features.outputs if p.key == "features")
     if programs["infer"].outputs[0].shape != ("batch", len(spec.classes)):
         raise ExportError(
             f"model: expected logits ('batch', {len(spec.classes)}) for {len(spec.classes)} "

@@ -13,9 +13,7 @@ from protofleet.strategies.types import Description, Strategy
 from protofleet.tensors import Model
 
 
-def build_for(
-    manifest: Manifest, model: Model, name: str, settings: Mapping[str, Any]
-) -> Strategy:
+def build_for(manifest: Manifest, model: Model, name: str, settings: Mapping[str, Any]) -> Strategy:
     """The strategy ``name`` for a bundle.
 
     Args:

@@ -57,8 +57,8 @@ class Ala(
     """How a client mixes its own model with the received one; in TOML ``kind = "ala"``.
 
     Attributes:
-        layer_idx: the last so many shared tensors are mixed (weight and bias are two), the head's being
-            the last; 0: all.
+        layer_idx: the last so many shared tensors are mixed (weight and bias are two), of which the
+            head's are the last; 0: all.
         sample_percent: part of the client's examples that a call looks at.
         eta: learning rate of the weights.
         threshold: the first call ends when the last losses' standard deviation is below it.

@@ -161,9 +161,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=replace(DESCRIPTION, takes_aggregator=not printed),
         settings=context.settings,
-        uplink=Uplink(
-            optional={context.prototypes: TensorForm(model.params[context.head].shape)}
-        ),
+        uplink=Uplink(optional={context.prototypes: TensorForm(model.params[context.head].shape)}),
         server_init=partial(_server_init, context),
         downlink=partial(_downlink, context),
         client_init=client_init,

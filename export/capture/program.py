@@ -61,7 +61,7 @@ class CapturedProgram:
     outputs: tuple[Port, ...]
     constants: dict[str, Tensor] = field(default_factory=dict)
     objective: Objective | None = None
-    parts: Parts = Parts(head=None)
+    parts: Parts = field(default_factory=lambda: Parts(head=None))
     features: bool = False
     layers: bool = False
 
@@ -101,7 +101,7 @@ def evaluate(
     return None, {"logits": classifier(batch["x"])}
 
 
-def capture(
+def capture(  # noqa: PLR0913 - options by keyword
     model: nn.Module,
     objective: Objective | None,
     example: Inputs,

@@ -1,8 +1,8 @@
 """Puts FedAli's alignment (ALP) behind modules of any model.
 
 Tensors of the model keep their names and values: a layer is a child ``align`` of the module whose
-output it aligns. The prototypes' width is that of the output's channels; positions, be they tokens,
-samples or pixels, are the tokens of the layer.
+output it aligns, or of the last one in a ``Sequential``. The prototypes' width is that of the
+output's channels; positions, be they tokens, samples or pixels, are the tokens of the layer.
 """
 
 from __future__ import annotations
@@ -157,8 +157,9 @@ def place_by_default(model: nn.Module, head: str, width: int) -> tuple[Placed, .
         return place(model, dict(zip(blocks, counts, strict=True)))
     count = _DEFAULT_PROTOTYPES[0]
     layer = AlignedOutput(width, count, axis=-1)
-    model.add_module(_CHILD, layer)
-    model.get_submodule(head).register_forward_pre_hook(layer.of_input)
+    module = _inner(model.get_submodule(head), 0)
+    module.add_module(_CHILD, layer)
+    module.register_forward_pre_hook(layer.of_input)
     return (Placed(module=head, prototypes=count, before=True),)
 
 
@@ -194,13 +195,21 @@ def _blocks(model: nn.Module, head: str) -> list[str]:
 def _put(module: nn.Module, name: str, count: int) -> None:
     if count < 1:
         raise InputError(f"align '{name}': expected at least 1 prototype, got {count}")
-    if hasattr(module, _CHILD):
-        raise InputError(f"align '{name}': it has a part '{_CHILD}' already")
     width, axis = _channels(module, name)
     batch_axis = 0 if axis == 1 or _batch_first(module) else 1
+    module = _inner(module, -1)
+    if hasattr(module, _CHILD):
+        raise InputError(f"align '{name}': it has a part '{_CHILD}' already")
     layer = AlignedOutput(width, count, axis=axis, batch_axis=batch_axis)
     module.add_module(_CHILD, layer)
     module.register_forward_hook(layer.of_output)
+
+
+def _inner(module: nn.Module, end: int) -> nn.Module:
+    """The module, or the one at an end of a chain: what is added to a chain would run in it."""
+    while isinstance(module, nn.Sequential) and len(module):
+        module = module[end]
+    return module
 
 
 def _channels(module: nn.Module, name: str) -> tuple[int, int]:

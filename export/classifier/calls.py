@@ -43,7 +43,7 @@ EXAMPLE = -1
 """Stands among ``Call.sources`` for the model's input."""
 
 
-class CallRecorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class CallRecorder(TorchFunctionMode):
     """Inside, notes every call that computes on the example.
 
     Tensors stay alive as long as the recorder does, so that no two have one identity.
@@ -62,7 +62,7 @@ class CallRecorder(TorchFunctionMode):  # type: ignore[no-untyped-call]
     def __init__(
         self, model: nn.Module, x: Tensor, *, visit: Callable[[Call], None] = lambda _call: None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.calls: list[Call] = []
         self.runs: Counter[str] = Counter()
         self.example, self._visit = x, visit

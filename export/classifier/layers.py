@@ -93,9 +93,7 @@ class LayerFinder:
         once = {name for name, runs in recorder.runs.items() if runs == 1}
         hidden = self.activations.keys() & once
         return tuple(
-            LayerPart(
-                name=name, before=before if before in hidden else None, hidden=name in hidden
-            )
+            LayerPart(name=name, before=before if before in hidden else None, hidden=name in hidden)
             for name, before in self.before.items()
             if name in once
         )

@@ -136,6 +136,8 @@ def _last_linear(model: nn.Module, recorder: CallRecorder, logits: Tensor) -> Pa
             "features, --head NAME",
         )
     last = linear[-1]
+    if not last.module:
+        return Parts(head=None, missing="the model is one linear layer, which has no features")
     if _reaches(recorder.calls, end, without=last.index):
         names = sorted({call.module for call in linear if _is_an_end(on_the_way, call, linear)})
         return Parts(

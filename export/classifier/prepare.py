@@ -105,6 +105,4 @@ def _align_by_default(model: nn.Module, parts: Parts, x: Tensor) -> list[str]:
     if parts.head is None:
         raise InputError(f"alignment: {parts.missing}, or say where with --align")
     placed = place_by_default(model, parts.head or "head", features_width(model, parts, x))
-    return [
-        f"alignment: {one}, as no --align 'MODULE=PROTOTYPES' says where" for one in placed
-    ]
+    return [f"alignment: {one}, as no --align 'MODULE=PROTOTYPES' says where" for one in placed]

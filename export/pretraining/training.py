@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import Alignment
 from protofleet.export.classifier import Classifier, Parts
+from protofleet.export.models.alp import Alignment
 from protofleet.export.objectives import OBJECTIVES, Inputs, Objective
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
 from protofleet.export.pretraining.masked import MaskedAutoencoder

@@ -18,8 +18,8 @@ layers are active on average. The server predicts the prototypes of classes that
 clusters the clients class by class, and fuses weights inside the clusters that a client is in.
 
 Fused are the dense layers and convolutions that the bundle tells of; a channel of a convolution is
-a unit, its activation the mean over positions. Where a layer's inputs are not the units of an earlier
-one, all are active.
+a unit, its activation the mean over positions. Where a layer's inputs are not the units of an
+earlier one, all are active.
 
 Scores are of the client's model after distribution, before local training; those after it are
 ``after_fit``. The fused weights of the last round are scored in one more fit.

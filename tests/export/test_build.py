@@ -147,7 +147,7 @@ def test_the_command_reports_parity_as_json(tmp_path: Path) -> None:
     arguments += ["--objective", "moon", "--objective", "cross_entropy"]
     arguments += ["--out", str(tmp_path / "mlp.pfb"), "--key", str(_key_file(key)), "--json"]
     result = CliRunner().invoke(export_command, arguments, catch_exceptions=False)
-    report = json.loads(result.output)
+    report = json.loads(result.stdout)
     names = [record["program"] for record in report["parity"]]
     assert names == ["infer", "features", "train", "train_moon"]
     manifest = Bundle.open(tmp_path / "mlp.pfb").manifest

@@ -5,7 +5,6 @@ import pytest
 from toy_model import SGD, array, changed, frozen_map, new_rng, server_tools
 from toy_prototypes import prototype_model, registered, with_programs
 
-from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS, build
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import Model, blobs

@@ -119,7 +119,7 @@ def test_an_update_without_counts_of_every_class_is_refused(counts):
 def test_a_bundle_without_features_is_refused_with_the_remedy():
     params = frozen_map({"w": np.zeros((7, 3))})
     model = Model(params=params, buffers=frozen_map({}), num_classes=2, input_shape=(2,))
-    with pytest.raises(InputError, match="no program 'features'.* --head NAME"):
+    with pytest.raises(InputError, match=r"no program 'features'.* --head NAME"):
         feature_width(model)
 
 
