@@ -24,6 +24,9 @@ PARAMS = "params/"
 BUFFERS = "state/"
 CHANGE = "change/"
 
+_SHOWN = 8
+"""Names in a message; a model may have hundreds."""
+
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
@@ -61,17 +64,24 @@ def shared_layout(model: Model, head: str | None) -> Layout:
     if not own and head is None:
         raise InputError(
             "model: the bundle does not say which parameters are its head: export it with --head "
-            f"NAME, or set 'head' to how their names start; parameters are {', '.join(names)}"
+            f"NAME, or set 'head' to how their names start; parameters are {listed(names)}"
         )
     if not own or len(own) == len(names):
         raise InputError(
-            f"head: expected some parameters, not all and not none, got {', '.join(own) or 'none'} "
-            f"of {', '.join(names)}: name another with --head at the export, or by the setting "
-            "'head'"
+            f"head: expected some parameters, not all and not none, got {listed(own)} of "
+            f"{listed(names)}: name another with --head at the export, or by the setting 'head'"
         )
     every = prefixed_layout(PARAMS, model.params.layout).shapes
     personal = {PARAMS + name for name in own}
     return Layout.of({name: shape for name, shape in every.items() if name not in personal})
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names for a message, and how many more there are; ``"none"`` without any."""
+    if not names:
+        return "none"
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def unpack(tensors: Tensors, prefix: str, layout: Layout) -> TensorMap:

@@ -52,6 +52,7 @@ from protofleet.strategies.common import (
     client_model,
     combine_updates,
     downlink,
+    listed,
     parse_settings,
     prefixed,
     prefixed_layout,
@@ -169,7 +170,7 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
         raise InputError(
             f"strategy 'fedali': expected a model with ALP layers (buffers '<layer>{_LOCAL}' and "
             f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got buffers "
-            f"{', '.join(shapes) or 'none'}; export with --strategy fedali, which adds them, and "
+            f"{listed(tuple(shapes))}; export with --strategy fedali, which adds them, and "
             "--align 'MODULE=PROTOTYPES' to choose where"
         )
     uplink = {

@@ -53,6 +53,7 @@ from protofleet.strategies.common import (
     client_init,
     client_key,
     client_model,
+    listed,
     network_tensors,
     ordered,
     parse_settings,
@@ -178,7 +179,7 @@ def _context(settings: FedHPSettings, model: Model) -> _Context:
     if len(named) != 1 or len(shapes[named[0]]) != 2 or shapes[named[0]][0] != model.num_classes:
         raise InputError(
             f"strategy 'fedhp': expected a head with a parameter '{_NAME}' of {model.num_classes} "
-            f"rows, got a head of {', '.join(model.head) or 'no known parameters'}; export with "
+            f"rows, got a head of {listed(model.head)}; export with "
             "--head-kind prototypes, which replaces the head"
         )
     (head,) = named

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.strategies.common import PARAMS
+from protofleet.strategies.common import PARAMS, listed
 from protofleet.strategies.fedsub.fusion import Active, Flags
 from protofleet.tensors import Model, ModelLayer
 
@@ -70,7 +70,7 @@ def fused_layers(model: Model, *, output: bool) -> tuple[Layer, ...]:
         raise InputError(
             "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like and "
             "a head that is a dense layer, got a bundle that tells of layers "
-            f"{', '.join(one.name for one in told) or 'none'}; export with --strategy fedsub, "
+            f"{listed([one.name for one in told])}; export with --strategy fedsub, "
             "which finds them"
         )
     return tuple(_layer(one, model) for one in told if one.hidden or output)
