@@ -9,7 +9,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS, build
-from protofleet.strategies.types import Description, Strategy
+from protofleet.strategies.types import Description, Strategy, UnsuitableModelError
 from protofleet.tensors import Model
 
 
@@ -26,11 +26,17 @@ def build_for(manifest: Manifest, model: Model, name: str, settings: Mapping[str
         InputError: no such strategy, a setting that it does not know, or the bundle lacks a part
             or a program that it needs; the message says how to export one that has it.
     """
-    strategy = build(name, settings, model)
+    try:
+        strategy = build(name, settings, model)
+    except UnsuitableModelError as error:
+        command = _command(manifest, name, error.flags)
+        raise InputError(f"{error}; export it anew: {command}") from error
     if lack := _lack(manifest, strategy.description):
+        headless = strategy.description.features and not manifest.head
+        command = _command(manifest, name, "--head NAME" if headless else "")
         raise InputError(
             f"strategy '{name}': needs {lack}, bundle '{manifest.name}' has "
-            f"{', '.join(sorted(manifest.programs))}; export it anew: {_command(manifest, name)}"
+            f"{', '.join(sorted(manifest.programs))}; export it anew: {command}"
         )
     return strategy
 
@@ -61,9 +67,10 @@ def _lack(manifest: Manifest, description: Description) -> str:
     return ""
 
 
-def _command(manifest: Manifest, name: str) -> str:
+def _command(manifest: Manifest, name: str, flags: str) -> str:
     """The export that makes a bundle for the strategy beside the one that this was made for."""
     model = manifest.provenance.get("model", "MODEL")
     wanted = dict.fromkeys((manifest.strategy.name, name))
-    strategies = " ".join(f"--strategy {one}" for one in wanted)
-    return f"protofleet export {model} {strategies} --out NEW.pfb"
+    strategies = [f"--strategy {one}" for one in wanted]
+    words = ["protofleet export", model, *strategies, flags, "--out NEW.pfb"]
+    return " ".join(word for word in words if word)

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator, TermsReader
 from protofleet.strategies.settings import parse_record
-from protofleet.strategies.types import ClientState, Payload, ServerState, Update, Updates
+from protofleet.strategies.types import (
+    ClientState,
+    Payload,
+    ServerState,
+    UnsuitableModelError,
+    Update,
+    Updates,
+)
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 PARAMS = "params/"
@@ -57,19 +64,21 @@ def shared_layout(model: Model, head: str | None) -> Layout:
         head: how the names of the head's parameters start instead; None: as the model says.
 
     Raises:
-        InputError: all parameters are the head's, or none.
+        UnsuitableModelError: all parameters are the head's, or none.
     """
     names = tuple(model.params.layout.shapes)
     own = model.head if head is None else tuple(n for n in names if n.startswith(head))
     if not own and head is None:
-        raise InputError(
+        raise UnsuitableModelError(
             "model: the bundle does not say which parameters are its head: export it with --head "
-            f"NAME, or set 'head' to how their names start; parameters are {listed(names)}"
+            f"NAME, or set 'head' to how their names start; parameters are {listed(names)}",
+            flags="--head NAME",
         )
     if not own or len(own) == len(names):
-        raise InputError(
+        raise UnsuitableModelError(
             f"head: expected some parameters, not all and not none, got {listed(own)} of "
-            f"{listed(names)}: name another with --head at the export, or by the setting 'head'"
+            f"{listed(names)}: name another with --head at the export, or by the setting 'head'",
+            flags="--head NAME",
         )
     every = prefixed_layout(PARAMS, model.params.layout).shapes
     personal = {PARAMS + name for name in own}

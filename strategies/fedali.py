@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError
 from protofleet.kernels import cluster_means, kmeans
 from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
@@ -69,6 +68,7 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     Travels,
+    UnsuitableModelError,
     Update,
     Updates,
     Uplink,
@@ -167,7 +167,7 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
     own = [f"{layer}.{_BETA}" for layer in layers]
     betas = (_BETA,) if _BETA in shapes else tuple(own)
     if not layers or not fits or any(shapes.get(name) != () for name in betas):
-        raise InputError(
+        raise UnsuitableModelError(
             f"strategy 'fedali': expected a model with ALP layers (buffers '<layer>{_LOCAL}' and "
             f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got buffers "
             f"{listed(tuple(shapes))}; export with --strategy fedali, which adds them, and "

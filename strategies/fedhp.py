@@ -71,6 +71,7 @@ from protofleet.strategies.types import (
     Strategy,
     TensorForm,
     Travels,
+    UnsuitableModelError,
     Update,
     Updates,
     Uplink,
@@ -177,10 +178,11 @@ def _context(settings: FedHPSettings, model: Model) -> _Context:
     shapes = model.params.layout.shapes
     named = [name for name in model.head if name.rpartition(".")[2] == _NAME]
     if len(named) != 1 or len(shapes[named[0]]) != 2 or shapes[named[0]][0] != model.num_classes:
-        raise InputError(
+        raise UnsuitableModelError(
             f"strategy 'fedhp': expected a head with a parameter '{_NAME}' of {model.num_classes} "
             f"rows, got a head of {listed(model.head)}; export with "
-            "--head-kind prototypes, which replaces the head"
+            "--head-kind prototypes, which replaces the head",
+            flags="--head-kind prototypes",
         )
     (head,) = named
     backbone = Group(optimiser=settings.optimiser, names=shapes.keys() - {head})

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator
-from protofleet.strategies.types import Score, Update
+from protofleet.strategies.types import Score, UnsuitableModelError, Update
 from protofleet.tensors import Model
 
 ClassRows = NDArray[np.float32]
@@ -102,12 +102,13 @@ def feature_width(model: Model) -> int:
     """Width d of the features.
 
     Raises:
-        InputError: the bundle has none.
+        UnsuitableModelError: the bundle has none.
     """
     if not model.features:
-        raise InputError(
+        raise UnsuitableModelError(
             "model: the bundle has no program 'features', so nothing says what features are: "
-            "export it with --head NAME, the module that takes them"
+            "export it with --head NAME, the module that takes them",
+            flags="--head NAME",
         )
     return model.features
 

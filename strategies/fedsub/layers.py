@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError
 from protofleet.strategies.common import PARAMS, listed
 from protofleet.strategies.fedsub.fusion import Active, Flags
+from protofleet.strategies.types import UnsuitableModelError
 from protofleet.tensors import Model, ModelLayer
 
 MASKS = "masks/"
@@ -63,11 +63,11 @@ def fused_layers(model: Model, *, output: bool) -> tuple[Layer, ...]:
         output: whether the head's layers are fused too.
 
     Raises:
-        InputError: no hidden layers, or no output layer.
+        UnsuitableModelError: no hidden layers, or no output layer.
     """
     told = [one for one in model.layers if one.hidden or _is_output(one, model)]
     if not any(one.hidden for one in told) or not any(not one.hidden for one in told):
-        raise InputError(
+        raise UnsuitableModelError(
             "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like and "
             "a head that is a dense layer, got a bundle that tells of layers "
             f"{listed([one.name for one in told])}; export with --strategy fedsub, "

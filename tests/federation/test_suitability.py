@@ -19,11 +19,14 @@ def _config(tiny, name):
 @pytest.mark.parametrize(
     ("name", "lack"),
     [
-        ("moon", r"needs a training program 'moon', .*--strategy fedavg --strategy moon --out"),
-        ("fedper", "does not say which parameters are its head: export it with --head NAME"),
-        ("fedhp", "export with --head-kind prototypes"),
+        ("moon", r"needs a training program 'moon', .*--strategy moon --head NAME --out"),
+        (
+            "fedper",
+            "does not say which parameters are its head.* --strategy fedper --head NAME --out",
+        ),
+        ("fedhp", "--strategy fedavg --strategy fedhp --head-kind prototypes --out"),
         ("fedali", "--align 'MODULE=PROTOTYPES'"),
-        ("fedsub", "export with --strategy fedsub"),
+        ("fedsub", "--strategy fedavg --strategy fedsub --out NEW.pfb"),
         ("cdfl", "expected images"),
     ],
 )
