@@ -49,6 +49,7 @@ def make_server_tools(
     programs = open_programs(bundle, threads=threads)
     return lambda round_id: ServerTools(
         grad_fns=programs.grad_fns,
+        min_batch=programs.min_batch,
         predict=programs.predict,
         rng=server_rng(seed, round_id),
         aggregator=aggregator,
