@@ -53,6 +53,7 @@ from protofleet.strategies.common import (
     client_init,
     client_key,
     client_model,
+    network_names,
     network_tensors,
     ordered,
     parse_settings,
@@ -157,6 +158,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_init=client_init,
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
+        carried=network_names(model) - {_PROTOTYPES},
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
     )
