@@ -82,8 +82,8 @@ class Move:
 
     def __str__(self) -> str:
         counts = {fate: len(names) for fate, names in self.by_fate().items() if names}
-        found = (f"{count} tensors {fate.replace('_', ' ')}" for fate, count in counts.items())
-        return ", ".join(found) or "no tensor is kept"
+        found = [f"{count} {fate.replace('_', ' ')}" for fate, count in counts.items()]
+        return f"tensors: {', '.join(found) or 'none is kept'}"
 
 
 def bind(store: Store, binding: Binding, bundle: Bundle, *, keep_bundle: bool) -> Move | None:
