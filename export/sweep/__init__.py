@@ -1,0 +1,1 @@
+"""Which operators and architectures export: each is proved, and trained in both runtimes."""
