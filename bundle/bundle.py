@@ -146,6 +146,15 @@ class Bundle:
         return TensorMap.pack(self._tensors(file, declared), layout)
 
 
+def stored_name(path: Path) -> str:
+    """The name in the manifest of a single-file bundle that was verified before; for listings.
+
+    Raises:
+        RefusedError: it is no bundle.
+    """
+    return parse(SingleFileSource(path).read(MANIFEST, MAX_MANIFEST_BYTES)).name
+
+
 class _Contents(Mapping[str, bytes]):
     """All files of a bundle by name, each read when it is asked for."""
 

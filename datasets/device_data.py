@@ -57,7 +57,7 @@ def load_device_data(path: Path) -> DeviceData:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
     """
-    arrays = _read(path, _ARRAYS, _BOXES)
+    arrays = read_arrays(path, _ARRAYS, _BOXES)
     boxes = {n: arrays[n].astype(np.float32, copy=False) for n in _BOXES if n in arrays}
     return DeviceData(
         **boxes,
@@ -79,7 +79,7 @@ def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or the arrays differ in length.
     """
-    arrays = _read(path, ("x_test", "y_test"))
+    arrays = read_arrays(path, ("x_test", "y_test"))
     x, y = arrays["x_test"], arrays["y_test"]
     if x.ndim < 2 or y.shape != x.shape[:1]:
         raise InputError(
@@ -89,9 +89,15 @@ def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
 
 
-def _read(
+def read_arrays(
     path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
 ) -> dict[str, NDArray[Any]]:
+    """Arrays of an ``.npz`` file by name, those of ``optional`` as far as they are there.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no ``.npz`` without pickles, or lacks one of ``names``.
+    """
     if not path.is_file():
         raise MissingDataError(
             f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got no such file"

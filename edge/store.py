@@ -128,11 +128,7 @@ class Store:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            owned = lock(
-                folder / "lock",
-                taken=f"device store '{folder}': another process uses it; "
-                "stop that one or give another --store",
-            )
+            owned = lock_store(folder)
         except OSError as error:
             raise UnavailableError(f"device store '{folder}': {error}") from error
         try:
@@ -231,11 +227,6 @@ class Store:
         )
         self._drop_downloads()
 
-    def commit_reset(self) -> None:
-        """Forget everything but the identity and the bytes that were counted."""
-        self._commit(Journal())
-        self._drop_downloads()
-
     def _drop_downloads(self) -> None:
         """Remove parts of payloads that will not be offered again."""
         shutil.rmtree(self.partial, ignore_errors=True)
@@ -262,7 +253,7 @@ class Store:
         if stored is None:
             return ClientMemory()
         return ClientMemory(
-            state=_load_state(self.folder, stored),
+            state=load_state(self.folder, stored),
             residual=_tensors(self.folder, stored.residual) if stored.residual else {},
         )
 
@@ -386,6 +377,15 @@ class Store:
                 path.unlink()
 
 
+def lock_store(folder: Path) -> IO[bytes]:
+    """Own a store until the returned file is closed; raises UnavailableError if it is in use."""
+    return lock(
+        folder / "lock",
+        taken=f"device store '{folder}': another process uses it; "
+        "stop that one or give another --store",
+    )
+
+
 def _identity(folder: Path, wanted: str | None) -> str:
     if wanted is not None:
         check_id(wanted, "device id")
@@ -416,7 +416,7 @@ def read_personal(folder: Path) -> tuple[PersonalState, ClientState]:
     """
 
     def read(personal: PersonalState) -> tuple[PersonalState, ClientState]:
-        return personal, _load_state(folder, personal.state)
+        return personal, load_state(folder, personal.state)
 
     return read_in_use(folder, read)
 
@@ -446,7 +446,8 @@ def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
     raise ProvisionError(f"device store '{folder}': its state changes faster than it can be read")
 
 
-def _load_state(folder: Path, stored: StoredState) -> ClientState:
+def load_state(folder: Path, stored: StoredState) -> ClientState:
+    """A state of the store; raises ProvisionError if its bytes are damaged."""
     return ClientState(round_id=stored.round_id, tensors=_tensors(folder, stored.file))
 
 

@@ -25,7 +25,7 @@ from tiny_bundle import tiny_data
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
-from protofleet.edge import LocalData, score_personal
+from protofleet.edge import LocalData, open_personal
 from protofleet.edge.join import open_learner
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
@@ -34,6 +34,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
 
 _CLASSES = ("class0", "class1", "class2")
@@ -389,6 +390,8 @@ def _check_personal(case, client_id, store, state):
     strategy = case.strategy
     model, rule = strategy.client_model(state), strategy.client_score(state)
     own = case.learner(client_id).evaluate(model, score=rule).own
-    found = score_personal(store, case.bundle, case.data[client_id])
-    assert (found.round_id, found.examples) == (state.round_id, own.sum())
-    assert found.accuracy == np.trace(own) / own.sum()
+    data = case.data[client_id].own
+    found = open_personal(store)
+    assert found.round_id == state.round_id
+    counts = confusion(data.y_test, found.predict(data.x_test).indices, len(_CLASSES))
+    np.testing.assert_array_equal(counts, own)

@@ -259,13 +259,11 @@ def test_the_personal_model_infers_beside_and_after_the_federation(world, mosqui
         device = world.start(world.arguments(mosquitto_url, "anna"))
         coordinator.wait()
         _events(device)
-    arguments = ["device", "infer", "--json", "--store", str(world.root / "anna")]
-    arguments += ["--bundle", str(world.bundle_path), "--data", str(world.data(1))]
-    infer = world.start([*arguments, "--trust", str(world.trust)])
-    scores = _events(infer)[0]
+    arguments = ["device", "predict", "--json", "--latency", "--store", str(world.root / "anna")]
+    model, *predictions, scores = _events(world.start([*arguments, "--data", str(world.data(1))]))
     own = coordinator.updates[2]["anna"].evaluation.own
-    assert scores["examples"] == 20
-    assert scores["round_id"] == 2
+    assert scores["examples"] == len(predictions) == 20
+    assert model["round_id"] == 2
     assert scores["accuracy"] == pytest.approx(np.trace(own) / own.sum())
     assert scores["infer_ms"].keys() == {"p50", "p95", "p99"}
 

@@ -337,17 +337,3 @@ def test_killed_at_any_write_a_move_has_happened_or_not(ram_path):
             break
     assert fatal > 6
     assert ends == {False, True}
-
-
-def test_a_reset_forgets_everything_but_the_identity(store):
-    store.counters.record(5, 6)
-    store.commit_reset()
-    assert store.journal.binding is None
-    assert sorted(path.name for path in store.folder.iterdir()) == [
-        "counters.bin",
-        "identity.json",
-        "journal.json",
-        "lock",
-        "partial",
-    ]
-    assert store.device_id == "anna"
