@@ -19,7 +19,7 @@ from protofleet.edge.stores import only_store
 from protofleet.edge.training import EVALUATION_BATCH, check_tokens
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
-from protofleet.runtime import BackendName, Classifier, open_classifier
+from protofleet.runtime import BackendName, Classifier, open_classifier, plain_model
 from protofleet.strategies import build
 from protofleet.strategies.scores import accuracy, confusion, macro_f1
 from protofleet.strategies.types import Score
@@ -165,6 +165,33 @@ class PersonalModel:
             checked_examples(x, self.preprocessing, raw=raw), batch_size=batch_size
         )
         return Predictions(classes=self.classes, probabilities=_softmax(scores))
+
+    def plain(self, format_: str, *, raw: bool = False) -> bytes:
+        """The model as a file for a stock runtime, with what its numbers mean in its metadata.
+
+        Args:
+            format_: ``onnx`` or ``tflite``, whichever runs the model here.
+            raw: the file takes readings as they come and normalises them itself.
+
+        Raises:
+            InputError: another format, a rule that is no part of a program, or a package that
+                writes the format is not installed.
+            ProvisionError: the bundle has no program in this format.
+        """
+        model = self.model
+        return plain_model(
+            model.bundle,
+            format_,
+            model=model.network,
+            score=model.score,
+            raw=raw,
+            provenance={
+                "digest": model.bundle.digest,
+                "federation": model.federation,
+                "strategy": model.strategy,
+                "round_id": model.round_id,
+            },
+        )
 
     def latency(self, x: ArrayLike, *, raw: bool = False) -> Percentiles:
         """Milliseconds for one window, from 30 calls after 3 for warming up.

@@ -4,9 +4,11 @@ from protofleet.runtime._alp import KernelError
 from protofleet.runtime._backend import BackendName, Kernels
 from protofleet.runtime._footprint import release, return_large_blocks
 from protofleet.runtime.classifier import Classifier, open_classifier
+from protofleet.runtime.plain import FORMATS, plain_model
 from protofleet.runtime.programs import Programs, open_programs
 
 __all__ = [
+    "FORMATS",
     "BackendName",
     "Classifier",
     "KernelError",
@@ -14,6 +16,7 @@ __all__ = [
     "Programs",
     "open_classifier",
     "open_programs",
+    "plain_model",
     "release",
     "return_large_blocks",
 ]

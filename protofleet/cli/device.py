@@ -14,6 +14,7 @@ import click
 from protofleet.cli._broker import broker_options
 from protofleet.cli._prepare import prepare
 from protofleet.cli._trust import trusted_keys
+from protofleet.cli.export_model import export_model
 from protofleet.cli.predict import predict
 from protofleet.cli.stores import reset, stores
 
@@ -46,6 +47,7 @@ def device() -> None:
     """Take part in a federation, and use what was learned (docs/device.md)."""
 
 
+device.add_command(export_model)
 device.add_command(predict)
 device.add_command(reset)
 device.add_command(stores)

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hostile_device import HostileDevice
 from packed import pack_update
@@ -395,3 +397,14 @@ def _check_personal(case, client_id, store, state):
     assert found.round_id == state.round_id
     counts = confusion(data.y_test, found.predict(data.x_test).indices, len(_CLASSES))
     np.testing.assert_array_equal(counts, own)
+    _check_plain(found, data.x_test)
+
+
+def _check_plain(personal, x):
+    """The plain files of a model give its probabilities in runtimes that know nothing of us."""
+    expected = personal.predict(x, batch_size=len(x)).probabilities
+    session = onnxruntime.InferenceSession(personal.plain("onnx"))
+    (shares,) = session.run(["probabilities"], {"x": x})
+    np.testing.assert_allclose(shares, expected, atol=1e-4)
+    runner = Interpreter(model_content=personal.plain("tflite")).get_signature_runner()
+    np.testing.assert_allclose(runner(x=x)["probabilities"], expected, atol=1e-4)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import onnxruntime
 import pytest
 from click.testing import CliRunner
 from personal import deliver_personal
 from tiny_bundle import tiny_data
 
+import protofleet
 from protofleet.cli.main import main
 from protofleet.cli.stores import reset
 from protofleet.edge.store import Store
@@ -107,6 +109,32 @@ def test_a_stream_on_standard_input_goes_on_with_each_new_round(world, personal_
     assert second[1].split()[1] != "class1"
     assert second[2] == "2 examples, none with a label"
     assert process.returncode == 0
+
+
+def test_a_plain_file_gives_what_predict_prints_without_the_package(run, personal_store, tmp_path):
+    out = tmp_path / "mine.onnx"
+    status, said, _ = run("export-model", "--store", personal_store, "--out", out)
+    assert (status, "model of round 2" in said) == (0, True)
+    session = onnxruntime.InferenceSession(out)
+    x, _ = tiny_data(4, 9)
+    (shares,) = session.run(["probabilities"], {"x": x})
+    expected = protofleet.open_personal(personal_store).predict(x).probabilities
+    np.testing.assert_allclose(shares, expected, atol=1e-6)
+    origin = json.loads(session.get_modelmeta().custom_metadata_map["provenance"])
+    assert (origin["strategy"], origin["round_id"], origin["bundle"]) == ("fedavg", 2, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("mine.pt", 2, "expected FILE.onnx or FILE.tflite, got"),
+        ("mine.tflite", 1, "bundle 'tiny': has no program 'infer' as tflite"),
+        ("nowhere/mine.onnx", 1, "No such file or directory"),
+    ],
+)
+def test_what_cannot_be_written_is_named(run, personal_store, tmp_path, name, status, words):
+    found, _, err = run("export-model", "--store", personal_store, "--out", tmp_path / name)
+    assert (found, words in err) == (status, True)
 
 
 def test_reset_says_what_goes_and_asks(personal_store, run):
