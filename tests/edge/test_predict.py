@@ -124,17 +124,14 @@ def test_a_plain_file_gives_what_predict_prints_without_the_package(run, persona
     assert (origin["strategy"], origin["round_id"], origin["bundle"]) == ("fedavg", 2, "tiny")
 
 
-@pytest.mark.parametrize(
-    ("name", "status", "words"),
-    [
+def test_what_cannot_be_written_is_named(run, personal_store, tmp_path):
+    for name, status, words in (
         ("mine.pt", 2, "expected FILE.onnx or FILE.tflite, got"),
         ("mine.tflite", 1, "bundle 'tiny': has no program 'infer' as tflite"),
         ("nowhere/mine.onnx", 1, "No such file or directory"),
-    ],
-)
-def test_what_cannot_be_written_is_named(run, personal_store, tmp_path, name, status, words):
-    found, _, err = run("export-model", "--store", personal_store, "--out", tmp_path / name)
-    assert (found, words in err) == (status, True)
+    ):
+        found, _, err = run("export-model", "--store", personal_store, "--out", tmp_path / name)
+        assert (found, words in err) == (status, True)
 
 
 def test_reset_says_what_goes_and_asks(personal_store, run):
