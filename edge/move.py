@@ -28,7 +28,7 @@ from protofleet.edge.journal import Binding, PersonalState, bundle_path
 from protofleet.edge.store import Store, read_personal
 from protofleet.errors import InputError, ProtofleetError, ProvisionError
 from protofleet.strategies import build
-from protofleet.strategies.common import BUFFERS
+from protofleet.strategies.common import BUFFERS, PARAMS
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import Tensors
 
@@ -212,13 +212,15 @@ def _fate(
     name: str, old: Tensors, new: Tensors, carried: Collection[str], fits: _Fits
 ) -> TensorFate:
     if name not in new:
-        return TensorFate(name=name, fate="dropped", why="a new device has no such tensor")
+        known = name.startswith((PARAMS, BUFFERS))
+        why = "the new model has no such tensor" if known else "belongs to the run that is over"
+        return TensorFate(name=name, fate="dropped", why=why)
     if name not in old:
         return TensorFate(name=name, fate="new", why="the state has no such tensor")
     if name not in carried:
-        return TensorFate(
-            name=name, fate="new", why="comes from the federation, or its run is over"
-        )
+        own = name.startswith((PARAMS, BUFFERS))
+        why = "comes with the federation's model" if own else "belongs to the run that is over"
+        return TensorFate(name=name, fate="new", why=why)
     was, now = old[name], new[name]
     if was.shape == now.shape and was.dtype == now.dtype:
         return TensorFate(name=name, fate="kept")
