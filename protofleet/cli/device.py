@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._broker import broker_options
-from protofleet.cli._prepare import prepare
+from protofleet.cli._process import start_process
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli.export_model import export_model
 from protofleet.cli.predict import predict
+from protofleet.cli.prepare import prepare
 from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def device() -> None:
 
 device.add_command(export_model)
 device.add_command(predict)
+device.add_command(prepare)
 device.add_command(reset)
 device.add_command(stores)
 
@@ -120,7 +122,7 @@ def join(
 
     Ctrl-C leaves; started again with the same store, the device goes on where it was.
     """
-    prepare(threads)
+    start_process(threads)
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
     from protofleet.edge.stores import default_store

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from protofleet.cli._prepare import prepare
+from protofleet.cli._process import start_process
 from protofleet.cli._store import model_options, opened_model
 from protofleet.errors import InputError
 
@@ -59,7 +59,7 @@ def export_model(
     'device predict' prints; classes and preprocessing stand in their metadata (docs/device.md).
     Neither PyTorch nor onnx is needed.
     """
-    prepare(threads, level=logging.WARNING)
+    start_process(threads, level=logging.WARNING)
     from protofleet.durable import write_whole
 
     model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)

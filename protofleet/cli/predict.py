@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from protofleet.cli._prepare import prepare
+from protofleet.cli._process import start_process
 from protofleet.cli._store import model_options, opened_model
 from protofleet.errors import InputError
 
@@ -76,7 +76,7 @@ def predict(
     windows. With labels, accuracy and macro-F1 follow. A federation may be running meanwhile; a
     sensor on standard input gets each new round's model (docs/device.md).
     """
-    prepare(threads, level=logging.WARNING)
+    start_process(threads, level=logging.WARNING)
     from protofleet.edge.examples import load_examples, read_csv
 
     model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)

@@ -9,7 +9,7 @@ import sys
 from protofleet.threads import thread_variables
 
 
-def prepare(threads: int, *, level: int = logging.INFO) -> None:
+def start_process(threads: int, *, level: int = logging.INFO) -> None:
     """Bound all thread pools, and send the log from ``level`` on to stderr."""
     for variable, value in thread_variables(threads).items():
         os.environ.setdefault(variable, value)
