@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import logging
+import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Preprocessing
-from protofleet.datasets.device_data import read_arrays
+from protofleet.datasets.arrays import read_arrays, to_labels
 from protofleet.edge.intake import SensorIntake, Window
 from protofleet.edge.local_data import load_local_data
 from protofleet.edge.training import check_data
@@ -90,10 +91,9 @@ def load_examples(
         if not path.is_file():
             raise MissingDataError(f"data '{path}': no such file")
         return _read_file(path, manifest, rate_hz)
-    if path.suffix.lower() == ".npz" and path.is_file():
-        arrays = read_arrays(path, (), ("x", "y"))
-        if "x" in arrays:
-            return iter((_plain(path, arrays, manifest),))
+    if path.suffix.lower() == ".npz" and path.is_file() and _holds_plain(path):
+        arrays = read_arrays(path, ("x",), ("y",), ignored=("classes",))
+        return iter((_plain(path, arrays, manifest),))
     data = load_local_data(source, manifest.preprocessing, data_root=data_root)
     check_data(data, manifest)
     return iter((Examples(x=data.own.x_test, y=data.own.y_test),))
@@ -104,14 +104,18 @@ def _read_file(path: Path, manifest: Manifest, rate_hz: float | None) -> Iterato
         yield from read_csv(file, f"data '{path}'", manifest, rate_hz=rate_hz)
 
 
+def _holds_plain(path: Path) -> bool:
+    """Whether a file has an array ``x``; what is no such file at all is told by who reads it."""
+    return zipfile.is_zipfile(path) and "x.npy" in zipfile.ZipFile(path).namelist()
+
+
 def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> Examples:
     x, y = arrays["x"], arrays.get("y")
     if y is None:
         return Examples(x=x, y=np.full(len(x), NO_LABEL, np.int64))
     if x.ndim < 1 or y.shape != x.shape[:1]:
         raise InputError(f"data '{path}': expected x (n, …) and y (n,), got {x.shape}, {y.shape}")
-    labels = _Labels(manifest.classes)
-    return Examples(x=x, y=np.array([labels.index(str(one), f"data '{path}'") for one in y]))
+    return Examples(x=x, y=to_labels(y, f"data '{path}': y", manifest.classes))
 
 
 def read_csv(

@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
+from protofleet.datasets.arrays import doubt_of_scale
+from protofleet.edge.examples import Examples
 from protofleet.edge.journal import PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.edge.store import load_state, read_in_use
@@ -302,6 +304,15 @@ def _kept(folder: Path, digest: str) -> Bundle:
             f"device store '{folder}': keeps no copy of bundle {digest[:16]}; give --bundle"
         )
     return Bundle.open(path)
+
+
+def doubt_of(block: Examples, preprocessing: Preprocessing) -> str:
+    """Why examples that are said to be normalised do not look so; '' if they do."""
+    if block.normalised or preprocessing.tokens is not None:
+        return ""
+    examples = checked_examples(block.x, preprocessing)
+    found = doubt_of_scale(examples, "examples", preprocessing.mean, preprocessing.std)
+    return f"{found}; readings as they come: --raw" if found else ""
 
 
 def checked_examples(

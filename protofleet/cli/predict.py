@@ -78,6 +78,7 @@ def predict(
     """
     start_process(threads, level=logging.WARNING)
     from protofleet.edge.examples import load_examples, read_csv
+    from protofleet.edge.personal import doubt_of
 
     model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)
     manifest = model.model.bundle.manifest
@@ -89,6 +90,8 @@ def predict(
     printer = (_JsonPrinter if as_json else _TextPrinter)(model, summary=summary)
     tally = _Tally()
     for block in blocks:
+        if not (tally.count or raw) and (doubt := doubt_of(block, manifest.preprocessing)):
+            click.echo(f"warning: {doubt}", err=True)
         if data == "-" and model.refresh():
             printer.model()
         predicted = model.predict(block.x, raw=raw and not block.normalised, batch_size=batch_size)

@@ -175,7 +175,7 @@ def test_files_of_arrays(manifest, world, tmp_path: Path):
     np.savez(path, x=own.x)
     (plain,) = load_examples(str(path), manifest)
     assert set(plain.y.tolist()) == {-1}
-    np.savez(path, x=own.x[:2], y=np.array(["class2", "0"]))
+    np.savez(path, x=own.x[:2], y=np.array(["class2", "class0"]))
     (named,) = load_examples(str(path), manifest)
     assert named.y.tolist() == [2, 0]
     np.savez(path, x=own.x[:2], y=np.zeros(3))

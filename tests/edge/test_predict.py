@@ -87,6 +87,14 @@ def test_a_bundles_own_values_need_a_trusted_signer(run, world):
     assert (status, out.splitlines()[0]) == (0, "bundle 'tiny', its own values")
 
 
+def test_readings_that_are_said_to_be_normalised_are_doubted(run, personal_store, tmp_path):
+    table = tmp_path / "mine.csv"
+    table.write_text("a,b,c,d\n1000,20,3,40000\n7,8000,90,1\n")
+    status, _, err = run("predict", "--store", personal_store, "--data", table)
+    assert (status, "not normalised?" in err, "--raw" in err) == (0, True, True)
+    assert "warning" not in run("predict", "--store", personal_store, "--data", table, "--raw")[2]
+
+
 def test_nothing_to_predict_is_an_error(run, personal_store, tmp_path):
     (tmp_path / "mine.csv").write_text("a,b,c,d\n")
     status, _, err = run("predict", "--store", personal_store, "--data", tmp_path / "mine.csv")
