@@ -89,7 +89,7 @@ def test_a_bundles_own_values_need_a_trusted_signer(run, world):
 
 def test_readings_that_are_said_to_be_normalised_are_doubted(run, personal_store, tmp_path):
     table = tmp_path / "mine.csv"
-    table.write_text("a,b,c,d\n1000,20,3,40000\n7,8000,90,1\n")
+    table.write_text("a,b,c,d\n1000.5,-20,3,40000\n7,8000,-90,1\n")
     status, _, err = run("predict", "--store", personal_store, "--data", table)
     assert (status, "not normalised?" in err, "--raw" in err) == (0, True, True)
     assert "warning" not in run("predict", "--store", personal_store, "--data", table, "--raw")[2]
