@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from protofleet.errors import ExportError
 from protofleet.export.capture.decompositions import backward_table, forward_table
 from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
+from protofleet.export.capture.recurrent import FusedRecurrence
 from protofleet.export.capture.source import SourceTracker, is_users, place_of
 
 
@@ -156,7 +157,7 @@ def _find_noise(
     symbol: sympy.Symbol,
 ) -> tuple[NoiseRequest, ...]:
     recorder = NoiseRecorder()
-    with fake, tracker.tracking(), explicit_noise(recorder):
+    with fake, tracker.tracking(), explicit_noise(recorder), FusedRecurrence():
         function.forward(inputs)
     return tuple(
         NoiseRequest(
@@ -175,7 +176,7 @@ def _record(
 ) -> fx.GraphModule:
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
         drawn = args[len(inputs) :]
-        with tracker.tracking(), explicit_noise(NoiseReplay(drawn)):
+        with tracker.tracking(), explicit_noise(NoiseReplay(drawn)), FusedRecurrence():
             return function(args[: len(inputs)])
 
     first = make_fx(joint, decomposition_table=backward_table())(*inputs, *noise)

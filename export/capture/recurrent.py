@@ -1,0 +1,198 @@
+"""Recurrent layers while a model is traced: an operator for each layer and direction.
+
+``torch.nn.LSTM``, ``GRU`` and ``RNN`` call one function of PyTorch each, which breaks down to its
+steps before a trace sees it. Here that function is replaced: what is the same for all steps
+becomes ordinary operators, the recurrence one of ``recurrent_ops``. The cells
+(``torch.nn.LSTMCell``, ``GRUCell``, ``RNNCell``) are left as they are: the user's own loop is traced
+step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from protofleet.errors import ExportError
+from protofleet.export.capture import recurrent_ops as ops
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weights:
+    """One layer and direction: matrices, and their biases, zero where there are none."""
+
+    w_ih: Tensor
+    w_hh: Tensor
+    b_ih: Tensor
+    b_hh: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Network:
+    """The remaining arguments of PyTorch's function."""
+
+    weights: Sequence[_Weights]
+    layers: int
+    directions: int
+    dropout: float
+    training: bool
+    batch_first: bool
+
+
+Layer = Callable[[Tensor, _Weights, Sequence[Tensor], bool], tuple[Tensor, ...]]
+"""Input (T, B, I), weights, states (B, H), reverse → y (T, B, H) and the final states."""
+
+
+class FusedRecurrence(TorchFunctionMode):
+    """Inside, recurrent layers are single operators; see ``recurrent_ops``."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Call ``func``, or what stands for it.
+
+        Raises:
+            ExportError: packed sequences, a projection, or steps that the batch size decides.
+        """
+        if func is torch._VF._pack_padded_sequence:  # type: ignore[attr-defined]  # noqa: SLF001 - its name
+            raise _packed("pack_padded_sequence")
+        layer = _LAYERS.get(func)
+        if layer is None:
+            return func(*args, **(kwargs or {}))
+        return _run(layer, *args)
+
+
+def _packed(what: str) -> ExportError:
+    return ExportError(
+        f"{what}: expected sequences of one length, got packed ones, whose lengths are data: pad "
+        "them, give the padded batch to the recurrent layer, and mask its output (mean over the "
+        "steps that count, or torch.where)"
+    )
+
+
+def _run(layer: Layer, x: Tensor, states: Any, params: Any, *rest: Any) -> tuple[Tensor, ...]:
+    if not isinstance(params, list):  # else these are lengths, states, parameters
+        raise _packed("recurrent layer")
+    network = _network(params, rest)
+    first = (states,) if isinstance(states, Tensor) else states
+    y = x.transpose(0, 1) if network.batch_first else x
+    if not isinstance(y.shape[0], int):
+        raise ExportError(
+            "recurrent layer: expected a fixed number of steps, got one that grows with the batch: "
+            "an input (batch, steps, features) needs batch_first=True"
+        )
+    y, finals = _layers(layer, y, first, network)
+    if network.batch_first:
+        y = y.transpose(0, 1)
+    return (y, *(torch.stack(values) for values in zip(*finals, strict=True)))
+
+
+def _network(params: Sequence[Tensor], rest: Sequence[Any]) -> _Network:
+    biased, layers, dropout, training, bidirectional, batch_first = rest
+    directions = 2 if bidirectional else 1
+    each = 4 if biased else 2
+    if len(params) != each * layers * directions:
+        raise ExportError(
+            "torch.nn.LSTM with proj_size: has no program: leave proj_size out, and put a "
+            "torch.nn.Linear behind the layer"
+        )
+    groups = (params[i : i + each] for i in range(0, len(params), each))
+    return _Network(
+        weights=[_weights(group) for group in groups],
+        layers=layers,
+        directions=directions,
+        dropout=dropout,
+        training=training,
+        batch_first=batch_first,
+    )
+
+
+def _weights(group: Sequence[Tensor]) -> _Weights:
+    w_ih, w_hh, *biases = group
+    b_ih, b_hh = biases or (torch.zeros(len(w_ih), dtype=w_ih.dtype) for _ in range(2))
+    return _Weights(w_ih=w_ih, w_hh=w_hh, b_ih=b_ih, b_hh=b_hh)
+
+
+def _layers(
+    layer: Layer, y: Tensor, first: Sequence[Tensor], network: _Network
+) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
+    """The last layer's output, and the final states of every layer and direction."""
+    finals: list[tuple[Tensor, ...]] = []
+    for number in range(network.layers):
+        if number and network.dropout and network.training:
+            # As PyTorch: on the whole output of the layer below, steps first.
+            y = functional.dropout(y, network.dropout)
+        outputs = []
+        for direction in range(network.directions):
+            place = len(finals)
+            states = [state[place] for state in first]
+            output, *final = layer(y, network.weights[place], states, direction == 1)
+            outputs.append(output)
+            finals.append(tuple(final))
+        y = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
+    return y, finals
+
+
+def _trains(x: Tensor, weights: _Weights, states: Sequence[Tensor]) -> bool:
+    """Whether a gradient will be asked for."""
+    read = (x, weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh, *states)
+    return torch.is_grad_enabled() and any(value.requires_grad for value in read)
+
+
+def _lstm(
+    x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
+) -> tuple[Tensor, ...]:
+    bias = weights.b_ih + weights.b_hh
+    results: tuple[Tensor, ...]
+    if not _trains(x, weights, states):
+        results = ops.lstm(x, weights.w_ih, weights.w_hh, bias, *states, reverse)
+        return results
+    gates = functional.linear(x, weights.w_ih, bias)
+    results = ops.lstm_forward(gates, weights.w_hh, *states, reverse)
+    return results[:3]
+
+
+def _gru(
+    x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
+) -> tuple[Tensor, ...]:
+    results: tuple[Tensor, ...]
+    if not _trains(x, weights, states):
+        matrices = (weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh)
+        results = ops.gru(x, *matrices, *states, reverse)
+        return results
+    gates = functional.linear(x, weights.w_ih, weights.b_ih)
+    results = ops.gru_forward(gates, weights.w_hh, weights.b_hh, *states, reverse)
+    return results[:2]
+
+
+def _rnn(*, relu: bool) -> Layer:
+    def layer(
+        x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
+    ) -> tuple[Tensor, ...]:
+        bias = weights.b_ih + weights.b_hh
+        results: tuple[Tensor, ...]
+        if not _trains(x, weights, states):
+            results = ops.rnn(x, weights.w_ih, weights.w_hh, bias, *states, relu, reverse)
+            return results
+        gates = functional.linear(x, weights.w_ih, bias)
+        results = ops.rnn_forward(gates, weights.w_hh, *states, relu, reverse)
+        return results
+
+    return layer
+
+
+_LAYERS: dict[Any, Layer] = {
+    torch.lstm: _lstm,
+    torch.gru: _gru,
+    torch.rnn_tanh: _rnn(relu=False),
+    torch.rnn_relu: _rnn(relu=True),
+}
