@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -156,7 +157,8 @@ def _find_noise(
     symbol: sympy.Symbol,
 ) -> tuple[NoiseRequest, ...]:
     recorder = NoiseRecorder()
-    with fake, tracker.tracking(), explicit_noise(recorder):
+    # Some operators are written in C++ for fixed sizes only; PyTorch's own Python forms are not.
+    with fake, enable_python_dispatcher(), tracker.tracking(), explicit_noise(recorder):
         function.forward(inputs)
     return tuple(
         NoiseRequest(
