@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -88,7 +89,7 @@ def trace(
     size: Any = inputs[len(fixed)].shape[0]
     # Read now: once a trace has pinned the size to a number, the expression is that number.
     symbol = size.node.expr
-    tracker = SourceTracker(root)
+    tracker = SourceTracker(root, backward_table())
     noise = _find_noise(function, tracker, fake, inputs, symbol)
     _check_guards(shapes, symbol)
     with fake:
@@ -179,11 +180,11 @@ def _record(
         with tracker.tracking(), explicit_noise(NoiseReplay(drawn)), FusedRecurrence():
             return function(args[: len(inputs)])
 
-    first = make_fx(joint, decomposition_table=backward_table())(*inputs, *noise)
+    first = make_fx(joint)(*inputs, *noise)
     first.graph.eliminate_dead_code()
 
     def flat(*args: Tensor) -> Any:
-        with fx_traceback.preserve_node_meta():
+        with fx_traceback.preserve_node_meta(), enable_python_dispatcher():
             return _Placed(first).run(*args)
 
     pure = functionalize(flat, remove="mutations")
