@@ -148,6 +148,11 @@ def _trains(x: Tensor, weights: _Weights, states: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(value.requires_grad for value in read)
 
 
+def _projected(x: Tensor, w_ih: Tensor, bias: Tensor) -> Tensor:
+    """W_ih·x + b of all steps, as one product with its bias."""
+    return functional.linear(x.flatten(0, 1), w_ih, bias).unflatten(0, x.shape[:2])
+
+
 def _lstm(
     x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
 ) -> tuple[Tensor, ...]:
@@ -156,7 +161,7 @@ def _lstm(
     if not _trains(x, weights, states):
         results = ops.lstm(x, weights.w_ih, weights.w_hh, bias, *states, reverse)
         return results
-    gates = functional.linear(x, weights.w_ih, bias)
+    gates = _projected(x, weights.w_ih, bias)
     results = ops.lstm_forward(gates, weights.w_hh, *states, reverse)
     return results[:3]
 
@@ -169,7 +174,7 @@ def _gru(
         matrices = (weights.w_ih, weights.w_hh, weights.b_ih, weights.b_hh)
         results = ops.gru(x, *matrices, *states, reverse)
         return results
-    gates = functional.linear(x, weights.w_ih, weights.b_ih)
+    gates = _projected(x, weights.w_ih, weights.b_ih)
     results = ops.gru_forward(gates, weights.w_hh, weights.b_hh, *states, reverse)
     return results[:2]
 
@@ -183,7 +188,7 @@ def _rnn(*, relu: bool) -> Layer:
         if not _trains(x, weights, states):
             results = ops.rnn(x, weights.w_ih, weights.w_hh, bias, *states, relu, reverse)
             return results
-        gates = functional.linear(x, weights.w_ih, bias)
+        gates = _projected(x, weights.w_ih, bias)
         results = ops.rnn_forward(gates, weights.w_hh, *states, relu, reverse)
         return results
 

@@ -79,7 +79,7 @@ _OPERATORS: dict[Any, tuple[str, ...]] = {
 }
 
 _LSTM_STEP = """
-    total = Gemm <transB = 1> (h, w_hh, gates_t)
+    total = Gemm (h, across, gates_t)
     i_sum, f_sum, g_sum, o_sum = Split <axis = 1, num_outputs = 4> (total)
     i_t = Sigmoid (i_sum)
     f_t = Sigmoid (f_sum)
@@ -98,9 +98,9 @@ _LSTM_STEP_BACK = """
     bent = Tanh (cells_t)
     by_h = Add (grad_h, grad_t)
     by_o = Mul (by_h, o_t)
-    bent_square = Mul (bent, bent)
-    bent_slope = Sub (one, bent_square)
-    through = Mul (by_o, bent_slope)
+    o_part = Mul (by_o, bent)
+    lost = Mul (o_part, bent)
+    through = Sub (by_o, lost)
     by_c = Add (grad_c, through)
     by_i = Mul (by_c, i_t)
     c_next = Mul (by_c, f_t)
@@ -110,18 +110,16 @@ _LSTM_STEP_BACK = """
     f_rest = Sub (one, f_t)
     f_part = Mul (c_next, before_t)
     f_sum = Mul (f_part, f_rest)
-    g_square = Mul (g_t, g_t)
-    g_slope = Sub (one, g_square)
-    g_sum = Mul (by_i, g_slope)
+    g_lost = Mul (i_part, g_t)
+    g_sum = Sub (by_i, g_lost)
     o_rest = Sub (one, o_t)
-    o_part = Mul (by_o, bent)
     o_sum = Mul (o_part, o_rest)
     by_gates_t = Concat <axis = 1> (i_sum, f_sum, g_sum, o_sum)
     h_next = MatMul (by_gates_t, w_hh)
 """
 
 _GRU_STEP = """
-    own = Gemm <transB = 1> (h, w_hh, b_hh)
+    own = Gemm (h, across, b_hh)
     r_sum, z_sum, n_sum = Split <axis = 1, num_outputs = 3> (gates_t)
     r_own, z_own, inner_t = Split <axis = 1, num_outputs = 3> (own)
     r_total = Add (r_sum, r_own)
@@ -139,8 +137,8 @@ _GRU_STEP = """
 
 _GRU_STEP_BACK = """
     by_h = Add (grad_h, grad_t)
-    z_rest = Sub (one, z_t)
-    moved = Mul (by_h, z_rest)
+    kept = Mul (by_h, z_t)
+    moved = Sub (by_h, kept)
     n_square = Mul (n_t, n_t)
     n_slope = Sub (one, n_square)
     n_sum = Mul (moved, n_slope)
@@ -153,15 +151,14 @@ _GRU_STEP_BACK = """
     z_sum = Mul (z_part, difference)
     by_gates_t = Concat <axis = 1> (r_sum, z_sum, n_sum)
     own_t = Concat <axis = 1> (r_sum, z_sum, inner_sum)
-    kept = Mul (by_h, z_t)
-    across = MatMul (own_t, w_hh)
-    h_next = Add (kept, across)
+    through = MatMul (own_t, w_hh)
+    h_next = Add (kept, through)
 """
 
 
 def _rnn_step(activation: str) -> str:
     return f"""
-    total = Gemm <transB = 1> (h, w_hh, gates_t)
+    total = Gemm (h, across, gates_t)
     h_next = {activation} (total)
     y_t = Identity (h_next)
 """
@@ -217,6 +214,7 @@ def _scan(  # noqa: PLR0913 - a function's parts
 {{
     one = Constant <value_float = 1.0> ()
     zero = Constant <value_float = 0.0> ()
+    across = Transpose <perm = [1, 0]> (w_hh)
     {", ".join((*(f"{one}_n" for one in nexts), *written.values()))} = Scan <
         num_scan_inputs = {len(read)},
         scan_input_directions = {[turned] * len(read)},
