@@ -2,9 +2,9 @@
 
 ``torch.nn.LSTM``, ``GRU`` and ``RNN`` call one function of PyTorch each, which breaks down to its
 steps before a trace sees it. Here that function is replaced: what is the same for all steps
-becomes ordinary operators, the recurrence one of ``recurrent_ops``. The cells
-(``torch.nn.LSTMCell``, ``GRUCell``, ``RNNCell``) are left as they are: the user's own loop is traced
-step by step.
+becomes ordinary operators, the recurrence one of ``recurrent_ops``. A cell
+(``torch.nn.LSTMCell``, ``GRUCell``, ``RNNCell``) in the user's own loop is a layer of one step; the
+loop is traced as it runs.
 """
 
 from __future__ import annotations
@@ -63,12 +63,13 @@ class FusedRecurrence(TorchFunctionMode):
         Raises:
             ExportError: packed sequences, a projection, or steps that the batch size decides.
         """
-        if func is torch._VF._pack_padded_sequence:  # type: ignore[attr-defined]  # noqa: SLF001 - its name
+        if func is torch._VF._pack_padded_sequence:  # noqa: SLF001 - its name
             raise _packed("pack_padded_sequence")
-        layer = _LAYERS.get(func)
-        if layer is None:
-            return func(*args, **(kwargs or {}))
-        return _run(layer, *args)
+        if func in _LAYERS:
+            return _run(_LAYERS[func], *args)
+        if func in _CELLS:
+            return _run_cell(_CELLS[func], *args)
+        return func(*args, **(kwargs or {}))
 
 
 def _packed(what: str) -> ExportError:
@@ -94,6 +95,13 @@ def _run(layer: Layer, x: Tensor, states: Any, params: Any, *rest: Any) -> tuple
     if network.batch_first:
         y = y.transpose(0, 1)
     return (y, *(torch.stack(values) for values in zip(*finals, strict=True)))
+
+
+def _run_cell(layer: Layer, x: Tensor, states: Any, *group: Tensor | None) -> Any:
+    weights = _weights([value for value in group if value is not None])
+    first = (states,) if isinstance(states, Tensor) else states
+    _, *finals = layer(x.unsqueeze(0), weights, first, False)  # noqa: FBT003 - from the first step
+    return finals[0] if len(finals) == 1 else tuple(finals)
 
 
 def _network(params: Sequence[Tensor], rest: Sequence[Any]) -> _Network:
@@ -150,11 +158,14 @@ def _trains(x: Tensor, weights: _Weights, states: Sequence[Tensor]) -> bool:
 
 def _projected(x: Tensor, w_ih: Tensor, bias: Tensor) -> Tensor:
     """W_ih·x + b of all steps, as one product with its bias."""
-    return functional.linear(x.flatten(0, 1), w_ih, bias).unflatten(0, x.shape[:2])
+    return functional.linear(x.flatten(0, 1), w_ih, bias).reshape(*x.shape[:2], len(w_ih))
 
 
 def _lstm(
-    x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
+    x: Tensor,
+    weights: _Weights,
+    states: Sequence[Tensor],
+    reverse: bool,  # noqa: FBT001 - as the operator
 ) -> tuple[Tensor, ...]:
     bias = weights.b_ih + weights.b_hh
     results: tuple[Tensor, ...]
@@ -167,7 +178,10 @@ def _lstm(
 
 
 def _gru(
-    x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
+    x: Tensor,
+    weights: _Weights,
+    states: Sequence[Tensor],
+    reverse: bool,  # noqa: FBT001 - as the operator
 ) -> tuple[Tensor, ...]:
     results: tuple[Tensor, ...]
     if not _trains(x, weights, states):
@@ -181,7 +195,10 @@ def _gru(
 
 def _rnn(*, relu: bool) -> Layer:
     def layer(
-        x: Tensor, weights: _Weights, states: Sequence[Tensor], reverse: bool  # noqa: FBT001 - as the operator
+        x: Tensor,
+        weights: _Weights,
+        states: Sequence[Tensor],
+        reverse: bool,  # noqa: FBT001 - as the operator
     ) -> tuple[Tensor, ...]:
         bias = weights.b_ih + weights.b_hh
         results: tuple[Tensor, ...]
@@ -200,4 +217,10 @@ _LAYERS: dict[Any, Layer] = {
     torch.gru: _gru,
     torch.rnn_tanh: _rnn(relu=False),
     torch.rnn_relu: _rnn(relu=True),
+}
+_CELLS: dict[Any, Layer] = {
+    torch.lstm_cell: _lstm,
+    torch.gru_cell: _gru,
+    torch.rnn_tanh_cell: _rnn(relu=False),
+    torch.rnn_relu_cell: _rnn(relu=True),
 }

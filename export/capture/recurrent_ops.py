@@ -42,7 +42,7 @@ def _steps(x: Tensor, *, reverse: bool) -> Sequence[int]:
     return range(len(x))[::-1] if reverse else range(len(x))
 
 
-def _stacked(rows: list[tuple[Tensor, ...]], *, reverse: bool) -> list[Tensor]:
+def _stacked(rows: Sequence[tuple[Tensor, ...]], *, reverse: bool) -> list[Tensor]:
     """What every step gave, in the order of the inputs."""
     ordered = rows[::-1] if reverse else rows
     return [torch.stack(values) for values in zip(*ordered, strict=True)]
@@ -191,7 +191,7 @@ def _(grad_y: Tensor, grad_h: Tensor, w_hh: Tensor, *_: Any) -> Any:
     schema="(Tensor gates, Tensor w_hh, Tensor h, bool relu, bool reverse) -> (Tensor, Tensor)",
 )
 def rnn_forward(gates: Tensor, w_hh: Tensor, h: Tensor, relu: bool, reverse: bool) -> Any:  # noqa: FBT001 - the operator's signature
-    """y and the final h, by ReLU or tanh."""
+    """Y and the final h, by ReLU or tanh."""
     rows = []
     for step in _steps(gates, reverse=reverse):
         total = gates[step] + h @ w_hh.T
@@ -279,7 +279,7 @@ def gru(  # noqa: PLR0913, PLR0917 - the operator's signature
     h: Tensor,
     reverse: bool,  # noqa: FBT001 - as above
 ) -> Any:
-    """y and the final h."""
+    """Y and the final h."""
     results: Any = gru_forward(functional.linear(x, w_ih, b_ih), w_hh, b_hh, h, reverse)
     return results[:2]
 
@@ -299,7 +299,7 @@ def rnn(  # noqa: PLR0913, PLR0917 - the operator's signature
     relu: bool,  # noqa: FBT001 - as above
     reverse: bool,  # noqa: FBT001 - as above
 ) -> Any:
-    """y and the final h; ``bias`` (H) is both of PyTorch's together."""
+    """Y and the final h; ``bias`` (H) is both of PyTorch's together."""
     return rnn_forward(functional.linear(x, w_ih, bias), w_hh, h, relu, reverse)
 
 
@@ -312,6 +312,8 @@ def _(x: Tensor, w_ih: Tensor, w_hh: Tensor, *_: Any) -> Any:  # noqa: ARG001 - 
 
 def _before(values: Tensor, first: Tensor, *, reverse: bool) -> Tensor:
     """A state before every step, of its values after every step."""
+    if len(values) == 1:
+        return first.unsqueeze(0)
     if reverse:
         return torch.cat((values[1:], first.unsqueeze(0)))
     return torch.cat((first.unsqueeze(0), values[:-1]))

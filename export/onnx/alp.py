@@ -12,7 +12,6 @@ import onnx
 from protofleet.errors import ExportError
 from protofleet.export.capture.alp_nodes import DOMAIN
 
-
 _OP_TYPES = ("AlpInfer", "AlpTrain")
 
 

@@ -3,7 +3,7 @@
 Domain ``protofleet``, version 1; symbols as in ``protofleet.export.capture.recurrent_ops``. A layer
 that trains is a ``Scan``, forward and backward: its body holds what one step needs of the step
 before, so the file does not grow with the number of steps. Without a gradient it is the standard
-``LSTM``, ``GRU`` or ``RNN``, for which runtimes have kernels; these order the gates in their own way.
+``LSTM``, ``GRU`` or ``RNN``, for which runtimes have kernels; these order the gates in their way.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ def _rnn(relu: str, activation: str, slope: str) -> dict[str, Callable[[bool], s
         f"Rnn{relu}": _standard(
             f"Rnn{relu}",
             "(x, w_ih, w_hh, bias, h) => (y, h_n)",
-            _RNN.replace("ACTIVATION", activation),
+            _RNN.replace("BEND", activation),
         ),
         f"Rnn{relu}Forward": _scan(
             f"Rnn{relu}Forward",
@@ -259,7 +259,9 @@ def _standard(name: str, signature: str, body: str) -> Callable[[bool], str]:
 
     def text(backwards: bool) -> str:  # noqa: FBT001 - the last part of a name
         direction = "reverse" if backwards else "forward"
-        full = body.replace("DIRECTION", f'hidden_size: int = @hidden_size, direction = "{direction}"')
+        full = body.replace(
+            "DIRECTION", f'hidden_size: int = @hidden_size, direction = "{direction}"'
+        )
         return f"""{_HEADER}{name}{_SUFFIX[backwards]} <hidden_size> {signature}
 {{
     zero_at = Constant <value_ints = [0]> ()
@@ -315,7 +317,7 @@ _RNN = """
     w_one = Unsqueeze (w_ih, zero_at)
     r_one = Unsqueeze (w_hh, zero_at)
     b_one = Unsqueeze (b, zero_at)
-    y_one, h_last = RNN <DIRECTION, activations = ["ACTIVATION"]> (x, w_one, r_one, b_one, , h_one)"""
+    y_one, h_last = RNN <DIRECTION, activations = ["BEND"]> (x, w_one, r_one, b_one, , h_one)"""
 
 _BY_KIND: dict[str, Callable[[bool], str]] = {
     "Lstm": _standard("Lstm", "(x, w_ih, w_hh, bias, h, c) => (y, h_n, c_n)", _LSTM),

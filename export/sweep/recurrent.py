@@ -7,6 +7,7 @@ bidirectional GRU (arXiv:1409.0473, and as in Zeng et al., ISWC 2018, for sensor
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Literal
 
 import torch
@@ -47,7 +48,7 @@ class Recurrent(nn.Module):
         if self.initial == "none":
             return None
         if self.initial == "learned":
-            states = self.first.expand(-1, -1, len(x), -1)
+            states = self.first.expand(-1, -1, x.shape[0], -1)
         else:
             encoded: Tensor = self.encode(x.mean(1))
             states = encoded.reshape(-1, self.number, self.places, _HIDDEN).permute(1, 2, 0, 3)
@@ -56,13 +57,14 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The part of the result, (B, …)."""
         states = self._states(x)
+        y: Tensor
         y, last = self.rnn(x if self.rnn.batch_first else x.transpose(0, 1), states)
         y = y if self.rnn.batch_first else y.transpose(0, 1)
         if self.result == "sequence":
             return y
         if self.result == "last":
             return y[:, -1]
-        finals = torch.cat(last if isinstance(last, tuple) else (last,)).transpose(0, 1).flatten(1)
+        finals: Tensor = torch.cat(last if self.number == 2 else (last,)).transpose(0, 1).flatten(1)
         return finals if self.result == "final" else torch.cat((y.flatten(1), finals), 1)
 
 
@@ -116,8 +118,7 @@ class DeepConvLstm(nn.Module):
     def __init__(self, *, channels: int = _CHANNELS, classes: int = CLASSES) -> None:
         super().__init__()
         sizes = (1, 64, 64, 64, 64)
-        pairs = zip(sizes[:-1], sizes[1:], strict=True)
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, (5, 1)) for a, b in pairs)
+        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, (5, 1)) for a, b in pairwise(sizes))
         self.lstm = nn.LSTM(64 * channels, 128, num_layers=2, dropout=0.5, batch_first=True)
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(128, classes)
