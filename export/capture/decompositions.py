@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
+from protofleet.export.capture import decompose_numbers
 from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
 from protofleet.export.models import alp
 
@@ -27,7 +28,7 @@ _aten = torch.ops.aten
 
 def backward_table() -> dict[Any, Callable[..., Any]]:
     """Applied while autograd runs: operators that write to an argument without saying so."""
-    return {_aten.native_batch_norm.default: _native_batch_norm}
+    return {_aten.native_batch_norm.default: _native_batch_norm, **decompose_numbers.AUTOGRAD}
 
 
 def forward_table() -> dict[Any, Callable[..., Any]]:
@@ -35,6 +36,7 @@ def forward_table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     table.update(get_decompositions(_EXTRA))
     table.update(_OWN)
+    table.update(decompose_numbers.TABLE)
     del table[_aten.squeeze.dim]
     return table
 
