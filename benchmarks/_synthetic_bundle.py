@@ -37,7 +37,7 @@ def write_synthetic_bundle(path: Path, floats: int, key: Ed25519PrivateKey) -> N
     params = TensorMap.zeros(Layout.of({"head": _HEAD, "padding": (floats - 12,)}))
     params.buffer[...] = np.random.default_rng(0).normal(size=floats)
     programs = {"infer": _infer(), "train": _train()}
-    files = {program.file: _onnx(program) for program in programs.values()}
+    files = {str(program.file): _onnx(program) for program in programs.values()}
     manifest = Manifest(
         format=FORMAT_VERSION,
         name=f"synthetic, {floats} floats",

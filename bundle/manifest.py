@@ -11,6 +11,9 @@ import msgspec
 
 FORMAT_VERSION = 1
 
+MAX_TOKENS = 2**24
+"""As far as float32 counts: examples are kept in float32 arrays everywhere."""
+
 MAX_TFLITE_BATCH = 256
 """Largest batch that TFLite programs are written for; smaller ones are exact at any size."""
 
@@ -48,20 +51,21 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A pure function compiled at export (``infer``, ``features``, ``train``, …).
 
     Attributes:
-        file: path of the ONNX model inside the bundle, e.g. ``programs/train.onnx``.
         inputs, outputs: its ports, in the file's order.
         objective: for training programs the objective's name, e.g. ``cross_entropy``.
+        file: path of the ONNX model inside the bundle, e.g. ``programs/train.onnx``; None where
+            the bundle has none.
         tflite: path of a TFLite model with a signature of the program's name, whose inputs and
-            outputs are called as the ports; None where the bundle has none. Several programs may
-            share one file.
+            outputs are called as the ports; None where the bundle has none, and then ``file`` is
+            not. Several programs may share one file.
         precision: of the weights. A program of another precision than ``float32`` has no ports of
             parameters and state: the bundle's own values are part of it.
     """
 
-    file: str
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     objective: str | None = None
+    file: str | None = None
     tflite: str | None = None
     precision: Precision = "float32"
 
@@ -83,6 +87,8 @@ class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
         hop: samples between the starts of two windows.
         channels: names of the last axis, in order.
         mean, std: z-normalisation per channel (length = channels) or one value for all.
+        tokens: examples are int64 numbers from 0 to below this, such as a text's words, which are
+            not normalised; None: float32.
     """
 
     input_shape: tuple[int, ...]
@@ -92,6 +98,7 @@ class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[str, ...] = ()
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    tokens: int | None = None
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True):

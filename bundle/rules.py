@@ -13,7 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
-from protofleet.bundle.manifest import FORMAT_VERSION, Manifest, Port, Program, TensorDecl
+from protofleet.bundle.manifest import (
+    FORMAT_VERSION,
+    MAX_TOKENS,
+    Manifest,
+    Port,
+    Program,
+    TensorDecl,
+)
 from protofleet.errors import RefusedError
 from protofleet.tensors import Layout, strict_json
 from protofleet.tensors.blobs import MAX_NAME_CHARS, MAX_TENSORS, check_finite
@@ -164,11 +171,21 @@ def _check_preprocessing(manifest: Manifest) -> None:
         raise RefusedError(
             "preprocessing", f"{MANIFEST}: preprocessing: sizes must be positive and fit together"
         )
+    if pre.tokens is None:
+        return
+    if not 0 < pre.tokens <= MAX_TOKENS or (set(pre.mean), set(pre.std)) != ({0.0}, {1.0}):
+        raise RefusedError(
+            "preprocessing",
+            f"{MANIFEST}: preprocessing: expected at most {MAX_TOKENS} tokens, not normalised",
+        )
 
 
 def _check_program(name: str, program: Program, manifest: Manifest) -> None:
-    for file in (program.file, program.tflite):
-        if file is not None and file not in manifest.files:
+    files = [file for file in (program.file, program.tflite) if file is not None]
+    if not files:
+        raise RefusedError("port", f"program '{name}': has neither an ONNX nor a TFLite file")
+    for file in files:
+        if file not in manifest.files:
             raise RefusedError("port", f"program '{name}': file {file[:80]!r} is not declared")
     for ports, roles in ((program.inputs, _INPUT_ROLES), (program.outputs, _OUTPUT_ROLES)):
         names = [port.name for port in ports]

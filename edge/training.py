@@ -309,6 +309,18 @@ def check_data(data: LocalData, manifest: Manifest) -> None:
                 f"device data: expected {name} (n, {', '.join(map(str, expected))}) as the "
                 f"bundle's input, got {x.shape}"
             )
+        _check_tokens(name, x, manifest.preprocessing.tokens)
+
+
+def _check_tokens(name: str, x: NDArray[np.float32], tokens: int | None) -> None:
+    if tokens is None or not x.size:
+        return
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high >= tokens or not np.array_equal(x, np.trunc(x)):
+        raise InputError(
+            f"device data: expected tokens in {name}, whole numbers from 0 to {tokens - 1}, "
+            f"got numbers from {low:g} to {high:g}"
+        )
 
 
 class _Timed:

@@ -5,7 +5,7 @@ Programs do not depend on the initial values: ``reseed`` exchanges those of a bu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,16 +29,15 @@ from protofleet.bundle.manifest import (
 )
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
+from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
-from protofleet.export.onnx import to_onnx
-from protofleet.export.parity import ParityRecord, check_parity, device_runner
-from protofleet.export.tflite import tflite_runner, to_tflite
+from protofleet.export.parity import ParityRecord, Runner, check_parity, device_runner
+from protofleet.export.tflite import tflite_runner
 from protofleet.tensors import Layout
 from protofleet.tensors.blobs import encode
 
 _EXAMPLE_BATCH = 4
-_TFLITE = "programs/programs.tflite"
 
 NumpyTensors = dict[str, NDArray[np.float32]]
 
@@ -53,6 +52,7 @@ class BundleSpec:
         objectives: a training program is made for each, by name in ``OBJECTIVES``.
         preprocessing: holds the shape of one example.
         classes: names, in the order of the logits.
+        formats: of the programs; None: both, or the one that can be written.
         provenance: free text by key.
     """
 
@@ -62,6 +62,7 @@ class BundleSpec:
     preprocessing: Preprocessing
     settings: Mapping[str, Any] = field(default_factory=dict)
     objectives: tuple[str, ...] = ("cross_entropy",)
+    formats: tuple[Format, ...] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -75,6 +76,7 @@ class ExportReport:
         parity: one record per program.
         params: number of trained values.
         state: number of other values.
+        left_out: formats that could not be written, and why.
     """
 
     digest: str
@@ -82,6 +84,7 @@ class ExportReport:
     parity: tuple[ParityRecord, ...]
     params: int
     state: int
+    left_out: Mapping[Format, str] = field(default_factory=dict)
 
 
 def export_bundle(
@@ -96,26 +99,25 @@ def export_bundle(
         key: signs the manifest.
 
     Raises:
-        ExportError: a program could not be captured, or differs from PyTorch; nothing is written.
+        ExportError: a program could not be captured, has no form in a format that was asked for,
+            or differs from PyTorch; nothing is written.
     """
     captured = capture_programs(model, spec)
-    written = {name: to_onnx(program, name=name) for name, program in captured.items()}
+    written = write_programs(captured, spec.formats)
     params, buffers = initial_values(model)
-    files = {_file_of(name): data for name, data in written.items()}
-    files[_TFLITE] = to_tflite(captured)
-    manifest = _manifest(spec, captured, params, buffers)
+    files = written.files()
+    manifest = _manifest(spec, captured, written, (params, buffers))
+    device = {name: device_runner(name, manifest, files, (params, buffers)) for name in captured}
     records = tuple(
         check_parity(
             model,
-            captured[name],
-            data,
+            program,
+            written.onnx.get(name),
             name=name,
-            runners={
-                "LiteRT": tflite_runner(files[_TFLITE], name),
-                "the device runtime": device_runner(name, manifest, files, (params, buffers)),
-            },
+            runners=_litert(written, name) | {"the device runtime": device[name]},
+            tokens=spec.preprocessing.tokens,
         )
-        for name, data in written.items()
+        for name, program in captured.items()
     )
     files["params.safetensors"] = encode(params)
     if buffers:
@@ -126,7 +128,12 @@ def export_bundle(
         parity=records,
         params=sum(value.size for value in params.values()),
         state=sum(value.size for value in buffers.values()),
+        left_out=written.left_out,
     )
+
+
+def _litert(written: WrittenPrograms, name: str) -> dict[str, Runner]:
+    return {} if written.tflite is None else {"LiteRT": tflite_runner(written.tflite, name)}
 
 
 def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedProgram]:
@@ -135,7 +142,7 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     Raises:
         ExportError: an objective is unknown, the logits do not fit the classes, or see ``capture``.
     """
-    x = torch.zeros(_EXAMPLE_BATCH, *spec.preprocessing.input_shape)
+    x = example_of(spec.preprocessing, _EXAMPLE_BATCH)
     features = capture(model, None, {"x": x}, features=True)
     programs = {"infer": capture(model, None, {"x": x}), "features": features}
     widths = {port.key: port.shape[-1] for port in features.outputs}
@@ -147,7 +154,7 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     for index, name in enumerate(spec.objectives):
         objective = _objective(name)
         sizes = {"classes": len(spec.classes), "features": widths["features"]}
-        example = _example(objective, spec.preprocessing.input_shape, sizes)
+        example = _example(objective, x, sizes)
         program_name = "train" if index == 0 else f"train_{name}"
         programs[program_name] = capture(model, objective, example)
     return programs
@@ -159,16 +166,20 @@ def _objective(name: str) -> Objective:
     return OBJECTIVES[name]
 
 
-def _example(
-    objective: Objective, input_shape: Sequence[int], sizes: Mapping[str, int | str]
-) -> dict[str, Tensor]:
-    """A batch of zeros as the objective declares it."""
+def example_of(preprocessing: Preprocessing, batch: int) -> Tensor:
+    """A batch of zeros such as the model takes: float32, or int64 tokens."""
+    dtype = torch.float32 if preprocessing.tokens is None else torch.int64
+    return torch.zeros(batch, *preprocessing.input_shape, dtype=dtype)
+
+
+def _example(objective: Objective, x: Tensor, sizes: Mapping[str, int | str]) -> dict[str, Tensor]:
+    """A batch of zeros as the objective declares it; ``x`` where it declares examples."""
 
     def zeros(decl: InputDecl) -> Tensor:
-        one: tuple[int | str, ...] = ("batch", *input_shape)
-        shape = one if decl.shape is None else decl.shape
-        known: dict[str, int | str] = {"batch": _EXAMPLE_BATCH, **sizes}
-        dims = [int(known[d]) if isinstance(d, str) else d for d in shape]
+        if decl.shape is None:
+            return torch.zeros_like(x)
+        known: dict[str, int | str] = {"batch": len(x), **sizes}
+        dims = [int(known[d]) if isinstance(d, str) else d for d in decl.shape]
         return torch.zeros(dims, dtype=getattr(torch, decl.dtype))
 
     return {key: zeros(decl) for key, decl in objective.inputs.items()}
@@ -184,16 +195,13 @@ def initial_values(model: nn.Module) -> tuple[NumpyTensors, NumpyTensors]:
     return params, buffers
 
 
-def _file_of(name: str) -> str:
-    return f"programs/{name}.onnx"
-
-
 def _manifest(
     spec: BundleSpec,
     captured: Mapping[str, CapturedProgram],
-    params: NumpyTensors,
-    buffers: NumpyTensors,
+    written: WrittenPrograms,
+    initial: tuple[NumpyTensors, NumpyTensors],
 ) -> Manifest:
+    params, buffers = initial
     return Manifest(
         format=FORMAT_VERSION,
         name=spec.name,
@@ -201,7 +209,7 @@ def _manifest(
         layout_hash=Layout.of({name: value.shape for name, value in params.items()}).hash,
         params=tuple(TensorDecl(name=n, shape=v.shape) for n, v in params.items()),
         state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in buffers.items()),
-        programs={name: _program(name, program) for name, program in captured.items()},
+        programs={n: _program(program, written.paths(n)) for n, program in captured.items()},
         preprocessing=spec.preprocessing,
         classes=spec.classes,
         strategy=StrategyDecl(name=spec.strategy, settings=dict(spec.settings)),
@@ -214,13 +222,13 @@ def _manifest(
     )
 
 
-def _program(name: str, program: CapturedProgram) -> Program:
+def _program(program: CapturedProgram, paths: Mapping[str, str | None]) -> Program:
     return Program(
-        file=_file_of(name),
+        file=paths["file"],
         inputs=program.inputs,
         outputs=program.outputs,
         objective=None if program.objective is None else program.objective.name,
-        tflite=_TFLITE,
+        tflite=paths["tflite"],
     )
 
 

@@ -11,8 +11,8 @@ from protofleet.errors import InputError
 from protofleet.runtime._arrays import Arrays
 
 BackendName = Literal["auto", "onnx", "litert"]
-"""Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed, else
-LiteRT (docs/device.md says why)."""
+"""Who runs programs: ONNX Runtime, LiteRT, or ``auto``: ONNX Runtime where it is installed and the
+bundle has ONNX files, else LiteRT (docs/device.md says why)."""
 
 Kernels = Literal["auto", "custom", "graph"]
 """Who computes ALP nodes: ``custom`` the kernels, ``graph`` the runtime, ``auto`` the faster one
@@ -92,7 +92,7 @@ def open_backend(
         InputError: that runtime is not installed, or ``kernels`` is not to be had.
         ProvisionError: the bundle holds nothing for that runtime.
     """
-    chosen = _chosen(name)
+    chosen = _chosen(name, programs)
     if chosen == "litert":
         from protofleet.runtime._litert import LiteRtBackend  # noqa: PLC0415 one runtime is loaded
 
@@ -102,9 +102,14 @@ def open_backend(
     return OnnxBackend(bundle, programs, threads=threads, kernels=kernels)
 
 
-def _chosen(name: BackendName) -> Literal["onnx", "litert"]:
+def _chosen(name: BackendName, programs: Mapping[str, Program]) -> Literal["onnx", "litert"]:
     if name == "auto":
-        name = "onnx" if _installed("onnx") or not _installed("litert") else "litert"
+        has_onnx = all(program.file is not None for program in programs.values())
+        has_tflite = all(program.tflite is not None for program in programs.values())
+        if has_onnx != has_tflite:
+            name = "onnx" if has_onnx else "litert"
+        else:
+            name = "onnx" if _installed("onnx") or not _installed("litert") else "litert"
     if name not in PACKAGES:
         raise InputError(f"backend: expected auto, onnx or litert, got '{name}'")
     if not _installed(name):

@@ -40,23 +40,26 @@ class OnnxBackend:
     ) -> None:
         self._programs = programs
         self._threads = threads
-        self._models = {name: bundle.read(program.file) for name, program in programs.items()}
+        self._paths = {name: _path(bundle, name, program) for name, program in programs.items()}
+        self._models = {name: bundle.read(path) for name, path in self._paths.items()}
         self.uses_kernels = any(map(_alp.contains_alp, self._models.values())) and _wanted(kernels)
         if self.uses_kernels:
             _alp.set_kernel_threads(threads)
 
     def where(self, program: str) -> str:
         """The program's file."""
-        return self._programs[program].file
+        return self._paths[program]
 
     def open(self, program: str) -> OnnxRunner:
         """A runner with a new session; a program is opened once, and its file then forgotten."""
-        model, ports = self._models[program], self._programs[program]
+        model, where = self._models[program], self._paths[program]
         calls_back = self.uses_kernels and _alp.contains_alp(model)
-        session = _open_session(model, ports, threads=self._threads, use_kernels=calls_back)
+        session = _open_session(model, where, threads=self._threads, use_kernels=calls_back)
+        found = _tensors(session.get_inputs()), _tensors(session.get_outputs())
+        check_ports(where, self._programs[program], *found)
         del self._models[program]
         release()
-        return OnnxRunner(session, ports.file, calls_back=calls_back)
+        return OnnxRunner(session, where, calls_back=calls_back)
 
 
 class OnnxRunner:
@@ -111,17 +114,26 @@ def _wanted(kernels: Kernels) -> bool:
     return True
 
 
-def _open_session(model: bytes, program: Program, *, threads: int, use_kernels: bool) -> Any:
-    """Load a program and check it against its ports.
+def _path(bundle: ProgramSource, name: str, program: Program) -> str:
+    if program.file is None:
+        raise ProvisionError(
+            f"bundle '{bundle.manifest.name}': its program '{name}' has no ONNX file; export the "
+            "model anew, or choose backend 'litert'"
+        )
+    return program.file
+
+
+def _open_session(model: bytes, where: str, *, threads: int, use_kernels: bool) -> Any:
+    """Load a program.
 
     Args:
         model: the serialised ONNX model.
-        program: its signature.
+        where: its path in the bundle.
         threads: intra-operator threads.
         use_kernels: let ``protofleet.kernels`` compute the ALP nodes.
 
     Raises:
-        ProvisionError: the model does not load, or differs from its ports.
+        ProvisionError: the model does not load.
     """
     import onnxruntime  # noqa: PLC0415 a device's other processes never load it
 
@@ -130,18 +142,14 @@ def _open_session(model: bytes, program: Program, *, threads: int, use_kernels: 
     if use_kernels:
         options.register_custom_ops_library(_alp.library_with_alp())
     try:
-        session = onnxruntime.InferenceSession(
+        return onnxruntime.InferenceSession(
             model,
             options,
             providers=["CPUExecutionProvider"],
             disabled_optimizers=[_MERGES_EQUAL_NODES],
         )
     except Exception as error:  # ONNX Runtime's errors share no narrower root
-        raise ProvisionError(f"program '{program.file}': does not load: {error}") from error
-    check_ports(
-        program.file, program, _tensors(session.get_inputs()), _tensors(session.get_outputs())
-    )
-    return session
+        raise ProvisionError(f"program '{where}': does not load: {error}") from error
 
 
 def _tensors(found: Sequence[Any]) -> dict[str, Tensor]:

@@ -129,7 +129,7 @@ class Intake:
         """Copy the batch's arrays into contiguous memory; arrays by port name.
 
         A float32 port of shape () takes any real number: Python's, numpy's, or an array of
-        shape ().
+        shape (). An int64 port takes whole numbers in float32, too: examples are kept so.
 
         Raises:
             InputError: an array is absent or has another shape or dtype.
@@ -137,12 +137,13 @@ class Intake:
         staged = self._slots.at(size)
         for port in self._ports:
             array = self._array(batch, port)
-            if array.shape != resolve(port.shape, size) or array.dtype != port.dtype:
+            fits = array.dtype == port.dtype or _holds_whole_numbers(array, port)
+            if array.shape != resolve(port.shape, size) or not fits:
                 raise InputError(
                     f"program '{self._where}', input '{port.key}': expected "
                     f"{resolve(port.shape, size)} {port.dtype}, got {array.shape} {array.dtype}"
                 )
-            np.copyto(staged[port.name], array)
+            np.copyto(staged[port.name], array, casting="unsafe")
         return staged
 
     def _array(self, batch: Mapping[str, Any], port: Port) -> NDArray[Any]:
@@ -155,6 +156,14 @@ class Intake:
                 f"{port.dtype}, got {'nothing' if value is None else type(value).__name__}"
             )
         return value
+
+
+def _holds_whole_numbers(array: NDArray[Any], port: Port) -> bool:
+    return (
+        port.dtype == "int64"
+        and array.dtype == np.float32
+        and bool(np.all(np.trunc(array) == array))
+    )
 
 
 def _is_number(value: Any) -> bool:

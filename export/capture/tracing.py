@@ -88,7 +88,7 @@ def trace(
     size: Any = inputs[len(fixed)].shape[0]
     # Read now: once a trace has pinned the size to a number, the expression is that number.
     symbol = size.node.expr
-    tracker = SourceTracker(root)
+    tracker = SourceTracker(root, backward_table())
     noise = _find_noise(function, tracker, fake, inputs, symbol)
     _check_guards(shapes, symbol)
     with fake:
@@ -157,8 +157,7 @@ def _find_noise(
     symbol: sympy.Symbol,
 ) -> tuple[NoiseRequest, ...]:
     recorder = NoiseRecorder()
-    # Some operators are written in C++ for fixed sizes only; PyTorch's own Python forms are not.
-    with fake, enable_python_dispatcher(), tracker.tracking(), explicit_noise(recorder):
+    with fake, tracker.tracking(), explicit_noise(recorder):
         function.forward(inputs)
     return tuple(
         NoiseRequest(
@@ -180,11 +179,11 @@ def _record(
         with tracker.tracking(), explicit_noise(NoiseReplay(drawn)):
             return function(args[: len(inputs)])
 
-    first = make_fx(joint, decomposition_table=backward_table())(*inputs, *noise)
+    first = make_fx(joint)(*inputs, *noise)
     first.graph.eliminate_dead_code()
 
     def flat(*args: Tensor) -> Any:
-        with fx_traceback.preserve_node_meta():
+        with fx_traceback.preserve_node_meta(), enable_python_dispatcher():
             return _Placed(first).run(*args)
 
     pure = functionalize(flat, remove="mutations")

@@ -67,7 +67,7 @@ class ParityRecord:
         tensors: number of output tensors compared.
         worst_error: largest relative difference over tensors, batch sizes and runners.
         worst_tensor: port where it occurred.
-        program_bytes: size of the file.
+        program_bytes: size of the ONNX file; 0 where there is none.
         by_runner: the largest difference in each way of running it, e.g. ``LiteRT``.
         gradient_noise: 0 where everything was compared in single precision. Else gradients in
             ``worst_error`` are the captured graph's in double precision, and this is the largest
@@ -99,10 +99,11 @@ class _Case:
 def check_parity(  # noqa: PLR0913 - options by keyword
     model: nn.Module,
     program: CapturedProgram,
-    data: bytes,
+    data: bytes | None,
     *,
     name: str,
     runners: Mapping[str, Runner] | None = None,
+    tokens: int | None = None,
     batch_sizes: Sequence[int] = (3, 8),
     tolerance: float = TOLERANCE,
     seed: int = 0,
@@ -112,9 +113,10 @@ def check_parity(  # noqa: PLR0913 - options by keyword
     Args:
         model: the module that was captured; left as it is.
         program: its capture, for the ports.
-        data: the ONNX file.
+        data: the ONNX file, which plain ONNX Runtime runs; None where there is none.
         name: the program's name, for messages.
-        runners: further ways to run the program, by name; plain ONNX Runtime is always one.
+        runners: further ways to run the program, by name.
+        tokens: examples are int64 numbers below this; None: float32.
         batch_sizes: batches to compare.
         tolerance: largest relative difference allowed.
         seed: of parameters near the initial ones, inputs and noise.
@@ -127,8 +129,9 @@ def check_parity(  # noqa: PLR0913 - options by keyword
         name=name,
         model=model,
         program=program,
-        runners={"ONNX Runtime": stock_runner(data), **(runners or {})},
-        reference=Reference(model, program),
+        runners=({} if data is None else {"ONNX Runtime": stock_runner(data)})
+        | dict(runners or {}),
+        reference=Reference(model, program, tokens=tokens),
         tolerance=tolerance,
         rng=np.random.default_rng(seed),
     )
@@ -140,7 +143,7 @@ def check_parity(  # noqa: PLR0913 - options by keyword
         tensors=len(program.outputs),
         worst_error=worst[0],
         worst_tensor=worst[1],
-        program_bytes=len(data),
+        program_bytes=0 if data is None else len(data),
         by_runner={runner: error for runner, (error, _) in by_runner.items()},
         gradient_noise=noise,
     )

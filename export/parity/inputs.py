@@ -66,6 +66,10 @@ def _draw(
     vocabulary: int | None,
 ) -> NDArray[Any]:
     declared = program.objective.inputs.get(port.key) if program.objective else None
+    of_examples = port.role == "input" and (declared is None or declared.shape is None)
+    if vocabulary is not None and of_examples:
+        # Small numbers often: repeated ones, and 0 for padding.
+        return np.floor(vocabulary * rng.random(shape) ** 4).astype(port.dtype)
     if port.dtype == "int64":
         # Two classes exist in every model that can be trained.
         return _both(shape, rng)
@@ -73,9 +77,6 @@ def _draw(
         return _both(shape, rng).astype(np.float32)
     if port.role == "input" and not shape:
         return np.asarray(rng.uniform(_SMALLEST_NUMBER, 1), np.float32)
-    if vocabulary is not None and (declared is None or declared.shape is None):
-        # Small numbers often: repeated ones, and 0 for padding.
-        return np.floor(vocabulary * rng.random(shape) ** 4).astype(np.float32)
     if port.distribution == "uniform":
         return rng.random(shape, dtype=np.float32)
     return rng.standard_normal(shape).astype(np.float32)

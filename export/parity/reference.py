@@ -34,10 +34,15 @@ class Reference:
     """
 
     def __init__(
-        self, model: nn.Module, program: CapturedProgram, *, dtype: torch.dtype = torch.float32
+        self,
+        model: nn.Module,
+        program: CapturedProgram,
+        *,
+        dtype: torch.dtype = torch.float32,
+        tokens: int | None = None,
     ) -> None:
         self._model = copy.deepcopy(model).train(program.objective is not None)
-        self._program, self._dtype = program, dtype
+        self._program, self._dtype, self._tokens = program, dtype, tokens
         tensors = model_tensors(self._model)
         keys = (*tensors.params, *tensors.buffers)
         self._model.to(dtype)
@@ -49,7 +54,7 @@ class Reference:
 
     def draw(self, size: int, rng: np.random.Generator) -> Arrays:
         """Inputs by port name."""
-        words = getattr(self._model, "vocabulary", None)
+        words = getattr(self._model, "vocabulary", None) if self._tokens is None else self._tokens
         return draw_inputs(self._program, self._initial, size, rng, vocabulary=words)
 
     def __call__(self, feed: Arrays) -> tuple[Arrays, float]:

@@ -92,19 +92,20 @@ def quantise(
     inputs = _by_port(infer, values)
     files = _kept_files(bundle) | _value_files(values)
     programs = {n: p for n, p in bundle.manifest.programs.items() if p.precision == "float32"}
-    float_bytes: dict[Backend, int] = {
-        "onnx": len(_onnx(bundle, infer, inputs).SerializeToString())
-    }
+    float_bytes: dict[Backend, int] = {}
+    if infer.file is not None:
+        float_bytes["onnx"] = len(_onnx(bundle, infer, inputs).SerializeToString())
     if infer.tflite is not None:
         float_bytes["litert"] = len(_tflite(bundle, infer, inputs).pack("infer"))
     for precision in precisions:
         name = f"infer_{precision}"
         file, tflite = f"programs/{name}.onnx", f"programs/{name}.tflite"
-        files[file] = _ONNX[precision](_onnx(bundle, infer, inputs), name, batches)
+        if infer.file is not None:
+            files[file] = _ONNX[precision](_onnx(bundle, infer, inputs), name, batches)
         if infer.tflite is not None:
             files[tflite] = _TFLITE[precision](_tflite(bundle, infer, inputs), name, batches)
         programs[name] = Program(
-            file=file,
+            file=None if infer.file is None else file,
             inputs=tuple(port for port in infer.inputs if port.role == "input"),
             outputs=infer.outputs,
             tflite=None if infer.tflite is None else tflite,
@@ -120,7 +121,7 @@ def quantise(
 
 
 def _onnx(bundle: Bundle, infer: Program, inputs: Tensors) -> Any:
-    return quantise_onnx.bake(bundle.read(infer.file), inputs)
+    return quantise_onnx.bake(bundle.read(str(infer.file)), inputs)
 
 
 def _tflite(bundle: Bundle, infer: Program, inputs: Tensors) -> Any:
@@ -134,9 +135,11 @@ def _by_port(infer: Program, values: Model) -> dict[str, NDArray[np.float32]]:
 
 
 def _batches(infer: Program, windows: NDArray[np.float32]) -> list[Tensors]:
-    (name,) = (port.name for port in infer.inputs if port.role == "input")
+    ((name, dtype),) = ((p.name, p.dtype) for p in infer.inputs if p.role == "input")
     starts = range(0, len(windows), _CALIBRATION_BATCH)
-    return [{name: np.ascontiguousarray(windows[i : i + _CALIBRATION_BATCH])} for i in starts]
+    return [
+        {name: np.ascontiguousarray(windows[i : i + _CALIBRATION_BATCH], dtype)} for i in starts
+    ]
 
 
 def _kept_files(bundle: Bundle) -> dict[str, bytes]:

@@ -93,7 +93,7 @@ def _size(draft: Draft, precision: Precision, backend: Backend) -> int:
     if precision == "float32":
         return draft.float_bytes[backend]
     program = draft.manifest.programs[f"infer_{precision}"]
-    return len(draft.files[program.file if backend == "onnx" else str(program.tflite)])
+    return len(draft.files[str(program.file if backend == "onnx" else program.tflite)])
 
 
 def _latencies(opened: Sequence[Classifier], x: NDArray[np.float32]) -> list[float]:

@@ -83,7 +83,7 @@ class Probe(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, CLASSES)."""
-        if self.scale is not None:
+        if self.scale is not None and self.shift is not None:
             x = x * self.scale + self.shift
         logits: Tensor = self.head(self.inner(x).flatten(1).float())
         return logits

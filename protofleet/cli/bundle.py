@@ -12,7 +12,7 @@ from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
     from protofleet.bundle import Bundle
-    from protofleet.bundle.manifest import Program
+    from protofleet.bundle.manifest import Preprocessing
 
 _PATH = click.Path(path_type=Path)
 
@@ -111,11 +111,15 @@ def _summary(opened: Bundle) -> dict[str, Any]:
     return {"digest": opened.digest, "signer": signer, **manifest}
 
 
-def _tflite(opened: Bundle, program: Program) -> str:
+def _tokens(preprocessing: Preprocessing) -> str:
+    return "" if preprocessing.tokens is None else f", {preprocessing.tokens} tokens"
+
+
+def _file(opened: Bundle, path: str | None, kind: str) -> str:
     """Programs may share a file."""
-    if program.tflite is None:
-        return "no TFLite file"
-    return f"{program.tflite}, {opened.manifest.files[program.tflite].bytes:,} bytes"
+    if path is None:
+        return f"no {kind} file"
+    return f"{path}, {opened.manifest.files[path].bytes:,} bytes"
 
 
 def _lines(opened: Bundle) -> list[str]:
@@ -129,17 +133,16 @@ def _lines(opened: Bundle) -> list[str]:
         "layout": manifest.layout_hash,
         "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
         "state": f"{len(model.buffers)} tensors, {model.buffers.layout.size:,} values",
-        "input": f"{list(manifest.preprocessing.input_shape)}",
+        "input": f"{list(manifest.preprocessing.input_shape)}{_tokens(manifest.preprocessing)}",
         "classes": ", ".join(manifest.classes),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",
     }
     lines = [f"{key:<10}{value}" for key, value in rows.items()]
     for name, program in manifest.programs.items():
-        size = manifest.files[program.file].bytes
         ports = f"{len(program.inputs)} inputs, {len(program.outputs)} outputs"
         lines.append(
-            f"{'program':<10}{name}: {program.file}, {size:,} bytes, {ports}, {program.precision}, "
-            f"{_tflite(opened, program)}"
+            f"{'program':<10}{name}: {_file(opened, program.file, 'ONNX')}, {ports}, "
+            f"{program.precision}, {_file(opened, program.tflite, 'TFLite')}"
         )
     lines += [f"{'origin':<10}{key}: {value}" for key, value in manifest.provenance.items()]
     lines += [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from protofleet.bundle.manifest import Preprocessing
     from protofleet.export.build import BundleSpec, ExportReport
+    from protofleet.export.formats import Format
 
 _PATH = click.Path(path_type=Path)
 
@@ -37,6 +38,16 @@ _INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
 }
 """Of the registered models with their default settings."""
 
+
+def _formats(value: str) -> tuple[str, ...]:
+    """Formats by name, comma-separated."""
+    names = tuple(dict.fromkeys(name.strip() for name in value.split(",")))
+    if unknown := [name for name in names if name not in _FORMATS]:
+        raise click.BadParameter(f"expected {' or '.join(_FORMATS)}, got '{unknown[0]}'")
+    return names
+
+
+_FORMATS = ("onnx", "tflite")
 _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
 
 
@@ -62,6 +73,16 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 @click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
 @click.option("--classes", help="Class names, comma-separated, in the order of the logits.")
 @click.option("--input-shape", help="Shape of one example, e.g. 128,6.")
+@click.option(
+    "--tokens",
+    type=click.IntRange(1, 2**24),
+    help="Examples are int64 numbers below this; default: found where the model needs them.",
+)
+@click.option(
+    "--formats",
+    type=_formats,
+    help="onnx,tflite or one of them; default: both, or the one in which the model can be written.",
+)
 @click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
 @click.option("--key", type=_PATH, help="Signing key (PEM); default: this user's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -76,6 +97,8 @@ def export(
     checkpoint: Path | None,
     classes: str | None,
     input_shape: str | None,
+    tokens: int | None,
+    formats: tuple[Format, ...] | None,
     preprocessing: Path | None,
     key: Path | None,
     as_json: bool,
@@ -91,7 +114,7 @@ def export(
     from protofleet.export.build import export_bundle
 
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
-    prepared = _preprocessing(model, input_shape, preprocessing)
+    prepared = _with_tokens(built, _preprocessing(model, input_shape, preprocessing), tokens)
     spec = _spec(
         built,
         name=out.stem,
@@ -105,7 +128,7 @@ def export(
     started = time.perf_counter()
     report = export_bundle(
         built,
-        dataclasses.replace(spec, provenance=provenance, objectives=asked),
+        dataclasses.replace(spec, provenance=provenance, objectives=asked, formats=formats),
         out=out,
         key=keys.load_signing_key(key) if key else keys.load_or_create_signing_key(),
     )
@@ -182,6 +205,20 @@ def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preproce
         raise InputError(f"--input-shape: expected integers like 128,6, got '{shape}'") from error
 
 
+def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -> Preprocessing:
+    """With the number of tokens that was given, that the file says, or that the model needs."""
+    import msgspec
+
+    from protofleet.export.tokens import find_tokens
+
+    tokens = given or prepared.tokens
+    if tokens is None:
+        tokens = find_tokens(model, prepared.input_shape)
+        if tokens is not None:
+            click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
+    return msgspec.structs.replace(prepared, tokens=tokens)
+
+
 def _class_names(
     given: str | None, metadata: Mapping[str, str], model: nn.Module, prepared: Preprocessing
 ) -> tuple[str, ...]:
@@ -192,20 +229,22 @@ def _class_names(
         names = tuple(str(name) for name in json.loads(metadata["classes"]))
         if names:
             return names
-    return tuple(str(index) for index in range(_width_of_logits(model, prepared.input_shape)))
+    return tuple(str(index) for index in range(_width_of_logits(model, prepared)))
 
 
-def _width_of_logits(model: nn.Module, shape: Sequence[int]) -> int:
+def _width_of_logits(model: nn.Module, prepared: Preprocessing) -> int:
     import torch
+
+    from protofleet.export.build import example_of
 
     was_training = model.training
     try:
         with torch.no_grad():
-            logits = model.eval()(torch.zeros(2, *shape))
+            logits = model.eval()(example_of(prepared, 2))
     except (RuntimeError, ValueError) as error:
         line = str(error).splitlines()[0]
         raise InputError(
-            f"model: does not take examples of shape {tuple(shape)}: {line}"
+            f"model: does not take examples of shape {prepared.input_shape}: {line}"
         ) from error
     finally:
         model.train(was_training)
@@ -232,6 +271,8 @@ def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:
             record.worst_tensor,
         )
     Console().print(table)
+    for name, reason in report.left_out.items():
+        click.echo(f"left out, format {name}: {reason}", err=True)
     for record in report.parity:
         if record.gradient_noise:
             click.echo(

@@ -99,8 +99,11 @@ def _task(
 
     from protofleet.export.models import build_model
     from protofleet.export.pretraining.training import masked, supervised
+    from protofleet.export.tokens import find_tokens
 
     model = build_model(spec, **settings)
+    if find_tokens(model, arrays["x"].shape[1:]) is not None:
+        arrays["x"] = arrays["x"].astype(np.int64)
     example = torch.from_numpy(arrays["x"][:1])
     if init is not None:
         _initialise(model, init)

@@ -45,3 +45,8 @@ def test_an_impossible_axis_is_refused(forge, axis):
 def test_a_program_whose_file_is_not_declared_is_refused(forge):
     forge.manifest["programs"]["infer"]["file"] = "../../bin/infer.onnx"
     assert_refused("port", *forge.both(), match="infer")
+
+
+def test_a_program_without_any_file_is_refused(forge):
+    forge.manifest["programs"]["infer"] |= {"file": None, "tflite": None}
+    assert_refused("port", *forge.both(), match="neither an ONNX nor a TFLite file")

@@ -16,6 +16,9 @@ from attacks.hostile import assert_refused
         {"rate_hz": 0.0},
         {"window": -128},
         {"hop": 0},
+        {"tokens": 0},
+        {"tokens": 2**24 + 1},
+        {"tokens": 50, "mean": [1.0]},
     ],
     ids=str,
 )

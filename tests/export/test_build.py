@@ -18,7 +18,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.export import export as export_command
 from protofleet.errors import ExportError, InputError
-from protofleet.export import build
+from protofleet.export import formats
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
@@ -81,7 +81,7 @@ def test_no_bundle_when_a_program_is_wrong(tmp_path: Path, monkeypatch: pytest.M
         data = to_onnx(program, name=name)
         return scaled_gradient(data, "grad.head.bias", 1.01) if name == "train" else data
 
-    monkeypatch.setattr(build, "to_onnx", tampered)
+    monkeypatch.setattr(formats, "to_onnx", tampered)
     with pytest.raises(ExportError, match=r"program 'train', tensor 'grad\.head\.bias'"):
         export_bundle(Perceptron(), _spec((5,), 3), out=tmp_path / "toy", key=_KEY)
     assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,82 @@
+"""Whether a model takes tokens: int64 numbers, such as the words of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from protofleet.errors import ExportError
+
+_TABLES = (nn.Embedding, nn.EmbeddingBag)
+_BATCH = 2
+
+
+def find_tokens(model: nn.Module, input_shape: Sequence[int]) -> int | None:
+    """The number of tokens of a model that takes int64 examples, else None.
+
+    It is the smallest table that rows are looked up in by what the example holds.
+
+    Args:
+        model: called in evaluation mode; its mode is restored.
+        input_shape: of one example.
+
+    Raises:
+        ExportError: it takes int64 examples only, and no ``nn.Embedding`` reads them.
+    """
+    shape = (_BATCH, *input_shape)
+    if _runs(model, torch.zeros(shape)) or not _runs(model, torch.zeros(shape, dtype=torch.int64)):
+        return None
+    zeros, ones = ([*_looked_up(model, fill, shape)] for fill in (0, 1))
+    sizes = [
+        table.num_embeddings
+        for (table, before), (_, after) in zip(zeros, ones, strict=True)
+        if not torch.equal(before, after)
+    ]
+    if not sizes:
+        raise ExportError(
+            f"model ({type(model).__qualname__}): takes int64 examples, but no nn.Embedding reads "
+            "them: say how many tokens there are with --tokens"
+        )
+    return min(sizes)
+
+
+def _runs(model: nn.Module, example: Tensor) -> bool:
+    with _evaluating(model):
+        try:
+            model(example)
+        except (RuntimeError, IndexError, ValueError, TypeError):
+            return False
+    return True
+
+
+def _looked_up(
+    model: nn.Module, fill: int, shape: Sequence[int]
+) -> list[tuple[nn.Embedding | nn.EmbeddingBag, Tensor]]:
+    """Tables and what was looked up in them, in order, by an example of equal numbers."""
+    found: list[tuple[nn.Embedding | nn.EmbeddingBag, Tensor]] = []
+    hooks = [
+        table.register_forward_pre_hook(lambda table, args: found.append((table, args[0].clone())))
+        for table in model.modules()
+        if isinstance(table, _TABLES)
+    ]
+    try:
+        with _evaluating(model):
+            model(torch.full(tuple(shape), fill, dtype=torch.int64))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
