@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
+from protofleet.export.capture import resizing, windows
 from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
 from protofleet.export.models import alp
 
@@ -26,8 +27,16 @@ _aten = torch.ops.aten
 
 
 def backward_table() -> dict[Any, Callable[..., Any]]:
-    """Applied while autograd runs: operators that write to an argument without saying so."""
-    return {_aten.native_batch_norm.default: _native_batch_norm}
+    """Applied while autograd runs.
+
+    Operators that write to an argument without saying so, and those whose own form pins the batch
+    size or is none in a runtime.
+    """
+    return {
+        _aten.native_batch_norm.default: _native_batch_norm,
+        **resizing.TABLE,
+        **windows.TABLE,
+    }
 
 
 def forward_table() -> dict[Any, Callable[..., Any]]:
