@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
-from protofleet.export.capture import resizing, windows
+from protofleet.export.capture import decompose_numbers, resizing, windows
 from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
 from protofleet.export.models import alp
 
@@ -34,6 +34,7 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
     """
     return {
         _aten.native_batch_norm.default: _native_batch_norm,
+        **decompose_numbers.AUTOGRAD,
         **resizing.TABLE,
         **windows.TABLE,
     }
@@ -44,6 +45,7 @@ def forward_table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     table.update(get_decompositions(_EXTRA))
     table.update(_OWN)
+    table.update(decompose_numbers.TABLE)
     del table[_aten.squeeze.dim]
     return table
 

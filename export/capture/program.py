@@ -17,6 +17,7 @@ from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
+from protofleet.export.capture.functions import ProgramFunctions
 from protofleet.export.capture.ports import Names, finish
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.tracing import Trace, trace
@@ -222,7 +223,8 @@ class _Pure:
     def _forward(
         self, tensors: dict[str, Tensor], batch: Inputs
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        loss, outputs = functional_call(self.joint, tensors, (batch,))
+        with ProgramFunctions():
+            loss, outputs = functional_call(self.joint, tensors, (batch,))
         self.output_keys = tuple(outputs)
         return loss, outputs
 
