@@ -396,6 +396,47 @@ def _squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x
 
 
+def _repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
+    """A new axis before each that is repeated."""
+    x = x.reshape((1,) * (len(repeats) - x.dim()) + tuple(x.shape))
+    for axis, count in enumerate(repeats):
+        if isinstance(count, int) and count == 1:
+            continue
+        before, size, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        wide = x.unsqueeze(axis).expand(*before, count, size, *behind)
+        x = wide.reshape(*before, count * size, *behind)
+    return x
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """The two parts of an axis change places."""
+    if not dims:
+        return NotImplemented
+    for shift, axis in zip(shifts, dims, strict=True):
+        size = int(x.shape[axis])
+        cut = -shift % size
+        if cut:
+            parts = (x.narrow(axis, cut, size - cut), x.narrow(axis, 0, cut))
+            x = torch.cat(parts, axis)
+    return x
+
+
+def _max_over(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - the operator's signature
+) -> tuple[Tensor, Tensor]:
+    return x.amax(dim, keepdim), x.argmax(dim, keepdim)
+
+
+def _min_over(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> tuple[Tensor, Tensor]:
+    return x.amin(dim, keepdim), x.argmin(dim, keepdim)
+
+
 _EXTRA = (
     _aten.var_mean.correction,
     _aten.native_batch_norm_backward,
@@ -405,6 +446,10 @@ _EXTRA = (
 
 _OWN: Table = {
     _aten.pow.Tensor_Scalar: _power,
+    _aten.repeat.default: _repeat,
+    _aten.roll.default: _roll,
+    _aten.max.dim: _max_over,
+    _aten.min.dim: _min_over,
     _aten.squeeze.dims: _squeeze_dims,
     _aten.empty.memory_format: _empty,
     _aten.empty_like.default: _empty_like,

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from protofleet.export.capture import ordering
+
 
 class ProgramFunctions(TorchFunctionMode):
     """Inside, functions that a program needs in another form take that form."""
@@ -64,4 +66,5 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     Tensor.prod: _product,
     torch.cosine_similarity: _cosine_similarity,
     functional.cosine_similarity: _cosine_similarity,
+    **ordering.FUNCTIONS,
 }

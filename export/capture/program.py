@@ -136,7 +136,9 @@ def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inpu
 def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     tensors = pure.tensors
     fixed = [*tensors.all().values(), *whole.values()]
-    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()))
+    first = len(tensors.params) + len(tensors.buffers)
+    constants = dict(enumerate(tensors.constants.values(), start=first))
+    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=constants)
     names = Names(
         params=tuple(tensors.params),
         buffers=tuple(tensors.buffers),
