@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
-from protofleet.export.capture import decompose_numbers
+from protofleet.export.capture import decompose_numbers, resizing, windows
 from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
 from protofleet.export.models import alp
 
@@ -27,8 +27,17 @@ _aten = torch.ops.aten
 
 
 def backward_table() -> dict[Any, Callable[..., Any]]:
-    """Applied while autograd runs: operators that write to an argument without saying so."""
-    return {_aten.native_batch_norm.default: _native_batch_norm, **decompose_numbers.AUTOGRAD}
+    """Applied while autograd runs.
+
+    Operators that write to an argument without saying so, and those whose own form pins the batch
+    size or is none in a runtime.
+    """
+    return {
+        _aten.native_batch_norm.default: _native_batch_norm,
+        **decompose_numbers.AUTOGRAD,
+        **resizing.TABLE,
+        **windows.TABLE,
+    }
 
 
 def forward_table() -> dict[Any, Callable[..., Any]]:
@@ -392,6 +401,47 @@ def _squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x
 
 
+def _repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
+    """A new axis before each that is repeated."""
+    x = x.reshape((1,) * (len(repeats) - x.dim()) + tuple(x.shape))
+    for axis, count in enumerate(repeats):
+        if isinstance(count, int) and count == 1:
+            continue
+        before, size, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        wide = x.unsqueeze(axis).expand(*before, count, size, *behind)
+        x = wide.reshape(*before, count * size, *behind)
+    return x
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """The two parts of an axis change places."""
+    if not dims:
+        return NotImplemented
+    for shift, axis in zip(shifts, dims, strict=True):
+        size = int(x.shape[axis])
+        cut = -shift % size
+        if cut:
+            parts = (x.narrow(axis, cut, size - cut), x.narrow(axis, 0, cut))
+            x = torch.cat(parts, axis)
+    return x
+
+
+def _max_over(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - the operator's signature
+) -> tuple[Tensor, Tensor]:
+    return x.amax(dim, keepdim), x.argmax(dim, keepdim)
+
+
+def _min_over(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> tuple[Tensor, Tensor]:
+    return x.amin(dim, keepdim), x.argmin(dim, keepdim)
+
+
 _EXTRA = (
     _aten.var_mean.correction,
     _aten.native_batch_norm_backward,
@@ -401,6 +451,10 @@ _EXTRA = (
 
 _OWN: Table = {
     _aten.pow.Tensor_Scalar: _power,
+    _aten.repeat.default: _repeat,
+    _aten.roll.default: _roll,
+    _aten.max.dim: _max_over,
+    _aten.min.dim: _min_over,
     _aten.squeeze.dims: _squeeze_dims,
     _aten.empty.memory_format: _empty,
     _aten.empty_like.default: _empty_like,

@@ -297,7 +297,7 @@ def _of_last_axis(input: Tensor) -> Complex:  # noqa: A002 - PyTorch's
 
 _fourier: Any = torch.fft
 
-FORMS: dict[Any, Callable[..., Any]] = {
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     _fourier.fft: _fft,
     _fourier.ifft: _ifft,
     _fourier.rfft: _rfft,

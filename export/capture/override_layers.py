@@ -195,7 +195,7 @@ def _max_norm() -> ExportError:
     )
 
 
-FORMS: dict[Any, Callable[..., Any]] = {
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.conv3d: _conv3d,
     torch.conv_transpose3d: _conv_transpose3d,
     functional.instance_norm: _instance_norm,

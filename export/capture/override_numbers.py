@@ -33,7 +33,7 @@ def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) 
     return along / sizes
 
 
-FORMS: dict[Any, Callable[..., Any]] = {
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.prod: _product,
     Tensor.prod: _product,
     torch.cosine_similarity: _cosine_similarity,

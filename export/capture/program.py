@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
-from protofleet.export.capture.overrides import ProgramFunctions
+from protofleet.export.capture.functions import ProgramFunctions
 from protofleet.export.capture.ports import Names, finish
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.tracing import Trace, trace
@@ -146,7 +146,9 @@ def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inpu
 def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     tensors = pure.tensors
     fixed = [*tensors.all().values(), *whole.values()]
-    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()))
+    first = len(tensors.params) + len(tensors.buffers)
+    constants = dict(enumerate(tensors.constants.values(), start=first))
+    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=constants)
     names = Names(
         params=tuple(tensors.params),
         buffers=tuple(tensors.buffers),

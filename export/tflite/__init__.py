@@ -19,7 +19,9 @@ from protofleet.export.tflite import (
     elementwise,
     functions,
     linear,
+    lookups,
     moves,
+    order,
 )
 from protofleet.export.tflite.graph import Graph, SharedTables
 from protofleet.export.tflite.lower import Lowering
@@ -27,7 +29,7 @@ from protofleet.export.tflite.lower import Lowering
 __all__ = ["tflite_runner", "to_tflite"]
 
 # They register how operators are written.
-_ = (activations, alp, convolution, elementwise, functions, linear, moves)
+_ = (activations, alp, convolution, elementwise, functions, linear, lookups, moves, order)
 
 _SCHEMA_VERSION = 3
 

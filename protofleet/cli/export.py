@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.errors import InputError, MissingDataError
 
@@ -51,7 +52,7 @@ _FORMATS = ("onnx", "tflite")
 _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
 
 
-@click.command()
+@click.command(cls=WithOperators)
 @click.argument("model")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option("--strategy", required=True, help="Name, see 'protofleet strategies'.")
@@ -86,6 +87,13 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 @click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
 @click.option("--key", type=_PATH, help="Signing key (PEM); default: this user's own.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    FLAG,
+    is_flag=True,
+    expose_value=False,
+    help="List the operators that are proved to work, without MODEL; with --out FILE prove them "
+    "anew and write the table, with --only PATTERN some of them.",
+)
 def export(
     *,
     model: str,

@@ -14,13 +14,19 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from protofleet.errors import ExportError
-from protofleet.export.capture import override_fourier, override_layers, override_numbers
-from protofleet.export.capture.complex_pairs import Complex, apply, makes_complex
+from protofleet.export.capture import (
+    ordering,
+    override_fourier,
+    override_layers,
+    override_numbers,
+)
+from protofleet.export.capture.complex_pairs import apply, makes_complex
 
-_FORMS: dict[Any, Callable[..., Any]] = {
-    **override_fourier.FORMS,
-    **override_layers.FORMS,
-    **override_numbers.FORMS,
+_REPLACED: dict[Any, Callable[..., Any]] = {
+    **override_fourier.FUNCTIONS,
+    **override_layers.FUNCTIONS,
+    **override_numbers.FUNCTIONS,
+    **ordering.FUNCTIONS,
 }
 
 
@@ -40,7 +46,7 @@ class ProgramFunctions(TorchFunctionMode):
             ExportError: the function, or its result, is complex and has no real form.
         """
         kwargs = kwargs or {}
-        form = _FORMS.get(func)
+        form = _REPLACED.get(func)
         if form is not None:
             with self:
                 result = form(*args, **kwargs)
@@ -58,5 +64,3 @@ class ProgramFunctions(TorchFunctionMode):
             )
         return result
 
-
-__all__ = ["Complex", "ProgramFunctions"]
