@@ -63,4 +63,3 @@ class ProgramFunctions(TorchFunctionMode):
                 "torch.fft.rfft"
             )
         return result
-

@@ -3,7 +3,7 @@
 A transform of n numbers is one product while that is cheap, and else, after Cooley and Tukey, two
 stages of short ones: n = a·b takes a + b products for each number instead of n, and constants of a²
 and b² numbers instead of n². Where even one stage's constant would be as large as a weight, its
-rows are made in the program from two small tables: cos(α + β) and sin(α + β).
+rows are made in the program from two small tables: cos(x + y) and sin(x + y).
 
 Source: Cooley, Tukey, "An Algorithm for the Machine Calculation of Complex Fourier Series",
 Mathematics of Computation 19, 1965.

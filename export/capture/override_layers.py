@@ -163,8 +163,8 @@ def _embedding_bag(  # noqa: PLR0913, PLR0917 - the function's signature
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx is None:
-        joined = {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[mode](1)
-        return joined
+        join = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode]
+        return join(rows, 1)
     counts = (input != padding_idx % int(weight.shape[0])).unsqueeze(-1)
     if mode == "max":
         largest = torch.where(counts, rows, torch.finfo(rows.dtype).min).amax(1)

@@ -71,6 +71,17 @@ class _Norms(nn.Module):
         return y
 
 
+class _Decoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens that look at their own sines."""
+        y: Tensor = self.layer(x, x.sin())
+        return y
+
+
 def _encoder(**kwargs: Any) -> nn.Module:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **kwargs)
 
@@ -217,7 +228,7 @@ _ATTENTION = (
             ),
             (
                 "nn.TransformerDecoderLayer",
-                lambda: _Decoder(),
+                _Decoder,
             ),
         )
     ),
@@ -242,17 +253,6 @@ _ATTENTION = (
         _TOKENS,
     ),
 )
-
-
-class _Decoder(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Tokens that look at their own sines."""
-        y: Tensor = self.layer(x, x.sin())
-        return y
 
 
 CASES: tuple[Case, ...] = (*_CONVOLUTIONS, *_NORMALISATION, *_LAYERS, *_ATTENTION)
