@@ -8,7 +8,7 @@ breaks operators down to those that have an ONNX form.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from protofleet.errors import ExportError
 from protofleet.export.capture.decompositions import backward_table, forward_table
+from protofleet.export.capture.lookups import KnownValues, rewritten
 from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
 from protofleet.export.capture.recurrent import FusedRecurrence
 from protofleet.export.capture.source import SourceTracker, is_users, place_of
@@ -67,7 +68,12 @@ class Trace:
 
 
 def trace(
-    function: PureFunction, root: nn.Module, fixed: Sequence[Tensor], batch: Sequence[Tensor]
+    function: PureFunction,
+    root: nn.Module,
+    fixed: Sequence[Tensor],
+    batch: Sequence[Tensor],
+    *,
+    constants: Mapping[int, Tensor],
 ) -> Trace:
     """Record ``function((*fixed, *batch))`` with a symbolic leading axis of all of ``batch``.
 
@@ -76,6 +82,7 @@ def trace(
         root: the module whose parts errors name.
         fixed: tensors of fixed shape.
         batch: tensors whose leading axis is the batch.
+        constants: values that never change, by their place in ``fixed``.
 
     Raises:
         ExportError: see ``capture``.
@@ -94,7 +101,7 @@ def trace(
     _check_guards(shapes, symbol)
     with fake:
         drawn = [torch.zeros([_of_batch(d, size) for d in r.shape]) for r in noise]
-        graph = _record(function, tracker, inputs, drawn)
+        graph = _record(function, tracker, inputs, drawn, constants)
     _check_guards(shapes, symbol)
     return Trace(graph=graph, noise=noise, batch_symbol=symbol)
 
@@ -174,6 +181,7 @@ def _record(
     tracker: SourceTracker,
     inputs: Sequence[Tensor],
     noise: Sequence[Tensor],
+    constants: Mapping[int, Tensor],
 ) -> fx.GraphModule:
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
         drawn = args[len(inputs) :]
@@ -182,10 +190,12 @@ def _record(
 
     first = make_fx(joint)(*inputs, *noise)
     first.graph.eliminate_dead_code()
+    placeholders = first.graph.find_nodes(op="placeholder")
+    known = KnownValues(first, {placeholders[i]: value for i, value in constants.items()})
 
     def flat(*args: Tensor) -> Any:
         with fx_traceback.preserve_node_meta(), enable_python_dispatcher():
-            return _Placed(first).run(*args)
+            return _Placed(first, known).run(*args)
 
     pure = functionalize(flat, remove="mutations")
     second = make_fx(pure, decomposition_table=forward_table())(*inputs, *noise)
@@ -197,16 +207,26 @@ def _record(
 class _Placed(fx.Interpreter):
     """Runs a graph; what a decomposition refuses is told with the place that asked for it."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, known: KnownValues) -> None:
         super().__init__(graph)
         self.extra_traceback = False
+        self._known = known
+        self._node: fx.Node
 
     def run_node(self, n: fx.Node) -> Any:
         """As ``fx.Interpreter``."""
+        self._node = n
         try:
             return super().run_node(n)
         except ExportError as error:
             raise ExportError(f"{place_of(n)}: {error}") from error
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As ``fx.Interpreter``, but for lookups by known places."""
+        result = rewritten(self._node, self._known, args)
+        if result is not NotImplemented:
+            return result
+        return super().call_function(target, args, kwargs)
 
 
 def _multiply_sizes(graph: fx.Graph, inputs: Sequence[Tensor], *, placeholder: int) -> None:
@@ -247,5 +267,6 @@ def _check_guards(shapes: ShapeEnv, symbol: sympy.Symbol) -> None:
             where = f"{place.filename}:{place.lineno}" if isinstance(place, FrameSummary) else place
             raise ExportError(
                 f"{where}: the batch size decides what is computed ({guard.expr} where {symbol} is "
-                "the batch size), but a program must run with any batch size"
+                "the batch size), but a program must run with any batch size: take it from "
+                "x.shape[0], not from len(x), and do not compare it"
             )

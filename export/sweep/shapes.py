@@ -143,7 +143,7 @@ _LOOKUPS = (
     function("x[:, -1]", _PARTS, lambda x: x[:, -1]),
     function("index_select", _PARTS, lambda x: x.index_select(2, torch.tensor([3, 0, 3]))),
     function(
-        "gather", _PARTS, lambda x: x.gather(2, torch.tensor([[[3, 0]]]).expand(len(x), 4, 2))
+        "gather", _PARTS, lambda x: x.gather(2, torch.tensor([[[3, 0]]]).expand(x.shape[0], 4, 2))
     ),
     function(
         "gather by the data", _PARTS, lambda x: x.gather(2, x.argmax(1, keepdim=True)[:, :, :3] % 6)
@@ -184,11 +184,6 @@ _SHAPES = (
     function("roll, 2 axes", _MOVES, lambda x: x.roll((1, -2), (1, 2))),
     function("repeat", _MOVES, lambda x: x.repeat(1, 2, 3)),
     function("repeat_interleave", _MOVES, lambda x: x.repeat_interleave(3, dim=1)),
-    function(
-        "repeat_interleave, each",
-        _MOVES,
-        lambda x: x.repeat_interleave(torch.tensor([1, 2, 0, 3]), dim=1, output_size=6),
-    ),
     function("expand", _MOVES, lambda x: x.unsqueeze(2).expand(-1, -1, 3, -1)),
     function("tile", _MOVES, lambda x: x.tile(1, 2, 1)),
     function("flip", _MOVES, lambda x: x.flip(1, 2)),
@@ -207,8 +202,8 @@ _SHAPES = (
         lambda x: x * torch.meshgrid(torch.arange(4.0), torch.linspace(0, 1, 6), indexing="ij")[1],
     ),
     function("broadcast_to", _MOVES, lambda x: x[:, :1].broadcast_to(x.shape)),
-    function("view_as, reshape", _MOVES, lambda x: x.reshape(len(x), -1).view(-1, 6, 4)),
-    function("channel shuffle", _MOVES, lambda x: nn.ChannelShuffle(2)(x), (4, 3, 2)),
+    function("view_as, reshape", _MOVES, lambda x: x.reshape(x.shape[0], -1).view(-1, 6, 4)),
+    function("channel shuffle", _MOVES, nn.ChannelShuffle(2), (4, 3, 2)),
 )
 
 _ORDERED = (
@@ -222,7 +217,7 @@ _ORDERED = (
     function("diff", _ORDER, lambda x: x.diff(dim=-1)),
     function("max over an axis", _ORDER, lambda x: x.max(-1)[0]),
     function("min over an axis", _ORDER, lambda x: x.min(1)[0]),
-    function("amax, amin", _ORDER, lambda x: x.amax((1, 2)) - x.amin((1, 2))),
+    function("amax, amin", _ORDER, lambda x: x.amax((1, 2), keepdim=True) - x.amin(1)),
     function("median over an axis", _ORDER, lambda x: x.median(-1)[0]),
     function("kthvalue", _ORDER, lambda x: x.kthvalue(2, -1)[0]),
     function("cummax", _ORDER, lambda x: x.cummax(-1)[0]),

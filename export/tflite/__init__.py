@@ -17,8 +17,11 @@ from protofleet.export.tflite import (
     alp,
     convolution,
     elementwise,
+    functions,
     linear,
+    lookups,
     moves,
+    order,
     recurrent,
 )
 from protofleet.export.tflite.graph import Graph, SharedTables
@@ -27,7 +30,18 @@ from protofleet.export.tflite.lower import Lowering
 __all__ = ["tflite_runner", "to_tflite"]
 
 # They register how operators are written.
-_ = (activations, alp, convolution, elementwise, linear, moves, recurrent)
+_ = (
+    activations,
+    alp,
+    convolution,
+    elementwise,
+    functions,
+    linear,
+    lookups,
+    moves,
+    order,
+    recurrent,
+)
 
 _SCHEMA_VERSION = 3
 
