@@ -19,6 +19,7 @@ from protofleet.export.capture import (
     override_fourier,
     override_layers,
     override_numbers,
+    override_recurrent,
 )
 from protofleet.export.capture.complex_pairs import apply, makes_complex
 
@@ -26,6 +27,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     **override_fourier.FUNCTIONS,
     **override_layers.FUNCTIONS,
     **override_numbers.FUNCTIONS,
+    **override_recurrent.FUNCTIONS,
     **ordering.FUNCTIONS,
 }
 

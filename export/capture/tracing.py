@@ -32,7 +32,6 @@ from protofleet.errors import ExportError
 from protofleet.export.capture.decompositions import backward_table, forward_table
 from protofleet.export.capture.lookups import KnownValues, rewritten
 from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
-from protofleet.export.capture.recurrent import FusedRecurrence
 from protofleet.export.capture.source import SourceTracker, is_users, place_of
 
 
@@ -165,7 +164,7 @@ def _find_noise(
     symbol: sympy.Symbol,
 ) -> tuple[NoiseRequest, ...]:
     recorder = NoiseRecorder()
-    with fake, tracker.tracking(), explicit_noise(recorder), FusedRecurrence():
+    with fake, tracker.tracking(), explicit_noise(recorder):
         function.forward(inputs)
     return tuple(
         NoiseRequest(
@@ -185,7 +184,7 @@ def _record(
 ) -> fx.GraphModule:
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
         drawn = args[len(inputs) :]
-        with tracker.tracking(), explicit_noise(NoiseReplay(drawn)), FusedRecurrence():
+        with tracker.tracking(), explicit_noise(NoiseReplay(drawn)):
             return function(args[: len(inputs)])
 
     first = make_fx(joint)(*inputs, *noise)

@@ -18,6 +18,12 @@ from torch import fx
 from protofleet.export.capture.alp_nodes import DOMAIN, VERSION
 
 _FLOAT = int(onnx.TensorProto.FLOAT)
+_REVERSE, _ONCE = "Reverse", "Once"
+"""Last parts of a function's name: from the last step to the first; of a single step, no loop."""
+
+Text = Callable[[str], str]
+"""A function's definition for its name."""
+
 _HEADER = f'<domain: "{DOMAIN}", opset_import: ["" : 18]>\n'
 _EMPTY = ("attr_floats", "attr_strs", "metadata_props_keys", "metadata_props_values")
 _multi_out = torch.ops.onnx_symbolic._symbolic_multi_out.default  # noqa: SLF001 - its name
@@ -46,7 +52,8 @@ def _name(graph: fx.Graph, node: fx.Node) -> None:
         "domain": DOMAIN,
         "version": VERSION,
     }
-    node.args = (tensors, _op_type(node.target, flags), [_FLOAT] * len(results))
+    once = tensors[0].meta["val"].shape[0] == 1
+    node.args = (tensors, _op_type(node.target, flags, once=once), [_FLOAT] * len(results))
     node.target = _multi_out
 
 
@@ -54,15 +61,16 @@ def define_functions(model: onnx.ModelProto) -> None:
     """Add the definitions of the recurrent nodes that ``model`` uses."""
     used = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
     for op_type in sorted(used.intersection(_FUNCTIONS)):
-        text, backwards = _FUNCTIONS[op_type]
-        model.functions.append(onnx.parser.parse_function(text(backwards)))
+        text = _FUNCTIONS[op_type](op_type)
+        model.functions.append(onnx.parser.parse_function(text))
 
 
-def _op_type(target: Any, flags: Sequence[bool]) -> str:
+def _op_type(target: Any, flags: Sequence[bool], *, once: bool) -> str:
     """``LstmForward``, ``RnnReluBackwardReverse``, …: one function for each."""
     kind, *part = _OPERATORS[target]
     *relu, reverse = flags
-    return "".join((kind, "Relu" if any(relu) else "", *part, "Reverse" if reverse else ""))
+    name = "".join((kind, "Relu" if any(relu) else "", *part))
+    return "".join((name, _REVERSE if reverse else "", _ONCE if once else ""))
 
 
 _ops = torch.ops.protofleet
@@ -187,18 +195,17 @@ def _scan(  # noqa: PLR0913 - a function's parts
     name: str,
     signature: str,
     *,
-    states: dict[str, str],
+    states: Sequence[str],
     read: dict[str, str],
     written: dict[str, str],
     step: str,
-) -> Callable[[bool], str]:
+) -> Text:
     """A function that goes through all steps, forward or from the last one.
 
     Args:
         name: of the function for the forward direction; a gradient runs against it.
         signature: inputs and outputs.
-        states: name in the body → its first value. What the body makes of ``h`` or ``grad_h`` is
-            ``h_next``, and the last one ``h_n``.
+        states: what the body makes of ``h`` or ``grad_h`` is ``h_next``, and the last one ``h_n``.
         read: name in the body → what is read step by step.
         written: name in the body → what comes out step by step.
         step: the body.
@@ -208,37 +215,46 @@ def _scan(  # noqa: PLR0913 - a function's parts
     outputs = [*(f"{one}_next" for one in nexts), *written]
     results = ", ".join(f"float[B, n_{one}] {one}" for one in outputs)
 
-    def text(backwards: bool) -> str:  # noqa: FBT001 - the last part of a name
-        turned = int(backwards != name.endswith("Backward"))
-        return f"""{_HEADER}{name}{_SUFFIX[backwards]} <hidden_size> {signature}
-{{
-    one = Constant <value_float = 1.0> ()
-    zero = Constant <value_float = 0.0> ()
-    across = Transpose <perm = [1, 0]> (w_hh)
-    {", ".join((*(f"{one}_n" for one in nexts), *written.values()))} = Scan <
+    def loop(turned: int) -> str:
+        return f"""{", ".join((*(f"{one}_n" for one in nexts), *written.values()))} = Scan <
         num_scan_inputs = {len(read)},
         scan_input_directions = {[turned] * len(read)},
         scan_output_directions = {[turned] * len(written)},
         body = step ({inputs}) => ({results})
         {{{step}}}
-    > ({", ".join((*states.values(), *read.values()))})
+    > ({", ".join((*states, *read.values()))})"""
+
+    def single() -> str:
+        before = (f"{one} = Squeeze ({source}, zero_at)" for one, source in read.items())
+        behind = (f"{result} = Unsqueeze ({one}, zero_at)" for one, result in written.items())
+        final = (f"{one}_n = Identity ({one}_next)" for one in nexts)
+        return "\n    ".join((*before, step, *behind, *final))
+
+    def text(full_name: str) -> str:
+        turned = int(_REVERSE in full_name) != name.endswith("Backward")
+        return f"""{_HEADER}{full_name} <hidden_size> {signature}
+{{
+    zero_at = Constant <value_ints = [0]> ()
+    one = Constant <value_float = 1.0> ()
+    zero = Constant <value_float = 0.0> ()
+    across = Transpose <perm = [1, 0]> (w_hh)
+    {single() if full_name.endswith(_ONCE) else loop(int(turned))}
 }}
 """
 
     return text
 
 
-def _rnn(relu: str, activation: str, slope: str) -> dict[str, Callable[[bool], str]]:
+def _rnn(relu: str, activation: str, slope: str) -> dict[str, Text]:
     return {
         f"Rnn{relu}": _standard(
-            f"Rnn{relu}",
             "(x, w_ih, w_hh, bias, h) => (y, h_n)",
             _RNN.replace("BEND", activation),
         ),
         f"Rnn{relu}Forward": _scan(
             f"Rnn{relu}Forward",
             "(gates, w_hh, h) => (y, h_n)",
-            states={"h": "h"},
+            states=("h",),
             read={"gates_t": "gates"},
             written=_each("y"),
             step=_rnn_step(activation),
@@ -246,7 +262,7 @@ def _rnn(relu: str, activation: str, slope: str) -> dict[str, Callable[[bool], s
         f"Rnn{relu}Backward": _scan(
             f"Rnn{relu}Backward",
             "(grad_y, grad_h, w_hh, y) => (by_gates, h_n)",
-            states={"grad_h": "grad_h"},
+            states=("grad_h",),
             read={"grad_t": "grad_y"} | _each("y"),
             written=_each("by_gates"),
             step=_rnn_step_back(slope),
@@ -254,15 +270,13 @@ def _rnn(relu: str, activation: str, slope: str) -> dict[str, Callable[[bool], s
     }
 
 
-def _standard(name: str, signature: str, body: str) -> Callable[[bool], str]:
+def _standard(signature: str, body: str) -> Text:
     """A function around the runtime's own operator, with a leading axis for its directions."""
 
-    def text(backwards: bool) -> str:  # noqa: FBT001 - the last part of a name
-        direction = "reverse" if backwards else "forward"
-        full = body.replace(
-            "DIRECTION", f'hidden_size: int = @hidden_size, direction = "{direction}"'
-        )
-        return f"""{_HEADER}{name}{_SUFFIX[backwards]} <hidden_size> {signature}
+    def text(full_name: str) -> str:
+        direction = f'direction = "{"reverse" if _REVERSE in full_name else "forward"}"'
+        full = body.replace("DIRECTION", f"hidden_size: int = @hidden_size, {direction}")
+        return f"""{_HEADER}{full_name} <hidden_size> {signature}
 {{
     zero_at = Constant <value_ints = [0]> ()
     one_at = Constant <value_ints = [1]> ()
@@ -278,8 +292,6 @@ def _standard(name: str, signature: str, body: str) -> Callable[[bool], str]:
 def _each(*names: str) -> dict[str, str]:
     return {f"{name}_t": name for name in names}
 
-
-_SUFFIX = {False: "", True: "Reverse"}
 
 # Gates i, o, f, c, and two biases whose sum counts.
 _LSTM = """
@@ -319,12 +331,12 @@ _RNN = """
     b_one = Unsqueeze (b, zero_at)
     y_one, h_last = RNN <DIRECTION, activations = ["BEND"]> (x, w_one, r_one, b_one, , h_one)"""
 
-_BY_KIND: dict[str, Callable[[bool], str]] = {
-    "Lstm": _standard("Lstm", "(x, w_ih, w_hh, bias, h, c) => (y, h_n, c_n)", _LSTM),
+_BY_KIND: dict[str, Text] = {
+    "Lstm": _standard("(x, w_ih, w_hh, bias, h, c) => (y, h_n, c_n)", _LSTM),
     "LstmForward": _scan(
         "LstmForward",
         "(gates, w_hh, h, c) => (y, h_n, c_n, cells, i, f, g, o)",
-        states={"h": "h", "c": "c"},
+        states=("h", "c"),
         read={"gates_t": "gates"},
         written=_each("y", "cells", "i", "f", "g", "o"),
         step=_LSTM_STEP,
@@ -332,16 +344,16 @@ _BY_KIND: dict[str, Callable[[bool], str]] = {
     "LstmBackward": _scan(
         "LstmBackward",
         "(grad_y, grad_h, grad_c, w_hh, cells, before, i, f, g, o) => (by_gates, h_n, c_n)",
-        states={"grad_h": "grad_h", "grad_c": "grad_c"},
+        states=("grad_h", "grad_c"),
         read={"grad_t": "grad_y"} | _each("cells", "before", "i", "f", "g", "o"),
         written=_each("by_gates"),
         step=_LSTM_STEP_BACK,
     ),
-    "Gru": _standard("Gru", "(x, w_ih, w_hh, b_ih, b_hh, h) => (y, h_n)", _GRU),
+    "Gru": _standard("(x, w_ih, w_hh, b_ih, b_hh, h) => (y, h_n)", _GRU),
     "GruForward": _scan(
         "GruForward",
         "(gates, w_hh, b_hh, h) => (y, h_n, r, z, n, inner)",
-        states={"h": "h"},
+        states=("h",),
         read={"gates_t": "gates"},
         written=_each("y", "r", "z", "n", "inner"),
         step=_GRU_STEP,
@@ -349,7 +361,7 @@ _BY_KIND: dict[str, Callable[[bool], str]] = {
     "GruBackward": _scan(
         "GruBackward",
         "(grad_y, grad_h, w_hh, before, r, z, n, inner) => (by_gates, own, h_n)",
-        states={"grad_h": "grad_h"},
+        states=("grad_h",),
         read={"grad_t": "grad_y"} | _each("before", "r", "z", "n", "inner"),
         written=_each("by_gates", "own"),
         step=_GRU_STEP_BACK,
@@ -357,8 +369,9 @@ _BY_KIND: dict[str, Callable[[bool], str]] = {
     **_rnn("", "Tanh", _TANH_SLOPE),
     **_rnn("Relu", "Relu", _RELU_SLOPE),
 }
-_FUNCTIONS: dict[str, tuple[Callable[[bool], str], bool]] = {
-    f"{kind}{suffix}": (text, backwards)
+_FUNCTIONS: dict[str, Text] = {
+    f"{kind}{direction}{number}": text
     for kind, text in _BY_KIND.items()
-    for backwards, suffix in _SUFFIX.items()
+    for direction in ("", _REVERSE)
+    for number in ("", _ONCE)
 }

@@ -152,7 +152,7 @@ class _BatchAsTime(nn.Module):
 @pytest.mark.parametrize(
     ("build", "said"),
     [
-        (_Packed, r"module 'inner' .*_Packed.*pack_padded_sequence: .*mask its output"),
+        (_Packed, r"module 'inner' .*_Packed.*packed sequences: .*mask its output"),
         (lambda: Recurrent("LSTM", proj_size=4, batch_first=True), r"'inner.rnn' .*proj_size"),
         (_BatchAsTime, r"'inner.gru' .*batch_first=True"),
     ],

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import recurrent_ops as ops
@@ -48,41 +48,17 @@ Layer = Callable[[Tensor, _Weights, Sequence[Tensor], bool], tuple[Tensor, ...]]
 """Input (T, B, I), weights, states (B, H), reverse → y (T, B, H) and the final states."""
 
 
-class FusedRecurrence(TorchFunctionMode):
-    """Inside, recurrent layers are single operators; see ``recurrent_ops``."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Call ``func``, or what stands for it.
-
-        Raises:
-            ExportError: packed sequences, a projection, or steps that the batch size decides.
-        """
-        if func is torch._VF._pack_padded_sequence:  # noqa: SLF001 - its name
-            raise _packed("pack_padded_sequence")
-        if func in _LAYERS:
-            return _run(_LAYERS[func], *args)
-        if func in _CELLS:
-            return _run_cell(_CELLS[func], *args)
-        return func(*args, **(kwargs or {}))
-
-
-def _packed(what: str) -> ExportError:
-    return ExportError(
-        f"{what}: expected sequences of one length, got packed ones, whose lengths are data: pad "
-        "them, give the padded batch to the recurrent layer, and mask its output (mean over the "
-        "steps that count, or torch.where)"
+def _refuse_packed(*_: Any) -> Any:
+    raise ExportError(
+        "packed sequences: expected sequences of one length, got packed ones, whose lengths are "
+        "data: pad them, give the padded batch to the recurrent layer, and mask its output (mean "
+        "over the steps that count, or torch.where)"
     )
 
 
 def _run(layer: Layer, x: Tensor, states: Any, params: Any, *rest: Any) -> tuple[Tensor, ...]:
     if not isinstance(params, list):  # else these are lengths, states, parameters
-        raise _packed("recurrent layer")
+        _refuse_packed()
     network = _network(params, rest)
     first = (states,) if isinstance(states, Tensor) else states
     y = x.transpose(0, 1) if network.batch_first else x
@@ -212,15 +188,14 @@ def _rnn(*, relu: bool) -> Layer:
     return layer
 
 
-_LAYERS: dict[Any, Layer] = {
-    torch.lstm: _lstm,
-    torch.gru: _gru,
-    torch.rnn_tanh: _rnn(relu=False),
-    torch.rnn_relu: _rnn(relu=True),
-}
-_CELLS: dict[Any, Layer] = {
-    torch.lstm_cell: _lstm,
-    torch.gru_cell: _gru,
-    torch.rnn_tanh_cell: _rnn(relu=False),
-    torch.rnn_relu_cell: _rnn(relu=True),
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    torch.lstm: partial(_run, _lstm),
+    torch.gru: partial(_run, _gru),
+    torch.rnn_tanh: partial(_run, _rnn(relu=False)),
+    torch.rnn_relu: partial(_run, _rnn(relu=True)),
+    torch.lstm_cell: partial(_run_cell, _lstm),
+    torch.gru_cell: partial(_run_cell, _gru),
+    torch.rnn_tanh_cell: partial(_run_cell, _rnn(relu=False)),
+    torch.rnn_relu_cell: partial(_run_cell, _rnn(relu=True)),
+    torch._VF._pack_padded_sequence: _refuse_packed,  # noqa: SLF001 - its name
 }
