@@ -284,7 +284,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.index_put.default: _index_put,
     _aten._unsafe_index_put.default: _index_put,  # noqa: SLF001 - as above
     _aten.index_put_.default: _in_place(_index_put),
-    _aten._index_put_impl_.default: _in_place(_index_put),  # noqa: SLF001 - as above
+    _aten._index_put_impl_.default: _in_place(_index_put),
     _aten.index_select.default: _index_select,
     _aten.index_add.default: _index_add,
     _aten.index_add_.default: _in_place(_index_add),

@@ -75,7 +75,9 @@ def _numbered(pairs: Sequence[Any], common: Sequence[Any]) -> Any:
 
 def _shifted(x: Tensor, dim: int, by: int, fill: float) -> Tensor:
     size = int(x.shape[dim])
-    return torch.cat((torch.full_like(x.narrow(dim, 0, by), fill), x.narrow(dim, 0, size - by)), dim)
+    return torch.cat(
+        (torch.full_like(x.narrow(dim, 0, by), fill), x.narrow(dim, 0, size - by)), dim
+    )
 
 
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:  # noqa: A002 - the function's signature

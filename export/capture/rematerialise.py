@@ -58,7 +58,8 @@ def tidy(module: fx.GraphModule) -> None:
     graph = module.graph
     for node in graph.find_nodes(op="call_function", target=_aten.view.default):
         x, sizes = _args(node)
-        if sum(isinstance(size, fx.Node) for size in sizes) == 1 and 0 not in sizes:
+        open_sizes = sum(isinstance(size, fx.Node) for size in sizes)
+        if open_sizes == 1 and 0 not in sizes and -1 not in sizes:
             node.args = (x, [-1 if isinstance(size, fx.Node) else size for size in sizes])
     results = set(_results(graph))
     for node in list(graph.nodes):

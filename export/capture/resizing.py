@@ -182,7 +182,7 @@ def _smooth(rows_of: Callable[..., Rows]) -> tuple[Callable[..., Any], Callable[
     def forward(x: Tensor, out: Sequence[int], align: bool, *factors: float | None) -> Tensor:  # noqa: FBT001 - the operator's signature
         return _repeating(lambda *axis: rows_of(*axis, align_corners=align))[0](x, out, *factors)
 
-    def backward(  # noqa: PLR0913 - as above
+    def backward(
         grad: Tensor,
         out: Sequence[int],
         before: Sequence[int],

@@ -181,7 +181,7 @@ def _pytorch_losses(model: nn.Module, batch: Batch) -> list[float]:
         with torch.no_grad():
             for value in model.parameters():
                 if value.grad is not None:
-                    value -= _LARGEST_STEP / max(1.0, length) * value.grad
+                    value.sub_(_LARGEST_STEP / max(1.0, length) * value.grad)
     return losses
 
 

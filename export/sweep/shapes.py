@@ -217,7 +217,7 @@ _ORDERED = (
     function("diff", _ORDER, lambda x: x.diff(dim=-1)),
     function("max over an axis", _ORDER, lambda x: x.max(-1)[0]),
     function("min over an axis", _ORDER, lambda x: x.min(1)[0]),
-    function("amax, amin", _ORDER, lambda x: x.amax((1, 2), keepdim=True) - x.amin(1)),
+    function("amax, amin", _ORDER, lambda x: x.amax((1, 2))[:, None] - x.amin(1)),
     function("median over an axis", _ORDER, lambda x: x.median(-1)[0]),
     function("kthvalue", _ORDER, lambda x: x.kthvalue(2, -1)[0]),
     function("cummax", _ORDER, lambda x: x.cummax(-1)[0]),

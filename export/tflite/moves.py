@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from protofleet.errors import ExportError
-from protofleet.export.tflite.graph import F32, I32, I64, Value, elements
+from protofleet.export.tflite.graph import I32, Value, elements
 from protofleet.export.tflite.lower import Lowering, Result, args_of, axes_of, rule
 
 _aten = torch.ops.aten
