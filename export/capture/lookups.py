@@ -68,19 +68,22 @@ class KnownValues:
         if node.op == "get_attr":
             value: Tensor = getattr(self._module, str(node.target))
             return value
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
-            return None
-        shape = getattr(node.meta.get("val"), "shape", None)
-        if shape is None or not all(isinstance(n, int) for n in shape):
-            return None
-        if math.prod(shape) > _LARGEST:
-            return None
         inputs = {source: self._value(source) for source in node.all_input_nodes}
-        if any(value is None for value in inputs.values()):
+        if not _is_small(node) or any(value is None for value in inputs.values()):
             return None
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
-        result = node.target(*args, **kwargs)
-        return result if isinstance(result, Tensor) else None
+        target: Any = node.target
+        result: Tensor = target(*args, **kwargs)
+        return result
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Whether a node is an operator with one result of a fixed, small size."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
+        return False
+    sizes = tuple(value.shape)
+    return all(isinstance(n, int) for n in sizes) and math.prod(sizes) <= _LARGEST
 
 
 def _writes(user: fx.Node, node: fx.Node) -> bool:

@@ -221,7 +221,7 @@ def _step_ratio(case: Case, model: nn.Module, bundle: Bundle, step: GradFn) -> f
     finally:
         torch.set_num_threads(threads)
     ours, theirs = (statistics.median(column) for column in zip(*times[2:], strict=True))
-    return ours / theirs
+    return float(ours / theirs)
 
 
 def _line(error: Exception) -> str:
