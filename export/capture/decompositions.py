@@ -316,26 +316,29 @@ def _native_layer_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's sign
     weight: Tensor | None,
     bias: Tensor | None,  # noqa: ARG001 - as above
     output_mask: Sequence[bool],
-) -> Any:
-    """Normalisation over the last axis; its sums over channels are matrix products.
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Normalisation over the last axes; its sums over channels are matrix products.
 
     PyTorch's own decomposition passes over the activations four times more.
     """
-    if len(normalised) != 1 or weight is None:
-        return NotImplemented
-    width = int(normalised[0])
+    shape, width = x.shape, math.prod(int(size) for size in normalised)
+    examples = list(range(x.dim() - len(normalised)))
+    if len(normalised) > 1:
+        grad, x, mean, inverse = (v.flatten(len(examples)) for v in (grad, x, mean, inverse))
     unit = (x - mean) * inverse
     pulled = grad * unit
-    leading = list(range(x.dim() - 1))
     by_input = by_weight = by_bias = None
     if output_mask[0]:
-        column = (weight / width).reshape(width, 1)
+        factor = torch.ones(width, dtype=x.dtype) if weight is None else weight.reshape(width)
+        column = (factor / width).reshape(width, 1)
         along, across = pulled @ column, grad @ column
-        by_input = (grad * weight - across - unit * along) * inverse
+        scaled = grad if weight is None else grad * factor
+        by_input = (scaled - across - unit * along) * inverse
+        by_input = by_input if len(normalised) == 1 else by_input.reshape(shape)
     if output_mask[1]:
-        by_weight = pulled.sum(leading)
+        by_weight = pulled.sum(examples).reshape(*normalised)
     if output_mask[2]:
-        by_bias = grad.sum(leading)
+        by_bias = grad.sum(examples).reshape(*normalised)
     return by_input, by_weight, by_bias
 
 
@@ -366,12 +369,14 @@ def _embedding_backward(
     num_weights: int,
     padding_idx: int,
     scale_grad_by_freq: bool,  # noqa: FBT001 - the operator's signature
-) -> Any:
+) -> Tensor:
     """Add every row's gradient to the row of the table that it was looked up from."""
-    if scale_grad_by_freq:
-        return NotImplemented
     rows = grad.reshape(-1, grad.shape[-1])
     flat = indices.reshape(-1, 1)
+    if scale_grad_by_freq:
+        ones = torch.ones_like(rows[:, :1])
+        counts = torch.zeros(num_weights, 1, dtype=grad.dtype).scatter_add(0, flat, ones)
+        rows = rows / counts.index_select(0, flat.squeeze(1))
     rows = torch.where(flat == padding_idx, torch.zeros_like(rows), rows)
     table = torch.zeros(num_weights, grad.shape[-1], dtype=grad.dtype)
     return table.scatter_add(0, flat.expand_as(rows), rows)

@@ -7,7 +7,8 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -116,14 +117,23 @@ def capture(
         ExportError: an operator without explicit form, control flow that depends on data, or a
             result that fits one batch size only; the message names module and line.
     """
-    was_training = model.training
-    model.train(objective is not None)
     whole, batch = _by_axis(objective, example)
     pure = _Pure(model, objective, features=features, keys=(*whole, *batch))
-    try:
+    with _restored(model):
+        model.train(objective is not None)
         return _capture(pure, whole, batch)
+
+
+@contextlib.contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Give every module its attributes back: some keep what they compute, here without data."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
     finally:
-        model.train(was_training)
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
 
 
 def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inputs]:

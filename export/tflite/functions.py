@@ -51,7 +51,7 @@ def _both_exponentials(named: str) -> Callable[[Basics, Value], Value]:
 
 
 def _asinh(ops: Basics, x: Value) -> Value:
-    """sign(x) · log1p(a + a² / (1 + sqrt(1 + a²))) with a = \\|x\\|."""
+    """sign(x) · log1p(a + a² / (1 + sqrt(1 + a²))) with a the size of x."""
     size = ops.unary("ABS", x)
     square = ops.binary("MUL", size, size)
     root = ops.unary("SQRT", ops.binary("ADD", square, 1.0))
