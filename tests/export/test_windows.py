@@ -55,7 +55,8 @@ def test_max_pooling_of_volumes_agrees(window: tuple[Any, ...]) -> None:
 
 def test_plain_windows_are_left_to_the_runtimes() -> None:
     x = torch.randn(1, 1, 4, 4)
-    pooled = TABLE[_aten.max_pool2d_with_indices.default](x, [2, 2], [2], [0], [1], False)
+    window: tuple[Any, ...] = ([2, 2], [2], [0], [1], False)
+    pooled = TABLE[_aten.max_pool2d_with_indices.default](x, *window)
     assert pooled is NotImplemented
 
 
@@ -91,5 +92,6 @@ def test_a_gradient_reaches_the_first_of_equal_entries() -> None:
     backward = TABLE[_aten.max_pool2d_with_indices_backward.default]
     places = torch.zeros(1, 1, 1, 1, dtype=torch.int64)
     grad = torch.ones(1, 1, 1, 1)
-    got = backward(grad, x.detach(), [3, 3], [1], [0], [1], True, places)
+    window: tuple[Any, ...] = ([3, 3], [1], [0], [1], True)
+    got = backward(grad, x.detach(), *window, places)
     assert torch.equal(got, x.grad)
