@@ -45,6 +45,14 @@ def _matrix(n: int, columns: int) -> tuple[Tensor, Tensor]:
     """Cos and sin of 2π·j·k/n, (n, columns); larger than a constant may be, put together."""
     if n * columns <= _MAX_CONSTANT:
         return _waves(np.arange(n), np.arange(columns), n)
+    half = n // 2 + 1
+    if columns > half:
+        cosines, sines = _matrix(n, half)
+        mirrored = slice(n - columns + 1, n - half + 1)
+        return (
+            torch.cat((cosines, cosines[:, mirrored].flip(1)), 1),
+            torch.cat((sines, -sines[:, mirrored].flip(1)), 1),
+        )
     few = min(math.isqrt(n) + 1, _MAX_CONSTANT // columns)
     many = -(-n // few)
     (c, s), (d, t) = (
