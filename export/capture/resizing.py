@@ -101,7 +101,7 @@ def _linear(size: int, out: int, factor: float | None, *, align_corners: bool) -
     scale = _scale(size, out, factor, align_corners=align_corners)
     rows = []
     for place in range(out):
-        source = place * scale if align_corners else max((place + 0.5) * scale - 0.5, 0)
+        source = place * scale if align_corners else max(float((place + 0.5) * scale - 0.5), 0.0)
         first = min(int(source), size - 1)
         share = min(max(float(source - first), 0.0), 1.0)
         rows.append(_merged([(first, 1 - share), (min(first + 1, size - 1), share)]))
@@ -180,7 +180,9 @@ def _smooth(rows_of: Callable[..., Rows]) -> tuple[Callable[..., Any], Callable[
     """Forward and backward of an interpolation between neighbours."""
 
     def forward(x: Tensor, out: Sequence[int], align: bool, *factors: float | None) -> Tensor:  # noqa: FBT001 - the operator's signature
-        return _repeating(lambda *axis: rows_of(*axis, align_corners=align))[0](x, out, *factors)
+        both = _repeating(lambda *axis: rows_of(*axis, align_corners=align))
+        result: Tensor = both[0](x, out, *factors)
+        return result
 
     def backward(
         grad: Tensor,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
+from protofleet.export.sweep import images, sequences
 from protofleet.export.sweep.cases import CLASSES, Case, classifier, function
 
 
@@ -31,3 +33,12 @@ def test_an_architecture_is_taken_whole() -> None:
     build = lambda: nn.Linear(4, CLASSES)  # noqa: E731 - a factory, as a user writes it
     case = Case(name="line", group="architectures", build=build, input_shape=(4,), whole=True)
     assert type(classifier(case)) is nn.Linear
+
+
+@pytest.mark.parametrize("case", [*images.CASES, *sequences.CASES], ids=lambda case: case.name)
+def test_an_architecture_is_a_classifier_of_its_input(case: Case) -> None:
+    model = classifier(case).train()
+    x = torch.rand(4, *case.input_shape)
+    if case.tokens is not None:
+        x = torch.randint(0, case.tokens, x.shape)
+    assert model(x).shape == (4, CLASSES)
