@@ -7,6 +7,7 @@ product with fixed weights, and a sum over as many entries as the longest row ha
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +23,7 @@ def take(x: Tensor, axis: int, places: Sequence[int]) -> Tensor:
     """The entries at ``places`` of an axis of fixed size, in their order."""
     axis %= x.dim()
     size, count = int(x.shape[axis]), len(places)
-    steps = {b - a for a, b in zip(places, places[1:], strict=False)} or {1}
+    steps = {b - a for a, b in itertools.pairwise(places)} or {1}
     if steps == {1} and count == size:
         return x
     if len(steps) == 1 and min(steps) > 0:

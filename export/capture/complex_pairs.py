@@ -103,8 +103,7 @@ def apply(
     if plain not in _FORMS:
         raise ExportError(
             f"{plain} of complex numbers: has no form in programs, which are real: take .real, "
-            ".imag or .abs() before; complex have forms "
-            f"{', '.join(sorted({*_FORMS, *_LINEAR} - _ALIASES))}"
+            ".imag or .abs() before"
         )
     return _FORMS[plain](*args, **kwargs)
 
@@ -235,6 +234,10 @@ def _as_real(x: Complex) -> Tensor:
     return torch.stack((x.real, x.imag), -1)
 
 
+def _swapped(x: Tensor) -> Tensor:
+    return x.transpose(-1, -2)
+
+
 def _sign(x: Complex) -> Complex:
     length = _abs(x)
     return Complex(x.real / length, x.imag / length)
@@ -301,6 +304,8 @@ _LINEAR = frozenset(
 )
 
 _FORMS: dict[str, Callable[..., Any]] = {
+    "H": lambda x: _conjugate(_each(_swapped, x)),
+    "T": lambda x: _each(_swapped, x),
     "abs": _abs,
     "absolute": _abs,
     "add": _add,
@@ -314,6 +319,8 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "imag": lambda x: x.imag,
     "is_complex": lambda _: True,
     "is_floating_point": lambda _: False,
+    "mH": lambda x: _conjugate(_each(_swapped, x)),
+    "mT": lambda x: _each(_swapped, x),
     "matmul": _matmul,
     "mm": _matmul,
     "mul": _multiply,
@@ -330,7 +337,6 @@ _FORMS: dict[str, Callable[..., Any]] = {
     "truediv": _divide,
     "view_as_real": _as_real,
 }
-_ALIASES = frozenset({"truediv", "__getitem__", "absolute", "multiply", "subtract", "concat"})
 
 for _name in ("add", "sub", "mul", "truediv", "matmul", "pow"):
     setattr(Complex, f"__{_name}__", _operator(_name))

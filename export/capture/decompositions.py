@@ -36,6 +36,7 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
     return {
         _aten.native_batch_norm.default: _native_batch_norm,
         **decompose_numbers.AUTOGRAD,
+        **get_decompositions([_aten.im2col, _aten.col2im]),
         **resizing.TABLE,
         **windows.TABLE,
     }

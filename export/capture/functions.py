@@ -15,10 +15,10 @@ from torch.overrides import TorchFunctionMode
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import (
-    ordering,
     override_fourier,
     override_layers,
     override_numbers,
+    override_order,
     override_recurrent,
 )
 from protofleet.export.capture.complex_pairs import apply, makes_complex
@@ -27,8 +27,8 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     **override_fourier.FUNCTIONS,
     **override_layers.FUNCTIONS,
     **override_numbers.FUNCTIONS,
+    **override_order.FUNCTIONS,
     **override_recurrent.FUNCTIONS,
-    **ordering.FUNCTIONS,
 }
 
 

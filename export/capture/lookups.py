@@ -7,27 +7,28 @@ has no lookup but by rows. What a graph computes from constants alone is known a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import _disable_current_modes
 
 from protofleet.export.capture.axis_maps import put, take
 
 _aten = torch.ops.aten
+_EXPAND = _aten.expand.default
 _LARGEST = 1 << 20
 _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.zeros_like.default)
 
-Places = list[tuple[int, Tensor]]
+Places = list[tuple[int, NDArray[np.int64]]]
 """Axis, and the places looked up on it."""
 
 
 class KnownValues:
-    """What the nodes of a graph are, as far as it depends on nothing but constants.
+    """Places that depend on nothing but constants, of all lookups of a graph.
 
     Args:
         module: its attributes are constants.
@@ -37,33 +38,52 @@ class KnownValues:
     def __init__(self, module: fx.GraphModule, given: Mapping[fx.Node, Tensor]) -> None:
         self._module = module
         self._found: dict[fx.Node, Tensor | None] = dict(given)
+        self._arrays: dict[fx.Node, NDArray[Any]] = {}
+        with _disable_current_modes():
+            for node in module.graph.nodes:
+                if node.target in _RULES:
+                    self._note(node)
 
-    def of(self, node: Any) -> Tensor | None:
-        """The value, or None."""
-        if not isinstance(node, fx.Node):
-            return None
+    def of(self, node: Any) -> NDArray[Any] | None:
+        """The places that an argument of a lookup stands for, or None."""
+        return self._arrays.get(node)
+
+    def _note(self, lookup: fx.Node) -> None:
+        for node in lookup.all_input_nodes:
+            source: Any = node
+            while source.target is _EXPAND and self._value(source) is None:
+                source = source.args[0]
+            value = self._value(source)
+            if value is not None and not value.is_floating_point():
+                self._arrays[source] = value.numpy()
+
+    def _value(self, node: fx.Node) -> Tensor | None:
         if node not in self._found:
             self._found[node] = self._computed(node)
         return self._found[node]
 
     def _computed(self, node: fx.Node) -> Tensor | None:
+        if any(_writes(user, node) for user in node.users):
+            return None
         if node.op == "get_attr":
             value: Tensor = getattr(self._module, str(node.target))
             return value
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
-            return None
-        shape = getattr(node.meta.get("val"), "shape", None)
-        if any(_writes(user, node) for user in node.users):
-            return None
-        if shape is None or not all(isinstance(n, int) for n in shape):
-            return None
-        inputs = {source: self.of(source) for source in node.all_input_nodes}
-        if math.prod(shape) > _LARGEST or any(value is None for value in inputs.values()):
+        inputs = {source: self._value(source) for source in node.all_input_nodes}
+        if not _is_small(node) or any(value is None for value in inputs.values()):
             return None
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), inputs.__getitem__)
-        with _disable_current_modes(), disable_proxy_modes_tracing():
-            result = node.target(*args, **kwargs)
-        return result if isinstance(result, Tensor) else None
+        target: Any = node.target
+        result: Tensor = target(*args, **kwargs)
+        return result
+
+
+def _is_small(node: fx.Node) -> bool:
+    """Whether a node is an operator with one result of a fixed, small size."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
+        return False
+    sizes = tuple(value.shape)
+    return all(isinstance(n, int) for n in sizes) and math.prod(sizes) <= _LARGEST
 
 
 def _writes(user: fx.Node, node: fx.Node) -> bool:
@@ -76,7 +96,7 @@ def rewritten(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
 
     Args:
         node: of the graph that is run.
-        known: values of that graph.
+        known: places of that graph.
         args: what its arguments are in this run.
     """
     rule = _RULES.get(node.target)
@@ -87,38 +107,41 @@ def _places(node: fx.Node, known: KnownValues, x: Tensor) -> Places | None:
     """The places by axis; None unless all are known and on neighbouring axes of fixed size."""
     indices: Any = node.args[1]
     axes = [axis for axis, index in enumerate(indices) if index is not None]
-    found = [known.of(indices[axis]) for axis in axes]
     if not axes or axes != list(range(axes[0], axes[-1] + 1)):
         return None
     places: Places = []
-    for axis, value in zip(axes, found, strict=True):
-        size = x.shape[axis]
-        if value is None or value.dtype == torch.bool or not isinstance(size, int):
+    for axis in axes:
+        value, size = known.of(indices[axis]), x.shape[axis]
+        if value is None or value.dtype == np.bool_ or not isinstance(size, int):
             return None
-        places.append((axis, torch.where(value < 0, value + size, value)))
+        places.append((axis, np.where(value < 0, value + size, value)))
     return places
 
 
 def _apart(places: Places) -> list[tuple[int, list[int]]] | None:
     """A list of places for each axis, if the lookup takes all combinations of them in order."""
-    shape = torch.broadcast_shapes(*(value.shape for _, value in places))
+    shape = _common(places)
     last, lists = -1, []
     for axis, value in places:
-        wide = value.reshape((1,) * (len(shape) - value.dim()) + tuple(value.shape))
+        wide = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
         own = [k for k, size in enumerate(wide.shape) if size != 1]
         if own and own[0] <= last:
             return None
         last = own[-1] if own else last
-        lists.append((axis, [int(place) for place in wide.flatten()]))
+        lists.append((axis, wide.flatten().tolist()))
     return lists
+
+
+def _common(places: Places) -> tuple[int, ...]:
+    return np.broadcast_shapes(*(value.shape for _, value in places))
 
 
 def _flat(places: Places, x: Tensor) -> list[int]:
     """Places on the one axis that all axes looked up on make together."""
     sizes = [int(x.shape[axis]) for axis, _ in places]
-    arrays = tuple(value.numpy() for _, value in places)
-    found = np.ravel_multi_index(np.broadcast_arrays(*arrays), sizes)
-    return [int(place) for place in np.asarray(found).flatten()]
+    arrays = np.broadcast_arrays(*(value for _, value in places))
+    found: list[int] = np.asarray(np.ravel_multi_index(arrays, sizes)).flatten().tolist()
+    return found
 
 
 def _merged(x: Tensor, places: Places) -> Tensor:
@@ -131,8 +154,7 @@ def _merged(x: Tensor, places: Places) -> Tensor:
 
 def _shape(x: Tensor, places: Places) -> list[Any]:
     """Of what is looked up."""
-    found = torch.broadcast_shapes(*(value.shape for _, value in places))
-    return [*x.shape[: places[0][0]], *found, *x.shape[places[-1][0] + 1 :]]
+    return [*x.shape[: places[0][0]], *_common(places), *x.shape[places[-1][0] + 1 :]]
 
 
 def _index(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
@@ -227,16 +249,16 @@ def _index_fill(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any
     return torch.where(torch.tensor(filled).reshape(shape), value, x)
 
 
-def _same_for_all(node: Any, known: KnownValues, axis: int) -> Sequence[int] | None:
+def _same_for_all(node: Any, known: KnownValues, axis: int) -> list[int] | None:
     """Places that a ``gather`` takes from every row alike."""
-    value = known.of(node)
-    while value is None and isinstance(node, fx.Node) and node.target is _aten.expand.default:
+    while known.of(node) is None and isinstance(node, fx.Node) and node.target is _EXPAND:
         node = node.args[0]
-        value = known.of(node)
+    value = known.of(node)
     if value is None:
         return None
-    rows = value.movedim(axis, -1).reshape(-1, value.shape[axis])
-    return rows[0].tolist() if bool((rows == rows[0]).all()) else None
+    rows = np.moveaxis(value, axis, -1).reshape(-1, value.shape[axis])
+    places: list[int] = rows[0].tolist()
+    return places if (rows == rows[0]).all() else None
 
 
 def _gather(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:

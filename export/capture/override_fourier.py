@@ -45,6 +45,14 @@ def _matrix(n: int, columns: int) -> tuple[Tensor, Tensor]:
     """Cos and sin of 2π·j·k/n, (n, columns); larger than a constant may be, put together."""
     if n * columns <= _MAX_CONSTANT:
         return _waves(np.arange(n), np.arange(columns), n)
+    half = n // 2 + 1
+    if columns > half:
+        cosines, sines = _matrix(n, half)
+        mirrored = slice(n - columns + 1, n - half + 1)
+        return (
+            torch.cat((cosines, cosines[:, mirrored].flip(1)), 1),
+            torch.cat((sines, -sines[:, mirrored].flip(1)), 1),
+        )
     few = min(math.isqrt(n) + 1, _MAX_CONSTANT // columns)
     many = -(-n // few)
     (c, s), (d, t) = (
@@ -295,6 +303,13 @@ def _of_last_axis(input: Tensor) -> Complex:  # noqa: A002 - PyTorch's
     return Complex(input[..., 0], input[..., 1])
 
 
+def _refused(name: str, instead: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise ExportError(f"{name}: has no form in programs: use {instead}")
+
+    return refuse
+
+
 _fourier: Any = torch.fft
 
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -312,6 +327,12 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     _fourier.irfftn: _several(_irfft, _ifft, last=True, two=False),
     _fourier.fftshift: _shift(1),
     _fourier.ifftshift: _shift(-1),
+    **{
+        getattr(_fourier, name): _refused(f"torch.fft.{name}", "torch.fft.rfft or torch.fft.irfft")
+        for name in ("hfft", "hfft2", "hfftn", "ihfft", "ihfft2", "ihfftn")
+    },
+    torch.istft: _refused("torch.istft", "torch.fft.irfft of each frame"),
+    Tensor.istft: _refused("torch.istft", "torch.fft.irfft of each frame"),
     torch.stft: _stft,
     Tensor.stft: _stft,
     torch.complex: _join,

@@ -147,8 +147,8 @@ def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     tensors = pure.tensors
     fixed = [*tensors.all().values(), *whole.values()]
     first = len(tensors.params) + len(tensors.buffers)
-    constants = dict(enumerate(tensors.constants.values(), start=first))
-    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=constants)
+    unchanging = dict(enumerate(tensors.constants.values(), start=first))
+    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=unchanging)
     names = Names(
         params=tuple(tensors.params),
         buffers=tuple(tensors.buffers),

@@ -57,9 +57,10 @@ def tidy(module: fx.GraphModule) -> None:
     """
     graph = module.graph
     for node in graph.find_nodes(op="call_function", target=_aten.view.default):
-        x, sizes = _args(node)
-        if sum(isinstance(size, fx.Node) for size in sizes) == 1 and 0 not in sizes:
-            node.args = (x, [-1 if isinstance(size, fx.Node) else size for size in sizes])
+        shape = _value(node).shape
+        if sum(not isinstance(size, int) for size in shape) == 1 and 0 not in shape:
+            sizes = [size if isinstance(size, int) else -1 for size in shape]
+            node.args = (_args(node)[0], sizes)
     results = set(_results(graph))
     for node in list(graph.nodes):
         if node.target not in _COPIES:

@@ -87,6 +87,11 @@ def _scale(size: int, out: int, factor: float | None, *, align_corners: bool = F
 def _nearest(size: int, out: int, factor: float | None) -> Rows:
     if out in (size, 2 * size):
         return [[(place * size // out, 1.0)] for place in range(out)]
+    return _nearest_volume(size, out, factor)
+
+
+def _nearest_volume(size: int, out: int, factor: float | None) -> Rows:
+    """Over three axes PyTorch goes by the factor also where the size stays or doubles."""
     scale = _scale(size, out, factor)
     return [[(min(int(np.float32(place) * scale), size - 1), 1.0)] for place in range(out)]
 
@@ -101,7 +106,7 @@ def _linear(size: int, out: int, factor: float | None, *, align_corners: bool) -
     scale = _scale(size, out, factor, align_corners=align_corners)
     rows = []
     for place in range(out):
-        source = place * scale if align_corners else max((place + 0.5) * scale - 0.5, 0)
+        source = place * scale if align_corners else max(float((place + 0.5) * scale - 0.5), 0.0)
         first = min(int(source), size - 1)
         share = min(max(float(source - first), 0.0), 1.0)
         rows.append(_merged([(first, 1 - share), (min(first + 1, size - 1), share)]))
@@ -149,6 +154,17 @@ def _antialiased(kernel: _Filter, reach: float) -> Callable[..., Rows]:
     return rows
 
 
+def _unless_kept(rows_of: Callable[..., Rows]) -> Callable[..., Rows]:
+    """The entries as they are where the size stays, whatever the factor."""
+
+    def rows(size: int, out: int, factor: float | None, *, align_corners: bool) -> Rows:
+        if out == size:
+            return [[(place, 1.0)] for place in range(out)]
+        return rows_of(size, out, factor, align_corners=align_corners)
+
+    return rows
+
+
 def _merged(row: Any) -> Row:
     """Equal places added up."""
     weights: dict[int, float] = {}
@@ -157,40 +173,55 @@ def _merged(row: Any) -> Row:
     return [(place, weight) for place, weight in weights.items() if weight != 0]
 
 
-def _repeating(rows_of: Callable[..., Rows]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward of a nearest interpolation."""
+def _repeating(
+    rows_of: Callable[..., Rows], rows_back: Callable[..., Rows]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward of a nearest interpolation.
 
-    def by_axis(sizes: Sequence[int], out: Sequence[int], factors: Sequence[Any]) -> list[Rows]:
+    The rows differ where PyTorch's kernels do: a factor so near to one that the size stays.
+    """
+
+    def by_axis(
+        rows: Callable[..., Rows], sizes: Sequence[int], out: Sequence[int], factors: Sequence[Any]
+    ) -> list[Rows]:
         given = [*factors, *[None] * (len(out) - len(factors))]
-        return [rows_of(*axis) for axis in zip(sizes, map(int, out), given, strict=True)]
+        return [rows(*axis) for axis in zip(sizes, map(int, out), given, strict=True)]
 
     def forward(x: Tensor, out: Sequence[int], *factors: float | None) -> Tensor:
-        return _mapped(x, by_axis(_sizes(x, len(out)), out, factors))
+        return _mapped(x, by_axis(rows_of, _sizes(x, len(out)), out, factors))
 
     def backward(
         grad: Tensor, out: Sequence[int], before: Sequence[int], *factors: float | None
     ) -> Tensor:
         sizes = [int(size) for size in before[2:]]
-        return _mapped_back(grad, by_axis(sizes, out, factors), sizes)
+        return _mapped_back(grad, by_axis(rows_back, sizes, out, factors), sizes)
 
     return forward, backward
 
 
-def _smooth(rows_of: Callable[..., Rows]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Forward and backward of an interpolation between neighbours."""
+def _smooth(
+    rows_of: Callable[..., Rows], rows_back: Callable[..., Rows]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Forward and backward of an interpolation between neighbours; rows as in ``_repeating``."""
+
+    def both(*, align: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        return _repeating(
+            lambda *axis: rows_of(*axis, align_corners=align),
+            lambda *axis: rows_back(*axis, align_corners=align),
+        )
 
     def forward(x: Tensor, out: Sequence[int], align: bool, *factors: float | None) -> Tensor:  # noqa: FBT001 - the operator's signature
-        return _repeating(lambda *axis: rows_of(*axis, align_corners=align))[0](x, out, *factors)
+        result: Tensor = both(align=align)[0](x, out, *factors)
+        return result
 
     def backward(
         grad: Tensor,
         out: Sequence[int],
         before: Sequence[int],
-        align: bool,  # noqa: FBT001 - as above
+        align: bool,  # noqa: FBT001 - the operator's signature
         *factors: float | None,
     ) -> Tensor:
-        both = _repeating(lambda *axis: rows_of(*axis, align_corners=align))
-        result: Tensor = both[1](grad, out, before, *factors)
+        result: Tensor = both(align=align)[1](grad, out, before, *factors)
         return result
 
     return forward, backward
@@ -286,19 +317,22 @@ def _average_backward(grad: Tensor, x: Tensor, *window: Any) -> Any:
 def _table() -> dict[Any, Callable[..., Any]]:
     triangle = lambda far: max(0.0, 1 - abs(far))  # noqa: E731 - a kernel in one line
     keys = lambda far: _cubic_weight(far, _CUBIC_ANTIALIAS)  # noqa: E731 - as above
+    linear = (_unless_kept(_linear),) * 2
+    wide_linear, wide_cubic = _antialiased(triangle, 1), _antialiased(keys, 2)
     pairs: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-        "upsample_linear1d": _smooth(_linear),
-        "upsample_bilinear2d": _smooth(_linear),
-        "upsample_trilinear3d": _smooth(_linear),
-        "upsample_bicubic2d": _smooth(_cubic),
-        "_upsample_bilinear2d_aa": _smooth(_antialiased(triangle, 1)),
-        "_upsample_bicubic2d_aa": _smooth(_antialiased(keys, 2)),
+        "upsample_linear1d": _smooth(*linear),
+        "upsample_bilinear2d": _smooth(*linear),
+        "upsample_trilinear3d": _smooth(*linear),
+        "upsample_bicubic2d": _smooth(_cubic, _cubic),
+        "_upsample_bilinear2d_aa": _smooth(_unless_kept(wide_linear), wide_linear),
+        "_upsample_bicubic2d_aa": _smooth(_unless_kept(wide_cubic), wide_cubic),
     }
     for rank in (1, 2, 3):
+        nearest = _nearest if rank < 3 else _nearest_volume
         pairs[f"reflection_pad{rank}d"] = _padding(_reflected)
         pairs[f"replication_pad{rank}d"] = _padding(_replicated)
-        pairs[f"upsample_nearest{rank}d"] = _repeating(_nearest)
-        pairs[f"_upsample_nearest_exact{rank}d"] = _repeating(_nearest_exact)
+        pairs[f"upsample_nearest{rank}d"] = _repeating(nearest, _nearest)
+        pairs[f"_upsample_nearest_exact{rank}d"] = _repeating(_nearest_exact, _nearest_exact)
     for rank in (2, 3):
         pairs[f"_adaptive_avg_pool{rank}d"] = (_adaptive_average, _adaptive_average_backward(rank))
         pairs[f"avg_pool{rank}d"] = (_average, _average_backward)

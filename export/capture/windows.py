@@ -1,4 +1,6 @@
-"""Pooling by the largest entry, where a runtime's own cannot: three axes, dilation, adaptive sizes.
+"""Windows: unfolding, and pooling by the largest entry where a runtime's own cannot.
+
+That is three axes, dilation, adaptive sizes.
 
 Every window's entries are looked up beside each other; the first largest one takes the gradient,
 as in PyTorch.
@@ -166,7 +168,30 @@ def _max_backward(grad: Tensor, x: Tensor, *window: Any) -> Any:
     return found.cropped(_back(winners * grad.unsqueeze(-1), found.tables, found.wide))
 
 
+def _unfold(x: Tensor, axis: int, size: int, step: int) -> Tensor:
+    """Windows of an axis, their entries on a new last axis."""
+    axis %= x.dim()
+    starts = range(0, int(x.shape[axis]) - size + 1, step)
+    found = take(x, axis, [start + k for start in starts for k in range(size)])
+    return found.reshape(*x.shape[:axis], len(starts), size, *x.shape[axis + 1 :]).movedim(
+        axis + 1, -1
+    )
+
+
+def _unfold_backward(
+    grad: Tensor, before: Sequence[Any], axis: int, size: int, step: int
+) -> Tensor:
+    axis %= len(before)
+    count = int(grad.shape[axis])
+    beside = grad.movedim(-1, axis + 1)
+    values = beside.reshape(*grad.shape[:axis], count * size, *beside.shape[axis + 2 :])
+    places = [start * step + k for start in range(count) for k in range(size)]
+    return put(values, axis, places, int(before[axis]))
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
+    _aten.unfold.default: _unfold,
+    _aten.unfold_backward.default: _unfold_backward,
     _aten.adaptive_max_pool2d.default: _adaptive_max,
     _aten.adaptive_max_pool2d_backward.default: _adaptive_max_backward(2),
     _aten.adaptive_max_pool3d.default: _adaptive_max,

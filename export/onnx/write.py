@@ -33,6 +33,7 @@ from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
 from protofleet.export.capture.source import place_of
 from protofleet.export.onnx import alp, recurrent
+from protofleet.export.onnx.registry import shared_registry
 
 OPSET = 18
 _MAX_INITIALISER_BYTES = 65536
@@ -65,7 +66,7 @@ def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
 
 def _translate(program: CapturedProgram) -> onnx.ModelProto:
     try:
-        with _quiet():
+        with _quiet(), shared_registry():
             result = torch.onnx.export(
                 _exported_program(program),
                 dynamo=True,

@@ -28,7 +28,7 @@ def all_cases(only: str | None = None) -> tuple[Case, ...]:
     found = tuple(
         case
         for case in cases
-        if fnmatch.fnmatch(case.name.lower(), pattern) or case.group.lower() == only.lower()
+        if fnmatch.fnmatch(case.name.lower(), pattern) or case.group == only.lower()
     )
     if not found:
         groups = ", ".join(dict.fromkeys(case.group for case in cases))

@@ -181,7 +181,7 @@ def _pytorch_losses(model: nn.Module, batch: Batch) -> list[float]:
         with torch.no_grad():
             for value in model.parameters():
                 if value.grad is not None:
-                    value -= _LARGEST_STEP / max(1.0, length) * value.grad
+                    value.sub_(_LARGEST_STEP / max(1.0, length) * value.grad)
     return losses
 
 
@@ -221,7 +221,7 @@ def _step_ratio(case: Case, model: nn.Module, bundle: Bundle, step: GradFn) -> f
     finally:
         torch.set_num_threads(threads)
     ours, theirs = (statistics.median(column) for column in zip(*times[2:], strict=True))
-    return ours / theirs
+    return float(ours / theirs)
 
 
 def _line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Runs the sweep: each case in a process of its own, so that no failure ends the others."""
+"""Runs the sweep in processes of its own, so that a crash ends one case and not the others."""
 
 from __future__ import annotations
 
@@ -13,36 +13,54 @@ from protofleet.export.sweep.prove import Row, prove
 
 _TIMEOUT_S = 900.0
 _ENDING_S = 5.0
+# A process grows with every program that it captures.
+_CASES_PER_PROCESS = 25
 
 
 def run(cases: Sequence[Case]) -> Iterator[Row]:
     """Prove cases one after the other."""
-    context = multiprocessing.get_context("forkserver")
-    # PyTorch is imported once, not by every process.
-    context.set_forkserver_preload([__name__])
-    for case in cases:
-        receiving, sending = context.Pipe(duplex=False)
-        process = context.Process(target=_send_row, args=(case.name, sending), daemon=True)
-        process.start()
-        sending.close()
-        row = _received(case, receiving)
+    left = list(cases)
+    while left:
+        yield from _in_one_process(left)
+
+
+def _in_one_process(left: list[Case]) -> Iterator[Row]:
+    """Take cases off the list until one crashes, or there have been enough."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        for _ in range(min(_CASES_PER_PROCESS, len(left))):
+            case = left.pop(0)
+            ours.send(case.name)
+            row = _received(case, ours)
+            if isinstance(row, str):
+                yield Row(name=case.name, group=case.group, proofs=dict.fromkeys(FORMATS, row))
+                break
+            yield row
+    finally:
+        ours.close()
         process.join(_ENDING_S)
         process.kill()
-        receiving.close()
-        yield row
 
 
-def _received(case: Case, receiving: Connection) -> Row:
-    message = f"no result after {_TIMEOUT_S:.0f} s"
+def _received(case: Case, connection: Connection) -> Row | str:
+    """The case's row, or what became of its process."""
     try:
-        if receiving.poll(_TIMEOUT_S):
-            row: Row = receiving.recv()
-            return row
+        if not connection.poll(_TIMEOUT_S):
+            return f"no result after {_TIMEOUT_S:.0f} s"
+        row: Row = connection.recv()
+    except (EOFError, ConnectionError):
+        return f"the process that exported '{case.name}' ended: PyTorch or a runtime crashed"
+    return row
+
+
+def _work(connection: Connection) -> None:
+    cases = {case.name: case for case in all_cases()}
+    try:
+        while True:
+            connection.send(prove(cases[connection.recv()]))
     except EOFError:
-        message = "its process ended: PyTorch or a runtime crashed"
-    return Row(name=case.name, group=case.group, proofs=dict.fromkeys(FORMATS, message))
-
-
-def _send_row(name: str, sending: Connection) -> None:
-    (case,) = (case for case in all_cases() if case.name == name)
-    sending.send(prove(case))
+        return

@@ -17,17 +17,21 @@ def _module(name: str, group: str, module: nn.Module, input_shape: tuple[int, ..
     return Case(name=name, group=group, build=lambda: module, input_shape=input_shape)
 
 
+def _padded(mode: str, widths: tuple[int, ...], input_shape: tuple[int, ...]) -> Case:
+    return function(
+        f"F.pad, {mode}, {len(widths) // 2}-d",
+        _PADS,
+        lambda x: functional.pad(x, widths, mode=mode),
+        input_shape,
+    )
+
+
 def _pads() -> tuple[Case, ...]:
-    by_rank = ((1, (2, 1), _SIGNAL), (2, (2, 1, 1, 3), _IMAGE), (3, (1, 2, 2, 1, 1, 2), _VOLUME))
+    by_rank = (((2, 1), _SIGNAL), ((2, 1, 1, 3), _IMAGE), ((1, 2, 2, 1, 1, 2), _VOLUME))
     functions = (
-        function(
-            f"F.pad, {mode}, {rank}-d",
-            _PADS,
-            lambda x, mode=mode, widths=widths: functional.pad(x, widths, mode=mode),
-            shape,
-        )
+        _padded(mode, widths, shape)
         for mode in ("constant", "reflect", "replicate", "circular")
-        for rank, widths, shape in by_rank
+        for widths, shape in by_rank
     )
     return (
         *functions,
@@ -154,7 +158,7 @@ _LOOKUPS = (
     function("narrow", _PARTS, lambda x: x.narrow(2, 1, 3)),
     function("select", _PARTS, lambda x: x.select(1, 2)),
     function("chunk", _PARTS, lambda x: torch.mul(*x.chunk(2, -1))),
-    function("split", _PARTS, lambda x: torch.cat(x.split([1, 3, 2], -1)[::-1], -1)),
+    function("split", _PARTS, lambda x: torch.cat(torch.split(x, [1, 3, 2], -1)[::-1], -1)),
     function("unbind", _PARTS, lambda x: x.unbind(1)[0] * x.unbind(1)[3]),
     function("stack", _PARTS, lambda x: torch.stack((x, x.sin()), 2)),
     function("cat", _PARTS, lambda x: torch.cat((x, x * x), 1)),
@@ -191,7 +195,7 @@ _SHAPES = (
     function("movedim", _MOVES, lambda x: x.movedim(1, -1)),
     function("swapaxes", _MOVES, lambda x: x.swapaxes(1, 2)),
     function("permute", _MOVES, lambda x: x.permute(0, 3, 1, 2), _IMAGE),
-    function("unflatten", _MOVES, lambda x: x.unflatten(2, (2, 3)).transpose(2, 3)),
+    function("unflatten", _MOVES, lambda x: torch.unflatten(x, 2, (2, 3)).transpose(2, 3)),
     function("flatten", _MOVES, lambda x: x.transpose(1, 2).flatten(1)),
     function("squeeze, unsqueeze", _MOVES, lambda x: x.unsqueeze(1).squeeze(1)),
     function("einsum", _MOVES, lambda x: torch.einsum("bij,bkj->bik", x, x)),
@@ -217,7 +221,7 @@ _ORDERED = (
     function("diff", _ORDER, lambda x: x.diff(dim=-1)),
     function("max over an axis", _ORDER, lambda x: x.max(-1)[0]),
     function("min over an axis", _ORDER, lambda x: x.min(1)[0]),
-    function("amax, amin", _ORDER, lambda x: x.amax((1, 2), keepdim=True) - x.amin(1)),
+    function("amax, amin", _ORDER, lambda x: x.amax((1, 2))[:, None] - x.amin(1)),
     function("median over an axis", _ORDER, lambda x: x.median(-1)[0]),
     function("kthvalue", _ORDER, lambda x: x.kthvalue(2, -1)[0]),
     function("cummax", _ORDER, lambda x: x.cummax(-1)[0]),

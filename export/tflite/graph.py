@@ -139,7 +139,7 @@ class Graph:
                 f"constant of shape {array.shape}: expected at most {MAX_CONSTANT_BYTES} bytes, "
                 f"got {array.nbytes}"
             )
-        key = ("constant", array.shape, array.dtype, array.tobytes())
+        key = ("constant", np.shape(content), array.dtype, array.tobytes())
         if key not in self._known:
             buffer = self._tables.buffer(array.tobytes())
             self._known[key] = (self._tensor(np.shape(content), array.dtype, buffer=buffer),)

@@ -51,6 +51,11 @@ def _gather(low: Lowering, node: fx.Node) -> Result:
 def _scatter(low: Lowering, node: fx.Node) -> Result:
     """Entries replaced, no two in the same place."""
     x, axis, index, hot = _table(low, node)
+    if any(size != x.shape[k] for k, size in enumerate(index.shape) if k != axis):
+        raise ExportError(
+            f"expected places for all of {x.shape} but along axis {axis}, got {index.shape}: "
+            "narrow the tensor first"
+        )
     source = low.operand(args_of(node)[3])
     rows = _last(low, x, axis)
     if index.shape[axis] == 1:
@@ -77,22 +82,23 @@ def _scatter_add(low: Lowering, node: fx.Node) -> Result:
         rows = low.full(_node(node, 3))
         added = low.graph.add("SCATTER_ND", [where, rows, sizes], shape, F32)
         return low.basics.binary("ADD", low.small(_node(node)), added)
-    x, axis, _, hot = _table(low, node)
-    added = _added(low, _last(low, low.full(_node(node, 3)), axis), hot)
-    return low.basics.binary("ADD", x, _from_last(low, added, axis))
+    x, axis, index, hot = _table(low, node)
+    source = low.full(_node(node, 3))
+    for other, size in enumerate(index.shape):
+        if other != axis and size != source.shape[other]:
+            source = low.basics.slice(source, other, 0, size)
+    added = _from_last(low, _added(low, _last(low, source, axis), hot), axis)
+    widths = [
+        (0, size - part if part > 0 else 0) for size, part in zip(x.shape, added.shape, strict=True)
+    ]
+    return low.basics.binary("ADD", x, low.basics.pad(added, widths))
 
 
 def _table(low: Lowering, node: fx.Node) -> tuple[Value, int, Value, Value]:
     """What is written to, the axis, the places, and where they point."""
-    x, index = low.full(_node(node)), low.small(_node(node, 2))
+    x, index = low.full(_node(node)), low.full(_node(node, 2))
     axis = int(args_of(node)[1]) % len(x.shape)
-    shape = low.shape(_node(node, 2))
-    if any(size != x.shape[k] for k, size in enumerate(shape) if k != axis):
-        raise ExportError(
-            f"expected places for all of {x.shape} but along axis {axis}, got {shape}: "
-            "narrow the tensor first"
-        )
-    return x, axis, low.full(_node(node, 2)), _hot(low, _last(low, index, axis), x.shape[axis])
+    return x, axis, index, _hot(low, _last(low, index, axis), x.shape[axis])
 
 
 def _hot(low: Lowering, index: Value, size: int) -> Value:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import fx
@@ -42,8 +44,8 @@ def _sort(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.sort.stable)
 def _stable_sort(low: Lowering, node: fx.Node) -> Result:
     x = low.full(args_of(node)[0])
-    axis = int(node.kwargs.get("dim", -1))
-    descending = bool(node.kwargs.get("descending", False))
+    options: dict[str, Any] = dict(node.kwargs)
+    axis, descending = int(options.get("dim", -1)), bool(options.get("descending", False))
     return _ordered(low, x, axis, count=x.shape[axis], largest=descending)
 
 

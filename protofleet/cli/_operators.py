@@ -59,9 +59,10 @@ class WithOperators(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Hand over to the list, and end."""
-        if FLAG not in args:
-            return super().parse_args(ctx, args)
-        others = [arg for arg in args if arg != FLAG]
-        with _operators.make_context(f"{ctx.info_name} {FLAG}", others, parent=ctx.parent) as own:
-            _operators.invoke(own)
-        ctx.exit()
+        if FLAG in args:
+            others = [arg for arg in args if arg != FLAG]
+            name = f"{ctx.info_name} {FLAG}"
+            with _operators.make_context(name, others, parent=ctx.parent) as own:
+                _operators.invoke(own)
+            ctx.exit()
+        return super().parse_args(ctx, args)

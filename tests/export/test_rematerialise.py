@@ -125,3 +125,17 @@ def test_a_model_of_thin_products_alone_does_not_keep_everything() -> None:
     example = {"x": torch.randn(8, 512, 48), "y": torch.arange(8) % 4}
     graph = capture(Narrow(), OBJECTIVES["cross_entropy"], example).graph.graph
     assert len(graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == 2 * 8
+
+
+class _Heads(nn.Module):
+    """Leaves both the batch size and the number of heads of a view to be found out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(x.shape[0], -1, 16).mean(2)
+
+
+def test_a_view_has_one_open_axis_whatever_the_model_left_open() -> None:
+    """Two would be an error in every runtime."""
+    program = capture(_Heads(), None, {"x": torch.zeros(4, 96)})
+    views = program.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default)
+    assert [node.args[1] for node in views] == [[-1, 6, 16]]

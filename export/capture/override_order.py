@@ -122,10 +122,9 @@ def _kthvalue(
     if not isinstance(input.shape[dim], int):
         return NotImplemented
     values, places = input.topk(k, dim, largest=False)
-    found = (part.narrow(dim, k - 1, 1) for part in (values, places))
-    return torch.return_types.kthvalue(
-        tuple(part if keepdim else part.squeeze(dim) for part in found)
-    )
+    value, place = (part.narrow(dim, k - 1, 1) for part in (values, places))
+    found = (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
+    return torch.return_types.kthvalue(found)
 
 
 def _median(
