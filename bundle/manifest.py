@@ -58,6 +58,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         tflite: path of a TFLite model with a signature of the program's name, whose inputs and
             outputs are called as the ports; None where the bundle has none, and then ``file`` is
             not. Several programs may share one file.
+        min_batch: fewest examples that a training program takes at once: 2 if it computes something
+            of the whole batch that a single example does not have, such as the variance that batch
+            normalisation of vectors needs.
         precision: of the weights. A program of another precision than ``float32`` has no ports of
             parameters and state: the bundle's own values are part of it.
     """
@@ -68,6 +71,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     tflite: str | None = None
     precision: Precision = "float32"
+    min_batch: Literal[1, 2] = 1
 
 
 class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,20 @@ class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     shape: tuple[int, ...]
+
+
+class LayerDecl(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense layer or convolution, for strategies that look at single units.
+
+    Attributes:
+        name: ``<name>.weight`` is a parameter, ``<name>.bias`` may be one. It is hidden if the
+            program ``features`` has an output ``layers.<name>``.
+        before: an earlier hidden layer whose units are its inputs, in order, each the same number
+            of times; None: no layer is.
+    """
+
+    name: str
+    before: str | None = None
 
 
 class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +134,10 @@ class StrategyDecl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a device must know before it runs a program of the bundle."""
+    """Everything a device must know before it runs a program of the bundle.
+
+    ``head``: names of the parameters that make logits of features; empty where none are known.
+    """
 
     format: int
     name: str
@@ -130,3 +151,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     strategy: StrategyDecl
     provenance: dict[str, str]
     files: dict[str, FileEntry]
+    head: tuple[str, ...] = ()
+    layers: tuple[LayerDecl, ...] = ()

@@ -30,12 +30,14 @@ class Programs:
         grad_fns: training programs by objective.
         eval_batch: examples evaluated together unless a call says otherwise. ALP couples the
             examples of a batch, so the number belongs to the result.
+        min_batch: fewest examples that all training programs take at once.
         uses_kernels: whether ``protofleet.kernels`` computes ALP nodes.
     """
 
     backend: Literal["onnx", "litert"]
     grad_fns: Mapping[str, GradFn]
     eval_batch: int
+    min_batch: int
     uses_kernels: bool
     _name: str
     _infer: InferProgram | None
@@ -89,8 +91,8 @@ class Programs:
         program = _required(self._features, self._name, "features")
         if not program.layers:
             raise ProvisionError(
-                f"{self._name}: its program 'features' has no outputs '{LAYERS}<name>'; export a "
-                "model with a method layers(x), such as mlp or cnn"
+                f"{self._name}: its program 'features' has no outputs '{LAYERS}<name>'; export it "
+                "with --strategy fedsub, which finds them"
             )
         size = self.eval_batch if batch_size is None else batch_size
         found = program.activations(network, x, size)
@@ -146,6 +148,7 @@ def open_programs(
             if source.program.objective is not None
         },
         eval_batch=eval_batch,
+        min_batch=max((program.min_batch for program in programs.values()), default=1),
         uses_kernels=opened.uses_kernels,
         _name=f"bundle '{manifest.name}'",
         _infer=inference.get("infer"),

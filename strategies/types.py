@@ -14,12 +14,24 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import RefusedError
+from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
+
+
+class UnsuitableModelError(InputError):
+    """A model lacks what a strategy needs.
+
+    Attributes:
+        flags: of ``protofleet export`` beside ``--strategy`` that give it to the model.
+    """
+
+    def __init__(self, message: str, *, flags: str = "") -> None:
+        super().__init__(message)
+        self.flags = flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +237,7 @@ class TrainTools:
         x, y: the examples, ``(n, …) float32`` and ``(n,) int64``.
         grad_fns: training programs by objective name, e.g. ``cross_entropy``.
         rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
+        min_batch: fewest examples of a step (``Program.min_batch``).
     """
 
     name: str
@@ -232,6 +245,12 @@ class TrainTools:
     y: NDArray[np.int64]
     grad_fns: Mapping[str, GradFn]
     rng: np.random.Generator
+    min_batch: int = 1
+
+    @property
+    def can_train(self) -> bool:
+        """Whether there are examples enough for a step."""
+        return len(self.y) >= self.min_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,12 +289,14 @@ class ServerTools:
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
         aggregator: how the clients' vectors become one; the mean unless the federation chose
             another and the strategy takes one (``Description.takes_aggregator``).
+        min_batch: as in ``TrainTools``.
     """
 
     grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     rng: np.random.Generator
     aggregator: Aggregator = MEAN
+    min_batch: int = 1
 
 
 class Updates(Protocol):
@@ -312,6 +333,9 @@ class Description:
             after its fit; nothing is aggregated from it.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
+        features: devices ask for features (``ClientTools.features``).
+        layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
+        alignment: the model must have alignment layers (ALP).
     """
 
     name: str
@@ -322,6 +346,9 @@ class Description:
     class_counts: bool = False
     final_fit: bool = False
     takes_aggregator: bool = False
+    features: bool = False
+    layers: bool = False
+    alignment: bool = False
 
 
 def no_score(_state: ClientState) -> Score | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._outputs import check_writable_file
 from protofleet.errors import InputError, MissingDataError, ProvisionError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def quantise(
     float16 halves the file; int8 quarters it and computes with 8 bits. Every variant is scored on
     the test part in each runtime; if one loses more macro-F1 than allowed, nothing is written.
     """
+    check_writable_file(out, "--out")
     from protofleet.bundle import Bundle, keys, write_bundle
     from protofleet.edge import load_local_data
     from protofleet.export.quantise import check_loss, doubts, measure
@@ -184,10 +186,12 @@ def _values(opened: Bundle, params: Path | None, store: Path | None) -> Model:
 def _from_file(model: Model, path: Path) -> Model:
     """All parameters from a safetensors file, and the state as far as it is there too."""
     from protofleet.errors import RefusedError
+    from protofleet.export.pickled import refuse_pickled
     from protofleet.tensors import blobs
 
     if not path.is_file():
         raise MissingDataError(f"parameters '{path}': no such file")
+    refuse_pickled(path, "parameters")
     data = path.read_bytes()
     try:
         tensors, _ = blobs.decode(data, max_bytes=len(data))
