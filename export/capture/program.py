@@ -7,7 +7,8 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +17,7 @@ from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
+from protofleet.export.capture.functions import ProgramFunctions
 from protofleet.export.capture.ports import Names, finish
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.tracing import Trace, trace
@@ -129,15 +131,24 @@ def capture(  # noqa: PLR0913 - options by keyword
     if parts is None:
         needed = features or (objective is not None and "features" in objective.sizes)
         parts = find_parts(model, example["x"]) if needed else Parts(head=None)
-    was_training = model.training
-    model.train(objective is not None)
     whole, batch = _by_axis(objective, example)
     goal = _Goal(objective=objective, parts=parts, features=features, layers=layers)
     pure = _Pure(model, goal, keys=(*whole, *batch))
-    try:
+    with _restored(model):
+        model.train(objective is not None)
         return _capture(pure, whole, batch)
+
+
+@contextlib.contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Give every module its attributes back: some keep what they compute, here without data."""
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        yield
     finally:
-        model.train(was_training)
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
 
 
 def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inputs]:
@@ -150,7 +161,9 @@ def _by_axis(objective: Objective | None, example: Inputs) -> tuple[Inputs, Inpu
 def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     tensors = pure.tensors
     fixed = [*tensors.all().values(), *whole.values()]
-    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()))
+    first = len(tensors.params) + len(tensors.buffers)
+    unchanging = dict(enumerate(tensors.constants.values(), start=first))
+    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=unchanging)
     names = Names(
         params=tuple(tensors.params),
         buffers=tuple(tensors.buffers),
@@ -249,7 +262,8 @@ class _Pure:
     def _forward(
         self, tensors: dict[str, Tensor], batch: Inputs
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        loss, outputs = functional_call(self.joint, tensors, (batch,))
+        with ProgramFunctions():
+            loss, outputs = functional_call(self.joint, tensors, (batch,))
         self.output_keys = tuple(outputs)
         return loss, outputs
 

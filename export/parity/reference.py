@@ -43,7 +43,7 @@ class Reference:
         dtype: torch.dtype = torch.float32,
         tokens: int | None = None,
     ) -> None:
-        self._model = copy.deepcopy(model).train(program.objective is not None)
+        self._model = _copied(model).train(program.objective is not None)
         self._program, self._dtype, self._tokens = program, dtype, tokens
         tensors = model_tensors(self._model)
         keys = (*tensors.params, *tensors.buffers)
@@ -101,6 +101,17 @@ class Reference:
 
     def _tensor(self, value: NDArray[Any]) -> Tensor:
         return _in(self._dtype, torch.from_numpy(value))
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy of its own.
+
+    A tensor that a module computes and keeps, as ``torch.nn.utils.weight_norm`` does, has a
+    history, with which it cannot be copied.
+    """
+    kept = [v for module in model.modules() for v in vars(module).values()]
+    computed = {id(v): v.detach().clone() for v in kept if isinstance(v, Tensor) and not v.is_leaf}
+    return copy.deepcopy(model, computed)
 
 
 def _replay(noise: Mapping[int, Tensor]) -> Draw:

@@ -11,7 +11,18 @@ from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.tflite import activations, alp, convolution, elementwise, linear, moves
+from protofleet.export.tflite import (
+    activations,
+    alp,
+    convolution,
+    elementwise,
+    functions,
+    linear,
+    lookups,
+    moves,
+    order,
+    recurrent,
+)
 from protofleet.export.tflite.graph import Graph, SharedTables
 from protofleet.export.tflite.lower import Lowering
 from protofleet.runtime import open_interpreter
@@ -19,7 +30,18 @@ from protofleet.runtime import open_interpreter
 __all__ = ["tflite_runner", "to_tflite"]
 
 # They register how operators are written.
-_ = (activations, alp, convolution, elementwise, linear, moves)
+_ = (
+    activations,
+    alp,
+    convolution,
+    elementwise,
+    functions,
+    linear,
+    lookups,
+    moves,
+    order,
+    recurrent,
+)
 
 _SCHEMA_VERSION = 3
 

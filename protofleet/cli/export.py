@@ -16,6 +16,7 @@ from protofleet.cli._files import (
     checked_preprocessing,
     read_preprocessing,
 )
+from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.errors import InputError, RefusedError
 
@@ -57,7 +58,7 @@ _FORMATS = ("onnx", "tflite")
 _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
 
 
-@click.command()
+@click.command(cls=WithOperators)
 @click.argument("model")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
 @click.option(
@@ -119,6 +120,13 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
     help="Take a model that ends with Softmax or Sigmoid, though it hardly learns so.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@click.option(
+    FLAG,
+    is_flag=True,
+    expose_value=False,
+    help="List the operators that are proved to work, without MODEL; with --out FILE prove them "
+    "anew and write the table, with --only PATTERN some of them.",
+)
 def export(
     *,
     model: str,
