@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,7 +32,7 @@ from protofleet.bundle.manifest import FileEntry, Manifest, TensorDecl
 from protofleet.bundle.rules import PARAMS, STATE, check_manifest, check_tensors, parse
 from protofleet.durable import sync_folder, write_synced
 from protofleet.errors import InputError, RefusedError
-from protofleet.tensors import Layout, Model, TensorMap, blobs
+from protofleet.tensors import Layout, Model, ModelLayer, TensorMap, blobs
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 SUFFIX = ".pfb"
@@ -117,14 +117,35 @@ class Bundle:
         return data
 
     def model(self) -> Model:
-        """Fresh, writable copies of the initial tensors."""
+        """Fresh, writable copies of the initial tensors, and what their names mean."""
+        manifest, program = self.manifest, self.manifest.programs.get("features")
+        shapes = {port.key: port.shape for port in program.outputs} if program else {}
+        width = shapes.get("features", (0,))[-1]
         return Model(
-            params=self._packed(PARAMS, self.manifest.params),
-            buffers=self._packed(STATE, self.manifest.state),
-            input_shape=self.manifest.preprocessing.input_shape,
-            num_classes=len(self.manifest.classes),
-            task=self.manifest.task,
+            params=self._packed(PARAMS, manifest.params),
+            buffers=self._packed(STATE, manifest.state),
+            input_shape=manifest.preprocessing.input_shape,
+            num_classes=len(manifest.classes),
+            task=manifest.task,
+            head=manifest.head,
+            features=width if isinstance(width, int) else 0,
+            layers=tuple(
+                ModelLayer(
+                    name=layer.name, before=layer.before, hidden=f"layers.{layer.name}" in shapes
+                )
+                for layer in manifest.layers
+            ),
         )
+
+    def copy_to(self, path: Path) -> None:
+        """Write it as a single file, with one of its files in memory at a time.
+
+        ``path``, whatever its name, is durable when this returns, its name after ``sync_folder``.
+
+        Raises:
+            RefusedError: its bytes are no longer those that were signed.
+        """
+        write_synced(path, archive(_Contents(self)))
 
     def _tensors(self, file: str, declared: Iterable[TensorDecl]) -> dict[str, NDArray[Any]]:
         data = self.read(file) if file in self.manifest.files else blobs.encode({})
@@ -135,6 +156,39 @@ class Bundle:
     def _packed(self, file: str, declared: Iterable[TensorDecl]) -> TensorMap:
         layout = Layout.of({decl.name: decl.shape for decl in declared})
         return TensorMap.pack(self._tensors(file, declared), layout)
+
+
+def stored_name(path: Path) -> str:
+    """The name in the manifest of a single-file bundle that was verified before; for listings.
+
+    Raises:
+        RefusedError: it is no bundle.
+    """
+    return parse(SingleFileSource(path).read(MANIFEST, MAX_MANIFEST_BYTES)).name
+
+
+class _Contents(Mapping[str, bytes]):
+    """All files of a bundle by name, each read when it is asked for."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._names = (MANIFEST, SIGNATURE, *bundle.manifest.files)
+
+    def __getitem__(self, name: str) -> bytes:
+        if name == SIGNATURE:
+            return self._bundle.source.read(name, _SIG_BYTES)
+        if name != MANIFEST:
+            return self._bundle.read(name)
+        data = self._bundle.source.read(name, MAX_MANIFEST_BYTES)
+        if hashlib.sha256(data).hexdigest() != self._bundle.digest:
+            raise RefusedError("sha256", f"bundle file '{name}': not the bytes that were signed")
+        return data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_bundle(

@@ -83,6 +83,20 @@ class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
 
 
+class LayerDecl(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense layer or convolution, for strategies that look at single units.
+
+    Attributes:
+        name: ``<name>.weight`` is a parameter, ``<name>.bias`` may be one. It is hidden if the
+            program ``features`` has an output ``layers.<name>``.
+        before: an earlier hidden layer whose units are its inputs, in order, each the same number
+            of times; None: no layer is.
+    """
+
+    name: str
+    before: str | None = None
+
+
 class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
     """What turns raw readings into the program's input ``x``.
 
@@ -128,6 +142,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         task: what the outputs of ``infer`` are: scores of ``classes``, values of ``targets``, or
             a logit for each label in ``targets``.
         classes, targets: names, in the order of the outputs; a bundle has one of the two.
+        head: names of the parameters that make outputs of features; empty where none are known.
     """
 
     format: int
@@ -144,6 +159,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     strategy: StrategyDecl
     provenance: dict[str, str]
     files: dict[str, FileEntry]
+    head: tuple[str, ...] = ()
+    layers: tuple[LayerDecl, ...] = ()
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -3,17 +3,22 @@
 from protofleet.runtime._alp import KernelError
 from protofleet.runtime._backend import BackendName, Kernels
 from protofleet.runtime._footprint import release, return_large_blocks
+from protofleet.runtime._litert import open_interpreter
 from protofleet.runtime.classifier import Classifier, open_classifier
+from protofleet.runtime.plain import FORMATS, plain_model
 from protofleet.runtime.programs import Programs, open_programs
 
 __all__ = [
+    "FORMATS",
     "BackendName",
     "Classifier",
     "KernelError",
     "Kernels",
     "Programs",
     "open_classifier",
+    "open_interpreter",
     "open_programs",
+    "plain_model",
     "release",
     "return_large_blocks",
 ]

@@ -41,17 +41,18 @@ from protofleet.strategies import common
 from protofleet.strategies.common import (
     client_model,
     downlink,
+    network_names,
     network_tensors,
     ordered,
     parse_settings,
 )
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import (
+    NearestPrototype,
     class_counts_of,
     class_means,
     feature_width,
     merge_prototypes,
-    nearest,
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
@@ -88,6 +89,7 @@ DESCRIPTION = Description(
     class_counts=True,
     final_fit=True,
     takes_aggregator=True,
+    features=True,
 )
 
 
@@ -96,11 +98,9 @@ class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         prototype_weight: lambda, the weight of the squared difference to the prototypes.
-        head: how the names of the head's parameters start; its first matrix takes the features.
     """
 
     prototype_weight: float = 1.0
-    head: str = "head."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,11 +120,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """FedProto for one model.
 
     Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or no matrix in the
-            head that says how wide the features are.
+        InputError: unknown setting, wrong type, a value outside its range, or a bundle
+            without features.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedProtoSettings)
-    context = _Context(settings=chosen, model=model, width=feature_width(model, chosen.head))
+    context = _Context(settings=chosen, model=model, width=feature_width(model))
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
@@ -135,6 +135,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
         client_score=lambda state: _score(state.tensors),
+        carried=network_names(model),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
     )
@@ -159,7 +160,7 @@ def _client_init(context: _Context, model: Model) -> ClientState:
 
 def _score(tensors: Tensors) -> Score | None:
     present = tensors[_PRESENT]
-    return nearest(tensors[_PROTOTYPES], present) if present.any() else None
+    return NearestPrototype(tensors[_PROTOTYPES], present) if present.any() else None
 
 
 def _client_update(

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import RefusedError
+from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.scores import Statistics
 from protofleet.tensors import Layout, Model, Network, TaskName, TensorMap, Tensors
@@ -25,6 +25,18 @@ TASK_LOSS = "task_loss"
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
+
+
+class UnsuitableModelError(InputError):
+    """A model lacks what a strategy needs.
+
+    Attributes:
+        flags: of ``protofleet export`` beside ``--strategy`` that give it to the model.
+    """
+
+    def __init__(self, message: str, *, flags: str = "") -> None:
+        super().__init__(message)
+        self.flags = flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +343,9 @@ class Description:
             after its fit; nothing is aggregated from it.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
+        features: devices ask for features (``ClientTools.features``).
+        layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
+        alignment: the model must have alignment layers (ALP).
     """
 
     name: str
@@ -342,6 +357,9 @@ class Description:
     class_counts: bool = False
     final_fit: bool = False
     takes_aggregator: bool = False
+    features: bool = False
+    layers: bool = False
+    alignment: bool = False
 
 
 ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
@@ -372,6 +390,9 @@ class Strategy:
         client_update: one local round; the update and the state to keep if it is delivered.
         client_model: the network with which the device infers now.
         client_score: what classifies that model's features; None: its own head.
+        carried: names of the tensors of a client's state that it takes along to another bundle of
+            its federation, as far as they fit: of its own model, which a first payload leaves as
+            it is.
         check: raises RefusedError for an update of the right form with impossible content.
         aggregate: the server's state after a round. Permuting updates changes no bit.
         server_model: the global network, or None where the strategy has none.
@@ -386,6 +407,7 @@ class Strategy:
     client_update: Callable[[ClientState, Payload, ClientTools], tuple[ClientState, Update]]
     client_model: Callable[[ClientState], Network]
     client_score: Callable[[ClientState], Score | None] = no_score
+    carried: frozenset[str] = frozenset()
     check: Callable[[Update], None] = no_check
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
     server_model: Callable[[ServerState], Network | None]

@@ -3,6 +3,7 @@
 from protofleet.tensors.tensors import (
     Layout,
     Model,
+    ModelLayer,
     Network,
     TaskName,
     TensorMap,
@@ -14,6 +15,7 @@ from protofleet.tensors.tensors import (
 __all__ = [
     "Layout",
     "Model",
+    "ModelLayer",
     "Network",
     "TaskName",
     "TensorMap",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 from brokers import mosquitto
 from hypothesis import settings
-from onnx_registry import share_registry
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -40,12 +38,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = item.get_closest_marker("slow")
         seconds[item.path] += slow.kwargs.get("seconds", 5) if slow else 0.1
     items.sort(key=lambda item: (-seconds[item.path], item.path))
-
-
-def pytest_runtest_setup() -> None:
-    """Only with PyTorch, which the tests of a device do without."""
-    if "torch" in sys.modules:
-        share_registry()
 
 
 @pytest.fixture(scope="session")

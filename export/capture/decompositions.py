@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
+from protofleet.export.capture import decompose_numbers, resizing, windows
 from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
 from protofleet.export.models import alp
 
@@ -23,11 +24,22 @@ Sizes = tuple[list[int], list[int], list[int]]
 """Stride, padding and dilation, one number per spatial axis."""
 
 _aten = torch.ops.aten
+_MOST_TAPS = 16
 
 
 def backward_table() -> dict[Any, Callable[..., Any]]:
-    """Applied while autograd runs: operators that write to an argument without saying so."""
-    return {_aten.native_batch_norm.default: _native_batch_norm}
+    """Applied while autograd runs.
+
+    Operators that write to an argument without saying so, and those whose own form pins the batch
+    size or is none in a runtime.
+    """
+    return {
+        _aten.native_batch_norm.default: _native_batch_norm,
+        **decompose_numbers.AUTOGRAD,
+        **get_decompositions([_aten.im2col, _aten.col2im]),
+        **resizing.TABLE,
+        **windows.TABLE,
+    }
 
 
 def forward_table() -> dict[Any, Callable[..., Any]]:
@@ -35,6 +47,7 @@ def forward_table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     table.update(get_decompositions(_EXTRA))
     table.update(_OWN)
+    table.update(decompose_numbers.TABLE)
     del table[_aten.squeeze.dim]
     return table
 
@@ -156,6 +169,8 @@ def _weight_gradient(
     and take twice as long.
     """
     stride, padding, dilation = sizes
+    if groups == 1 and _MOST_TAPS >= math.prod(weight.shape[2:]) == max(weight.shape[2:]):
+        return _weight_gradient_by_taps(x, grad, weight, sizes)
     batch, channels = x.shape[:2]
     reached = _reached(x, grad, weight, sizes)
     inside = reached.shape[2:]
@@ -169,6 +184,27 @@ def _weight_gradient(
     for axis, size in enumerate(weight.shape[2:], start=3):
         result = result.narrow(axis, 0, int(size))
     return result.squeeze(0)
+
+
+def _weight_gradient_by_taps(x: Tensor, grad: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
+    """As ``_weight_gradient``, for windows along one axis: a product for each of their places.
+
+    A third of the time of one convolution in ONNX Runtime: that gathers the windows entry by entry.
+    """
+    stride, padding, dilation = sizes
+    planes, rows = x.transpose(0, 1), grad.transpose(0, 1).flatten(1)
+    for axis, pad in enumerate(padding, start=2):
+        planes = _framed(planes, axis, pad, pad)
+    along = max(range(len(stride)), key=lambda axis: int(weight.shape[axis + 2]))
+    taps = []
+    for tap in range(int(weight.shape[along + 2])):
+        place = planes
+        for axis, (step, gap) in enumerate(zip(stride, dilation, strict=True)):
+            start = tap * gap if axis == along else 0
+            end = start + (int(grad.shape[axis + 2]) - 1) * step + 1
+            place = _aten.slice(place, axis + 2, start, end, step)
+        taps.append(rows @ place.flatten(1).T)
+    return torch.stack(taps, -1).reshape(weight.shape)
 
 
 def _reached(x: Tensor, grad: Tensor, weight: Tensor, sizes: Sizes) -> Tensor:
@@ -304,26 +340,29 @@ def _native_layer_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's sign
     weight: Tensor | None,
     bias: Tensor | None,  # noqa: ARG001 - as above
     output_mask: Sequence[bool],
-) -> Any:
-    """Normalisation over the last axis; its sums over channels are matrix products.
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Normalisation over the last axes; its sums over channels are matrix products.
 
     PyTorch's own decomposition passes over the activations four times more.
     """
-    if len(normalised) != 1 or weight is None:
-        return NotImplemented
-    width = int(normalised[0])
+    shape, width = x.shape, math.prod(int(size) for size in normalised)
+    examples = list(range(x.dim() - len(normalised)))
+    if len(normalised) > 1:
+        grad, x, mean, inverse = (v.flatten(len(examples)) for v in (grad, x, mean, inverse))
     unit = (x - mean) * inverse
     pulled = grad * unit
-    leading = list(range(x.dim() - 1))
     by_input = by_weight = by_bias = None
     if output_mask[0]:
-        column = (weight / width).reshape(width, 1)
+        factor = torch.ones(width, dtype=x.dtype) if weight is None else weight.reshape(width)
+        column = (factor / width).reshape(width, 1)
         along, across = pulled @ column, grad @ column
-        by_input = (grad * weight - across - unit * along) * inverse
+        scaled = grad if weight is None else grad * factor
+        by_input = (scaled - across - unit * along) * inverse
+        by_input = by_input if len(normalised) == 1 else by_input.reshape(shape)
     if output_mask[1]:
-        by_weight = pulled.sum(leading)
+        by_weight = pulled.sum(examples).reshape(*normalised)
     if output_mask[2]:
-        by_bias = grad.sum(leading)
+        by_bias = grad.sum(examples).reshape(*normalised)
     return by_input, by_weight, by_bias
 
 
@@ -354,12 +393,14 @@ def _embedding_backward(
     num_weights: int,
     padding_idx: int,
     scale_grad_by_freq: bool,  # noqa: FBT001 - the operator's signature
-) -> Any:
+) -> Tensor:
     """Add every row's gradient to the row of the table that it was looked up from."""
-    if scale_grad_by_freq:
-        return NotImplemented
     rows = grad.reshape(-1, grad.shape[-1])
     flat = indices.reshape(-1, 1)
+    if scale_grad_by_freq:
+        ones = torch.ones_like(rows[:, :1])
+        counts = torch.zeros(num_weights, 1, dtype=grad.dtype).scatter_add(0, flat, ones)
+        rows = rows / counts.index_select(0, flat.squeeze(1))
     rows = torch.where(flat == padding_idx, torch.zeros_like(rows), rows)
     table = torch.zeros(num_weights, grad.shape[-1], dtype=grad.dtype)
     return table.scatter_add(0, flat.expand_as(rows), rows)
@@ -385,6 +426,47 @@ def _squeeze_dims(x: Tensor, dims: Sequence[int]) -> Tensor:
     return x
 
 
+def _repeat(x: Tensor, repeats: Sequence[Any]) -> Tensor:
+    """A new axis before each that is repeated."""
+    x = x.reshape((1,) * (len(repeats) - x.dim()) + tuple(x.shape))
+    for axis, count in enumerate(repeats):
+        if isinstance(count, int) and count == 1:
+            continue
+        before, size, behind = x.shape[:axis], x.shape[axis], x.shape[axis + 1 :]
+        wide = x.unsqueeze(axis).expand(*before, count, size, *behind)
+        x = wide.reshape(*before, count * size, *behind)
+    return x
+
+
+def _roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Any:
+    """The two parts of an axis change places."""
+    if not dims:
+        return NotImplemented
+    for shift, axis in zip(shifts, dims, strict=True):
+        size = int(x.shape[axis])
+        cut = -shift % size
+        if cut:
+            parts = (x.narrow(axis, cut, size - cut), x.narrow(axis, 0, cut))
+            x = torch.cat(parts, axis)
+    return x
+
+
+def _max_over(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - the operator's signature
+) -> tuple[Tensor, Tensor]:
+    return x.amax(dim, keepdim), x.argmax(dim, keepdim)
+
+
+def _min_over(
+    x: Tensor,
+    dim: int,
+    keepdim: bool = False,  # noqa: FBT001, FBT002 - as above
+) -> tuple[Tensor, Tensor]:
+    return x.amin(dim, keepdim), x.argmin(dim, keepdim)
+
+
 _EXTRA = (
     _aten.var_mean.correction,
     _aten.native_batch_norm_backward,
@@ -394,6 +476,10 @@ _EXTRA = (
 
 _OWN: Table = {
     _aten.pow.Tensor_Scalar: _power,
+    _aten.repeat.default: _repeat,
+    _aten.roll.default: _roll,
+    _aten.max.dim: _max_over,
+    _aten.min.dim: _min_over,
     _aten.squeeze.dims: _squeeze_dims,
     _aten.empty.memory_format: _empty,
     _aten.empty_like.default: _empty_like,

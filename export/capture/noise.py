@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -23,6 +24,7 @@ Draw = Callable[[Sequence[Any], Distribution], Tensor]
 """Gives an array of a shape (integers, or symbolic ones while tracing) and distribution."""
 
 _aten = torch.ops.aten
+_TINY = 2.0**-25  # half of the smallest uniform number above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,27 @@ def _native_dropout(draw: Draw, x: Tensor, p: float, train: bool | None) -> tupl
     return x * keep / (1 - p), keep
 
 
+def _exponential(draw: Draw, like: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    # Above 0, whose logarithm would be infinite.
+    return (-torch.log1p(-draw(like.shape, "uniform"))).clamp(min=_TINY) / rate
+
+
+def _rrelu(  # noqa: PLR0913, PLR0917 - the operator's signature
+    draw: Draw,
+    x: Tensor,
+    noise: Tensor,
+    low: float = 1 / 8,
+    high: float = 1 / 3,
+    training: bool = False,  # noqa: FBT001, FBT002 - as above
+    generator: None = None,  # noqa: ARG001 - as above
+) -> Tensor:
+    if not training:
+        return functional.leaky_relu(x, (low + high) / 2)
+    slope = draw(x.shape, "uniform") * (high - low) + low
+    noise.copy_(torch.where(x <= 0, slope, torch.ones_like(x)))
+    return x * noise
+
+
 def _rand(draw: Draw, size: Sequence[Any], **_: Any) -> Tensor:
     return draw(size, "uniform").clone()
 
@@ -163,7 +186,10 @@ _SAMPLERS: dict[Any, Callable[..., Any]] = {
     _aten.bernoulli.Tensor: _bernoulli_tensor,
     _aten.bernoulli_.float: _in_place(_bernoulli_p),
     _aten.bernoulli_.Tensor: _in_place(_bernoulli_tensor),
+    _aten.exponential.default: _exponential,
+    _aten.exponential_.default: _in_place(_exponential),
     _aten.native_dropout.default: _native_dropout,
+    _aten.rrelu_with_noise.default: _rrelu,
     _aten.rand.default: _rand,
     _aten.rand_like.default: _rand_like,
     _aten.randn.default: _randn,

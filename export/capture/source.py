@@ -6,7 +6,7 @@ import contextlib
 import os
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import onnxscript
 import torch
 from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import traceback as fx_traceback
 from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -29,6 +30,7 @@ _NOT_THE_USERS = (
 )
 
 _KEY = "protofleet_source"
+_INDICES = (torch.int64, torch.int32)
 
 
 class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -36,10 +38,15 @@ class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Backward operators carry the place of the forward operator that caused them: autograd gives
     both the same sequence number.
+
+    Args:
+        root: whose modules are named.
+        table: decompositions by operator, applied on the way.
     """
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, table: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._table = table
         self._names = {id(module): name for name, module in root.named_modules()}
         self._stack: list[tuple[str, nn.Module]] = []
         self._by_sequence: dict[int, str] = {}
@@ -76,9 +83,11 @@ class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises:
             ExportError: the operator's result or its shape depends on the data.
         """
-        _refuse_data_dependence(func)
-        with fx_traceback.annotate({_KEY: self._current_place()}):
-            return func(*args, **(kwargs or {}))
+        _refuse_data_dependence(func, args)
+        # Some operators are written in C++ for fixed sizes only; PyTorch's Python forms are not.
+        with fx_traceback.annotate({_KEY: self._current_place()}), enable_python_dispatcher():
+            result = self._table.get(func, _nothing)(*args, **(kwargs or {}))
+            return func(*args, **(kwargs or {})) if result is NotImplemented else result
 
     def _current_place(self) -> str:
         node: Any = torch._C._current_autograd_node()  # noqa: SLF001 - no public way to ask
@@ -108,23 +117,33 @@ class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._stack.pop()
 
 
+def _nothing(*_args: Any, **_kwargs: Any) -> Any:
+    return NotImplemented
+
+
 def place_of(node: torch.fx.Node) -> str:
     """Where the user's code asked for a traced node."""
     place: str = node.meta.get("custom", {}).get(_KEY, "unknown place")
     return place
 
 
-def _refuse_data_dependence(func: torch._ops.OpOverload) -> None:
+def _refuse_data_dependence(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
     if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - an operator's name
         raise ExportError(
             "a tensor's value is used as a Python number (if, while, .item()), but a program is "
             "one fixed graph: use torch.where or arithmetic"
         )
-    if torch.Tag.dynamic_output_shape in func.tags:
+    if torch.Tag.dynamic_output_shape in func.tags and not _indexes_by_numbers(func, args):
         raise ExportError(
             f"the size of {func}'s result depends on the data (boolean index, nonzero, unique), "
             "but a program has fixed sizes apart from the batch: use torch.where or a weight"
         )
+
+
+def _indexes_by_numbers(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> bool:
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(index is None or index.dtype in _INDICES for index in args[1])
 
 
 def _first_line(error: Exception) -> str:

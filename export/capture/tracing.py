@@ -8,7 +8,7 @@ breaks operators down to those that have an ONNX form.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functionalize
@@ -29,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from protofleet.errors import ExportError
 from protofleet.export.capture.decompositions import backward_table, forward_table
+from protofleet.export.capture.lookups import KnownValues, rewritten
 from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
 from protofleet.export.capture.source import SourceTracker, is_users, place_of
 
@@ -65,7 +67,12 @@ class Trace:
 
 
 def trace(
-    function: PureFunction, root: nn.Module, fixed: Sequence[Tensor], batch: Sequence[Tensor]
+    function: PureFunction,
+    root: nn.Module,
+    fixed: Sequence[Tensor],
+    batch: Sequence[Tensor],
+    *,
+    constants: Mapping[int, Tensor],
 ) -> Trace:
     """Record ``function((*fixed, *batch))`` with a symbolic leading axis of all of ``batch``.
 
@@ -74,6 +81,7 @@ def trace(
         root: the module whose parts errors name.
         fixed: tensors of fixed shape.
         batch: tensors whose leading axis is the batch.
+        constants: values that never change, by their place in ``fixed``.
 
     Raises:
         ExportError: see ``capture``.
@@ -87,12 +95,12 @@ def trace(
     size: Any = inputs[len(fixed)].shape[0]
     # Read now: once a trace has pinned the size to a number, the expression is that number.
     symbol = size.node.expr
-    tracker = SourceTracker(root)
+    tracker = SourceTracker(root, backward_table())
     noise = _find_noise(function, tracker, fake, inputs, symbol)
     _check_guards(shapes, symbol)
     with fake:
         drawn = [torch.zeros([_of_batch(d, size) for d in r.shape]) for r in noise]
-        graph = _record(function, tracker, inputs, drawn)
+        graph = _record(function, tracker, inputs, drawn, constants)
     _check_guards(shapes, symbol)
     return Trace(graph=graph, noise=noise, batch_symbol=symbol)
 
@@ -172,18 +180,21 @@ def _record(
     tracker: SourceTracker,
     inputs: Sequence[Tensor],
     noise: Sequence[Tensor],
+    constants: Mapping[int, Tensor],
 ) -> fx.GraphModule:
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
         drawn = args[len(inputs) :]
         with tracker.tracking(), explicit_noise(NoiseReplay(drawn)):
             return function(args[: len(inputs)])
 
-    first = make_fx(joint, decomposition_table=backward_table())(*inputs, *noise)
+    first = make_fx(joint)(*inputs, *noise)
     first.graph.eliminate_dead_code()
+    placeholders = first.graph.find_nodes(op="placeholder")
+    known = KnownValues(first, {placeholders[i]: value for i, value in constants.items()})
 
     def flat(*args: Tensor) -> Any:
-        with fx_traceback.preserve_node_meta():
-            return _Placed(first).run(*args)
+        with fx_traceback.preserve_node_meta(), enable_python_dispatcher():
+            return _Placed(first, known).run(*args)
 
     pure = functionalize(flat, remove="mutations")
     second = make_fx(pure, decomposition_table=forward_table())(*inputs, *noise)
@@ -195,16 +206,26 @@ def _record(
 class _Placed(fx.Interpreter):
     """Runs a graph; what a decomposition refuses is told with the place that asked for it."""
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+    def __init__(self, graph: fx.GraphModule, known: KnownValues) -> None:
         super().__init__(graph)
         self.extra_traceback = False
+        self._known = known
+        self._node: fx.Node
 
     def run_node(self, n: fx.Node) -> Any:
         """As ``fx.Interpreter``."""
+        self._node = n
         try:
             return super().run_node(n)
         except ExportError as error:
             raise ExportError(f"{place_of(n)}: {error}") from error
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """As ``fx.Interpreter``, but for lookups by known places."""
+        result = rewritten(self._node, self._known, args)
+        if result is not NotImplemented:
+            return result
+        return super().call_function(target, args, kwargs)
 
 
 def _multiply_sizes(graph: fx.Graph, inputs: Sequence[Tensor], *, placeholder: int) -> None:
@@ -245,5 +266,6 @@ def _check_guards(shapes: ShapeEnv, symbol: sympy.Symbol) -> None:
             where = f"{place.filename}:{place.lineno}" if isinstance(place, FrameSummary) else place
             raise ExportError(
                 f"{where}: the batch size decides what is computed ({guard.expr} where {symbol} is "
-                "the batch size), but a program must run with any batch size"
+                "the batch size), but a program must run with any batch size: take it from "
+                "x.shape[0], not from len(x), and do not compare it"
             )

@@ -7,7 +7,6 @@ import math
 import torch
 from torch import fx
 
-from protofleet.errors import ExportError
 from protofleet.export.tflite.basics import Basics
 from protofleet.export.tflite.graph import Value
 from protofleet.export.tflite.lower import Lowering, Result, args_of, rule
@@ -59,20 +58,16 @@ def _leaky_relu(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.elu.default)
 def _elu(low: Lowering, node: fx.Node) -> Result:
     x, *rest = args_of(node)
-    alpha, scale, input_scale = [*rest, 1.0, 1.0, 1.0][:3]
-    if (scale, input_scale) != (1, 1):
-        raise ExportError("expected ELU without further scales")
+    alpha, scale, input_scale = (float(v) for v in [*rest, *[1.0] * (3 - len(rest))])
     ops, value = low.basics, low.small(x)
-    falling = ops.binary("SUB", ops.unary("EXP", ops.binary("MINIMUM", value, 0.0)), 1.0)
-    bent = ops.binary("MUL", falling, float(alpha))
-    return ops.select(ops.compare("GREATER", value, 0.0), value, bent)
+    below = ops.binary("MINIMUM", value, 0.0)
+    if input_scale != 1:
+        below = ops.binary("MUL", below, input_scale)
+    bent = ops.binary("MUL", ops.binary("SUB", ops.unary("EXP", below), 1.0), alpha * scale)
+    straight = value if scale == 1 else ops.binary("MUL", value, scale)
+    return ops.select(ops.compare("GREATER", value, 0.0), straight, bent)
 
 
 @rule(_aten.expm1.default)
 def _expm1(low: Lowering, node: fx.Node) -> Result:
     return low.basics.binary("SUB", low.basics.unary("EXP", low.small(args_of(node)[0])), 1.0)
-
-
-@rule(_aten.log1p.default)
-def _log1p(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.unary("LOG", low.basics.binary("ADD", low.small(args_of(node)[0]), 1.0))

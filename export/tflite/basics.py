@@ -194,11 +194,10 @@ class Basics:
             return self.graph.add("PAD", [x, where], shape)
         return self.graph.add("PADV2", [x, where, self.graph.constant(fill)], shape)
 
-    def gather(self, table: Value, indices: Value) -> Value:
-        """Rows of ``table``."""
-        return self.graph.add(
-            "GATHER", [table, indices], (*indices.shape, *table.shape[1:]), axis=0, batchDims=0
-        )
+    def gather(self, table: Value, indices: Value, axis: int = 0) -> Value:
+        """Entries along an axis of ``table``; rows, if it is the first."""
+        shape = (*table.shape[:axis], *indices.shape, *table.shape[axis + 1 :])
+        return self.graph.add("GATHER", [table, indices], shape, axis=axis, batchDims=0)
 
     def argmax(self, x: Value, axis: int) -> Value:
         """Index of the first largest entry, int64."""

@@ -26,6 +26,7 @@ _BINARY: dict[Any, str] = {
     _aten.minimum.default: "MINIMUM",
     _aten.pow.Tensor_Tensor: "POW",
 }
+_OF_BOOLS = {"MUL": "LOGICAL_AND", "MAXIMUM": "LOGICAL_OR", "MINIMUM": "LOGICAL_AND"}
 _COMPARISONS: dict[Any, str] = {
     getattr(getattr(_aten, name), kind): named
     for name, named in {
@@ -47,8 +48,10 @@ _UNARY: dict[Any, str] = {
     _aten.log.default: "LOG",
     _aten.neg.default: "NEG",
     _aten.relu.default: "RELU",
+    _aten.round.default: "ROUND",
     _aten.rsqrt.default: "RSQRT",
     _aten.sigmoid.default: "LOGISTIC",
+    _aten.sign.default: "SIGN",
     _aten.sin.default: "SIN",
     _aten.sqrt.default: "SQRT",
     _aten.tanh.default: "TANH",
@@ -64,7 +67,8 @@ _SAME = (
 @rule(*_BINARY)
 def _binary(low: Lowering, node: fx.Node) -> Result:
     left, right = (_as(low, low.operand(a), node) for a in args_of(node)[:2])
-    return low.basics.binary(_BINARY[node.target], left, right)
+    named = _BINARY[node.target]
+    return low.basics.binary(_OF_BOOLS[named] if low.dtype(node) == BOOL else named, left, right)
 
 
 def _as(low: Lowering, operand: Operand, node: fx.Node) -> Operand:
@@ -101,6 +105,11 @@ def _both(low: Lowering, node: fx.Node) -> Result:
 @rule(_aten.logical_or.default, _aten.bitwise_or.Tensor)
 def _either(low: Lowering, node: fx.Node) -> Result:
     return low.basics.binary("LOGICAL_OR", *(low.small(a) for a in args_of(node)))
+
+
+@rule(_aten.logical_xor.default, _aten.bitwise_xor.Tensor)
+def _one_of_both(low: Lowering, node: fx.Node) -> Result:
+    return low.basics.compare("NOT_EQUAL", *(low.small(a) for a in args_of(node)))
 
 
 @rule(_aten.logical_not.default, _aten.bitwise_not.default)
@@ -230,15 +239,25 @@ def _any(low: Lowering, node: fx.Node) -> Result:
     return _reduced(low, node, "REDUCE_ANY")
 
 
+@rule(_aten.all.dim, _aten.all.dims)
+def _all(low: Lowering, node: fx.Node) -> Result:
+    return _reduced(low, node, "REDUCE_ALL")
+
+
 @rule(_aten.amax.default)
 def _amax(low: Lowering, node: fx.Node) -> Result:
     return _reduced(low, node, "REDUCE_MAX")
 
 
+@rule(_aten.amin.default)
+def _amin(low: Lowering, node: fx.Node) -> Result:
+    return _reduced(low, node, "REDUCE_MIN")
+
+
 def _reduced(low: Lowering, node: fx.Node, named: str) -> Value:
     source, *rest = args_of(node)
     x = low.full(source)
-    if x.dtype == BOOL and named != "REDUCE_ANY":
+    if x.dtype == BOOL and named not in ("REDUCE_ANY", "REDUCE_ALL"):
         x = low.basics.cast(x, dtype_of(node.meta["val"].dtype))
     axes = axes_of(rest[0] if rest else None, len(x.shape))
     keep = bool(rest[1]) if len(rest) > 1 else bool(node.kwargs.get("keepdim", False))

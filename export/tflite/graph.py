@@ -32,6 +32,7 @@ F32, I64, I32, BOOL = (np.dtype(t) for t in (np.float32, np.int64, np.int32, np.
 # Operators whose options are not called as they are.
 _OPTIONS = {
     "ARG_MAX": "ArgMax",
+    "ATAN2": "ATan2",
     "BATCH_MATMUL": "BatchMatMul",
     "CONV_2D": "Conv2D",
     "FULLY_CONNECTED": "FullyConnected",
@@ -44,15 +45,28 @@ _OPTIONS = {
     "ONE_HOT": "OneHot",
     "PADV2": "PadV2",
     "REVERSE_V2": "ReverseV2",
+    "REDUCE_ALL": "Reducer",
     "REDUCE_ANY": "Reducer",
     "REDUCE_MAX": "Reducer",
+    "REDUCE_MIN": "Reducer",
     "SCATTER_ND": "ScatterNd",
     "SELECT_V2": "SelectV2",
     "STRIDED_SLICE": "StridedSlice",
     "SUM": "Reducer",
     "TOPK_V2": "TopKV2",
 }
-_WITHOUT_OPTIONS = {"CEIL", "FLOOR", "LOG", "LOGISTIC", "RELU", "RSQRT", "SQRT", "TANH"}
+_WITHOUT_OPTIONS = {
+    "CEIL",
+    "FLOOR",
+    "LOG",
+    "LOGISTIC",
+    "RELU",
+    "ROUND",
+    "RSQRT",
+    "SIN",
+    "SQRT",
+    "TANH",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +139,7 @@ class Graph:
                 f"constant of shape {array.shape}: expected at most {MAX_CONSTANT_BYTES} bytes, "
                 f"got {array.nbytes}"
             )
-        key = ("constant", array.shape, array.dtype, array.tobytes())
+        key = ("constant", np.shape(content), array.dtype, array.tobytes())
         if key not in self._known:
             buffer = self._tables.buffer(array.tobytes())
             self._known[key] = (self._tensor(np.shape(content), array.dtype, buffer=buffer),)

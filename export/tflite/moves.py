@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from protofleet.errors import ExportError
-from protofleet.export.tflite.graph import F32, I32, I64, Value, elements
+from protofleet.export.tflite.graph import I32, Value, elements
 from protofleet.export.tflite.lower import Lowering, Result, args_of, axes_of, rule
 
 _aten = torch.ops.aten
@@ -191,57 +191,6 @@ def _flip(low: Lowering, node: fx.Node) -> Result:
             "REVERSE_V2", [x, low.graph.constant(np.array([axis], np.int32), I32)], x.shape
         )
     return x
-
-
-@rule(_aten.index_select.default)
-def _index_select(low: Lowering, node: fx.Node) -> Result:
-    table = low.full(_node(node))
-    if args_of(node)[1] != 0:
-        raise ExportError("expected the first axis")
-    return low.basics.gather(table, low.full(_node(node, 2)))
-
-
-@rule(_aten.embedding.default)
-def _embedding(low: Lowering, node: fx.Node) -> Result:
-    return low.basics.gather(low.full(_node(node)), low.full(_node(node, 1)))
-
-
-@rule(_aten.gather.default)
-def _gather(low: Lowering, node: fx.Node) -> Result:
-    """One entry of every row: the others become zero, and the row is summed."""
-    x, axis = low.full(_node(node)), int(args_of(node)[1]) % 2
-    hot = _hot(low, node, x, axis, low.small(args_of(node)[2]))
-    return low.basics.reduce("SUM", low.basics.select(hot, x, 0.0), [axis], keep=True)
-
-
-@rule(_aten.scatter.value, _aten.scatter.src)
-def _scatter(low: Lowering, node: fx.Node) -> Result:
-    """One entry of every row replaced."""
-    x, axis = low.full(_node(node)), int(args_of(node)[1]) % 2
-    hot = _hot(low, node, x, axis, low.small(args_of(node)[2]))
-    return low.basics.select(hot, low.operand(args_of(node)[3]), x)
-
-
-def _hot(low: Lowering, node: fx.Node, x: Value, axis: int, index: Value) -> Value:
-    """Where the columns are those that ``index`` (B, 1) names."""
-    if len(x.shape) != 2 or axis != 1 or low.shape(args_of(node)[2])[1] != 1:
-        raise ExportError("expected one index for every row of a matrix")
-    columns = low.graph.constant(np.arange(x.shape[1])[None, :], I64)
-    return low.basics.compare("EQUAL", columns, index)
-
-
-@rule(_aten.scatter_add.default)
-def _scatter_add(low: Lowering, node: fx.Node) -> Result:
-    """Rows added to the rows of a table that the first column of the index names."""
-    table, axis, index, rows = args_of(node)
-    found = low.small(index)
-    if axis != 0 or found.shape[-1] != 1 or len(found.shape) != 2:
-        raise ExportError("expected whole rows to be added along the first axis")
-    shape = low.shape(node)
-    where = low.basics.cast(found, I32)
-    sizes = low.graph.constant(np.array(shape, np.int32), I32)
-    added = low.graph.add("SCATTER_ND", [where, low.full(rows), sizes], shape, F32)
-    return low.basics.binary("ADD", low.small(table), added)
 
 
 @rule(torch.ops.prims.broadcast_in_dim.default)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._process import start_process
 from protofleet.cli._trust import trusted_keys
-from protofleet.threads import thread_variables
+from protofleet.cli._verbosity import verbosity
+from protofleet.cli.export_model import export_model
+from protofleet.cli.predict import predict
+from protofleet.cli.prepare import prepare
+from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
-    from protofleet.strategies.scores import MetricValues
     from protofleet.wire.broker_access import BrokerAccess
 
 _PATH = click.Path(path_type=Path)
@@ -44,6 +48,13 @@ def _to_later(
 @click.group()
 def device() -> None:
     """Take part in a federation, and use what was learned (docs/device.md)."""
+
+
+device.add_command(export_model)
+device.add_command(predict)
+device.add_command(prepare)
+device.add_command(reset)
+device.add_command(stores)
 
 
 def _data_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -90,7 +101,11 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="ROUND:DATA",
     help="Other data from a round on; may be repeated, rounds ascending.",
 )
-@click.option("--store", type=_PATH, help="This device's folder; default: in the user's data.")
+@click.option(
+    "--store",
+    type=_PATH,
+    help="This device's folder; default: in the user's data, see 'device stores'.",
+)
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
 @_data_options
 def join(
@@ -109,72 +124,75 @@ def join(
 
     Ctrl-C leaves; started again with the same store, the device goes on where it was.
     """
-    _prepare(threads)
+    start_process(threads)
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
+    from protofleet.edge.stores import default_store
 
     trusted = trusted_keys(source["trust_files"])
     options = JoinOptions(
         broker=broker,
         federation=federation,
         bundle=source["bundle"],
-        store=store or _default_store(federation, device_id),
+        store=store or default_store(federation, device_id),
         device_id=device_id,
         threads=threads,
         backend=source["backend"],
         trusted=trusted,
     )
     data = _load(source, trusted, pooled, later)
-    sys.exit(run_device(options, data, _report_json if as_json else _report_line))
+    status = run_device(options, data, _report_json if as_json else _report_line)
+    if status:
+        stopped = signal.Signals(status - 128).name
+        told = f"protofleet: stopped by {stopped}; to go on: the same command"
+        click.echo(f"{told} ('{options.store}' keeps the state)", err=True)
+    sys.exit(status)
 
 
-@device.command()
-@click.option("--store", type=_PATH, required=True, help="This device's folder.")
+@device.command("try")
+@click.option(
+    "--optimiser",
+    type=click.Choice(["adam", "sgd"]),
+    help="Default: the bundle's, else the first that its strategy takes.",
+)
 @_data_options
-def infer(
-    store: Path,
-    threads: int,
-    as_json: bool,
-    **source: Any,
-) -> None:
-    """Score and time the personal model on this device's test part."""
-    _prepare(threads)
+def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -> None:
+    """Find a learning rate on this device's data, and what a round would cost it.
+
+    Trains some hundred steps: with rates that grow until training breaks, then with a few that may
+    be right and with the bundle's own. Nothing is sent or kept. The last lines are for the
+    federation file: one device's advice, so try two or three.
+    """
+    start_process(threads)
     import msgspec
 
     from protofleet.bundle import Bundle
-    from protofleet.edge import score_personal
+    from protofleet.cli._trial_text import to_text
+    from protofleet.edge import try_bundle
 
     trusted = trusted_keys(source["trust_files"])
     data = _load(source, trusted)
     bundle = Bundle.open(source["bundle"], trusted=trusted)
-    scores = score_personal(store, bundle, data, threads=threads, backend=source["backend"])
-    if as_json:
-        click.echo(msgspec.json.encode(scores).decode())
-        return
-    latency = "  ".join(
-        f"{name} {value:.2f}" for name, value in msgspec.to_builtins(scores.infer_ms).items()
+    trial = try_bundle(
+        bundle,
+        data,
+        optimiser=optimiser,
+        threads=threads,
+        backend=source["backend"],
+        progress=_no_progress if as_json or verbosity() < 0 else _progress,
     )
-    click.echo(
-        f"model of round {scores.round_id}: {_in_words(scores.scores)} on {scores.examples} "
-        "examples"
-    )
-    for target, values in scores.targets.items():
-        click.echo(f"  {target}: {_in_words(values)}")
-    click.echo(f"one window, ms: {latency}")
+    click.echo(msgspec.json.encode(trial).decode() if as_json else to_text(trial))
 
 
-def _in_words(values: MetricValues) -> str:
-    from protofleet.strategies.tasks import METRICS
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        click.echo(f"\rstep {done} of at most {total} ", nl=False, err=True)
+        click.echo(end, nl=False, err=True)
 
-    shown = (f"{METRICS[name].label} {METRICS[name].text(value)}" for name, value in values.items())
-    return ", ".join(shown) or "no score"
 
-
-def _prepare(threads: int) -> None:
-    """Bound all thread pools before NumPy is loaded, and send the log to stderr."""
-    for variable, value in thread_variables(threads).items():
-        os.environ.setdefault(variable, value)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+def _no_progress(_done: int, _total: int) -> None:
+    """For programs."""
 
 
 def _load(
@@ -196,22 +214,12 @@ def _load(
     )
 
 
-def _default_store(federation: str, device_id: str | None) -> Path:
-    import platformdirs
-
-    name = federation if device_id is None else f"{federation}.{device_id}"
-    return platformdirs.user_data_path("protofleet") / "devices" / name
-
-
 def _report_json(event: str, figures: dict[str, Any]) -> None:
     click.echo(json.dumps({"event": event, **figures}))
 
 
 def _report_line(event: str, figures: dict[str, Any]) -> None:
-    _log.info("%-9s %s", event, "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+    from protofleet.cli._device_lines import to_text
 
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(f"{key} {_short(item)}" for key, item in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    _log.info("%-9s %s", event, to_text(event, figures))
+    _log.debug("%-9s %s", event, figures)

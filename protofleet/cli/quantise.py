@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._outputs import check_writable_file
 from protofleet.errors import InputError, MissingDataError, ProvisionError
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def quantise(
     float16 halves the file; int8 quarters it and computes with 8 bits. Every variant is scored on
     the test part in each runtime; if one loses more macro-F1 than allowed, nothing is written.
     """
+    check_writable_file(out, "--out")
     from protofleet.bundle import Bundle, keys, write_bundle
     from protofleet.edge import load_local_data
     from protofleet.export.quantise import check_loss, doubts, measure
@@ -235,14 +237,14 @@ def _from_store(opened: Bundle, store: Path) -> Model:
     from protofleet import strategies
     from protofleet.edge.store import read_personal
 
-    journal, state = read_personal(store)
-    if journal.binding is None or journal.binding.bundle != opened.digest:
+    personal, state = read_personal(store)
+    if personal.binding.bundle != opened.digest:
         raise ProvisionError(f"device store '{store}': belongs to another bundle than this one")
-    strategy = strategies.build(journal.strategy, journal.settings, opened.model())
+    strategy = strategies.build(personal.strategy, personal.settings, opened.model())
     if strategy.client_score(state) is not None:
         raise InputError(
-            f"device store '{store}': strategy '{journal.strategy}' classifies by features, not by "
-            "the model's own head, which is what would be quantised"
+            f"device store '{store}': strategy '{personal.strategy}' classifies by features, not "
+            "by the model's own head, which is what would be quantised"
         )
     own = strategy.client_model(state)
     return dataclasses.replace(opened.model(), params=own.params, buffers=own.buffers)

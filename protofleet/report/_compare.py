@@ -7,9 +7,9 @@ from collections.abc import Callable
 import msgspec
 
 from protofleet.federation.records import Metrics, RunRecord
-from protofleet.report._units import median
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.units import median
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

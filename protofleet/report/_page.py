@@ -10,10 +10,11 @@ from pathlib import Path
 
 import jinja2
 
+from protofleet import units
 from protofleet.durable import replace_whole
 from protofleet.federation.records import Metrics, RunRecord, Scores, Spread, load_record
-from protofleet.report import _figures, _units
-from protofleet.report.details import Details, Latencies, Prototypes, load_details
+from protofleet.report import _figures
+from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.tensors import TaskName
@@ -88,17 +89,17 @@ _TASK_MEANINGS: dict[TaskName, str] = {
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` from ``result.json`` and ``details.json`` of a run's folder.
+    """Write ``report.html`` from what a run left in its folder.
 
     Returns:
         The page's path.
 
     Raises:
-        MissingDataError: one of the files is absent.
+        MissingDataError: nothing of a run is there.
         InputError: a field is missing or of a wrong type.
     """
+    details = details_of_folder(run_dir)
     result = load_record(run_dir / "result.json", RunRecord)
-    details = load_details(run_dir / "details.json")
     page = run_dir / "report.html"
     replace_whole(page, render(result, details).encode())
     return page
@@ -114,9 +115,9 @@ def render(result: RunRecord, details: Details) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        bytes=_units.byte_text,
-        ms=_units.ms_text,
-        duration=_units.duration_text,
+        bytes=units.byte_text,
+        ms=units.ms_text,
+        duration=units.duration_text,
     )
     return environment.get_template("report.html.jinja2").render(
         result=result,
@@ -192,7 +193,7 @@ def _targets(scores: Scores) -> _Targets | None:
             (
                 target,
                 tuple(
-                    METRICS[name].page_text(values[name]) if name in values else _units.NOTHING
+                    METRICS[name].page_text(values[name]) if name in values else units.NOTHING
                     for name in named
                 ),
             )
@@ -203,23 +204,23 @@ def _targets(scores: Scores) -> _Targets | None:
 
 def _facts(result: RunRecord, details: Details) -> dict[str, str]:
     rounds_s = sum(item.seconds for item in result.rounds)
-    step_ms = _units.median(device.train_step_ms.p50 for device in result.devices)
-    infer_ms = _units.median(device.infer_ms.p50 for device in result.devices)
+    step_ms = units.median(device.train_step_ms.p50 for device in result.devices)
+    infer_ms = units.median(device.infer_ms.p50 for device in result.devices)
     facts = {
         "Strategy": result.strategy,
         "Data": details.data,
         "Devices": str(len(result.devices)),
         "Rounds": str(len(result.aggregated)),
         "Seed": str(result.seed),
-        "Wall time": _units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
+        "Wall time": units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
         "Codec (up / down)": result.codec,
-        "Bytes up": _units.byte_text(sum(device.bytes_up for device in result.devices)),
-        "Bytes down": _units.byte_text(sum(device.bytes_down for device in result.devices)),
+        "Bytes up": units.byte_text(sum(device.bytes_up for device in result.devices)),
+        "Bytes down": units.byte_text(sum(device.bytes_down for device in result.devices)),
         "Per device and round": _per_round(result),
-        "Training step (median device)": f"{_units.ms_text(step_ms)} ms",
-        "Inference (median device)": f"{_units.ms_text(infer_ms)} ms",
+        "Training step (median device)": f"{units.ms_text(step_ms)} ms",
+        "Inference (median device)": f"{units.ms_text(infer_ms)} ms",
     }
-    unknown = {f"{_units.NOTHING} ms", ""}
+    unknown = {f"{units.NOTHING} ms", ""}
     return {name: text for name, text in facts.items() if text not in unknown}
 
 
@@ -228,8 +229,8 @@ def _per_round(result: RunRecord) -> str:
     count = sum(item.participants for item in result.rounds)
     if not count:
         return ""
-    up = _units.byte_text(round(sum(item.bytes_up for item in result.rounds) / count))
-    down = _units.byte_text(round(sum(item.bytes_down for item in result.rounds) / count))
+    up = units.byte_text(round(sum(item.bytes_up for item in result.rounds) / count))
+    down = units.byte_text(round(sum(item.bytes_down for item in result.rounds) / count))
     return f"{up} up, {down} down"
 
 
@@ -266,7 +267,7 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
 def _byte_pictures(result: RunRecord) -> list[Picture]:
     up = sum(item.bytes_up for item in result.rounds)
     down = sum(item.bytes_down for item in result.rounds)
-    total = f"{_units.byte_text(up)} up and {_units.byte_text(down)} down"
+    total = f"{units.byte_text(up)} up and {units.byte_text(down)} down"
     by_round = Picture(
         key="bytes-round",
         title="Traffic by round",
@@ -279,7 +280,7 @@ def _byte_pictures(result: RunRecord) -> list[Picture]:
         title="Traffic by device",
         caption="Bytes of the whole run, joining included.",
         alt=f"Bar plot of bytes for each of {len(result.devices)} devices; the median device "
-        f"sent {_units.byte_text(_units.median(d.bytes_up for d in result.devices) or 0)}.",
+        f"sent {units.byte_text(units.median(d.bytes_up for d in result.devices) or 0)}.",
         uri=_uri(_figures.bytes_by_device(result.devices)),
     )
     return [*([by_round] if result.rounds else []), *([by_device] if result.devices else [])]
@@ -290,10 +291,10 @@ def _latency_pictures(details: Details) -> list[Picture]:
     found = []
     for key, title, label, pick in _LATENCIES:
         svg = _figures.latencies(details.latencies, pick, label)
-        medians = [_units.median(pick(device)) for device in details.latencies]
+        medians = [units.median(pick(device)) for device in details.latencies]
         if svg is not None:
             alt = f"Box plot of {label}; the median device's median is "
-            alt += f"{_units.ms_text(_units.median(medians))} ms."
+            alt += f"{units.ms_text(units.median(medians))} ms."
             found.append(Picture(key=key, title=title, caption=caption, alt=alt, uri=_uri(svg)))
     return found
 

@@ -129,6 +129,7 @@ DESCRIPTION = Description(
     ),
     server_programs=(TASK_LOSS,),
     takes_aggregator=True,
+    features=True,
 )
 
 

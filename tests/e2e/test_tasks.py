@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from onnxruntime import InferenceSession
 from sklearn.metrics import (
     f1_score,
     mean_absolute_error,
@@ -20,12 +21,14 @@ from sklearn.metrics import (
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import load_or_create_signing_key, save_public_key
+from protofleet.cli._trial_text import to_text
 from protofleet.cli.quantise import quantise
-from protofleet.datasets import DeviceData
+from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets.derived import WESAD_FEATURES, wesad_features_pool
 from protofleet.datasets.mnist import mnist_pool
-from protofleet.edge import load_local_data, score_personal
+from protofleet.edge import LocalData, load_local_data, open_personal, try_bundle
 from protofleet.edge.join import open_learner
+from protofleet.edge.predictions import score_predictions
 from protofleet.edge.store import read_personal
 from protofleet.errors import InputError
 from protofleet.federation.records import RunRecord, load_record
@@ -162,7 +165,9 @@ def test_a_regression_is_federated_and_scored_as_scikit_learn_does(signed, data_
     named = ("--targets", ",".join(_PREDICTED), "--input-shape", "11")
     _export(bundle, key, *shape, *named, "--task", "regression", "--loss", "huber")
     federation = make("regression", bundle)
-    result = _run(federation, _people(data_root))
+    people = _people(data_root)
+    _check_trial(Bundle.open(bundle), people[0])
+    result = _run(federation, people)
     scores, first = result.scores, result.rounds[0].scores
     assert (scores.task, scores.sections.keys()) == (
         "regression",
@@ -198,6 +203,23 @@ def test_a_regression_is_federated_and_scored_as_scikit_learn_does(signed, data_
     assert {"personalisation RMSE", "global R²"} <= rows
 
 
+def _check_trial(bundle: Bundle, own: DeviceData) -> None:
+    """A trial trains by the task's own loss, and advises a rate that lowers it."""
+    trial = try_bundle(
+        bundle,
+        LocalData(own=own),
+        optimiser="adam",
+        threads=1,
+        backend="onnx",
+        progress=lambda _done, _total: None,
+    )
+    assert (trial.objective, trial.examples) == ("huber", len(own.y_train))
+    advised = trial.compared[trial.learning_rate]
+    assert advised is not None
+    assert advised < trial.start_loss
+    assert "[strategy.settings]" in to_text(trial)
+
+
 @pytest.mark.timeout(600)
 def test_labels_that_hold_together_are_federated_and_scored(signed, data_root, tmp_path):
     """FedPer; each label's F1 over all devices' samples is scikit-learn's; a device infers."""
@@ -224,13 +246,13 @@ def test_labels_that_hold_together_are_federated_and_scored(signed, data_root, t
     assert result.scores.global_ is None
 
     one = federation.devices[1]
-    local = load_local_data(
-        str(federation.folder / f"{one}.npz"), Bundle.open(bundle).manifest.preprocessing
-    )
-    personal = score_personal(
-        federation.folder / f"store-{one}", Bundle.open(bundle), local, backend="litert"
-    )
-    assert (personal.examples, personal.targets.keys()) == (80, set(_LABELS))
+    own = load_device_data(federation.folder / f"{one}.npz")
+    model = open_personal(federation.folder / f"store-{one}", bundle=bundle, backend="litert")
+    predicted = model.predict(own.x_test)
+    personal = score_predictions(predicted, own.y_test)
+    shares = InferenceSession(model.plain("onnx")).run(["probabilities"], {"x": own.x_test})[0]
+    np.testing.assert_allclose(shares, predicted.probabilities, atol=1e-5)
+    assert (personal.examples, personal.each.keys()) == (80, set(_LABELS))
     assert personal.scores["macro_f1"] > 0.7
     page = _page(federation)
     assert all(text in page for text in ("micro-F1", "recall (%)", *_LABELS))

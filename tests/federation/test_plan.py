@@ -11,6 +11,7 @@ from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import AggregationSettings, StrategySettings
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.optimisers import Adam
+from protofleet.strategies.tasks import TASKS
 
 
 def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
@@ -73,14 +74,23 @@ def test_an_unknown_rule_is_refused_by_name(tiny):
 
 
 def _without_classes(tmp_path, task):
-    """The tiny bundle's model as that of a task with targets, without training programs."""
+    """The tiny bundle's manifest as that of a task with targets; its programs are not to be run."""
     key = Ed25519PrivateKey.generate()
     tiny = Bundle.open(tiny_bundle(tmp_path / "classes.pfb", key))
-    names, programs = tiny.manifest.classes, {"infer": tiny.manifest.programs["infer"]}
+    names, declared = tiny.manifest.classes, tiny.manifest.programs
+    y = msgspec.structs.replace(
+        declared["train"].inputs[-1], dtype="float32", shape=("batch", len(names))
+    )
+    train = msgspec.structs.replace(
+        declared["train"],
+        inputs=(*declared["train"].inputs[:-1], y),
+        objective=next(iter(TASKS[task].losses)),
+    )
+    programs = {"infer": declared["infer"], "train": train}
     manifest = msgspec.structs.replace(
         tiny.manifest, task=task, classes=(), targets=names, programs=programs
     )
-    kept = ("params.safetensors", programs["infer"].file)
+    kept = ("params.safetensors", *(program.file for program in programs.values()))
     write_bundle(tmp_path / "other.pfb", manifest, {path: tiny.read(path) for path in kept}, key)
     return tmp_path / "other.pfb"
 

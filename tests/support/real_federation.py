@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from onnx_registry import share_registry
 from tiny_bundle import tiny_data
 from toy_model import server_tools
 
@@ -36,7 +35,6 @@ def perceptron_bundle(path: Path, objectives: tuple[str, ...]) -> Bundle:
     from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415
     from protofleet.export.models import build_model  # noqa: PLC0415
 
-    share_registry()
     torch.manual_seed(0)
     spec = BundleSpec(
         name="perceptron",
