@@ -26,7 +26,7 @@ from protofleet.export.capture.complex_pairs import Complex, parts
 
 MAX_WINDOW = 1024
 _MAX_CONSTANT = 16384  # numbers of float32: 64 KiB
-_DIRECT = 192 * 97  # entries of a matrix up to which one product is the faster way
+_DIRECT = 256 * 129  # entries of a matrix up to which one product is the faster way
 
 Pair = tuple[Tensor, Tensor | None]
 
