@@ -84,6 +84,24 @@ CASES = (
         batch=32,
         settings={"vocabulary": 20_000},
     ),
+    *(
+        Case(
+            name=f"{kind} of {hidden}, 128 x 6, batch 32",
+            spec="protofleet.export.sweep.recurrent:Sequential",
+            input_shape=(128, 6),
+            batch=32,
+            settings={"kind": kind, "hidden": hidden, "classes": 6},
+        )
+        for kind in ("LSTM", "GRU", "RNN")
+        for hidden in (64, 128)
+    ),
+    Case(
+        name="DeepConvLSTM, 128 x 6, batch 32",
+        spec="protofleet.export.sweep.recurrent:DeepConvLstm",
+        input_shape=(128, 6),
+        batch=32,
+        settings={"classes": 6},
+    ),
 )
 
 

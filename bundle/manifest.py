@@ -58,6 +58,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         tflite: path of a TFLite model with a signature of the program's name, whose inputs and
             outputs are called as the ports; None where the bundle has none, and then ``file`` is
             not. Several programs may share one file.
+        min_batch: fewest examples that a training program takes at once: 2 if it computes something
+            of the whole batch that a single example does not have, such as the variance that batch
+            normalisation of vectors needs.
         precision: of the weights. A program of another precision than ``float32`` has no ports of
             parameters and state: the bundle's own values are part of it.
     """
@@ -68,6 +71,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     file: str | None = None
     tflite: str | None = None
     precision: Precision = "float32"
+    min_batch: Literal[1, 2] = 1
 
 
 class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from protofleet.bundle.manifest import (
     MAX_TOKENS,
     Manifest,
     Port,
+    Preprocessing,
     Program,
     TensorDecl,
 )
@@ -69,7 +70,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_files(manifest)
     _check_texts(manifest)
     _check_layout(manifest)
-    _check_preprocessing(manifest)
+    check_preprocessing(manifest.preprocessing)
     for name, program in manifest.programs.items():
         _check_program(name, program, manifest)
 
@@ -158,25 +159,30 @@ def _check_decl(decl: TensorDecl) -> None:
         raise RefusedError("layout", f"tensor '{decl.name}': impossible shape {decl.shape}")
 
 
-def _check_preprocessing(manifest: Manifest) -> None:
-    pre = manifest.preprocessing
+def check_preprocessing(pre: Preprocessing) -> None:
+    """Sizes, rates and statistics that fit together.
+
+    Raises:
+        RefusedError: rule ``preprocessing``.
+    """
     per_channel = {1, len(pre.channels)} if pre.channels else {1, *pre.input_shape[-1:]}
-    windows = [value for value in (pre.rate_hz, pre.window, pre.hop) if value is not None]
-    if not (
-        all(axis > 0 for axis in pre.input_shape)
-        and all(value > 0 for value in windows)
-        and {len(pre.mean), len(pre.std)} <= per_channel
-        and all(value > 0 for value in pre.std)
-    ):
-        raise RefusedError(
-            "preprocessing", f"{MANIFEST}: preprocessing: sizes must be positive and fit together"
-        )
+    counts = " or ".join(map(str, sorted(per_channel)))
+    windows = {"rate_hz": pre.rate_hz, "window": pre.window, "hop": pre.hop}
+    rules = (
+        (all(n > 0 for n in pre.input_shape), "sizes > 0 in input_shape", pre.input_shape),
+        *((n is None or n > 0, f"{name} > 0", n) for name, n in windows.items()),
+        (len(pre.mean) in per_channel, f"{counts} values in mean", len(pre.mean)),
+        (len(pre.std) in per_channel, f"{counts} values in std", len(pre.std)),
+        (all(value > 0 for value in pre.std), "std > 0", pre.std),
+    )
+    for holds, wanted, got in rules:
+        if not holds:
+            raise RefusedError("preprocessing", f"preprocessing: expected {wanted}, got {got}")
     if pre.tokens is None:
         return
     if not 0 < pre.tokens <= MAX_TOKENS or (set(pre.mean), set(pre.std)) != ({0.0}, {1.0}):
         raise RefusedError(
-            "preprocessing",
-            f"{MANIFEST}: preprocessing: expected at most {MAX_TOKENS} tokens, not normalised",
+            "preprocessing", f"preprocessing: expected at most {MAX_TOKENS} tokens, not normalised"
         )
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError, MissingDataError
+from protofleet.datasets.arrays import read_arrays, to_class_names, to_examples, to_labels
+from protofleet.errors import InputError
 
 _ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 _BOXES = ("boxes_train", "boxes_test")
@@ -37,9 +36,17 @@ class DeviceData:
     boxes_test: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
+        """Convert what loses nothing, and check."""
         for part in ("train", "test"):
-            x = getattr(self, f"x_{part}")
-            _check_part(part, x, getattr(self, f"y_{part}"), self.classes)
+            x = to_examples(getattr(self, f"x_{part}"), f"device data: x_{part}")
+            y = to_labels(getattr(self, f"y_{part}"), f"device data: y_{part}", self.classes)
+            if y.shape != x.shape[:1]:
+                raise InputError(
+                    f"device data: expected x_{part} (n, …) and y_{part} (n,), "
+                    f"got {x.shape} and {y.shape}"
+                )
+            object.__setattr__(self, f"x_{part}", x)
+            object.__setattr__(self, f"y_{part}", y)
             _check_boxes(part, getattr(self, f"boxes_{part}"), len(x))
 
     def save(self, path: Path) -> None:
@@ -57,69 +64,42 @@ def load_device_data(path: Path) -> DeviceData:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
     """
-    arrays = _read(path, _ARRAYS, _BOXES)
+    arrays = read_arrays(path, _ARRAYS, _BOXES)
     boxes = {n: arrays[n].astype(np.float32, copy=False) for n in _BOXES if n in arrays}
-    return DeviceData(
-        **boxes,
-        x_train=arrays["x_train"].astype(np.float32, copy=False),
-        y_train=arrays["y_train"].astype(np.int64, copy=False),
-        x_test=arrays["x_test"].astype(np.float32, copy=False),
-        y_test=arrays["y_test"].astype(np.int64, copy=False),
-        classes=tuple(str(name) for name in arrays["classes"]),
-    )
+    try:
+        return DeviceData(
+            **boxes,
+            x_train=arrays["x_train"],
+            y_train=arrays["y_train"],
+            x_test=arrays["x_test"],
+            y_test=arrays["y_test"],
+            classes=to_class_names(arrays["classes"], "device data: classes"),
+        )
+    except InputError as error:
+        raise InputError(f"'{path}': {error}") from error
 
 
 def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Read the union of all devices' test parts: ``x (n, *input_shape)`` and ``y (n,)``.
 
     Args:
-        path: an ``.npz`` file with ``x_test`` and ``y_test``.
+        path: an ``.npz`` file with ``x_test`` and ``y_test``, and ``classes`` if ``y_test`` has
+            names.
 
     Raises:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or the arrays differ in length.
     """
-    arrays = _read(path, ("x_test", "y_test"))
-    x, y = arrays["x_test"], arrays["y_test"]
-    if x.ndim < 2 or y.shape != x.shape[:1]:
+    arrays = read_arrays(path, ("x_test", "y_test"), ("classes",), ignored=(*_ARRAYS, *_BOXES))
+    what, classes = f"pooled data '{path}'", arrays.get("classes")
+    names = None if classes is None else to_class_names(classes, f"{what}: classes")
+    x = to_examples(arrays["x_test"], f"{what}: x_test")
+    y = to_labels(arrays["y_test"], f"{what}: y_test", names)
+    if y.shape != x.shape[:1]:
         raise InputError(
-            f"pooled data '{path}': expected x_test (n, …) and y_test (n,), "
-            f"got {x.shape} and {y.shape}"
+            f"{what}: expected x_test (n, …) and y_test (n,), got {x.shape} and {y.shape}"
         )
-    return x.astype(np.float32, copy=False), y.astype(np.int64, copy=False)
-
-
-def _read(
-    path: Path, names: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> dict[str, NDArray[Any]]:
-    if not path.is_file():
-        raise MissingDataError(
-            f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got no such file"
-        )
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in (*names, *optional) if name in archive}
-    except (ValueError, zipfile.BadZipFile, OSError, EOFError) as error:
-        raise InputError(f"data '{path}': not a plain .npz file ({error})") from error
-    for name in names:
-        if name not in arrays:
-            raise InputError(f"data '{path}': lacks the array '{name}'")
-    return arrays
-
-
-def _check_part(
-    part: str, x: NDArray[np.float32], y: NDArray[np.int64], classes: tuple[str, ...]
-) -> None:
-    if x.ndim < 2 or y.shape != x.shape[:1]:
-        raise InputError(
-            f"device data: expected x_{part} (n, …) and y_{part} (n,), got {x.shape} and {y.shape}"
-        )
-    if not np.isfinite(x).all():
-        raise InputError(f"device data: x_{part} contains NaN or infinite values")
-    if y.size and (y.min() < 0 or y.max() >= len(classes)):
-        raise InputError(
-            f"device data: y_{part} holds {y.min()}…{y.max()}, expected 0…{len(classes) - 1}"
-        )
+    return x, y
 
 
 def _check_boxes(part: str, boxes: NDArray[np.float32] | None, count: int) -> None:

@@ -36,6 +36,7 @@ from protofleet.federation.client import (
 )
 from protofleet.federation.records import percentiles
 from protofleet.strategies.scores import macro_f1
+from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import Codec
 from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
@@ -331,11 +332,26 @@ class Agent:
     def _advance(self) -> None:
         """Do what no event of the wire brings: trained, settled, heartbeat."""
         if self._training.finished():
-            self._on_trained(self._training.take())
+            try:
+                trained = self._training.take()
+            except DivergedError as error:
+                self._on_diverged(str(error))
+            else:
+                self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat(self._phase.value)
+
+    def _on_diverged(self, reason: str) -> None:
+        """Say why this round has no update; the state of the round before stays."""
+        if self._round is not None and self._next is None:
+            round_id, payload = self._round.task.round_id, self._round.payload
+            _log.warning("round %d refused: %s", round_id, reason)
+            self._drop(reason)
+            self._endpoint.reject(payload.transfer_id, "diverged", reason)
+            return
+        self._drop(reason)
 
     def _on_trained(self, trained: TrainedRound | None) -> None:
         if trained is None and self._stopped:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
+from protofleet.datasets.arrays import doubt_of_scale
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError
+
+_log = logging.getLogger(__name__)
 
 _UCI_HAR = "uci-har"
 
@@ -35,11 +39,26 @@ def load_local_data(
         MissingDataError: a file is absent.
         InputError: a file has a wrong form, the name is unknown, or rounds do not ascend.
     """
-    return LocalData(
+    data = LocalData(
         own=_own(source, preprocessing, data_root),
         pooled=None if pooled is None else load_pooled(pooled),
         later=tuple((first, _own(other, preprocessing, data_root)) for first, other in later),
     )
+    for doubt in doubts(data, preprocessing):
+        _log.warning("%s", doubt)
+    return data
+
+
+def doubts(data: LocalData, preprocessing: Preprocessing) -> Iterator[str]:
+    """What can be used, but is hardly meant: no examples, or values of another scale."""
+    for suffix, own in (("", data.own), *((f" from round {r}", own) for r, own in data.later)):
+        if not len(own.y_train):
+            yield f"device data{suffix}: no training examples, so nothing is trained on them"
+        x = own.x_train if len(own.y_train) else own.x_test
+        if preprocessing.tokens is None:
+            mean, std = preprocessing.mean, preprocessing.std
+            if doubt := doubt_of_scale(x, f"device data{suffix}", mean, std):
+                yield doubt
 
 
 def _own(source: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:

@@ -31,6 +31,7 @@ from protofleet.federation.records import Costs
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
 from protofleet.strategies.scores import confusion, mean_cross_entropy
+from protofleet.strategies.training import Training, check_batch_sizes, uneven_batch
 from protofleet.strategies.types import (
     Batch,
     ClientState,
@@ -114,12 +115,14 @@ class Learner:
         self.meter = meter
         self.cancelled = threading.Event()
         self._device_id = device_id
+        self._told: set[str] = set()
 
     def strategy(self, name: str, settings: Mapping[str, Any]) -> Strategy:
         """The strategy ``name`` for this bundle's model.
 
         Raises:
-            InputError: unknown strategy or setting, or the bundle lacks a program it needs.
+            InputError: unknown strategy or setting, the bundle lacks a program it needs, or its
+                programs do not take so small batches.
         """
         strategy = build(name, settings, self.model)
         missing = sorted(set(strategy.description.programs) - self._programs.grad_fns.keys())
@@ -128,6 +131,7 @@ class Learner:
                 f"strategy '{name}': needs a training program '{missing[0]}', the bundle has "
                 f"{sorted(self._programs.grad_fns)}; export a bundle for this strategy"
             )
+        check_batch_sizes(strategy.settings, self._programs.min_batch)
         return strategy
 
     def class_counts(self, round_id: int) -> tuple[int, ...]:
@@ -183,6 +187,7 @@ class Learner:
             TrainingCancelledError: ``cancelled`` is set.
         """
         self.enter(payload.round_id)
+        self._tell_uneven_batch(strategy)
         timed = {
             name: _Timed(grad_fn, self.meter, self.cancelled)
             for name, grad_fn in self._programs.grad_fns.items()
@@ -191,6 +196,15 @@ class Learner:
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
+
+    def _tell_uneven_batch(self, strategy: Strategy) -> None:
+        settings, count = strategy.settings, len(self._own.y_train)
+        if not isinstance(settings, Training):
+            return
+        text = uneven_batch(count, settings, self._programs.min_batch)
+        if text and text not in self._told:
+            self._told.add(text)
+            _log.warning("%s", text)
 
     def phase(self, name: Literal["encode"]) -> AbstractContextManager[None]:
         """Count the time in the block."""
@@ -257,6 +271,7 @@ class Learner:
                 x=own.x_train,
                 y=own.y_train,
                 grad_fns=grad_fns,
+                min_batch=programs.min_batch,
                 rng=rng,
             ),
             boxes=own.boxes_train,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -28,6 +29,7 @@ from protofleet.bundle.manifest import (
     TensorDecl,
 )
 from protofleet.errors import ExportError
+from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
@@ -54,6 +56,7 @@ class BundleSpec:
         classes: names, in the order of the logits.
         formats: of the programs; None: both, or the one that can be written.
         provenance: free text by key.
+        allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
     """
 
     name: str
@@ -64,6 +67,7 @@ class BundleSpec:
     objectives: tuple[str, ...] = ("cross_entropy",)
     formats: tuple[Format, ...] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
+    allow_probabilities: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +103,19 @@ def export_bundle(
         key: signs the manifest.
 
     Raises:
+        InputError: the model cannot be exported as it is (``checks.check_model``).
         ExportError: a program could not be captured, has no form in a format that was asked for,
             or differs from PyTorch; nothing is written.
     """
+    example = example_of(spec.preprocessing, 2)
+    expected = checks.classification(spec.classes)
+    checks.check_model(model, example, expected, allow_probabilities=spec.allow_probabilities)
     captured = capture_programs(model, spec)
     written = write_programs(captured, spec.formats)
     params, buffers = initial_values(model)
     files = written.files()
     manifest = _manifest(spec, captured, written, (params, buffers))
+    manifest = _with_min_batch(manifest, checks.smallest_batch(model, example))
     device = {name: device_runner(name, manifest, files, (params, buffers)) for name in captured}
     records = tuple(
         check_parity(
@@ -220,6 +229,14 @@ def _manifest(
         },
         files={},
     )
+
+
+def _with_min_batch(manifest: Manifest, least: int) -> Manifest:
+    programs = {
+        name: program if program.objective is None else replace(program, min_batch=least)
+        for name, program in manifest.programs.items()
+    }
+    return replace(manifest, programs=programs)
 
 
 def _program(program: CapturedProgram, paths: Mapping[str, str | None]) -> Program:

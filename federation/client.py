@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+
 from protofleet.federation.coding import (
     decode_payload,
     encode_update,
@@ -18,6 +20,7 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.records import Costs
+from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import ClientState, Payload, Strategy, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
@@ -161,9 +164,15 @@ def train_round(
         memory: of the last round that counted.
         received: the round's payload.
         costs: what the round has cost so far, called after training with the new state.
+
+    Raises:
+        DivergedError: a loss or a trained tensor, model buffers included, is not finite; the
+            memory is as it was and is to be kept.
     """
     order = received.order
     state, update = learner.train(strategy, memory.state, received.payload, seed=order.seed)
+    for tensors in (state.tensors, update.tensors):
+        check_trained(tensors)
     spent = costs(state)
     with learner.phase("encode"):
         encoded = encode_update(
@@ -173,6 +182,7 @@ def train_round(
             order.codec,
             memory.residual,
         )
+    check_trained(encoded.residual)
     return TrainedRound(
         state=state,
         residual=encoded.residual,
@@ -181,3 +191,13 @@ def train_round(
         blob=encoded.blob,
         coding=encoded.coding(reference_of(received.raw)),
     )
+
+
+def check_trained(tensors: Tensors) -> None:
+    """Raise DivergedError, naming the tensor, unless every number is finite."""
+    for name, value in tensors.items():
+        if value.dtype.kind == "f" and (bad := int((~np.isfinite(value)).sum())):
+            raise DivergedError(
+                f"tensor '{name}': {bad} of its {value.size} values are NaN or infinite after "
+                "local training; lower the learning rate, or look for extreme values in the data"
+            )

@@ -16,6 +16,7 @@ from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies import DESCRIPTIONS, build
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.training import check_batch_sizes
 from protofleet.strategies.types import Description, ServerState, Strategy
 from protofleet.tensors import Model
 
@@ -78,7 +79,8 @@ def make_plan(config: FederationConfig) -> Plan:
 
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
-            or a rule for a strategy that takes none.
+            a batch size that the bundle's programs do not take, or a rule for a strategy that
+            takes none.
         RefusedError: the bundle breaks a rule.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
@@ -87,6 +89,8 @@ def make_plan(config: FederationConfig) -> Plan:
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
     strategy = build(name, settings, model)
+    min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
+    check_batch_sizes(strategy.settings, min_batch)
     return Plan(
         config=config,
         bundle=bundle,

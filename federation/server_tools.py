@@ -51,6 +51,7 @@ def make_server_tools(
         )
     return lambda round_id: ServerTools(
         grad_fns=programs.grad_fns,
+        min_batch=programs.min_batch,
         predict=programs.predict,
         rng=server_rng(seed, round_id),
         aggregator=aggregator,

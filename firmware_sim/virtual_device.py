@@ -19,6 +19,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.join import JoinOptions, join
+from protofleet.edge.local_data import doubts
 from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.firmware_sim.fleet import DeviceSpec
@@ -66,11 +67,14 @@ def main(path: Path) -> int:
 
 def _local_data(spec: DeviceSpec, manifest: Manifest) -> LocalData:
     pooled = spec.device.pooled
-    return LocalData(
+    data = LocalData(
         own=_own_data(spec, manifest),
         pooled=None if pooled is None else load_pooled(pooled),
         later=tuple((start, load_device_data(path)) for start, path in spec.device.later),
     )
+    for doubt in doubts(data, manifest.preprocessing):
+        logging.getLogger(__name__).warning("%s", doubt)
+    return data
 
 
 def _own_data(spec: DeviceSpec, manifest: Manifest) -> DeviceData:

@@ -47,7 +47,8 @@ class TrainProgram:
         Noise is drawn from ``rng`` in the order of the ports.
 
         Raises:
-            InputError: parameters, buffers or batch have other shapes or dtypes than the program's.
+            InputError: parameters, buffers or batch have other shapes or dtypes than the program's,
+                or there are fewer examples than it takes.
             ProvisionError: the program failed or does not fit its manifest.
         """
         check_map("params", network.params, self._source.params)
@@ -59,7 +60,12 @@ class TrainProgram:
 
     def _step(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
         params, buffers = network.params, network.buffers
-        size = self._intake.size(batch)
+        size, least = self._intake.size(batch), self._source.program.min_batch
+        if size < least:
+            raise InputError(
+                f"program '{self._source.where}': expected at least {least} examples, got {size}: "
+                "the model normalises over the batch, and one example has no variance"
+            )
         staged = self._intake.stage(batch, size)
         noise = self._noise.at(size)
         for port in self._noise_ports:

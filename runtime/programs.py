@@ -30,12 +30,14 @@ class Programs:
         grad_fns: training programs by objective.
         eval_batch: examples evaluated together unless a call says otherwise. ALP couples the
             examples of a batch, so the number belongs to the result.
+        min_batch: fewest examples that all training programs take at once.
         uses_kernels: whether ``protofleet.kernels`` computes ALP nodes.
     """
 
     backend: Literal["onnx", "litert"]
     grad_fns: Mapping[str, GradFn]
     eval_batch: int
+    min_batch: int
     uses_kernels: bool
     _name: str
     _infer: InferProgram | None
@@ -146,6 +148,7 @@ def open_programs(
             if source.program.objective is not None
         },
         eval_batch=eval_batch,
+        min_batch=max((program.min_batch for program in programs.values()), default=1),
         uses_kernels=opened.uses_kernels,
         _name=f"bundle '{manifest.name}'",
         _infer=inference.get("infer"),

@@ -24,7 +24,7 @@ Deviations:
     - ``layer_idx`` counts tensors, as the authors' code; the paper counts layers.
     - The start phase ends after ``max_passes`` at the latest; the authors' may go on for ever. Its
       threshold is that of the authors' runs (their README); their code's default is 0.1.
-    - The part has at least one example.
+    - The part has at least one example, or as many as the programs take.
     - A strategy that trains with another objective than cross-entropy learns W with that objective;
       a proximal term has no part in it.
     - What programs do to the model's buffers meanwhile is dropped.
@@ -41,7 +41,7 @@ import numpy as np
 
 from protofleet.kernels import ala_step
 from protofleet.strategies.optimisers import check_range
-from protofleet.strategies.training import DivergedError, ExampleRows, Fit
+from protofleet.strategies.training import DivergedError, ExampleRows, Fit, spans
 from protofleet.strategies.types import Batch, Step, TrainTools
 from protofleet.tensors import Layout, Network, TensorMap, Tensors
 
@@ -135,7 +135,7 @@ def local_aggregation(
         own: the client's own shared tensors, by the names of parameters.
         received: the model with the received tensors in their place; not changed.
         weights: those of an earlier call; empty at the first.
-        probe: the client's loss; there must be examples.
+        probe: the client's loss; there must be examples enough for a step.
 
     Raises:
         InputError: kept weights of other tensors, or a loss that is not finite.
@@ -195,10 +195,11 @@ class _Mixture:
 def _part(ala: Ala, probe: Probe) -> Iterator[ExampleRows]:
     """Batches of the examples that this call looks at, in order."""
     count = len(probe.tools.y)
-    length = max(1, int(ala.sample_percent / 100 * count))
+    least = probe.tools.min_batch
+    length = max(least, int(ala.sample_percent / 100 * count))
     start = int(probe.tools.rng.integers(0, count - length, endpoint=True))
     rows = np.arange(start, start + length)
-    return (rows[i : i + probe.batch_size] for i in range(0, length, probe.batch_size))
+    return (rows[part] for part in spans(length, probe.batch_size, least))
 
 
 def _settled(ala: Ala, losses: Sequence[float]) -> bool:

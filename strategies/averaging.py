@@ -106,8 +106,8 @@ def local_init(
 ) -> InitialModel:
     """Mix the received parameters with the client's own, if the settings ask for it.
 
-    In round 1, without examples, or where both are the same in every tensor, there is nothing to
-    mix; weights of earlier rounds are kept.
+    In round 1, without examples enough for a step, or where both are the same in every tensor,
+    there is nothing to mix; weights of earlier rounds are kept.
 
     Args:
         settings: with ``local_init``.
@@ -128,7 +128,7 @@ def local_init(
         if name.startswith(PARAMS)
     }
     same = all(np.array_equal(value, start.network.params[name]) for name, value in own.items())
-    if same or start.payload.round_id == 1 or not len(tools.training.y):
+    if same or start.payload.round_id == 1 or not tools.training.can_train:
         return replace(start, ala_weights=earlier)
     merged = local_aggregation(
         ala,

@@ -81,7 +81,7 @@ def _client_update(
     fit = Fit(correction=TensorMap(layout, c.buffer - own.buffer))  # Line 10
     trained = train(start.network.copy(), tools.training, settings, fit)
     new = own.copy()  # Line 12
-    if settings.option == "I" and len(tools.training.y):
+    if settings.option == "I" and tools.training.can_train:
         new = mean_gradient(start.network, tools.training, settings)
     elif trained.steps:
         x, y = start.network.params.buffer, trained.network.params.buffer

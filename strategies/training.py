@@ -26,7 +26,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         epochs: passes over the local training part.
-        batch_size: examples per step.
+        batch_size: examples per step; a last batch of fewer than the programs take
+            (``TrainTools.min_batch``) is joined to the one before it.
         drop_last: leave out the last batch of an epoch if it is not full. A client with fewer
             examples than ``batch_size`` then does not train.
         clip_norm: largest Euclidean norm of a step's gradient, over all tensors that move; absent:
@@ -168,10 +169,9 @@ def train(
 
 
 def mean_gradient(network: Network, tools: TrainTools, training: Training) -> TensorMap:
-    """Gradient of cross-entropy over all of the client's examples, of which there are some."""
+    """Gradient of cross-entropy over all of the client's examples, enough of them to train."""
     mean = WeightedMean(network.params.layout.size)
-    for start in range(0, len(tools.y), training.batch_size):
-        rows = slice(start, start + training.batch_size)
+    for rows in spans(len(tools.y), training.batch_size, tools.min_batch):
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows]}
         step = tools.grad_fns["cross_entropy"](network, batch, tools.rng)
         mean.add(step.grads.buffer, len(batch["y"]))
@@ -182,21 +182,56 @@ def passes(step: Callable[[ExampleRows], float], tools: TrainTools, training: Tr
     """Call ``step`` for every batch of every epoch.
 
     Returns:
-        The mean loss over the examples of the last epoch; NaN if there was no batch.
+        The mean loss over the examples of the last epoch; NaN if there was no batch: no examples,
+        or fewer than the programs take.
     """
     loss = math.nan
     for _ in range(training.epochs):
         total, seen = 0.0, 0
-        for rows in batches(len(tools.y), training, tools.rng):
+        for rows in batches(len(tools.y), training, tools):
             total += step(rows) * len(rows)
             seen += len(rows)
         loss = total / seen if seen else math.nan
     return loss
 
 
-def batches(count: int, training: Training, rng: np.random.Generator) -> Iterator[ExampleRows]:
-    """One epoch in random order."""
-    order = rng.permutation(count)
-    size = training.batch_size
-    stop = count - count % size if training.drop_last else count
-    return (order[start : start + size] for start in range(0, stop, size))
+def batches(count: int, training: Training, tools: TrainTools) -> Iterator[ExampleRows]:
+    """One epoch in random order, in batches of ``spans``."""
+    order = tools.rng.permutation(count)
+    stop = count - count % training.batch_size if training.drop_last else count
+    return (order[part] for part in spans(stop, training.batch_size, tools.min_batch))
+
+
+def spans(count: int, size: int, min_batch: int) -> Iterator[slice]:
+    """Consecutive parts of ``size`` of so many examples, none of fewer than ``min_batch``.
+
+    A last part that would be smaller belongs to the one before it; so few examples in all make no
+    part.
+    """
+    starts = list(range(0, count, size)) if count >= min_batch else []
+    if len(starts) > 1 and count - starts[-1] < min_batch:
+        starts.pop()
+    return (slice(a, b) for a, b in zip(starts, [*starts[1:], count], strict=False))
+
+
+_WHY_NOT_ONE = "the model normalises over the batch, and one example has no variance"
+
+
+def check_batch_sizes(settings: object, min_batch: int) -> None:
+    """Raise InputError if a strategy's settings ask for smaller batches than the programs take."""
+    for name in ("batch_size", "server_batch_size"):
+        value = getattr(settings, name, min_batch)
+        if value < min_batch:
+            raise InputError(
+                f"setting '{name}': expected at least {min_batch}, got {value}: {_WHY_NOT_ONE}"
+            )
+
+
+def uneven_batch(count: int, training: Training, min_batch: int) -> str:
+    """What is done about a batch that is too small for the programs, for people; '' if none is."""
+    if count and count < min_batch:
+        return f"{count} training example is too few, nothing is trained: {_WHY_NOT_ONE}"
+    rest = 0 if training.drop_last else count % training.batch_size
+    if not 0 < rest < min_batch:
+        return ""
+    return f"a last batch of {rest} example is joined to the batch before it: {_WHY_NOT_ONE}"

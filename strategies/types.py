@@ -225,6 +225,7 @@ class TrainTools:
         x, y: the examples, ``(n, …) float32`` and ``(n,) int64``.
         grad_fns: training programs by objective name, e.g. ``cross_entropy``.
         rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
+        min_batch: fewest examples of a step (``Program.min_batch``).
     """
 
     name: str
@@ -232,6 +233,12 @@ class TrainTools:
     y: NDArray[np.int64]
     grad_fns: Mapping[str, GradFn]
     rng: np.random.Generator
+    min_batch: int = 1
+
+    @property
+    def can_train(self) -> bool:
+        """Whether there are examples enough for a step."""
+        return len(self.y) >= self.min_batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,12 +277,14 @@ class ServerTools:
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
         aggregator: how the clients' vectors become one; the mean unless the federation chose
             another and the strategy takes one (``Description.takes_aggregator``).
+        min_batch: as in ``TrainTools``.
     """
 
     grad_fns: Mapping[str, GradFn]
     predict: ForwardFn
     rng: np.random.Generator
     aggregator: Aggregator = MEAN
+    min_batch: int = 1
 
 
 class Updates(Protocol):

@@ -126,6 +126,7 @@ class Sender:
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._open: dict[str, OutboundTransfer] = {}
         self._of_device: dict[str, str] = {}
+        self._delivered: dict[str, TransferOffer] = {}
         self._ready: dict[str, None] = {}
         self._timers: Timers[str] = Timers()
 
@@ -148,6 +149,7 @@ class Sender:
             task: travels with the offer as its ``payload``; None: the offer itself announces.
         """
         self.forget(self._of_device.get(device_id, ""))
+        self._delivered.pop(device_id, None)
         key = offer.transfer_id
         self._open[key] = OutboundTransfer(device_id, source, offer, task)
         self._of_device[device_id] = key
@@ -156,6 +158,8 @@ class Sender:
     def answer(self, device_id: str, payload: bytes, now: float) -> list[Action]:
         """Take a need or a receipt from the lane ANSWER; unknown transfers are ignored.
 
+        A blob that was delivered may still be rejected: it was stored, but cannot be used.
+
         Raises:
             RefusedError: it broke a rule; nothing has changed.
         """
@@ -163,10 +167,11 @@ class Sender:
         key = message.transfer_id
         transfer = self._open.get(key)
         if transfer is None or transfer.device_id != device_id:
-            return []
+            return self._rejected_late(device_id, message)
         if isinstance(message, Receipt):
             self.forget(key)
             if message.status == "done":
+                self._delivered[device_id] = transfer.offer
                 return [Delivered(device_id, transfer.offer)]
             return [Rejected(device_id, transfer.offer, message.rule, message.reason)]
         transfer.asked(message, now, self._rng)
@@ -174,6 +179,15 @@ class Sender:
         if transfer.wanted:
             self._ready.setdefault(key)
         return []
+
+    def _rejected_late(self, device_id: str, message: Need | Receipt) -> list[Action]:
+        offer = self._delivered.get(device_id)
+        if offer is None or offer.transfer_id != message.transfer_id:
+            return []
+        if not isinstance(message, Receipt) or message.status == "done":
+            return []
+        del self._delivered[device_id]
+        return [Rejected(device_id, offer, message.rule, message.reason)]
 
     def next_chunk(self) -> Send | Rejected | None:
         """The next chunk to publish, transfers taking turns; None if none is wanted.

@@ -44,7 +44,7 @@ from protofleet.benchmarks.device.report import (
 from protofleet.benchmarks.device.request import Request
 from protofleet.benchmarks.device.traffic import TrafficRequest
 from protofleet.bundle import Bundle
-from protofleet.bundle.manifest import Manifest
+from protofleet.bundle.manifest import Manifest, Program
 from protofleet.bundle.rules import PARAMS, STATE
 from protofleet.edge import load_local_data
 from protofleet.edge.training import check_data
@@ -145,7 +145,7 @@ def _run(
         digest=bundle.digest,
         what=what,
         objective=(manifest.programs[training].objective or "") if training else "",
-        batches=tuple(options.batches) if training else (),
+        batches=_batches(options, manifest.programs[training]) if training else (),
         stream_batch=options.settings.stream_batch,
         seconds=options.seconds,
         least=5 if options.quick else 20,
@@ -167,6 +167,11 @@ def _run(
         weight_bytes=sum(manifest.files[w].bytes for w in weights if w in manifest.files),
         **listener.facts,
     )
+
+
+def _batches(options: Options, program: Program) -> tuple[int, ...]:
+    """Those of the options that the training program takes."""
+    return tuple(size for size in options.batches if size >= program.min_batch)
 
 
 def _traffic(

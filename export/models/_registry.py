@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from protofleet.errors import InputError
+from protofleet.errors import InputError, ProtofleetError
 from protofleet.export.models.cnn import Cnn, PrototypeCnn
 from protofleet.export.models.fasttext import FastText
 from protofleet.export.models.hart import HartConfig, hart, hart_alp
@@ -60,7 +62,12 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
     """
     factory = _factory(spec)
     _check_settings(spec, factory, settings)
-    model: Any = factory(**settings)
+    try:
+        model: Any = factory(**settings)
+    except ProtofleetError:
+        raise
+    except Exception as error:
+        raise InputError(f"model '{spec}': cannot be made: {_told(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model '{spec}': expected a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -87,11 +94,29 @@ def _user_factory(spec: str) -> ModelFactory:
             f"model '{spec}': no module named '{error.name}'; run the command in the folder that "
             "holds it, or put that folder on PYTHONPATH"
         ) from error
+    except ProtofleetError:
+        raise
+    except Exception as error:
+        raise InputError(f"model '{spec}': its module fails: {_told(error)}") from error
     factory = getattr(module, function, None)
     if not callable(factory):
         raise InputError(f"model '{spec}': module '{module_name}' has no function '{function}'")
     named: ModelFactory = factory
     return named
+
+
+def _told(error: Exception) -> str:
+    """Kind and first line of an error, and the last place in the user's code."""
+    lines = str(error).strip().splitlines() or ["no message"]
+    others = (str(Path(torch.__file__).parent), "<frozen", __file__)
+    places = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(others)
+    ]
+    if isinstance(error, SyntaxError):
+        places.append(f"{error.filename}:{error.lineno}")
+    return " at ".join([f"{type(error).__name__}: {lines[0]}", *places[-1:]])
 
 
 def has_setting(spec: str, name: str) -> bool:

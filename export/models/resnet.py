@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from protofleet.errors import InputError, MissingDataError
+from protofleet.export.pickled import refuse_pickled
 
 _STEM = 64
 
@@ -204,6 +205,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             f"pretrained '{path}': no such file; put a safetensors file with torchvision's "
             "tensors of this network there"
         )
+    refuse_pickled(path, "pretrained")
     try:
         tensors: dict[str, Tensor] = load_file(path)
     except SafetensorError as error:

@@ -12,6 +12,8 @@ import onnx
 from protofleet.errors import ExportError
 from protofleet.export.capture.alp_nodes import DOMAIN
 
+_OP_TYPES = ("AlpInfer", "AlpTrain")
+
 
 def define_functions(model: onnx.ModelProto) -> None:
     """Add the definitions of the ALP nodes that ``model`` uses.
@@ -21,7 +23,7 @@ def define_functions(model: onnx.ModelProto) -> None:
     """
     forms: dict[str, set[tuple[str, int]]] = {}
     for node in model.graph.node:
-        if node.domain == DOMAIN:
+        if node.domain == DOMAIN and node.op_type in _OP_TYPES:
             forms.setdefault(node.op_type, set()).add(_form(node))
     for op_type, found in sorted(forms.items()):
         if len(found) > 1:

@@ -32,7 +32,7 @@ from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
 from protofleet.export.capture.source import place_of
-from protofleet.export.onnx.alp import define_functions
+from protofleet.export.onnx import alp, recurrent
 from protofleet.export.onnx.registry import shared_registry
 
 OPSET = 18
@@ -52,7 +52,8 @@ def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
     """
     model = _translate(program)
     _strip(model.graph)
-    define_functions(model)
+    alp.define_functions(model)
+    recurrent.define_functions(model)
     _put_results_last(model.graph)
     model.graph.name = name
     model.producer_name, model.producer_version = "protofleet", ""
@@ -80,6 +81,9 @@ def _translate(program: CapturedProgram) -> onnx.ModelProto:
     if result is None:
         raise ExportError("torch.onnx.export: expected a program, got nothing")
     _simplify(result.model)
+    # Where two results are copies of each other, dropping the copy moved a name.
+    for value, port in zip(result.model.graph.outputs, program.outputs, strict=True):
+        value.name = port.name
     return result.model_proto
 
 
@@ -156,6 +160,7 @@ def _exported_program(program: CapturedProgram) -> ExportedProgram:
     promotes types in the graph that it is given, hence a copy.
     """
     graph = copy.deepcopy(program.graph.graph)
+    recurrent.name_nodes(graph)
     placeholders = graph.find_nodes(op="placeholder")
     (output,) = graph.find_nodes(op="output")
     inputs = [node for node in placeholders if node.name not in program.constants]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from protofleet.durable import move_whole
 from protofleet.errors import InputError, MissingDataError
 from protofleet.export.models import build_model
+from protofleet.export.pickled import refuse_pickled
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -37,11 +38,12 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     if not path.is_file():
         raise MissingDataError(f"checkpoint '{path}': no such file; make one with pretrain")
+    refuse_pickled(path, "checkpoint")
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
             return tensors, dict(file.metadata() or {})
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise InputError(f"checkpoint '{path}': expected a safetensors file, {error}") from error
 
 

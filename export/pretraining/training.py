@@ -12,8 +12,9 @@ one client's G prototypes into G clusters, makes the global prototypes equal to 
 from __future__ import annotations
 
 import json
+import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import cast
@@ -22,10 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
+from protofleet.export.checks import smallest_batch
 from protofleet.export.models.alp import Alignment
 from protofleet.export.objectives import OBJECTIVES, Inputs, ModelCall, Objective
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
 from protofleet.export.pretraining.masked import MaskedAutoencoder
+from protofleet.strategies.training import spans
+
+_log = logging.getLogger(__name__)
 
 MODEL_FILE = "model.safetensors"
 STATE_FILE = "training.safetensors"
@@ -42,7 +47,8 @@ class TrainOptions:
     Attributes:
         epochs: passes over the training part.
         lr: learning rate of Adam.
-        batch_size: examples per step; the last, shorter batch is kept.
+        batch_size: examples per step; the last, shorter batch is kept, but one that is too small
+            for the model (``checks.smallest_batch``) is joined to the batch before it.
         seed: of the split, the order, masks and dropout.
         validation: share of the examples held out, at random; 0 for none.
 
@@ -134,6 +140,7 @@ class _Run:
     optimiser: torch.optim.Adam
     result: TrainResult
     beta: dict[str, Tensor] = field(default_factory=dict)
+    min_batch: int = 1
     epoch: int = 0
 
 
@@ -186,8 +193,8 @@ def train(  # noqa: PLR0913 - a run has these six things
         on_progress: told after every step.
 
     Raises:
-        InputError: arrays of unequal length or none, the folder's run had other options, or the
-            loss is no longer finite.
+        InputError: arrays of unequal length, none or fewer examples than the model trains on, the
+            folder's run had other options, or the loss is no longer finite.
     """
     folder.mkdir(parents=True, exist_ok=True)
     training, held_out = _split(data, options)
@@ -201,6 +208,7 @@ def train(  # noqa: PLR0913 - a run has these six things
             optimiser=torch.optim.Adam(task.module.parameters(), lr=options.lr),
             result=TrainResult(checkpoint=folder / MODEL_FILE),
             beta={n: b.clone() for n, b in task.module.named_buffers() if _is_beta(n)},
+            min_batch=_min_batch(task.module, data["x"][:2], len(training["x"]), options),
         )
         if resume and (folder / STATE_FILE).exists():
             _restore(run)
@@ -208,6 +216,22 @@ def train(  # noqa: PLR0913 - a run has these six things
             run.epoch += 1
             _run_epoch(run, training, held_out, on_progress)
     return run.result
+
+
+def _min_batch(module: nn.Module, x: Tensor, count: int, options: TrainOptions) -> int:
+    least = smallest_batch(module, x)
+    if min(count, options.batch_size) < least:
+        raise InputError(
+            f"training: expected at least {least} examples and a --batch-size of {least}, because "
+            f"the model normalises over the batch, got {count} and {options.batch_size}"
+        )
+    if 0 < (rest := count % options.batch_size) < least:
+        _log.warning(
+            "a last batch of %d example is joined to the batch before it: the model normalises "
+            "over the batch, and one example has no variance",
+            rest,
+        )
+    return least
 
 
 def _is_beta(name: str) -> bool:
@@ -228,9 +252,9 @@ def _split(data: Inputs, options: TrainOptions) -> tuple[Inputs, Inputs]:
     )
 
 
-def _batches(data: Inputs, order: Tensor, size: int) -> Iterator[Inputs]:
-    for start in range(0, len(order), size):
-        rows = order[start : start + size]
+def _batches(data: Inputs, order: Tensor, parts: Iterable[slice]) -> Iterator[Inputs]:
+    for part in parts:
+        rows = order[part]
         yield {name: values[rows] for name, values in data.items()}
 
 
@@ -239,14 +263,15 @@ def _run_epoch(
 ) -> None:
     count, size = len(training["x"]), run.options.batch_size
     order = torch.randperm(count)
-    steps, total = -(-count // size), 0.0
+    parts = list(spans(count, size, run.min_batch))
+    steps, total = len(parts), 0.0
     _set_beta(run, scale=0.0 if run.epoch == 1 else 1.0)
     run.task.module.train()
     progress = TrainProgress(
         epoch=run.epoch, epochs=run.options.epochs, step=0, steps=steps, loss=math.nan
     )
     seen = 0
-    for step, batch in enumerate(_batches(training, order, size), start=1):
+    for step, batch in enumerate(_batches(training, order, parts), start=1):
         total += _step(run, batch) * len(batch["x"])
         seen += len(batch["x"])
         progress = TrainProgress(
@@ -283,7 +308,8 @@ def _validate(run: _Run, data: Inputs) -> tuple[float, float | None]:
     task.module.eval()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.options.seed)
-        for batch in _batches(data, torch.arange(count), run.options.batch_size):
+        parts = spans(count, run.options.batch_size, 1)
+        for batch in _batches(data, torch.arange(count), parts):
             total += task.loss(batch).item() * len(batch["x"])
             right += int(task.correct(batch)) if task.correct else 0
     return total / count, right / count if task.correct else None

@@ -22,6 +22,7 @@ from protofleet.export.tflite import (
     lookups,
     moves,
     order,
+    recurrent,
 )
 from protofleet.export.tflite.graph import Graph, SharedTables
 from protofleet.export.tflite.lower import Lowering
@@ -29,7 +30,18 @@ from protofleet.export.tflite.lower import Lowering
 __all__ = ["tflite_runner", "to_tflite"]
 
 # They register how operators are written.
-_ = (activations, alp, convolution, elementwise, functions, linear, lookups, moves, order)
+_ = (
+    activations,
+    alp,
+    convolution,
+    elementwise,
+    functions,
+    linear,
+    lookups,
+    moves,
+    order,
+    recurrent,
+)
 
 _SCHEMA_VERSION = 3
 

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._files import (
+    check_writable_bundle,
+    checked_preprocessing,
+    read_preprocessing,
+)
 from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._settings import SET_HELP, parse_pairs
-from protofleet.errors import InputError, MissingDataError
+from protofleet.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -86,6 +91,11 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 )
 @click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
 @click.option("--key", type=_PATH, help="Signing key (PEM); default: this user's own.")
+@click.option(
+    "--allow-probabilities",
+    is_flag=True,
+    help="Take a model that ends with Softmax or Sigmoid, though it hardly learns so.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
     FLAG,
@@ -109,6 +119,7 @@ def export(
     formats: tuple[Format, ...] | None,
     preprocessing: Path | None,
     key: Path | None,
+    allow_probabilities: bool,
     as_json: bool,
 ) -> None:
     """Compile MODEL and write a signed bundle.
@@ -121,38 +132,59 @@ def export(
     from protofleet.bundle import keys
     from protofleet.export.build import export_bundle
 
+    check_writable_bundle(out)
+    signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
+    prepared = _preprocessing(model, input_shape, preprocessing)
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
-    prepared = _with_tokens(built, _preprocessing(model, input_shape, preprocessing), tokens)
+    prepared = _with_tokens(built, prepared, tokens)
+    width = _width_of_logits(built, prepared, allow_probabilities=allow_probabilities)
     spec = _spec(
         built,
         name=out.stem,
         strategy=strategy,
         settings=parse_pairs(strategy_pairs),
-        classes=_class_names(classes, metadata, built, prepared),
+        classes=_class_names(classes, metadata, width),
         preprocessing=prepared,
     )
-    provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
-    asked = tuple(dict.fromkeys((*spec.objectives, *objectives)))
-    started = time.perf_counter()
-    report = export_bundle(
-        built,
-        dataclasses.replace(spec, provenance=provenance, objectives=asked, formats=formats),
-        out=out,
-        key=keys.load_signing_key(key) if key else keys.load_or_create_signing_key(),
+    spec = dataclasses.replace(
+        spec,
+        provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
+        objectives=tuple(dict.fromkeys((*spec.objectives, *objectives))),
+        formats=formats,
+        allow_probabilities=allow_probabilities,
     )
+    if checkpoint is None:
+        _tell_untrained(model)
+    started = time.perf_counter()
+    report = export_bundle(built, spec, out=out, key=signing)
     _tell(report, time.perf_counter() - started, as_json=as_json)
 
 
 def _model(
     spec: str, settings: dict[str, Any], checkpoint: Path | None
 ) -> tuple[nn.Module, dict[str, str]]:
-    if checkpoint is not None:
-        from protofleet.export.pretraining.checkpoints import load_model
-
-        return load_model(checkpoint, spec, settings)
+    from protofleet.export.checks import check_tensors
     from protofleet.export.models import build_model
+    from protofleet.export.pretraining.checkpoints import load_model
 
-    return build_model(spec, **settings), {}
+    model, metadata = (
+        (build_model(spec, **settings), {})
+        if checkpoint is None
+        else load_model(checkpoint, spec, settings)
+    )
+    check_tensors(model)
+    return model, metadata
+
+
+def _tell_untrained(spec: str) -> None:
+    from protofleet.export.models import MODELS
+
+    whose = "random" if spec in MODELS else f"those that '{spec}' gave its model"
+    click.echo(
+        f"note: no --checkpoint, so the initial values are {whose}; protofleet pretrain makes "
+        "trained ones",
+        err=True,
+    )
 
 
 def _spec(
@@ -190,17 +222,10 @@ def _spec(
 
 
 def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preprocessing:
-    import msgspec
-
     from protofleet.bundle.manifest import Preprocessing
 
     if file is not None:
-        if not file.is_file():
-            raise MissingDataError(f"preprocessing '{file}': no such file")
-        try:
-            return msgspec.json.decode(file.read_bytes(), type=Preprocessing)
-        except msgspec.DecodeError as error:
-            raise InputError(f"preprocessing '{file}': {error}") from error
+        return read_preprocessing(file)
     if shape is None:
         if model not in _INPUT_SHAPES:
             raise InputError(
@@ -208,9 +233,10 @@ def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preproce
             )
         return Preprocessing(input_shape=_INPUT_SHAPES[model])
     try:
-        return Preprocessing(input_shape=tuple(int(part) for part in shape.split(",")))
-    except ValueError as error:
-        raise InputError(f"--input-shape: expected integers like 128,6, got '{shape}'") from error
+        sizes = tuple(int(part) for part in shape.split(","))
+        return checked_preprocessing(Preprocessing(input_shape=sizes))
+    except (ValueError, RefusedError) as error:
+        raise InputError(f"--input-shape: expected sizes like 128,6, got '{shape}'") from error
 
 
 def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -> Preprocessing:
@@ -227,36 +253,26 @@ def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -
     return msgspec.structs.replace(prepared, tokens=tokens)
 
 
-def _class_names(
-    given: str | None, metadata: Mapping[str, str], model: nn.Module, prepared: Preprocessing
-) -> tuple[str, ...]:
+def _class_names(given: str | None, metadata: Mapping[str, str], width: int) -> tuple[str, ...]:
     """Given names, else the checkpoint's, else numbers."""
     if given is not None:
-        return tuple(name.strip() for name in given.split(","))
-    if metadata.get("classes"):
-        names = tuple(str(name) for name in json.loads(metadata["classes"]))
-        if names:
-            return names
-    return tuple(str(index) for index in range(_width_of_logits(model, prepared)))
+        names = tuple(name.strip() for name in given.split(","))
+        if "" in names or len(set(names)) < len(names):
+            raise InputError(f"--classes: expected different names as in sit,walk, got '{given}'")
+        return names
+    known: list[Any] = json.loads(metadata.get("classes") or "[]")
+    return tuple(str(name) for name in known or range(width))
 
 
-def _width_of_logits(model: nn.Module, prepared: Preprocessing) -> int:
-    import torch
-
+def _width_of_logits(
+    model: nn.Module, prepared: Preprocessing, *, allow_probabilities: bool
+) -> int:
     from protofleet.export.build import example_of
+    from protofleet.export.checks import check_model, classification
 
-    was_training = model.training
-    try:
-        with torch.no_grad():
-            logits = model.eval()(example_of(prepared, 2))
-    except (RuntimeError, ValueError) as error:
-        line = str(error).splitlines()[0]
-        raise InputError(
-            f"model: does not take examples of shape {prepared.input_shape}: {line}"
-        ) from error
-    finally:
-        model.train(was_training)
-    return int(logits.shape[-1])
+    example = example_of(prepared, 2)
+    output = check_model(model, example, classification(), allow_probabilities=allow_probabilities)
+    return int(output.shape[1])
 
 
 def _tell(report: ExportReport, seconds: float, *, as_json: bool) -> None:

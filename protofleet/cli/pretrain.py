@@ -14,15 +14,14 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.cli._files import check_writable, read_training_data
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
-from protofleet.errors import InputError, MissingDataError
+from protofleet.errors import InputError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
-    from protofleet.export.pretraining.training import TrainProgress, TrainResult, TrainTask
-
-Arrays = dict[str, NDArray[Any]]
+    from protofleet.export.pretraining.training import TrainProgress, TrainResult
 
 
 @click.command()
@@ -48,6 +47,11 @@ Arrays = dict[str, NDArray[Any]]
 @click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True)
 @click.option("--validation", type=float, default=0.1, show_default=True, help="Share held out.")
 @click.option("--seed", type=int, default=1, show_default=True)
+@click.option(
+    "--allow-probabilities",
+    is_flag=True,
+    help="Take a model that ends with Softmax or Sigmoid, though it hardly learns so.",
+)
 @click.option("--resume", is_flag=True, help="Go on after the last finished epoch of --out.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def pretrain(
@@ -58,6 +62,7 @@ def pretrain(
     data: Path,
     out: Path,
     init: Path | None,
+    allow_probabilities: bool,
     resume: bool,
     as_json: bool,
     **options: Any,
@@ -65,20 +70,35 @@ def pretrain(
     """Train a model centrally; its best state, model.safetensors, is what export reads."""
     import torch
 
-    from protofleet.export.pretraining.training import STATE_FILE, TrainOptions, train
+    from protofleet.export import checks
+    from protofleet.export.pretraining.training import (
+        STATE_FILE,
+        TrainOptions,
+        masked,
+        supervised,
+        train,
+    )
 
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
-    arrays = _read(data, supervised=objective == "supervised")
-    settings, names = parse_pairs(pairs), _class_names(arrays)
+    check_writable(out, option="--out")
+    arrays, names = read_training_data(data, supervised=objective == "supervised")
+    settings = parse_pairs(pairs)
     if names:
         settings = _with_classes(spec, settings, len(names))
     chosen = TrainOptions(**options)
     torch.manual_seed(chosen.seed)
-    task = _task(spec, settings, objective, arrays, init)
+    model = _model(spec, settings, arrays, init)
+    if objective == "mae":
+        task = masked(model, torch.from_numpy(arrays["x"][:1]))
+    else:
+        example = torch.from_numpy(arrays["x"][:2])
+        expected = checks.classification(names)
+        checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
+        task = supervised(model)
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
     made = {"settings": json.dumps(settings, sort_keys=True), "classes": json.dumps(names)}
-    tensors = {key: torch.from_numpy(arrays[key]) for key in arrays.keys() - {"classes"}}
+    tensors = {key: torch.from_numpy(values) for key, values in arrays.items()}
     with _progress(quiet=as_json) as on_progress:
         result = train(
             task,
@@ -92,40 +112,22 @@ def pretrain(
     _report(result, as_json=as_json)
 
 
-def _task(
-    spec: str, settings: dict[str, Any], objective: str, arrays: Arrays, init: Path | None
-) -> TrainTask:
-    import torch
-
+def _model(
+    spec: str, settings: dict[str, Any], arrays: dict[str, NDArray[Any]], init: Path | None
+) -> nn.Module:
+    """The model, with the values of ``init``; ``x`` becomes int64 where it takes tokens."""
+    from protofleet.export.checks import check_tensors
     from protofleet.export.models import build_model
-    from protofleet.export.pretraining.training import masked, supervised
     from protofleet.export.tokens import find_tokens
 
     model = build_model(spec, **settings)
+    check_tensors(model)
     if find_tokens(model, arrays["x"].shape[1:]) is not None:
         arrays["x"] = arrays["x"].astype(np.int64)
-    example = torch.from_numpy(arrays["x"][:1])
     if init is not None:
         _initialise(model, init)
-    if objective == "mae":
-        return masked(model, example)
-    _try(model, example, spec)
-    return supervised(model)
-
-
-def _try(model: nn.Module, example: Tensor, spec: str) -> None:
-    """Run one example, so that a wrong shape is named before training starts."""
-    import torch
-
-    try:
-        with torch.no_grad():
-            model.eval()(example)
-    except (RuntimeError, IndexError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"model '{spec}' does not take examples of shape {tuple(example.shape[1:])}: {reason}; "
-            "set its sizes with --set"
-        ) from error
+        check_tensors(model)
+    return model
 
 
 def _initialise(model: nn.Module, init: Path) -> None:
@@ -139,46 +141,9 @@ def _initialise(model: nn.Module, init: Path) -> None:
         click.echo(f"not used from {init.name}: {', '.join(unused)}", err=True)
 
 
-def _read(path: Path, *, supervised: bool) -> Arrays:
-    if not path.is_file():
-        raise MissingDataError(f"data '{path}': no such file; expected an npz with x and y")
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in ("x", "y", "classes") if key in file}
-    except (ValueError, OSError, AttributeError) as error:
-        raise InputError(f"data '{path}': expected an npz of plain arrays, {error}") from error
-    wanted = ("x", "y") if supervised else ("x",)
-    missing = [key for key in wanted if key not in arrays]
-    if missing:
-        raise InputError(f"data '{path}': expected arrays {', '.join(wanted)}, no '{missing[0]}'")
-    arrays["x"] = np.ascontiguousarray(arrays["x"], np.float32)
-    if not supervised:
-        return {"x": arrays["x"]}
-    arrays["y"] = _labels(path, arrays["y"])
-    return arrays
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return f"{path.name} sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
-def _labels(path: Path, y: NDArray[Any]) -> NDArray[np.int64]:
-    if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer) or y.size == 0 or y.min() < 0:
-        raise InputError(
-            f"data '{path}': expected y as class numbers (n,) from 0, got {y.shape} {y.dtype}"
-        )
-    return np.ascontiguousarray(y, np.int64)
-
-
-def _class_names(arrays: Arrays) -> list[str]:
-    if "y" not in arrays:
-        return []
-    count = int(arrays["y"].max()) + 1
-    names = [str(name) for name in arrays.get("classes", np.arange(count))]
-    if len(names) < count:
-        raise InputError(f"data: y holds class {count - 1} but classes names only {len(names)}")
-    return names
 
 
 def _with_classes(spec: str, settings: dict[str, Any], count: int) -> dict[str, Any]:

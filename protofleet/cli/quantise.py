@@ -184,10 +184,12 @@ def _values(opened: Bundle, params: Path | None, store: Path | None) -> Model:
 def _from_file(model: Model, path: Path) -> Model:
     """All parameters from a safetensors file, and the state as far as it is there too."""
     from protofleet.errors import RefusedError
+    from protofleet.export.pickled import refuse_pickled
     from protofleet.tensors import blobs
 
     if not path.is_file():
         raise MissingDataError(f"parameters '{path}': no such file")
+    refuse_pickled(path, "parameters")
     data = path.read_bytes()
     try:
         tensors, _ = blobs.decode(data, max_bytes=len(data))

@@ -140,6 +140,7 @@ def fine_tuned(
         y=labels,
         grad_fns=tools.grad_fns,
         rng=tools.rng,
+        min_batch=tools.min_batch,
     )
     # The images stay bytes; a batch at a time becomes numbers.
     fit = Fit(inputs=lambda batch: {"x": to_values(settings, gallery.images[rows[batch]])})

@@ -282,6 +282,7 @@ def test_a_runtime_that_is_not_installed_is_named(folder, monkeypatch):
     [
         (["--strategy", "fedavgg"], "unknown; expected one of"),
         (["--data", "wrong.npz"], "classes"),
+        (["--data", "labels.npz"], "2 of 2 that are not whole, such as 0.7"),
         (["--plot", "a.jpg"], ".png or .svg"),
     ],
 )
@@ -290,6 +291,8 @@ def test_a_mistake_is_named_before_anything_is_measured(folder, more, words):
     DeviceData(x_train=x, y_train=y, x_test=x, y_test=y, classes=("other",)).save(
         folder / "wrong.npz"
     )
+    arrays = {"x_train": x, "y_train": y + 0.7, "x_test": x, "y_test": y, "classes": _CLASSES}
+    np.savez(folder / "labels.npz", **arrays)
     more = [str(folder / text) if text.endswith(".npz") else text for text in more]
     done = CliRunner().invoke(bench, _arguments(folder, *more))
     assert done.exit_code != 0

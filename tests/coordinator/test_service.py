@@ -189,7 +189,7 @@ def test_a_payload_in_an_unknown_codec_is_sent_raw(open_federation):
     assert fed.told(events.TaskRefused) == []
 
 
-@pytest.mark.parametrize("rules", [("finite",), ("base",), ("codec", "codec")])
+@pytest.mark.parametrize("rules", [("finite",), ("diverged",), ("base",), ("codec", "codec")])
 def test_a_device_that_refuses_its_payload_in_every_form_is_not_awaited(open_federation, rules):
     """Of round 1 there is no payload with a reference, and a raw one is in no other codec."""
     fed = open_federation(codec=CodecSettings(down="int8"))

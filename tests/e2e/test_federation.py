@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
-from tiny_bundle import tiny_bundle
+from tiny_bundle import tiny_bundle, tiny_data
 from tiny_prototypes import tiny_prototype_bundle
+
+from protofleet.datasets import DeviceData
+from protofleet.edge.store import read_personal
 
 pytestmark = pytest.mark.mosquitto
 
@@ -94,6 +98,37 @@ def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federati
     order = [e["event"] for e in coordinator.events if e["event"].startswith("round_")]
     assert order == ["round_opened", "round_closed"] * 3
     assert coordinator.events[-1]["event"] == "finished"
+
+
+@pytest.mark.slow(seconds=4)
+def test_a_device_that_diverges_is_named_and_stays(make_federation, tmp_path, key):
+    """From round 2 on one has values that no float32 model survives; it ends with round 1's."""
+    federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
+    federation.write(rounds=3, extra=_FAST_LEARNING)
+    x, y = tiny_data(0, 30)
+    extreme = DeviceData(
+        x_train=x * np.float32(1e30),
+        y_train=(y + 1) % 3,
+        x_test=x,
+        y_test=y,
+        classes=("class0", "class1", "class2"),
+    )
+    extreme.save(tmp_path / "extreme.npz")
+    coordinator = federation.start_coordinator()
+    options = {"data-from": f"2:{tmp_path / 'extreme.npz'}"}
+    devices = [federation.start_device("device0", **options), federation.start_device("device1")]
+    assert coordinator.finish() == 0, coordinator.log
+    assert [device.finish() for device in devices] == [0, 0]
+    refused = [event for event in coordinator.events if event["event"] == "task_refused"]
+    assert [(e["round_id"], e["device_id"], e["rule"]) for e in refused] == [
+        (2, "device0", "diverged"),
+        (3, "device0", "diverged"),
+    ]
+    assert "expected a finite loss of 'cross_entropy'" in refused[0]["reason"]
+    closed = [e for e in coordinator.events if e["event"] == "round_closed"]
+    assert [e["participants"] for e in closed] == [2, 1, 1]
+    assert read_personal(federation.folder / "store-device0")[1].round_id == 1
+    assert "not normalised?" in devices[0].log
 
 
 @pytest.mark.slow(seconds=3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from fake_endpoint import (
@@ -180,6 +182,43 @@ def test_a_payload_that_refers_to_what_is_not_here_is_not_even_fetched(device):
     device.play(CONNECTED, coded[0], device.round())
     assert device.answers() == ["base", "done"]
     assert device.fetched() == [1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"epochs": 1, "batch_size": 64, "optimiser": {"kind": "sgd", "lr": 1e300}}, "params/w"),
+        ({"epochs": 3, "batch_size": 64, "optimiser": {"kind": "sgd", "lr": 1e300}}, "finite loss"),
+    ],
+)
+def test_a_round_that_diverges_is_refused_and_the_device_goes_on(device, settings, named):
+    """Its state is the one of the round before, and the coordinator is told the tensor's name."""
+    device.play(CONNECTED, device.round(), device.delivered)
+    before = _bits(device.memory.state)
+    endpoint = device.play(CONNECTED, device.round(2, settings=settings))
+    assert (device.journal.stage, device.journal.state.round_id) == ("idle", 1)
+    assert _bits(device.memory.state) == before
+    refused = endpoint.receipts[1]
+    assert device.answers() == ["done", "diverged"]
+    assert named in refused.reason
+    assert device.said("dropped") == [{"round_id": 2, "reason": refused.reason}]
+    device.play(CONNECTED, device.round(3, settings=settings), device.round(4), device.delivered)
+    assert (device.sent(), device.journal.state.round_id) == ([4], 4)
+
+
+def test_model_buffers_that_are_not_finite_are_not_committed(device):
+    class Buffers(Learner):
+        def train(self, strategy, state, payload, *, seed):
+            state, update = super().train(strategy, state, payload, seed=seed)
+            variance = np.array([1, np.nan, np.inf], np.float32)
+            tensors = {**state.tensors, "state/norm.running_var": variance}
+            return replace(state, tensors=tensors), update
+
+    endpoint = device.play(CONNECTED, device.round(), kind=Buffers)
+    assert (device.journal.stage, device.journal.state) == ("idle", None)
+    assert endpoint.receipts[-1].reason.startswith(
+        "tensor 'state/norm.running_var': 2 of its 3 values are NaN or infinite"
+    )
 
 
 def test_a_payload_that_was_not_asked_for_is_forgotten(device):

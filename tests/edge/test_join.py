@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ _CHILD = Path(counting_strategy.__file__).with_name("counting_device.py")
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
 
 SETTINGS = {"epochs": 2, "batch_size": 16}
+_CLASSES = ["class0", "class1", "class2"]
 
 
 def _events(process):
@@ -268,6 +270,28 @@ def test_the_personal_model_infers_beside_and_after_the_federation(world, mosqui
     assert scores["round_id"] == 2
     assert scores["accuracy"] == pytest.approx(np.trace(own) / own.sum())
     assert scores["infer_ms"].keys() == {"p50", "p95", "p99"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y_train": np.full(65, 0.7)}, "y_train: .*65 of 65 that are not whole, such as 0.7"),
+        ({"y_train": np.array(["1"] * 65)}, r"numbers as text: save y.astype\(np.int64\)"),
+        ({"x_train": np.ones((65, 4), complex)}, "x_train: expected real numbers"),
+        ({"y_train": np.array([0, None] * 32 + [1], object)}, "'y_train' holds Python objects"),
+        ({"x_train": np.ones((65, 5))}, r"expected x_train \(n, 4\) as the bundle's input"),
+    ],
+)
+def test_data_that_no_program_takes_end_the_command_before_it_connects(world, changes, said):
+    x, y = np.ones((65, 4), np.float32), np.arange(65) % 3
+    arrays = {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "classes": _CLASSES}
+    arguments = world.arguments("mqtt://127.0.0.1:1", "anna")
+    np.savez(world.root / "data-1.npz", **{**arrays, **changes})
+    device = world.start(arguments)
+    _, err = device.communicate(timeout=60)
+    assert device.returncode == 1
+    assert re.search(said, err.splitlines()[-1])
+    assert "Traceback" not in err
 
 
 def test_an_untrusted_signer_is_refused_with_the_way_to_trust_it(world, mosquitto_url):

@@ -17,6 +17,9 @@ from torch import nn
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.cli.export import export as export_command
+from protofleet.datasets import DeviceData
+from protofleet.edge.join import open_learner
+from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import ExportError, InputError
 from protofleet.export import formats
 from protofleet.export.build import BundleSpec, export_bundle
@@ -24,7 +27,8 @@ from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
-from protofleet.runtime import open_programs
+from protofleet.federation.client import check_trained
+from protofleet.runtime import BackendName, open_programs
 from tests.export.test_onnx import scaled_gradient
 from tests.export.toys import Perceptron
 
@@ -63,6 +67,66 @@ def test_a_device_gets_what_pytorch_computes(tmp_path: Path) -> None:
     np.testing.assert_allclose(programs.features(*given, batch_size=4), features, atol=1e-6)
 
 
+@pytest.fixture(scope="module")
+def normalising(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """Of a model with batch normalisation of vectors."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("normalising") / "toy.pfb"
+    export_bundle(Perceptron(), _spec((5,), 3), out=path, key=_KEY)
+    return Bundle.open(path)
+
+
+def _learner(bundle: Bundle, count: int, backend: BackendName) -> Learner:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(count, 5)).astype(np.float32), np.arange(count) % 3
+    own = DeviceData(
+        x_train=x, y_train=y, x_test=x, y_test=y, classes=("class 0", "class 1", "class 2")
+    )
+    return open_learner(bundle, LocalData(own=own), threads=1, device_id="anna", backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "litert"])
+@pytest.mark.parametrize("name", ["fedavg", "local", "scaffold"])
+def test_a_batch_of_one_leaves_a_device_with_batch_normalisation_usable(
+    normalising: Bundle, name: str, backend: BackendName, caplog: pytest.LogCaptureFixture
+) -> None:
+    """17 examples in batches of 16, and a device that has one example in all; said once each."""
+    settings = {"epochs": 2, "batch_size": 16, "optimiser": {"kind": "sgd", "lr": 0.1}}
+    for count, said in ((17, "is joined to the batch before"), (1, "nothing is trained")):
+        caplog.clear()
+        learner = _learner(normalising, count, backend)
+        strategy = learner.strategy(name, settings)
+        server = strategy.server_init(learner.model, np.random.default_rng(0))
+        state = None
+        for _ in range(2):
+            payload = strategy.downlink(server, "anna")
+            state, update = learner.train(strategy, state, payload, seed=1)
+            check_trained(state.tensors)
+            check_trained(update.tensors)
+        before, after = learner.model.buffers, strategy.client_model(state).buffers
+        moved = not np.array_equal(before.buffer, after.buffer)
+        assert (moved, np.isnan(update.loss)) == (count > 1, count == 1)
+        assert [said in record.message for record in caplog.records] == [True]
+
+
+def test_batches_of_one_are_refused_at_the_start_where_they_have_no_variance(
+    normalising: Bundle,
+) -> None:
+    """By a device, and by a coordinator, which reads it in the manifest."""
+    programs = normalising.manifest.programs
+    assert {name: program.min_batch for name, program in programs.items()} == {
+        "infer": 1,
+        "features": 1,
+        "train": 2,
+    }
+    with pytest.raises(InputError, match=r"'batch_size': expected at least 2, got 1"):
+        _learner(normalising, 4, "onnx").strategy("fedavg", {"batch_size": 1})
+    batch = {"x": np.ones((1, 5), np.float32), "y": np.zeros(1, np.int64)}
+    train = open_programs(normalising).grad_fns["cross_entropy"]
+    with pytest.raises(InputError, match=r"program '.*train.*': expected at least 2 examples"):
+        train(normalising.model().network, batch, np.random.default_rng(0))
+
+
 def test_writing_onnx_leaves_the_captured_graph_as_it_is() -> None:
     """TFLite is written from it afterwards, and the exporter would promote types in it."""
     example = {"x": torch.zeros(4, 12), "y": torch.zeros(4, dtype=torch.int64)}
@@ -89,7 +153,8 @@ def test_no_bundle_when_a_program_is_wrong(tmp_path: Path, monkeypatch: pytest.M
 
 def test_classes_must_fit_the_logits(tmp_path: Path) -> None:
     """Three logits cannot name four classes."""
-    with pytest.raises(ExportError, match=r"expected logits .* for 4 classes"):
+    said = r"Perceptron\), .*toys.py:\d+: expected 4 numbers .*class 0.*got 3"
+    with pytest.raises(InputError, match=said):
         export_bundle(Perceptron(), _spec((5,), 4), out=tmp_path / "toy", key=_KEY)
 
 
@@ -147,7 +212,7 @@ def test_the_command_reports_parity_as_json(tmp_path: Path) -> None:
     arguments += ["--objective", "moon", "--objective", "cross_entropy"]
     arguments += ["--out", str(tmp_path / "mlp.pfb"), "--key", str(_key_file(key)), "--json"]
     result = CliRunner().invoke(export_command, arguments, catch_exceptions=False)
-    report = json.loads(result.output)
+    report = json.loads(result.stdout)
     names = [record["program"] for record in report["parity"]]
     assert names == ["infer", "features", "train", "train_moon"]
     manifest = Bundle.open(tmp_path / "mlp.pfb").manifest
@@ -157,7 +222,8 @@ def test_the_command_reports_parity_as_json(tmp_path: Path) -> None:
 
 def test_the_command_needs_the_shape_of_a_users_model(tmp_path: Path) -> None:
     """A user's module has no known input shape; the message says what to give."""
-    arguments = ["tests.export.toys:Perceptron", "--strategy", "fedavg", "--out", str(tmp_path)]
+    arguments = ["tests.export.toys:Perceptron", "--strategy", "fedavg"]
+    arguments += ["--out", str(tmp_path / "toy.pfb")]
     with pytest.raises(InputError, match="give --input-shape"):
         CliRunner().invoke(export_command, arguments, catch_exceptions=False)
 

@@ -61,17 +61,83 @@ def test_a_masked_pretrained_encoder_initialises_a_classifier(tmp_path):
     torch.testing.assert_close(first[name], second[name])
 
 
+_X, _Y = np.zeros((65, 4)), np.arange(65) % 3
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((2, 4), np.float32)}, "no 'y'"),
-        ({"x": np.zeros((2, 4)), "y": np.array([0.5, 1.0])}, "class numbers"),
-        ({"x": np.zeros((2, 4)), "y": np.array([{}, 1], object)}, "plain arrays"),
-        ({"x": np.zeros((2, 5)), "y": np.array([0, 1])}, r"examples of shape \(5,\)"),
-        ({"x": np.zeros((2, 4)), "y": np.array([0, 2]), "classes": np.array(["a"])}, "names only"),
+        ({"x": _X}, "lacks the array 'y', has x"),
+        ({"x": _X, "y": np.full(65, 0.7)}, "got 65 of 65 that are not whole, such as 0.7"),
+        ({"x": _X, "y": np.arange(65).astype(str)}, r"got '0', .*save y.astype\(np.int64\)"),
+        ({"x": _X, "y": np.array([{}, 1], object)}, "array 'y' holds Python objects"),
+        ({"x": _X + 1j, "y": _Y}, r"x: expected real numbers, got complex.*np.stack\(\[x.real"),
+        ({"x": _X.astype(str), "y": _Y}, r"x: expected numbers, got text; save x.astype"),
+        ({"x": np.where(_X == 0, np.nan, 0), "y": _Y}, "NaN or infinite values: 260 of 260, the"),
+        ({"x": _X + 1e39, "y": _Y}, "NaN or infinite"),
+        ({"x": _X[:0], "y": _Y[:0]}, "expected examples, got none"),
+        ({"x": _X, "y": _Y[:64]}, "65 examples in x, 64 in y"),
+        ({"x": _X, "y": np.eye(3)[_Y]}, r"got \(65, 3\); save y.argmax\(1\)"),
+        ({"x": _X, "y": _Y - 1}, "holds -1…1, expected 0 or more: 22 of 65"),
+        ({"x": _X, "y": np.zeros(65, int)}, "one class only"),
+        ({"x": _X[:, :1, None], "y": _Y}, r"examples of shape \(1, 1\)"),
+        ({"x": np.zeros((65, 5)), "y": _Y}, r"examples of shape \(5,\)"),
+        ({"x": _X, "y": _Y, "classes": ["a", "b"]}, "y holds 0…2, expected 0…1: 21 of 65"),
+        ({"x": _X, "y": _Y, "classes": ["a", "b", "a"]}, "'a' occurs twice"),
     ],
 )
 def test_wrong_data_are_named(tmp_path, arrays, message):
     data = _npz(tmp_path / "d.npz", **arrays)
     with pytest.raises(InputError, match=message):
         _pretrain(*MLP, "--data", data, "--out", str(tmp_path / "run"))
+
+
+def test_what_is_converted_or_doubtful_is_said(tmp_path, caplog):
+    """Whole numbers 1000 times too large, names as labels, an array that nobody reads."""
+    x = (1000 * blobs()["x"].numpy()).astype(np.int64)
+    y = np.array(["walk", "run", "sit"])[blobs()["y"].numpy()]
+    data = _npz(tmp_path / "d.npz", x=x, y=y, subjects=np.zeros(len(y)))
+    result = _pretrain(*MLP, "--data", data, "--out", str(tmp_path / "run"), "--epochs", "1")
+    said = "\n".join([result.stderr, *(record.message for record in caplog.records)])
+    for part in (
+        "not read: subjects; known arrays are x, y, classes",
+        "x: taken as float32, was int64",
+        "y: the classes are run, sit, walk, in this order",
+        "y: class names taken as their numbers",
+        "warning: data",
+        "not normalised?",
+    ):
+        assert part in said
+    _, about = load_checkpoint(tmp_path / "run" / "model.safetensors")
+    assert json.loads(about["classes"]) == ["run", "sit", "walk"]
+
+
+def test_classes_that_count_from_one_are_doubted(tmp_path):
+    arrays = blobs()
+    data = _npz(tmp_path / "d.npz", x=arrays["x"].numpy(), y=arrays["y"].numpy() + 1)
+    result = _pretrain(*MLP, "--data", data, "--out", str(tmp_path / "run"), "--epochs", "1")
+    assert "has no class 0, the smallest is 1; classes count from 0" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("tests.export.test_export_command:sigmoids", "the model ends with Sigmoid"),
+        ("tests.export.test_export_command:half", r"return model.float\(\)"),
+        ("tests.export.test_export_command:nothing", "has no function 'nothing'"),
+        ("tests.export.test_export_command:broken", "cannot be made: ZeroDivisionError"),
+    ],
+)
+def test_a_model_that_cannot_work_is_told_at_once(tmp_path, model, said):
+    data = _npz(tmp_path / "d.npz", x=np.zeros((6, 5), np.float32), y=np.arange(6) % 3)
+    with pytest.raises(InputError, match=said):
+        _pretrain("--model", model, "--data", data, "--out", str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path):
+    (tmp_path / "file").touch()
+    data = _npz(tmp_path / "d.npz", x=_X, y=_Y)
+    for out in (tmp_path / "file", tmp_path / "file" / "run", "/proc/run"):
+        with pytest.raises(InputError, match=f"--out '{out}': cannot write in"):
+            _pretrain(*MLP, "--data", data, "--out", str(out))

@@ -210,6 +210,20 @@ def test_both_parts_are_needed(quantise, digits, tmp_path, part):
         quantise(data=path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"y_test": np.full(597, 0.7)}, "597 of 597 that are not whole, such as 0.7"),
+        ({"x_train": np.ones((1200, 1, 8, 8), complex)}, "expected real numbers"),
+    ],
+)
+def test_data_that_no_program_takes_are_refused(quantise, data_path, tmp_path, changes, said):
+    path = tmp_path / "data.npz"
+    np.savez(path, **{**np.load(data_path), **changes})
+    with pytest.raises(InputError, match=said):
+        quantise(data=path)
+
+
 def test_data_of_another_shape_are_refused(quantise, digits, tmp_path):
     path = tmp_path / "data.npz"
     DeviceData(
@@ -243,6 +257,12 @@ def test_parameters_that_do_not_fit_are_refused(quantise, digits_bundle, tmp_pat
     file.write_bytes(encode({n: v for n, v in tensors.items() if v is not None}))
     with pytest.raises(InputError, match=message):
         quantise("--params", file)
+
+
+def test_pickled_parameters_are_answered_with_the_line_that_converts_them(quantise, tmp_path):
+    torch.save({"head.bias": torch.zeros(10)}, tmp_path / "mine.pt")
+    with pytest.raises(InputError, match=r"parameters '.*mine.pt': is PyTorch's .* python -c "):
+        quantise("--params", tmp_path / "mine.pt")
 
 
 def test_a_strangers_bundle_is_not_signed_again(digits_bundle, data_path, tmp_path, monkeypatch):

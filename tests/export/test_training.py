@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from protofleet.errors import InputError
 from protofleet.export.models import build_model
@@ -120,3 +121,36 @@ def test_arrays_of_unequal_length_are_refused(tmp_path):
     data = blobs() | {"y": torch.zeros(3, dtype=torch.int64)}
     with pytest.raises(InputError, match="arrays of one length"):
         train(_supervised(), data, TrainOptions(), folder=tmp_path)
+
+
+def _normalising(seed=0):
+    torch.manual_seed(seed)
+    layers = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+    return supervised(nn.Sequential(*layers))
+
+
+def _rows(count):
+    return {name: values[:count] for name, values in blobs().items()}
+
+
+def test_a_last_batch_of_one_is_joined_where_the_model_normalises_over_it(tmp_path, caplog):
+    told = []
+    options = TrainOptions(epochs=2, batch_size=8, validation=0.0)
+    train(_normalising(), _rows(17), options, folder=tmp_path, on_progress=told.append)
+    assert {(one.step, one.steps) for one in told} == {(1, 2), (2, 2)}
+    tensors, _ = load_checkpoint(tmp_path / "model.safetensors")
+    assert all(torch.isfinite(value).all() for value in tensors.values())
+    (said,) = [record.message for record in caplog.records]
+    assert said.startswith("a last batch of 1 example is joined to the batch before it: ")
+
+
+@pytest.mark.parametrize(("count", "size"), [(1, 8), (17, 1)])
+def test_a_model_that_normalises_over_the_batch_needs_two_examples(tmp_path, count, size):
+    options = TrainOptions(epochs=1, batch_size=size, validation=0.0)
+    if count == 1:
+        data = {name: torch.cat([values, values]) for name, values in _rows(1).items()}
+        options = TrainOptions(epochs=1, batch_size=size, validation=0.5)
+    else:
+        data = _rows(count)
+    with pytest.raises(InputError, match=f"at least 2 examples .* got {count} and {size}"):
+        train(_normalising(), data, options, folder=tmp_path)

@@ -5,6 +5,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
+from protofleet.bundle import write_bundle
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import AggregationSettings, StrategySettings
@@ -21,6 +22,27 @@ def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
     assert plan.settings == {"epochs": 2, "optimiser": {"kind": "adam", "lr": 0.5, "beta1": 0.8}}
     assert plan.strategy.settings.optimiser == Adam(lr=0.5, beta1=0.8)
     assert '"lr":0.5' in plan.identity["settings"]
+
+
+def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tmp_path):
+    """A model that normalises over the batch has no variance of one example."""
+    key, bundle = Ed25519PrivateKey.generate(), tiny.plan.bundle
+    programs = {
+        name: msgspec.structs.replace(program, min_batch=1 if program.objective is None else 2)
+        for name, program in bundle.manifest.programs.items()
+    }
+    manifest = msgspec.structs.replace(bundle.manifest, programs=programs)
+    files = {path: bundle.read(path) for path in manifest.files}
+    write_bundle(tmp_path / "normalising.pfb", manifest, files, key)
+
+    def plan(**settings):
+        mine = StrategySettings(settings=settings)
+        changes = {"bundle": tmp_path / "normalising.pfb", "strategy": mine}
+        return make_plan(msgspec.structs.replace(tiny.plan.config, **changes))
+
+    assert plan(batch_size=2).bundle.manifest.programs["train"].min_batch == 2
+    with pytest.raises(InputError, match=r"setting 'batch_size': expected at least 2, got 1"):
+        plan(batch_size=1)
 
 
 def _with(tiny, strategy, **aggregation):

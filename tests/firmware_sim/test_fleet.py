@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from brokers import wait_until
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tiny_bundle import tiny_bundle
+from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.windows import Windows
@@ -98,6 +98,25 @@ def test_device_that_cannot_start_says_why(tmp_path):
     assert "nowhere.pfb" in ended.last_words
     spec = json.loads((fleet.folder("a") / "device.json").read_text())
     assert spec["device"]["id"] == "a"
+
+
+def test_device_with_wrong_labels_says_so(tmp_path):
+    x, y = tiny_data(0)
+    names = ["class0", "class1", "class2"]
+    data = tmp_path / "a.npz"
+    np.savez(data, x_train=x, y_train=0.7 * (y + 1), x_test=x, y_test=y, classes=names)
+    file = FleetFile(
+        federation="study",
+        broker=BrokerAccess(url="mqtt://127.0.0.1:1"),
+        bundle=tiny_bundle(tmp_path / "tiny.pfb", Ed25519PrivateKey.generate()),
+        folder=tmp_path / "fleet",
+        devices=(VirtualDevice(id="a", data=data),),
+    )
+    with Fleet(file) as fleet:
+        wait_until(lambda: not fleet.running(), 60.0)
+        (ended,) = fleet.ended()
+    assert ended.status == 1
+    assert "40 of 40 that are not whole, such as 0.7" in ended.last_words
 
 
 def test_device_over_its_memory_cap_says_so(tmp_path):

@@ -10,7 +10,14 @@ from protofleet.errors import InputError
 from protofleet.strategies import build
 from protofleet.strategies.common import ordered
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd
-from protofleet.strategies.training import Trainer, Training, train
+from protofleet.strategies.training import (
+    Trainer,
+    Training,
+    check_batch_sizes,
+    spans,
+    train,
+    uneven_batch,
+)
 from protofleet.strategies.types import Step, Update
 from protofleet.tensors import TensorMap
 
@@ -23,6 +30,49 @@ def test_the_last_batch_is_kept_or_dropped(model, make_tools, drop_last, sizes):
     training = Training(epochs=3, batch_size=2, drop_last=drop_last)
     train(model.network.copy(), tools.training, training)
     assert seen.sizes == sizes
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "sizes"),
+    [
+        (5, 1, [2, 2, 1]),
+        (5, 2, [2, 3]),
+        (4, 2, [2, 2]),
+        (3, 2, [3]),
+        (2, 2, [2]),
+        (1, 2, []),
+        (1, 1, [1]),
+        (0, 1, []),
+    ],
+)
+def test_a_last_batch_that_is_too_small_joins_the_one_before(count, least, sizes):
+    parts = list(spans(count, 2, least))
+    assert [part.stop - part.start for part in parts] == sizes
+    assert [i for part in parts for i in range(count)[part]] == list(range(sum(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("count", "changes", "least", "said"),
+    [
+        (5, {}, 2, "a last batch of 1 example is joined to the batch before it"),
+        (1, {}, 2, "1 training example is too few, nothing is trained"),
+        (1, {"drop_last": True}, 2, "nothing is trained"),
+        (5, {"drop_last": True}, 2, ""),
+        (5, {}, 1, ""),
+        (4, {}, 2, ""),
+        (0, {}, 2, ""),
+    ],
+)
+def test_what_is_done_about_a_batch_of_one_is_said(count, changes, least, said):
+    text = uneven_batch(count, Training(batch_size=2, **changes), least)
+    assert said in text
+    assert bool(said) == bool(text)
+
+
+def test_batches_that_the_programs_do_not_take_are_refused():
+    check_batch_sizes(Training(batch_size=1), 1)
+    with pytest.raises(InputError, match=r"setting 'batch_size': expected at least 2.*got 1"):
+        check_batch_sizes(Training(batch_size=1), 2)
 
 
 def test_every_epoch_sees_every_example_once_in_a_new_order(model, make_tools):

@@ -228,3 +228,38 @@ def test_coded_tensors_keep_their_form_and_the_strategys_rules(federation, kind,
 
 def test_the_record_holds_its_description(federation, name):
     assert federation.strategy.description == DESCRIPTIONS[name]
+
+
+@pytest.mark.parametrize("count", [3, 5, 1])
+def test_no_step_has_fewer_examples_than_the_programs_take(federation, count):
+    """Normalising over the batch, they have no variance of one; two rounds of full training."""
+    case, sizes = federation.case, []
+
+    def make_tools(client_id, examples):
+        tools, seen = case.make_tools(client_id, examples)
+        watched = {
+            name: _watching(grad_fn, sizes) for name, grad_fn in tools.training.grad_fns.items()
+        }
+        training = dataclasses.replace(tools.training, grad_fns=watched, min_batch=2)
+        return dataclasses.replace(tools, training=training), seen
+
+    settings = {**case.settings, "batch_size": 2}
+    name = federation.strategy.description.name
+    again = Federation(name, dataclasses.replace(case, settings=settings, make_tools=make_tools))
+    examples = (_EXAMPLES["b"] + _EXAMPLES["a"])[:count]
+    state, server = None, again.server
+    for _ in range(2):
+        state, update = again.client("b", state=state, server=server, examples=examples)
+        server = again.aggregate([update], server)
+    assert update.num_examples == count
+    assert min(sizes, default=2) >= 2
+    assert bool(sizes) == (count > 1)
+    assert np.isnan(update.loss) == (count == 1)
+
+
+def _watching(grad_fn, sizes):
+    def watched(network, batch, rng):
+        sizes.append(len(batch["y"]))
+        return grad_fn(network, batch, rng)
+
+    return watched

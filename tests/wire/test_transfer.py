@@ -105,3 +105,19 @@ def test_chunks_and_answers_of_unknown_or_foreign_transfers_are_ignored(sender, 
 def test_an_empty_blob_has_no_offer():
     with pytest.raises(InputError, match="expected bytes, got none"):
         offer_of(b"")
+
+
+def test_what_was_delivered_can_still_be_rejected_once(sender):
+    """It was stored, but what was made of it cannot be used; the next transfer knows nothing."""
+    blob = blob_of(100)
+    offer = offer_of(blob)
+    sender.send(DEVICE, blob, offer, 0.0)
+    receipts = [
+        encode(Receipt(transfer_id=offer.transfer_id, status=status, rule=rule, reason="why"))
+        for status, rule in (("done", ""), ("reject", "diverged"))
+    ]
+    assert sender.answer(DEVICE, receipts[0], 0.0) == [Delivered(DEVICE, offer)]
+    assert sender.answer("another", receipts[1], 0.0) == []
+    assert sender.answer(DEVICE, receipts[0], 0.0) == []
+    assert sender.answer(DEVICE, receipts[1], 0.0) == [Rejected(DEVICE, offer, "diverged", "why")]
+    assert sender.answer(DEVICE, receipts[1], 0.0) == []

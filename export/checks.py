@@ -1,0 +1,418 @@
+"""What is told of a model before minutes of export or training: what it is, takes and returns.
+
+Everything here runs the model at most three times on two examples and leaves it as it was. A
+message names the module, the line of the user's own code where there is one, and the remedy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules import module as module_hooks
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import protofleet
+from protofleet.errors import InputError
+from protofleet.export.capture.source import is_users
+
+_aten = torch.ops.aten
+
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedOutput:
+    """What a task wants of a model's output ``(n, width)``.
+
+    Attributes:
+        loss: as messages call it.
+        width: how many numbers an example has, by the names that they have; None: any.
+        least: fewest numbers of an example, and why.
+        scores: the loss is of scores without bounds: a Softmax or Sigmoid before it is an error.
+    """
+
+    loss: str = "cross-entropy"
+    width: Sequence[str] | None = None
+    least: int = 2
+    scores: bool = True
+
+
+def classification(classes: Sequence[str] | None = None) -> ExpectedOutput:
+    """Logits, one of each class; None: of any number of classes."""
+    return ExpectedOutput(width=classes)
+
+
+def check_model(
+    model: nn.Module,
+    x: Tensor,
+    expected: ExpectedOutput,
+    *,
+    allow_probabilities: bool = False,
+) -> Tensor:
+    """All checks; the output for ``x``.
+
+    Args:
+        model: its training mode and its values stay as they are.
+        x: two examples or more, (n, …).
+        expected: what the task wants.
+        allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
+
+    Raises:
+        InputError: the model cannot be exported or trained for this task.
+    """
+    check_tensors(model)
+    output, end = run_example(model, x)
+    check_output(model, output, len(x), expected)
+    if expected.scores and end is not None and not allow_probabilities:
+        raise InputError(
+            f"{end.place}: the model ends with {end.name}, but {expected.loss} takes the scores "
+            f"before it and does that itself; with both, gradients nearly vanish: leave {end.name} "
+            "out (--allow-probabilities trains it as it is)"
+        )
+    return output
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Raise InputError unless parameters are initialised, float32, finite and in main memory.
+
+    Persistent float32 buffers must be finite, too: they travel in the bundle.
+    """
+    for path, module in model.named_modules():
+        where = _label(path, module)
+        for name, value in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - in place, by their owner
+            if value is None:
+                continue
+            _check_tensor(where, name, value)
+            travels = name not in module._non_persistent_buffers_set  # noqa: SLF001 - as above
+            if travels and value.dtype == torch.float32:
+                _check_finite(where, name, value)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise InputError(
+            f"{_label('', model)}: has no parameter to train; set requires_grad on some of its "
+            "parameters"
+        )
+
+
+def _check_finite(where: str, name: str, value: Tensor) -> None:
+    if bool(torch.isfinite(value).all()):
+        return
+    if isinstance(value, nn.Parameter):
+        raise InputError(
+            f"{where}: parameter '{name}' holds NaN or infinite values; look at what set it"
+        )
+    raise InputError(
+        f"{where}: buffer '{name}' holds NaN or infinite values; register a mask with "
+        "persistent=False, or look at what set it"
+    )
+
+
+def _check_tensor(where: str, name: str, value: Tensor) -> None:
+    kind = "parameter" if isinstance(value, nn.Parameter) else "buffer"
+    what = f"{where}: {kind} '{name}'"
+    if is_lazy(value):
+        raise InputError(
+            f"{what} has no shape yet, it is lazy; run the model once where it is made: "
+            "model(torch.zeros(1, …)), or give the sizes"
+        )
+    if value.device.type != "cpu":
+        remedy = (
+            "has no values; make the model without the device 'meta', or give it values with "
+            "to_empty(device='cpu') and load_state_dict"
+            if value.is_meta
+            else "return model.cpu()"
+        )
+        raise InputError(f"{what} is on the device '{value.device}': {remedy}")
+    if value.is_complex():
+        raise InputError(
+            f"{what} is {value.dtype}, and programs have no complex numbers; keep the real and the "
+            "imaginary part as two float32 tensors"
+        )
+    if value.dtype in _NARROW or (kind == "parameter" and value.dtype != torch.float32):
+        raise InputError(f"{what} is {value.dtype}, expected float32; return model.float()")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SquashedEnd:
+    """A Softmax or Sigmoid that nothing but views follows.
+
+    Attributes:
+        name: ``Softmax`` or ``Sigmoid``.
+        place: module and line that asked for it.
+    """
+
+    name: str
+    place: str
+
+
+def run_example(model: nn.Module, x: Tensor) -> tuple[Tensor, SquashedEnd | None]:
+    """The model's output for ``x`` in evaluation mode, and what squashed it.
+
+    Raises:
+        InputError: the forward takes more than ``x``, fails, or returns no tensor.
+    """
+    _check_signature(model)
+    output, squashed = _run(model, x)
+    if not isinstance(output, Tensor):
+        raise InputError(f"{_forward_of(model)}: {_unwrap(output)}")
+    return output, squashed.get(id(output))
+
+
+def _run(model: nn.Module, x: Tensor) -> tuple[Any, dict[int, SquashedEnd]]:
+    ends = _Ends(model)
+    with _mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            with ends.following(), ends:
+                return model(x), ends.squashed
+        except Exception as error:
+            raise InputError(
+                f"{ends.place(_line_of(error.__traceback__))}: does not take examples of shape "
+                f"{tuple(x.shape[1:])}: {_first_line(error)}; set its sizes with --set, or the "
+                "shape with --input-shape"
+            ) from error
+
+
+def _check_signature(model: nn.Module) -> None:
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (ValueError, TypeError):
+        return
+    needed = [
+        one.name
+        for one in parameters
+        if one.default is one.empty and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
+    ]
+    if len(needed) > 1:
+        raise InputError(
+            f"{_forward_of(model)}: takes {len(needed)} inputs, {', '.join(needed)}, but a program "
+            "has one, x (n, …): join them along an axis and split x in forward, or wrap the model "
+            "in a module whose forward(self, x) makes the others"
+        )
+
+
+def _unwrap(output: object) -> str:
+    """What came instead of a tensor, and how to return the tensor."""
+    name = type(output).__name__
+    if isinstance(output, Mapping):
+        keys = [str(key) for key in output]
+        chosen = "logits" if "logits" in keys else (keys or ["logits"])[0]
+        found, part = f"a {name} with {', '.join(keys)}", f"['{chosen}']"
+    elif dataclasses.is_dataclass(output):
+        fields = [field.name for field in dataclasses.fields(output)]
+        chosen = "logits" if "logits" in fields else (fields or ["logits"])[0]
+        found, part = f"a {name} with {', '.join(fields)}", f".{chosen}"
+    elif isinstance(output, tuple | list):
+        fields = list(getattr(output, "_fields", ()))
+        found, part = f"a {name} of {', '.join(fields) or len(output)}", "[0]"
+    else:
+        return f"returns {name}, expected a tensor of logits (n, classes)"
+    return (
+        f"returns {found}, expected a tensor of logits (n, classes); wrap the model in a module "
+        f"whose forward(self, x) returns self.model(x){part}"
+    )
+
+
+def check_output(model: nn.Module, output: Tensor, examples: int, expected: ExpectedOutput) -> None:
+    """Raise InputError unless the output for so many examples is what the task wants."""
+    where, got = _forward_of(model), tuple(output.shape)
+    if not output.is_floating_point():
+        raise InputError(f"{where}: returns {output.dtype}, expected float32 scores, no argmax")
+    if len(got) != 2 or got[0] != examples:
+        axes = "pool the other axes, as in x.mean(1)" if len(got) > 2 else "keep the batch axis"
+        raise InputError(
+            f"{where}: returns {got} for {examples} examples, expected ({examples}, classes); "
+            f"{axes}"
+        )
+    if got[1] < expected.least:
+        raise InputError(
+            f"{where}: returns {got[1]} number for an example, but {expected.loss} of one class is "
+            "always 0; give the model an output for each class, two for yes or no"
+        )
+    if expected.width is not None and got[1] != len(expected.width):
+        names = ", ".join(expected.width[:8]) + (", …" if len(expected.width) > 8 else "")
+        raise InputError(
+            f"{where}: expected {len(expected.width)} numbers for an example, one for each class "
+            f"({names}), got {got[1]}; set the model's size with --set, or --classes"
+        )
+
+
+def smallest_batch(model: nn.Module, x: Tensor) -> int:
+    """Fewest examples on which the model trains: 2 if one fails or gives what is not finite.
+
+    Batch normalisation of vectors (n, c) has no variance of one example; of (n, c, length) it has.
+
+    Args:
+        model: its values and its training mode stay as they are.
+        x: two examples or more, (n, …).
+    """
+    return 2 if not _trains_on(model, x[:1]) and _trains_on(model, x[:2]) else 1
+
+
+def _trains_on(model: nn.Module, x: Tensor) -> bool:
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    quiet = warnings.catch_warnings(action="ignore")
+    with quiet, _mode(model, training=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            output = functional_call(model, buffers, (x,))
+        except Exception:  # noqa: BLE001 - whatever the user's code raises
+            return False
+    values = [output, *buffers.values()]
+    return all(
+        bool(torch.isfinite(value).all())
+        for value in values
+        if isinstance(value, Tensor) and value.is_floating_point()
+    )
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    before = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before.items():
+            module.training = mode
+
+
+class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Which tensors of a forward pass are a Softmax's or a Sigmoid's, and who asked for it."""
+
+    _SQUASHING: Mapping[Any, str] = {
+        _aten._softmax.default: "Softmax",  # noqa: SLF001 - an operator's name
+        _aten.sigmoid.default: "Sigmoid",
+        _aten.sigmoid_.default: "Sigmoid",
+    }
+    _VIEWS = frozenset(
+        {
+            _aten.alias.default,
+            _aten.clone.default,
+            _aten.detach.default,
+            _aten.expand.default,
+            _aten.permute.default,
+            _aten.select.int,
+            _aten.slice.Tensor,
+            _aten.squeeze.default,
+            _aten.squeeze.dim,
+            _aten.t.default,
+            _aten.transpose.int,
+            _aten.unsqueeze.default,
+            _aten.view.default,
+            _aten._unsafe_view.default,  # noqa: SLF001 - as above
+        }
+    )
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.squashed: dict[int, SquashedEnd] = {}
+        self._names = {id(module): name for name, module in model.named_modules()}
+        self._stack: list[nn.Module] = []
+        self._kept: list[Tensor] = []  # so that no other tensor gets the id of one of these
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follow which module runs; one that fails stays the last."""
+        before = module_hooks.register_module_forward_pre_hook(self._enter)
+        after = module_hooks.register_module_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def place(self, line: str) -> str:
+        """The module that runs, and the line."""
+        if not self._stack:
+            return _at("model", line)
+        module = self._stack[-1]
+        return _at(_label(self._names[id(module)], module), line)
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in self._SQUASHING:
+            end = SquashedEnd(name=self._SQUASHING[func], place=self.place(_line_here()))
+            self._note(result, end)
+        elif func in self._VIEWS and (known := self.squashed.get(id(args[0]))):
+            self._note(result, known)
+        return result
+
+    def _note(self, result: Tensor, end: SquashedEnd) -> None:
+        self._kept.append(result)
+        self.squashed[id(result)] = end
+
+    def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 - hook signature
+        if id(module) in self._names:
+            self._stack.append(module)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002 - as above
+        if self._stack and self._stack[-1] is module:
+            self._stack.pop()
+
+
+def _label(path: str, module: nn.Module) -> str:
+    kind = type(module)
+    name = f"module '{path}'" if path else "model"
+    return f"{name} ({kind.__module__}.{kind.__qualname__})"
+
+
+def _forward_of(model: nn.Module) -> str:
+    """The model and where its forward is written."""
+    try:
+        file, line = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)[1]
+    except (OSError, TypeError):
+        return _label("", model)
+    return _at(_label("", model), f"{file}:{line}" if file and _is_models(file) else "")
+
+
+def _at(label: str, line: str) -> str:
+    return f"{label}, {line}" if line else label
+
+
+_OWN = (str(Path(protofleet.__file__).parent), str(Path(__file__).parent))
+_MODELS = str(Path(__file__).parent / "models")
+
+
+def _is_models(file: str) -> bool:
+    """Whether a file may hold the model's code: the user's, or one of our models'."""
+    return is_users(file) and (file.startswith(_MODELS) or not file.startswith(_OWN))
+
+
+def _line_here() -> str:
+    """The line of the model that runs, not of who called it."""
+    frames: list[tuple[str, int]] = []
+    for frame, number in traceback.walk_stack(None):
+        if frame.f_code is _run.__code__:
+            break
+        frames.append((frame.f_code.co_filename, number))
+    return _last(frames[::-1])
+
+
+def _line_of(trace: TracebackType | None) -> str:
+    return _last([(frame.f_code.co_filename, n) for frame, n in traceback.walk_tb(trace)])
+
+
+def _last(frames: Sequence[tuple[str, int]]) -> str:
+    lines = [f"{file}:{number}" for file, number in frames if _is_models(file)]
+    return lines[-1] if lines else ""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

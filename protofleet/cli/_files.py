@@ -1,0 +1,144 @@
+"""What export and pretrain read and write, looked at before anything takes minutes."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.datasets.arrays import (
+    doubt_of_scale,
+    read_arrays,
+    to_class_names,
+    to_examples,
+    to_labels,
+)
+from protofleet.errors import InputError, MissingDataError, RefusedError
+
+if TYPE_CHECKING:
+    from protofleet.bundle.manifest import Preprocessing
+
+
+def check_writable_bundle(out: Path) -> None:
+    """Raise InputError if no bundle can be written to ``out``: ``*.pfb``, else a folder."""
+    from protofleet.bundle.bundle import SUFFIX
+    from protofleet.bundle.files import MANIFEST
+
+    check_writable(out.parent, option="--out", named=out)
+    if out.suffix == SUFFIX and out.is_dir():
+        raise InputError(f"--out '{out}': is a folder; give another name, or remove it")
+    if out.suffix != SUFFIX and out.exists() and not (out / MANIFEST).is_file():
+        raise InputError(f"--out '{out}': exists and is no bundle; give another path, or remove it")
+
+
+def check_writable(folder: Path, *, option: str, named: Path | None = None) -> None:
+    """Raise InputError unless files can be made in the folder, which may be still to be made.
+
+    Args:
+        folder: it, or the nearest one above it that exists, is tried.
+        option: and ``named``: as the message says it.
+        named: None: the folder itself.
+    """
+    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    try:
+        with tempfile.TemporaryFile(dir=nearest):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{option} '{named or folder}': cannot write in '{nearest}': {error.strerror}"
+        ) from error
+
+
+def read_preprocessing(file: Path) -> Preprocessing:
+    """A preprocessing as docs/bundle.md describes it.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no JSON object, a key is unknown, or a value is wrong.
+    """
+    if not file.is_file():
+        raise MissingDataError(f"preprocessing '{file}': no such file")
+    try:
+        return _to_preprocessing(file.read_bytes())
+    except (RefusedError, OSError) as error:
+        raise InputError(f"preprocessing '{file}': {error}") from error
+
+
+def _to_preprocessing(data: bytes) -> Preprocessing:
+    import msgspec
+
+    from protofleet.bundle.manifest import Preprocessing
+    from protofleet.tensors import strict_json
+
+    document: Any = strict_json.loads(data, rule="preprocessing", what="the file")
+    known = Preprocessing.__struct_fields__
+    if isinstance(document, dict) and (unknown := sorted(document.keys() - set(known))):
+        raise RefusedError(
+            "preprocessing", f"unknown key '{unknown[0]}', known are {', '.join(known)}"
+        )
+    try:
+        found = msgspec.convert(document, Preprocessing)
+    except msgspec.ValidationError as error:
+        raise RefusedError("preprocessing", str(error)) from error
+    return checked_preprocessing(found)
+
+
+def checked_preprocessing(found: Preprocessing) -> Preprocessing:
+    """The same, or RefusedError if its sizes and statistics do not fit together."""
+    from protofleet.bundle.rules import check_preprocessing
+
+    check_preprocessing(found)
+    return found
+
+
+def read_training_data(
+    path: Path, *, supervised: bool
+) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
+    """``x`` and, supervised, ``y`` of an ``.npz`` file, and the names of the classes.
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it lacks an array, has no examples, or an array has a wrong form.
+    """
+    wanted = ("x", "y") if supervised else ("x",)
+    optional = ("classes",) if supervised else ()
+    read = read_arrays(path, wanted, optional, ignored=("y", "classes"))
+    arrays: dict[str, NDArray[Any]] = {"x": to_examples(read["x"], f"data '{path}': x")}
+    count = len(arrays["x"])
+    if not count:
+        raise InputError(f"data '{path}': expected examples, got none")
+    names: tuple[str, ...] = ()
+    if supervised:
+        names = _class_names(path, read)
+        arrays["y"] = to_labels(read["y"], f"data '{path}': y", names)
+        if len(names) < 2:
+            raise InputError(f"data '{path}': y holds one class only, a classifier needs two")
+        if len(arrays["y"]) != count:
+            raise InputError(f"data '{path}': {count} examples in x, {len(arrays['y'])} in y")
+    if doubt := doubt_of_scale(arrays["x"], f"data '{path}': x", (0.0,), (1.0,)):
+        click.echo(f"warning: {doubt}", err=True)
+    return {name: np.ascontiguousarray(values) for name, values in arrays.items()}, names
+
+
+def _class_names(path: Path, read: dict[str, NDArray[Any]]) -> tuple[str, ...]:
+    """Those of the file, else those that ``y`` holds, else numbers up to the largest."""
+    what, y = f"data '{path}': y", read["y"]
+    if "classes" in read:
+        return to_class_names(read["classes"], f"data '{path}': classes")
+    if y.dtype.kind in "US" and y.ndim == 1:
+        names = sorted({str(name) for name in y.tolist()})
+        if not all(name.strip().lstrip("+-").replace(".", "").isdecimal() for name in names):
+            click.echo(f"{what}: the classes are {', '.join(names)}, in this order", err=True)
+            return tuple(names)
+    labels = to_labels(y, what, None)
+    if labels.size and labels.min() > 0:
+        click.echo(
+            f"warning: {what} has no class 0, the smallest is {labels.min()}; classes count from "
+            "0: save y - 1 unless it is only rare",
+            err=True,
+        )
+    return tuple(str(index) for index in range(int(labels.max(initial=-1)) + 1))
