@@ -43,8 +43,10 @@ bench: $(STAMP) ## measured comparisons; minutes
 aarch64: $(STAMP) ## an emulated Raspberry Pi joins a federation; minutes (docs/raspberry-pi.md)
 	$(BIN)/python scripts/aarch64 $(ARGS)
 
-wheel: $(STAMP)
-	$(BIN)/python -m build --wheel
+wheel: $(STAMP) ## the package as one file under dist/, for devices: no index has it
+	@rm -rf build
+	$(BIN)/python -m build --wheel >build.log || { cat build.log; exit 1; }
+	@rm -f build.log; ls dist/*.whl
 
 clean:
 	rm -rf build dist $(VENV) *.egg-info

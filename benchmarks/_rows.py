@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.benchmarks._timing import Sample
+from protofleet.cli._width import terminal_width
 from protofleet.kernels import numba_enabled
 
 _PACKAGES = (
@@ -141,16 +142,33 @@ def show(rows: Iterable[Row], echo: Callable[[str], object]) -> None:
         echo(line)
 
 
-def aligned(lines: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
-    """Cells in columns of equal width; the columns ``right`` end together."""
+def aligned(
+    lines: Sequence[Sequence[str]], right: Collection[int] = (), *, kept: int = 1
+) -> list[str]:
+    """Cells in columns of equal width; the columns ``right`` end together.
+
+    Columns that do not fit the terminal follow below, each time behind the first ``kept``.
+    """
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
-            cell.rjust(width) if index in right else cell.ljust(width)
-            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            line[index].rjust(widths[index]) if index in right else line[index].ljust(widths[index])
+            for index in columns
         ).rstrip()
+        for columns in _folded(widths, terminal_width(), kept)
         for line in lines
     ]
+
+
+def _folded(widths: Sequence[int], most: int | None, kept: int) -> list[list[int]]:
+    """Numbers of the columns that stand beside each other, for each block of lines."""
+    blocks = [list(range(kept))]
+    for index, width in enumerate(widths[kept:], kept):
+        beside = sum(widths[column] + 2 for column in blocks[-1])
+        if most is not None and beside + width > most and len(blocks[-1]) > kept:
+            blocks.append(list(range(kept)))
+        blocks[-1].append(index)
+    return blocks
 
 
 def short(value: float) -> str:

@@ -32,7 +32,7 @@ from protofleet.bundle.manifest import FileEntry, Manifest, TensorDecl
 from protofleet.bundle.rules import PARAMS, STATE, check_manifest, check_tensors, parse
 from protofleet.durable import sync_folder, write_synced
 from protofleet.errors import InputError, RefusedError
-from protofleet.tensors import Layout, Model, TensorMap, blobs
+from protofleet.tensors import Layout, Model, ModelLayer, TensorMap, blobs
 
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 SUFFIX = ".pfb"
@@ -117,12 +117,23 @@ class Bundle:
         return data
 
     def model(self) -> Model:
-        """Fresh, writable copies of the initial tensors."""
+        """Fresh, writable copies of the initial tensors, and what their names mean."""
+        manifest, program = self.manifest, self.manifest.programs.get("features")
+        shapes = {port.key: port.shape for port in program.outputs} if program else {}
+        width = shapes.get("features", (0,))[-1]
         return Model(
-            params=self._packed(PARAMS, self.manifest.params),
-            buffers=self._packed(STATE, self.manifest.state),
-            input_shape=self.manifest.preprocessing.input_shape,
-            num_classes=len(self.manifest.classes),
+            params=self._packed(PARAMS, manifest.params),
+            buffers=self._packed(STATE, manifest.state),
+            input_shape=manifest.preprocessing.input_shape,
+            num_classes=len(manifest.classes),
+            head=manifest.head,
+            features=width if isinstance(width, int) else 0,
+            layers=tuple(
+                ModelLayer(
+                    name=layer.name, before=layer.before, hidden=f"layers.{layer.name}" in shapes
+                )
+                for layer in manifest.layers
+            ),
         )
 
     def _tensors(self, file: str, declared: Iterable[TensorDecl]) -> dict[str, NDArray[Any]]:

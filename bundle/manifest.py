@@ -81,6 +81,20 @@ class TensorDecl(msgspec.Struct, frozen=True, kw_only=True):
     shape: tuple[int, ...]
 
 
+class LayerDecl(msgspec.Struct, frozen=True, kw_only=True):
+    """A dense layer or convolution, for strategies that look at single units.
+
+    Attributes:
+        name: ``<name>.weight`` is a parameter, ``<name>.bias`` may be one. It is hidden if the
+            program ``features`` has an output ``layers.<name>``.
+        before: an earlier hidden layer whose units are its inputs, in order, each the same number
+            of times; None: no layer is.
+    """
+
+    name: str
+    before: str | None = None
+
+
 class Preprocessing(msgspec.Struct, frozen=True, kw_only=True):
     """What turns raw readings into the program's input ``x``.
 
@@ -120,7 +134,10 @@ class StrategyDecl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a device must know before it runs a program of the bundle."""
+    """Everything a device must know before it runs a program of the bundle.
+
+    ``head``: names of the parameters that make logits of features; empty where none are known.
+    """
 
     format: int
     name: str
@@ -134,3 +151,5 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     strategy: StrategyDecl
     provenance: dict[str, str]
     files: dict[str, FileEntry]
+    head: tuple[str, ...] = ()
+    layers: tuple[LayerDecl, ...] = ()

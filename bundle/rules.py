@@ -70,6 +70,7 @@ def check_manifest(manifest: Manifest) -> None:
     check_files(manifest)
     _check_texts(manifest)
     _check_layout(manifest)
+    _check_parts(manifest)
     check_preprocessing(manifest.preprocessing)
     for name, program in manifest.programs.items():
         _check_program(name, program, manifest)
@@ -148,6 +149,32 @@ def _check_layout(manifest: Manifest) -> None:
         raise RefusedError(
             "layout", f"layout hash: expected {layout.hash}, got {manifest.layout_hash[:80]!r}"
         )
+
+
+def _check_parts(manifest: Manifest) -> None:
+    params = {decl.name: decl.shape for decl in manifest.params}
+    if len(set(manifest.head)) != len(manifest.head) or not params.keys() >= {*manifest.head}:
+        raise RefusedError("layout", f"{MANIFEST}: head: expected names of params, each once")
+    features = manifest.programs.get("features")
+    hidden = {port.key for port in features.outputs} if features else set()
+    earlier: set[str] = set()
+    for layer in manifest.layers:
+        what = f"{MANIFEST}: layer {layer.name[:40]!r}"
+        if layer.name in earlier or len(params.get(f"{layer.name}.weight", ())) < 2:
+            raise RefusedError(
+                "layout", f"{what}: expected params to have its weight of two axes or more, once"
+            )
+        if layer.before is not None and (
+            layer.before not in earlier or f"layers.{layer.before}" not in hidden
+        ):
+            raise RefusedError(
+                "layout", f"{what}: expected 'before' to name an earlier hidden layer"
+            )
+        inputs = math.prod(params[f"{layer.name}.weight"][1:])
+        units = params[f"{layer.before}.weight"][0] if layer.before else 1
+        if not units or inputs % units:
+            raise RefusedError("layout", f"{what}: {inputs} inputs are not those of {units} units")
+        earlier.add(layer.name)
 
 
 def _check_decl(decl: TensorDecl) -> None:

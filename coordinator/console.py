@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.markup import escape
 
 from protofleet.coordinator import events
 from protofleet.federation.records import Scores
+from protofleet.units import byte_text, duration_text
 
 
 def to_text(report: events.Report) -> str:
@@ -42,7 +44,7 @@ def _extended(e: events.RoundExtended) -> str:
 def _closed(e: events.RoundClosed) -> str:
     return (
         f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
-        f"{e.participants} updates, {_mb(e.bytes_up)} up, {_mb(e.bytes_down)} down"
+        f"{e.participants} updates, {byte_text(e.bytes_up)} up, {byte_text(e.bytes_down)} down"
         f"{_scores(e.scores)}"
     )
 
@@ -58,8 +60,8 @@ def _round(e: events.RoundOpened | events.RoundClosed) -> str:
     return "final fit" if e.final else f"round {e.round_id}"
 
 
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.2f} MB" if size >= 100_000 else f"{size / 1e3:.1f} kB"
+def _since(waited_s: float) -> str:
+    return f", for {duration_text(waited_s)}" if waited_s >= 1 else ""
 
 
 _LINES: dict[type[events.Report], Any] = {
@@ -71,11 +73,15 @@ _LINES: dict[type[events.Report], Any] = {
     events.DeviceRefused: lambda e: (
         f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {escape(e.reason)}"
     ),
-    events.Waiting: lambda e: f"round {e.round_id} waits for devices: {e.live} of {e.needed}",
+    events.Waiting: lambda e: (
+        f"round {e.round_id} waits for devices: {e.live} of {e.needed} are there"
+        f"{_since(e.waited_s)}"
+    ),
     events.RoundOpened: _opened,
     events.RoundExtended: _extended,
     events.UpdateReceived: lambda e: (
-        f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device_id}, {_mb(e.bytes)}"
+        f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device_id}, "
+        f"{byte_text(e.bytes)}"
     ),
     events.UpdateRejected: lambda e: (
         f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
@@ -87,6 +93,19 @@ _LINES: dict[type[events.Report], Any] = {
     events.RoundClosed: _closed,
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores)}; "
-        f"{escape(e.result)}"
+        f"{escape(e.result)}; to look at it: protofleet report {escape(str(Path(e.result).parent))}"
     ),
 }
+
+_ROUTINE = (
+    events.BrokerConnected,
+    events.DeviceOnline,
+    events.DeviceOffline,
+    events.RoundOpened,
+    events.UpdateReceived,
+)
+
+
+def is_routine(report: events.Report) -> bool:
+    """Whether it only says that all goes on as it should: no result, no trouble, no waiting."""
+    return isinstance(report, _ROUTINE)

@@ -66,11 +66,12 @@ class DeviceRefused(Report, frozen=True, kw_only=True, tag="device_refused"):
 
 
 class Waiting(Report, frozen=True, kw_only=True, tag="waiting"):
-    """A round cannot open before more devices are there."""
+    """A round cannot open before more devices are there; told again at growing intervals."""
 
     round_id: int
     live: int
     needed: int
+    waited_s: float
 
 
 class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
@@ -128,7 +129,7 @@ class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
 class RoundClosed(
     RoundRecord, Report, frozen=True, kw_only=True, tag_field="event", tag="round_closed"
 ):
-    """A round is committed. Bytes are those that heartbeats have reported so far."""
+    """A round is committed. Bytes: what heartbeats have reported so far, or the blobs if more."""
 
 
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):

@@ -7,6 +7,7 @@ devices that have not registered the class counts that the strategy needs.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 
 from protofleet.errors import RefusedError
@@ -53,6 +54,7 @@ class Registry:
         self._bundle = bundle
         self._layout_hash = layout_hash
         self._silent_after_s = silent_after_s
+        self._boots: dict[str, deque[str]] = {}
 
     @property
     def live(self) -> tuple[str, ...]:
@@ -84,6 +86,17 @@ class Registry:
             _check_counts(presence, self._num_classes)
         self.devices[device_id] = replace(device, online=True, live=True)
         return self.devices[device_id]
+
+    def has_twin(self, device_id: str, presence: Presence) -> bool:
+        """Whether a process of the device is back after another one came: two have its id."""
+        if presence.status != "online":
+            return False
+        boots = self._boots.setdefault(device_id, deque(maxlen=8))
+        is_back = presence.boot_id in boots and presence.boot_id != boots[-1]
+        if presence.boot_id in boots:
+            boots.remove(presence.boot_id)
+        boots.append(presence.boot_id)
+        return is_back
 
     def heartbeat(self, device_id: str, heartbeat: Heartbeat, now: float) -> bool:
         """Take a heartbeat; what ``heard`` says of it.

@@ -9,6 +9,8 @@ from protofleet.coordinator import events
 from protofleet.errors import RefusedError
 from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
 
+FIRST_REPETITION_S = 30.0
+LONGEST_S = 3600.0
 _MOST = 10_000
 
 
@@ -38,7 +40,9 @@ class Reporter:
     def __init__(self, deadline_s: float, sink: events.Sink) -> None:
         self._deadline_s, self._sink = deadline_s, sink
         self._throttle = LogThrottle()
-        self._waited_for = (-1, -1)
+        self._waited_for: int | None = None
+        self._waiting_since = self._tell_again_at = 0.0
+        self._interval_s = FIRST_REPETITION_S
 
     def opened(self, state: RoundState, *, resumed: bool) -> None:
         """A round has begun, or goes on."""
@@ -66,12 +70,31 @@ class Reporter:
             )
         )
 
-    def waiting(self, state: RoundState, needed: int) -> None:
-        """A round waits for ``needed`` devices; reported again when the number present changes."""
-        present = (state.round_id, len(state.live))
-        if state.phase is RoundPhase.WAITING and present != self._waited_for:
-            self._waited_for = present
-            self._sink(events.Waiting(round_id=present[0], live=present[1], needed=needed))
+    def waiting(self, state: RoundState, needed: int, now: float) -> None:
+        """A round waits for ``needed`` devices (``now``: monotonic seconds).
+
+        Told when the number present changes, and again at intervals that double up to an hour.
+        """
+        if state.phase is not RoundPhase.WAITING:
+            self._waited_for = None
+            return
+        if self._waited_for is None:
+            self._waited_for, self._waiting_since = -1, now
+        live = len(state.live)
+        if live != self._waited_for:
+            self._waited_for, self._interval_s = live, FIRST_REPETITION_S
+        elif now < self._tell_again_at:
+            return
+        self._tell_again_at = now + self._interval_s
+        self._interval_s = min(2 * self._interval_s, LONGEST_S)
+        self._sink(
+            events.Waiting(
+                round_id=state.round_id,
+                live=live,
+                needed=needed,
+                waited_s=round(now - self._waiting_since, 1),
+            )
+        )
 
     def rejected(self, device_id: str, round_id: int, error: RefusedError) -> None:
         """An update was not taken."""

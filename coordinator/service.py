@@ -31,6 +31,10 @@ from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _POLL_S = 0.1
 """Resolution of deadlines, graces and silences."""
+_TWINS = (
+    "two devices have the id '{}' and throw each other off the broker; give each its own --store "
+    "and --id (a copied store or card has the id of the first)"
+)
 _BROKER_S = 60.0
 """How long a finished run waits for a lost broker, to tell the devices."""
 
@@ -66,6 +70,7 @@ class Service:
         self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
         self._transfers: set[str] = set()
+        self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
         self._registry = Registry(
@@ -118,19 +123,19 @@ class Service:
         for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
         self._apply(schedule.Tick())
-        self._reporter.waiting(self._state, self._schedule.needed_devices(self._state))
+        self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
 
     def _handle(self, event: Event | None) -> None:
         match event:
-            case None | Delivered():
+            case None:
                 pass
+            case Delivered():
+                self._blob_bytes_down += event.offer.total_bytes
             case Connected():
                 self._sink(events.BrokerConnected(protocol=event.protocol))
                 self._announce()
             case Disconnected():
-                if event.final:
-                    raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
-                self._sink(events.BrokerDisconnected(reason=event.reason))
+                self._on_disconnected(event)
             case PeerMessage():
                 self._on_message(event)
             case Received():
@@ -141,6 +146,15 @@ class Service:
                 self._reporter.refused(event.device_id, RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
+
+    def _on_disconnected(self, event: Disconnected) -> None:
+        reason = event.reason
+        if event.taken_over:
+            name = self._config.federation
+            reason += f": another coordinator of federation '{name}' seems to run"
+        if event.final:
+            raise UnavailableError(f"broker {self._config.broker}: {reason}")
+        self._sink(events.BrokerDisconnected(reason=reason))
 
     def _on_message(self, incoming: PeerMessage) -> None:
         device_id, message = incoming.device_id, incoming.message
@@ -163,6 +177,8 @@ class Service:
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
+        if self._registry.has_twin(device_id, presence):
+            self._reporter.refused(device_id, RefusedError("device-id", _TWINS.format(device_id)))
         if device.live:
             self._register(device_id, presence.class_counts)
             self._appear(device_id)
@@ -217,6 +233,7 @@ class Service:
             return
         self._accepted_ids.add(offer.transfer_id)
         self._transfers.discard(offer.transfer_id)
+        self._blob_bytes_up += offer.total_bytes
         self._endpoint.accept(offer.transfer_id)
         self._sink(
             events.UpdateReceived(
@@ -308,6 +325,7 @@ class Service:
         match action:
             case schedule.OpenRound(round_id, cohort, final):
                 self._ledger.open_round(round_id, cohort, time.time(), final=final)
+                self._blob_bytes_up = self._blob_bytes_down = 0
                 self._announce()
                 self._reporter.opened(self._state, resumed=False)
                 self._invite(cohort)
@@ -363,8 +381,11 @@ class Service:
             self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
         )
         self._results.add(accepted)
-        closed = self._results.write().rounds[-1]
-        self._sink(events.RoundClosed(**msgspec.structs.asdict(closed)))
+        closed = msgspec.structs.asdict(self._results.write().rounds[-1])
+        # Heartbeats about the last updates are still under way.
+        closed["bytes_up"] = max(closed["bytes_up"], self._blob_bytes_up)
+        closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
+        self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
 
     def _say_goodbye(self) -> events.Finished:

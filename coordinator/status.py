@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
+from pathlib import Path
 
 import msgspec
 
@@ -32,6 +34,18 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     final: bool
     cohort: tuple[str, ...]
     delivered: tuple[str, ...]
+
+
+def read_identity(run_dir: Path) -> dict[str, str]:
+    """What a run's ledger says it is, by name: federation, bundle, strategy, seed and more.
+
+    Empty where ``run_dir`` has no ledger.
+    """
+    path = run_dir / "ledger.sqlite"
+    if not path.is_file():
+        return {}
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+        return dict(db.execute("SELECT key, value FROM meta"))
 
 
 def read_status(config: FederationConfig) -> Status:

@@ -9,6 +9,7 @@ from protofleet.edge.local_data import load_local_data
 from protofleet.edge.personal import PersonalScores, score_personal
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
+from protofleet.edge.trial import Trial, try_bundle
 
 __all__ = [
     "JoinOptions",
@@ -16,7 +17,9 @@ __all__ = [
     "PersonalScores",
     "Report",
     "Store",
+    "Trial",
     "join",
     "load_local_data",
     "score_personal",
+    "try_bundle",
 ]

@@ -26,6 +26,7 @@ from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
 from protofleet.edge.identity import Identity, Registration
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingThread
+from protofleet.edge.waiting import Waiting
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.client import (
     ReceivedPayload,
@@ -52,7 +53,7 @@ HEARTBEAT_S = 60.0
 """Below every sensible liveness limit of a coordinator; 15 kB an hour."""
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, task, trained, delivered, dropped, left) and its figures."""
+"""Takes an event's name (joined, waiting, task, trained, delivered, dropped, left), its figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,7 @@ class Agent:
         self._training = TrainingThread(learner, device.wake)
         self._stopped = False
         self._joined = False
+        self._waiting = Waiting(who.binding.federation, device)
 
     def run(self) -> bool:
         """Take part until the federation has finished.
@@ -153,9 +155,7 @@ class Agent:
             case Connected():
                 self._on_connected()
             case Disconnected():
-                _log.warning("no connection to the broker: %s", event.reason)
-                if event.final:
-                    raise UnavailableError(f"broker: {event.reason}")
+                self._on_disconnected(event)
             case PeerMessage():
                 self._on_message(event)
             case Received():
@@ -185,8 +185,23 @@ class Agent:
         if not self._joined:
             self._joined = True
             self._report("joined", self._who.figures())
+            if self._phase is DevicePhase.IDLE:
+                self._waiting.begin(time.monotonic())
+
+    def _on_disconnected(self, event: Disconnected) -> None:
+        reason = event.reason
+        if event.taken_over:
+            reason += (
+                f": another device of federation '{self._who.binding.federation}' seems to have "
+                f"the id '{self._who.device_id}'; give each its own --store and --id (a copied "
+                "store or card has the id of the first)"
+            )
+        if event.final:
+            raise UnavailableError(f"broker: {reason}")
+        _log.warning("no connection to the broker: %s", reason)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
+        self._waiting.announced(announcement, retained=retained)
         if announcement.phase != "finished":
             if self._fits(announcement, retained=retained):
                 # An update in the outbox belongs to the data of its own round.
@@ -208,6 +223,7 @@ class Agent:
                 raise
             # Perhaps an older run's; the coordinator that runs now announces itself live to us.
             _log.warning("waiting for another coordinator: %s", error)
+            self._waiting.announced(announcement, retained=True, mismatch=str(error))
             return False
         return True
 
@@ -235,6 +251,7 @@ class Agent:
         if task.payload is None:
             self._phase = DevicePhase.LEAVE
             return
+        self._waiting.end()
         self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
         self._phase = DevicePhase.RECEIVE
         self._meter.enter("receive")
@@ -342,6 +359,13 @@ class Agent:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat(self._phase.value)
+        if self._phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
+            self._tell_waiting()
+
+    def _tell_waiting(self) -> None:
+        figures = self._waiting.report(time.monotonic())
+        if figures is not None:
+            self._report("waiting", figures)
 
     def _on_diverged(self, reason: str) -> None:
         """Say why this round has no update; the state of the round before stays."""
@@ -403,6 +427,7 @@ class Agent:
         self._meter.enter("idle")
         self._phase = DevicePhase.IDLE
         self._round, self._sending, self._settle_by = None, "", float("inf")
+        self._waiting.begin(time.monotonic())
         task, self._next = self._next, None
         if task is not None:
             # What has been delivered since may have answered it.
@@ -425,7 +450,7 @@ class Agent:
         )
 
     def _wait_s(self) -> float | None:
-        due = min(self._heartbeat_due, self._settle_by)
+        due = min(self._heartbeat_due, self._settle_by, self._waiting.due)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _count_bytes(self) -> None:

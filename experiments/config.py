@@ -15,6 +15,7 @@ from msgspec import Meta
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
 from protofleet.federation.settings import AggregationSettings, Amount, CodecSettings
+from protofleet.settings import explain
 
 Section = Literal["personalisation", "generalisation", "global"]
 Count = Annotated[int, Meta(ge=1)]
@@ -249,11 +250,15 @@ def load_experiment(path: Path) -> Experiment:
         InputError: not readable, not TOML, an unknown key, or a value of the wrong kind.
     """
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=Experiment)
+        values = msgspec.toml.decode(path.read_bytes())
+        return msgspec.convert(values, Experiment)
     except OSError as error:
         raise InputError(
             f"experiment '{path}': {error.strerror}; see `protofleet experiment list`"
         ) from error
+    except msgspec.ValidationError as error:
+        wrong = explain(error, Experiment, values)
+        raise InputError(f"experiment '{path}': {wrong}; see docs/experiments.md") from error
     except (msgspec.DecodeError, UnicodeDecodeError, InputError) as error:
         raise InputError(f"experiment '{path}': {error}; see docs/experiments.md") from error
 

@@ -5,6 +5,7 @@ Programs do not depend on the initial values: ``reseed`` exchanges those of a bu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ from protofleet import __version__
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.bundle.manifest import (
     FORMAT_VERSION,
+    LayerDecl,
     Manifest,
     Preprocessing,
     Program,
@@ -31,6 +33,7 @@ from protofleet.bundle.manifest import (
 from protofleet.errors import ExportError
 from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
+from protofleet.export.classifier import Parts, find_parts
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
@@ -56,6 +59,8 @@ class BundleSpec:
         classes: names, in the order of the logits.
         formats: of the programs; None: both, or the one that can be written.
         provenance: free text by key.
+        head: name of the module that is the head; None: it is found.
+        layers: ``features`` also tells the activations of hidden layers.
         allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
     """
 
@@ -67,6 +72,8 @@ class BundleSpec:
     objectives: tuple[str, ...] = ("cross_entropy",)
     formats: tuple[Format, ...] | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
+    head: str | None = None
+    layers: bool = False
     allow_probabilities: bool = False
 
 
@@ -149,12 +156,19 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     """All programs of a bundle by name; a second objective's is ``train_<objective>``.
 
     Raises:
+        InputError: the model has no such head.
         ExportError: an objective is unknown, the logits do not fit the classes, or see ``capture``.
     """
     x = example_of(spec.preprocessing, _EXAMPLE_BATCH)
-    features = capture(model, None, {"x": x}, features=True)
-    programs = {"infer": capture(model, None, {"x": x}), "features": features}
-    widths = {port.key: port.shape[-1] for port in features.outputs}
+    infer = capture(model, None, {"x": x}, parts=Parts(head=None))
+    parts = find_parts(model, x, head=spec.head)
+    programs = {"infer": dataclasses.replace(infer, parts=parts)}
+    sizes: dict[str, int | str] = {"classes": len(spec.classes)}
+    if parts.head is not None:
+        programs["features"] = features = capture(
+            model, None, {"x": x}, parts=parts, features=True, layers=spec.layers
+        )
+        (sizes["features"],) = (p.shape[-1] for p in features.outputs if p.key == "features")
     if programs["infer"].outputs[0].shape != ("batch", len(spec.classes)):
         raise ExportError(
             f"model: expected logits ('batch', {len(spec.classes)}) for {len(spec.classes)} "
@@ -162,10 +176,11 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
         )
     for index, name in enumerate(spec.objectives):
         objective = _objective(name)
-        sizes = {"classes": len(spec.classes), "features": widths["features"]}
+        if not sizes.keys() >= objective.sizes:
+            raise ExportError(f"objective '{name}' needs features: {parts.missing}")
         example = _example(objective, x, sizes)
         program_name = "train" if index == 0 else f"train_{name}"
-        programs[program_name] = capture(model, objective, example)
+        programs[program_name] = capture(model, objective, example, parts=parts)
     return programs
 
 
@@ -228,6 +243,22 @@ def _manifest(
             **spec.provenance,
         },
         files={},
+        head=captured["infer"].parts.head_params,
+        layers=_layers(captured),
+    )
+
+
+def _layers(captured: Mapping[str, CapturedProgram]) -> tuple[LayerDecl, ...]:
+    """Hidden layers whose activations the bundle tells, and the head's."""
+    program = captured.get("features")
+    told = {port.key for port in program.outputs} if program else set()
+    parts = captured["infer"].parts
+    if not any(f"layers.{layer.name}" in told for layer in parts.layers):
+        return ()
+    return tuple(
+        LayerDecl(name=layer.name, before=layer.before)
+        for layer in parts.layers
+        if f"layers.{layer.name}" in told or f"{layer.name}.weight" in parts.head_params
     )
 
 

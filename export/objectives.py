@@ -29,7 +29,7 @@ Inputs = Mapping[str, Tensor]
 
 
 class ModelCall(Protocol):
-    """What an objective sees of a model; every module of ``protofleet.export.models`` fits.
+    """What an objective sees of a model (``export.classifier.Classifier``).
 
     An objective that looks at features and logits calls ``head(features(x))``: one pass.
     """
@@ -42,6 +42,10 @@ class ModelCall(Protocol):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
+
+    @property
+    def prototypes(self) -> Tensor | None:
+        """Prototypes (C, d) of the head; None: it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,12 @@ class Objective:
     inputs: Mapping[str, InputDecl]
     loss: Callable[[ModelCall, Inputs], Tensor]
 
+    @property
+    def sizes(self) -> set[str]:
+        """Names of the sizes, beside the batch, that its inputs' shapes depend on."""
+        named = {d for decl in self.inputs.values() for d in decl.shape or () if isinstance(d, str)}
+        return named - {"batch"}
+
 
 def cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
     """Mean cross-entropy of ``x`` and ``y``."""
@@ -119,13 +129,12 @@ def prototype_distance(model: ModelCall, inputs: Inputs) -> Tensor:
     Raises:
         ExportError: the model's head has no prototypes.
     """
-    prototypes = getattr(model.head, "prototypes", None)
-    if not isinstance(prototypes, Tensor):
+    if model.prototypes is None:
         raise ExportError(
-            "prototype_distance: expected a model with head.prototypes (cnn_prototypes, "
-            f"mlp_prototypes), got {type(model).__name__}"
+            "prototype_distance: expected a head with a prototype per class, got another: export "
+            "with --head-kind prototypes"
         )
-    cosines = (unit(prototypes) * unit(inputs["anchors"])).sum(1)
+    cosines = (unit(model.prototypes) * unit(inputs["anchors"])).sum(1)
     return cross_entropy(model, inputs) + inputs["weight"] * (1 - cosines).sum()
 
 

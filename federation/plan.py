@@ -12,8 +12,9 @@ from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.schedule import Schedule
 from protofleet.federation.settings import AggregationSettings, FederationConfig
+from protofleet.federation.suitability import build_for
 from protofleet.federation.synchronous import SynchronousSchedule
-from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
 from protofleet.strategies.training import check_batch_sizes
@@ -79,8 +80,8 @@ def make_plan(config: FederationConfig) -> Plan:
 
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
-            a batch size that the bundle's programs do not take, or a rule for a strategy that
-            takes none.
+            a batch size that the bundle's programs do not take, a rule for a strategy that takes
+            none, or a bundle that lacks what the strategy needs.
         RefusedError: the bundle breaks a rule.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
@@ -88,7 +89,7 @@ def make_plan(config: FederationConfig) -> Plan:
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name
     settings = config.strategy.over(declared.name, declared.settings)
-    strategy = build(name, settings, model)
+    strategy = build_for(bundle.manifest, model, name, settings)
     min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
     check_batch_sizes(strategy.settings, min_batch)
     return Plan(

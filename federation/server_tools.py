@@ -29,8 +29,12 @@ def make_server_tools(
 ) -> Callable[[int], ServerTools]:
     """A function from a round to its tools; programs are opened only for strategies that ask.
 
-    Raises:
-        InputError: the bundle lacks a training program that the server needs.
+    Args:
+        bundle: has what the strategy needs (``suitability``).
+        strategy: whose server half it is.
+        seed: of the federation.
+        threads: of the programs.
+        aggregator: of the federation.
     """
     description = strategy.description
     if not description.server_programs:
@@ -43,12 +47,6 @@ def make_server_tools(
     from protofleet.runtime import open_programs  # noqa: PLC0415 - only who trains pays for it
 
     programs = open_programs(bundle, threads=threads)
-    missing = sorted(set(description.server_programs) - programs.grad_fns.keys())
-    if missing:
-        raise InputError(
-            f"strategy '{description.name}': the server needs a training program '{missing[0]}', "
-            f"the bundle has {sorted(programs.grad_fns)}; export a bundle for this strategy"
-        )
     return lambda round_id: ServerTools(
         grad_fns=programs.grad_fns,
         min_batch=programs.min_batch,

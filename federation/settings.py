@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.settings import explain
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 from protofleet.wire.codecs import Codec, Kind
 
@@ -264,8 +265,13 @@ def load_config(path: Path) -> FederationConfig:
         config = msgspec.convert(values, FederationConfig, dec_hook=_to_path)
     except OSError as error:
         raise InputError(f"federation file {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
+        wrong = explain(error, FederationConfig, values)
+        raise InputError(f"federation file {path}: {wrong}; see docs/coordinator.md") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"federation file {path}: {error}; see docs/coordinator.md") from error
+    except InputError as error:
+        raise InputError(f"federation file {path}: {error}") from error
     return _resolve(config, path.resolve().parent)
 
 

@@ -1,4 +1,4 @@
-"""The embedded amqtt broker (demonstrations): ``python -m protofleet.firmware_sim._amqtt PORT``."""
+"""The embedded amqtt broker: ``python -m protofleet.firmware_sim._amqtt HOST PORT``."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from amqtt.broker import Broker
 
 
-async def _serve(port: int) -> None:
+async def _serve(host: str, port: int) -> None:
     config = {
-        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{port}"}},
+        "listeners": {"default": {"type": "tcp", "bind": f"{host}:{port}"}},
         "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     }
     broker = Broker(config)
@@ -23,4 +23,4 @@ async def _serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[1])))
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))

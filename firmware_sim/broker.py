@@ -1,4 +1,4 @@
-"""A broker of one's own on loopback, for demonstrations and tests.
+"""A broker of one's own: for demonstrations, tests, and first devices (``protofleet broker run``).
 
 Mosquitto where it is installed; else amqtt (the ``demo`` extra), which is named as what it is.
 """
@@ -6,6 +6,7 @@ Mosquitto where it is installed; else amqtt (the ``demo`` extra), which is named
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import socket
 import subprocess
@@ -14,23 +15,19 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from protofleet.errors import UnavailableError
+from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.processes import spawn, stop
 
 START_TIMEOUT_S = 20.0
 """Mosquitto needs 20 ms; amqtt imports for seconds on a small machine."""
 STOP_TIMEOUT_S = 5.0
 _EXTRA_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin:/usr/local/opt/mosquitto/sbin"
-_CONFIG = """\
-listener {port} 127.0.0.1
-allow_anonymous true
-persistence false
-set_tcp_nodelay true
-"""
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - asked for by the user
 
 _log = logging.getLogger(__name__)
 
@@ -40,63 +37,144 @@ def find_mosquitto() -> str | None:
     return shutil.which("mosquitto") or shutil.which("mosquitto", path=_EXTRA_FOLDERS)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerOptions:
+    """Which broker, and for whom.
+
+    Attributes:
+        kind: ``auto``: Mosquitto if there is one, else amqtt.
+        host: address to listen on; ``0.0.0.0``: every network of this machine.
+        port: 0: a free one.
+        password_file: users, as ``mosquitto_passwd`` writes them; None: nobody needs a password.
+            Only Mosquitto reads it.
+    """
+
+    kind: Literal["auto", "mosquitto", "amqtt"] = "auto"
+    host: str = "127.0.0.1"
+    port: int = 0
+    password_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningBroker:
+    """A broker that answers.
+
+    Attributes:
+        url: ``mqtt://127.0.0.1:<port>`` or of another host, with ``?version=3.1.1`` for amqtt.
+        name: for people.
+        process: that it lives in.
+        log: what it says, a file.
+    """
+
+    url: str
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
 @contextmanager
 def local_broker(
     kind: Literal["auto", "mosquitto", "amqtt"] = "auto", *, port: int = 0
 ) -> Iterator[str]:
-    """Run a broker while the context lasts.
-
-    It ends with the context, and by itself when this process dies in any way.
+    """Run a broker on loopback while the context lasts; yields its URL.
 
     Args:
-        kind: ``auto``: Mosquitto if there is one, else amqtt.
+        kind: as of ``BrokerOptions``.
         port: 0: a free one.
-
-    Yields:
-        Its URL, ``mqtt://127.0.0.1:<port>``, with ``?version=3.1.1`` for amqtt.
 
     Raises:
         UnavailableError: neither is installed, or it did not start.
     """
-    port = port or _free_port()
+    with open_broker(BrokerOptions(kind=kind, port=port)) as broker:
+        yield broker.url
+
+
+@contextmanager
+def open_broker(options: BrokerOptions) -> Iterator[RunningBroker]:
+    """Run a broker while the context lasts.
+
+    It ends with the context, and by itself when this process dies in any way.
+
+    Raises:
+        InputError: the address cannot be listened on, or users for amqtt.
+        UnavailableError: neither is installed, or it did not start.
+    """
+    port = _checked_port(options)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="protofleet-")))
-        command = _command(kind, port, folder)
+        name, command = _command(options, port, folder)
         log = folder / "broker.log"
-        broker = spawn(command, out=log, log=log, changes_user=True)
-        stack.callback(stop, [broker], grace_s=STOP_TIMEOUT_S)
-        _await_port(port, broker, log)
+        process = spawn(command, out=log, log=log, changes_user=True)
+        stack.callback(stop, [process], grace_s=STOP_TIMEOUT_S)
+        here = "127.0.0.1" if options.host == EVERYWHERE else options.host
+        _await_port(here, port, process, log)
         # amqtt does not answer MQTT 5 at all; saying so spares every client a timeout.
-        embedded = "protofleet.firmware_sim._amqtt" in command
-        yield f"mqtt://127.0.0.1:{port}{'?version=3.1.1' if embedded else ''}"
+        version = "" if name == "Mosquitto" else "?version=3.1.1"
+        url = f"mqtt://{here}:{port}{version}"
+        yield RunningBroker(url=url, name=name, process=process, log=log)
 
 
-def _command(kind: str, port: int, folder: Path) -> list[str]:
+def _command(options: BrokerOptions, port: int, folder: Path) -> tuple[str, list[str]]:
+    kind = options.kind
     mosquitto = find_mosquitto() if kind in ("auto", "mosquitto") else None
     if mosquitto is not None:
         config = folder / "mosquitto.conf"
-        config.write_text(_CONFIG.format(port=port), encoding="utf-8")
-        return [mosquitto, "-c", str(config)]
+        config.write_text(_config(options, port), encoding="utf-8")
+        return "Mosquitto", [mosquitto, "-c", str(config)]
     if kind in ("auto", "amqtt") and find_spec("amqtt") is not None:
+        if options.password_file is not None:
+            raise InputError("users: only Mosquitto knows them (apt install mosquitto)")
         _log.warning("embedded amqtt: for demonstrations only (install mosquitto for real use)")
-        return [sys.executable, "-m", "protofleet.firmware_sim._amqtt", str(port)]
+        program = [sys.executable, "-m", "protofleet.firmware_sim._amqtt", options.host, str(port)]
+        return "amqtt, embedded: for demonstrations only", program
     raise UnavailableError(
         f"broker {kind}: expected Mosquitto or amqtt, found neither; install Mosquitto "
         "(apt install mosquitto), or pip install 'protofleet[demo]', or give --broker URL"
     )
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
+def _config(options: BrokerOptions, port: int) -> str:
+    lines = [f"listener {port} {options.host}", "persistence false", "set_tcp_nodelay true"]
+    users = options.password_file
+    if users is None:
+        return "\n".join([*lines, "allow_anonymous true", ""])
+    lines += ["allow_anonymous false", f"password_file {users.absolute()}"]
+    if os.geteuid() == 0:
+        lines.append("user root")  # else it becomes a user who may not read the file
+    return "\n".join([*lines, ""])
+
+
+def _checked_port(options: BrokerOptions) -> int:
+    """A port that is free; what Mosquitto would say of it and of the users is too late or terse."""
+    try:
+        with socket.create_server((options.host, options.port)) as probe:
+            port: int = probe.getsockname()[1]
+    except (OSError, OverflowError) as error:
+        raise InputError(
+            f"broker at {options.host}:{options.port}: {_reason(error)}; perhaps a broker runs "
+            "there already: use it, or choose another port"
+        ) from error
+    users = options.password_file
+    if users is not None:
+        try:
+            users.read_bytes()
+        except OSError as error:
+            raise InputError(
+                f"users '{users}': {error.strerror}; make it with: mosquitto_passwd -c {users} NAME"
+            ) from error
     return port
 
 
-def _await_port(port: int, broker: subprocess.Popen[bytes], log: Path) -> None:
+def _reason(error: Exception) -> str:
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number and number > 0 else str(error)
+
+
+def _await_port(host: str, port: int, broker: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while broker.poll() is None and time.monotonic() < deadline:
         try:
-            socket.create_connection(("127.0.0.1", port), 1.0).close()
+            socket.create_connection((host, port), 1.0).close()
         except OSError:
             time.sleep(0.02)
         else:

@@ -10,6 +10,7 @@ import msgspec
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.link_proxy import LinkProfile
+from protofleet.settings import explain
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 
 
@@ -124,5 +125,10 @@ def load_fleet(path: Path) -> FleetFile:
         return msgspec.convert(values, FleetFile, dec_hook=to_path)
     except OSError as error:
         raise InputError(f"fleet file {path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except msgspec.ValidationError as error:
+        wrong = explain(error, FleetFile, values)
+        raise InputError(f"fleet file {path}: {wrong}; see docs/fleet.md") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"fleet file {path}: {error}; see docs/fleet.md") from error
+    except InputError as error:
+        raise InputError(f"fleet file {path}: {error}") from error

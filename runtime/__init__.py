@@ -3,6 +3,7 @@
 from protofleet.runtime._alp import KernelError
 from protofleet.runtime._backend import BackendName, Kernels
 from protofleet.runtime._footprint import release, return_large_blocks
+from protofleet.runtime._litert import open_interpreter
 from protofleet.runtime.classifier import Classifier, open_classifier
 from protofleet.runtime.programs import Programs, open_programs
 
@@ -13,6 +14,7 @@ __all__ = [
     "Kernels",
     "Programs",
     "open_classifier",
+    "open_interpreter",
     "open_programs",
     "release",
     "return_large_blocks",

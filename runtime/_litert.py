@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import sys
+import tempfile
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -12,6 +17,16 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime._arrays import Arrays
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._ports import Tensor, check_ports
+
+_SUM = base64.b64decode(
+    "GAAAAFRGTDMAAA4AFAAQAAwACAAAAAQADgAAABAAAAAYAAAA8AAAAAMAAAABAAAABAAAABj///8BAAAAFAAAAAAA"
+    "DgAYABQAEAAMAAgABAAOAAAAFAAAABgAAABYAAAAXAAAAGAAAAABAAAAZwAAAAEAAAAUAAAAAAAOABQAAAAQAAwA"
+    "CwAEAA4AAAAQAAAAAAAACwwAAAAQAAAAgP///wEAAAABAAAAAgAAAAAAAAAAAAAAAQAAAAEAAAABAAAAAAAAAAIA"
+    "AAAwAAAABAAAAOT///8IAAAADAAAAAEAAAB5AAAAAQAAAAEAAAAMAAwACAAAAAAABAAMAAAACAAAAAwAAAABAAAA"
+    "eAAAAAEAAAABAAAAAQAAAAgAAAAEAAQABAAAAA=="
+)
+"""A TFLite file of x + x for one float32; ``tests/runtime/test_litert.py`` says how it was made."""
+_BANNER = b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.\n"
 
 
 class LiteRtBackend:
@@ -107,16 +122,48 @@ def _signature(model: bytes, name: str, where: str, threads: int) -> Any:
     Raises:
         ProvisionError: the file does not load, or has no such signature.
     """
-    from ai_edge_litert.interpreter import Interpreter  # noqa: PLC0415 only who runs it pays for it
-
     try:
-        interpreter = Interpreter(model_content=model, num_threads=threads)
+        interpreter = open_interpreter(model, threads=threads)
         names = sorted(interpreter.get_signature_list())
         if name in names:
             return interpreter.get_signature_runner(name)
     except (RuntimeError, ValueError) as error:
         raise ProvisionError(f"program '{where}': does not load: {_line(error)}") from error
     raise ProvisionError(f"program '{where}': the file has the signatures {names} only")
+
+
+def open_interpreter(model: bytes, *, threads: int = 1) -> Any:
+    """LiteRT's interpreter of a TFLite file.
+
+    Raises:
+        ValueError, RuntimeError: LiteRT's own, where the file does not load.
+    """
+    from ai_edge_litert.interpreter import Interpreter  # noqa: PLC0415 only who runs it pays for it
+
+    _say_banner()
+    return Interpreter(model_content=model, num_threads=threads)
+
+
+@cache
+def _say_banner() -> None:
+    """Let LiteRT say its line about XNNPACK, once per process, where nobody hears it.
+
+    No setting silences it. It comes with the first program that is opened: a sum is opened first,
+    and what else is said meanwhile is passed on. The programs of bundles keep their stderr.
+    """
+    from ai_edge_litert.interpreter import Interpreter  # noqa: PLC0415 - as below
+
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as said:
+        os.dup2(said.fileno(), 2)
+        try:
+            Interpreter(model_content=_SUM, num_threads=1).allocate_tensors()
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+        said.seek(0)
+        os.write(2, said.read().replace(_BANNER, b""))
 
 
 def _tensors(details: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:

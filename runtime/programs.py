@@ -91,8 +91,8 @@ class Programs:
         program = _required(self._features, self._name, "features")
         if not program.layers:
             raise ProvisionError(
-                f"{self._name}: its program 'features' has no outputs '{LAYERS}<name>'; export a "
-                "model with a method layers(x), such as mlp or cnn"
+                f"{self._name}: its program 'features' has no outputs '{LAYERS}<name>'; export it "
+                "with --strategy fedsub, which finds them"
             )
         size = self.eval_batch if batch_size is None else batch_size
         found = program.activations(network, x, size)

@@ -57,7 +57,8 @@ class Ala(
     """How a client mixes its own model with the received one; in TOML ``kind = "ala"``.
 
     Attributes:
-        layer_idx: the last so many shared tensors are mixed (weight and bias are two); 0: all.
+        layer_idx: the last so many shared tensors are mixed (weight and bias are two), of which the
+            head's are the last; 0: all.
         sample_percent: part of the client's examples that a call looks at.
         eta: learning rate of the weights.
         threshold: the first call ends when the last losses' standard deviation is below it.
@@ -132,7 +133,7 @@ def local_aggregation(
 
     Args:
         ala: settings.
-        own: the client's own shared tensors, by the names of parameters.
+        own: the client's own shared tensors, by the names of parameters; the last ones are mixed.
         received: the model with the received tensors in their place; not changed.
         weights: those of an earlier call; empty at the first.
         probe: the client's loss; there must be examples enough for a step.
@@ -140,7 +141,7 @@ def local_aggregation(
     Raises:
         InputError: kept weights of other tensors, or a loss that is not finite.
     """
-    upper = _upper(received.params.layout, own, ala.layer_idx)
+    upper = Layout.of({name: own[name].shape for name in list(own)[-ala.layer_idx :]})
     mixture = _Mixture(upper, own, received.params, weights, ala.eta)
     network = replace(received, params=mixture.params)
     part = tuple(_part(ala, probe))
@@ -152,11 +153,6 @@ def local_aggregation(
         losses.append(loss)
         if weights or _settled(ala, losses):
             return Merged(network=network, weights=mixture.weights)
-
-
-def _upper(layout: Layout, own: Tensors, count: int) -> Layout:
-    shared = [name for name in layout.shapes if name in own]
-    return Layout.of({name: layout.shapes[name] for name in shared[-count:]})
 
 
 class _Mixture:

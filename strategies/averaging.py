@@ -79,6 +79,7 @@ class InitialModel:
         state: what the device kept.
         payload: what it received.
         network: the model; training takes it over.
+        head: names of the parameters that the bundle calls its head.
         ala_weights: of adaptive local aggregation, to keep beside the model.
         evaluation: the early score, if one is asked for.
     """
@@ -86,6 +87,7 @@ class InitialModel:
     state: ClientState
     payload: Payload
     network: Network
+    head: tuple[str, ...]
     ala_weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     evaluation: Evaluation | None = None
 
@@ -98,7 +100,8 @@ def receive(context: AveragingContext[Any], state: ClientState, payload: Payload
     """
     check_names(payload.tensors, context.down)
     network = unpack_network({**state.tensors, **payload.tensors}, context.model)
-    return InitialModel(state=state, payload=payload, network=network)
+    head = context.model.head
+    return InitialModel(state=state, payload=payload, network=network, head=head)
 
 
 def local_init(
@@ -122,10 +125,10 @@ def local_init(
     if ala is None:
         return start
     earlier = {name: v for name, v in start.state.tensors.items() if name.startswith(ALA_WEIGHTS)}
+    shared = [name for name in start.network.params if PARAMS + name in start.payload.tensors]
     own = {
-        name.removeprefix(PARAMS): start.state.tensors[name]
-        for name in start.payload.tensors
-        if name.startswith(PARAMS)
+        name: start.state.tensors[PARAMS + name]
+        for name in sorted(shared, key=lambda name: name in start.head)
     }
     same = all(np.array_equal(value, start.network.params[name]) for name, value in own.items())
     if same or start.payload.round_id == 1 or not tools.training.can_train:

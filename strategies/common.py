@@ -17,12 +17,22 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator, TermsReader
 from protofleet.strategies.settings import parse_record
-from protofleet.strategies.types import ClientState, Payload, ServerState, Update, Updates
+from protofleet.strategies.types import (
+    ClientState,
+    Payload,
+    ServerState,
+    UnsuitableModelError,
+    Update,
+    Updates,
+)
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 PARAMS = "params/"
 BUFFERS = "state/"
 CHANGE = "change/"
+
+_SHOWN = 8
+"""Names in a message; a model may have hundreds."""
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
@@ -46,21 +56,41 @@ def prefixed_layout(prefix: str, layout: Layout) -> Layout:
     return Layout.of({prefix + name: shape for name, shape in layout.shapes.items()})
 
 
-def shared_layout(model: Model, head: str) -> Layout:
-    """Prefixed layout of the parameters whose names do not start with ``head``.
+def shared_layout(model: Model, head: str | None) -> Layout:
+    """Prefixed layout of the parameters that are not the head's.
+
+    Args:
+        model: says which are.
+        head: how the names of the head's parameters start instead; None: as the model says.
 
     Raises:
-        InputError: all parameters start with ``head``, or none.
+        UnsuitableModelError: all parameters are the head's, or none.
     """
-    every = prefixed_layout(PARAMS, model.params.layout).shapes
-    shared = {name: shape for name, shape in every.items() if not name.startswith(PARAMS + head)}
-    if not shared or len(shared) == len(every):
-        names = ", ".join(model.params.layout.shapes)
-        raise InputError(
-            f"setting 'head': expected a prefix of some parameters, not of all, got '{head}' for "
-            f"{names}"
+    names = tuple(model.params.layout.shapes)
+    own = model.head if head is None else tuple(n for n in names if n.startswith(head))
+    if not own and head is None:
+        raise UnsuitableModelError(
+            "model: the bundle does not say which parameters are its head: export it with --head "
+            f"NAME, or set 'head' to how their names start; parameters are {listed(names)}",
+            flags="--head NAME",
         )
-    return Layout.of(shared)
+    if not own or len(own) == len(names):
+        raise UnsuitableModelError(
+            f"head: expected some parameters, not all and not none, got {listed(own)} of "
+            f"{listed(names)}: name another with --head at the export, or by the setting 'head'",
+            flags="--head NAME",
+        )
+    every = prefixed_layout(PARAMS, model.params.layout).shapes
+    personal = {PARAMS + name for name in own}
+    return Layout.of({name: shape for name, shape in every.items() if name not in personal})
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first names for a message, and how many more there are; ``"none"`` without any."""
+    if not names:
+        return "none"
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 def unpack(tensors: Tensors, prefix: str, layout: Layout) -> TensorMap:

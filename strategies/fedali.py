@@ -11,7 +11,7 @@ gamma, epsilon). Here stands what happens between rounds.
 | w | ``params/<name>`` | the model's | float32 |
 | P_local | ``state/<layer>.local_prototypes`` | (G, d) | float32 |
 | P_global | ``state/<layer>.global_prototypes`` | (G, d) | float32 |
-| β | ``state/beta`` | () | float32 |
+| β | ``state/beta``, or ``state/<layer>.beta`` of each | () | float32 |
 | n_c | ``num_examples`` | () | int |
 
 A round: w and P_global go down; P_local becomes P_global; the client trains with a fresh optimiser;
@@ -42,7 +42,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError
 from protofleet.kernels import cluster_means, kmeans
 from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
@@ -52,6 +51,7 @@ from protofleet.strategies.common import (
     client_model,
     combine_updates,
     downlink,
+    listed,
     parse_settings,
     prefixed,
     prefixed_layout,
@@ -68,6 +68,7 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     Travels,
+    UnsuitableModelError,
     Update,
     Updates,
     Uplink,
@@ -90,6 +91,7 @@ DESCRIPTION = Description(
         personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
     ),
     takes_aggregator=True,
+    alignment=True,
 )
 
 
@@ -125,12 +127,14 @@ class _Context:
 
     Attributes:
         layers: names of the ALP layers.
+        betas: names of the buffers that hold β.
         uplink: layout of an update's tensors.
     """
 
     settings: FedAliSettings
     model: Model
     layers: tuple[str, ...]
+    betas: tuple[str, ...]
     uplink: Layout
 
 
@@ -160,17 +164,22 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
     shapes = model.buffers.layout.shapes
     layers = tuple(name.removesuffix(_LOCAL) for name in shapes if name.endswith(_LOCAL))
     fits = all(shapes.get(layer + _GLOBAL) == shapes[layer + _LOCAL] for layer in layers)
-    if not layers or not fits or shapes.get(_BETA) != ():
-        raise InputError(
+    own = [f"{layer}.{_BETA}" for layer in layers]
+    betas = (_BETA,) if _BETA in shapes else tuple(own)
+    if not layers or not fits or any(shapes.get(name) != () for name in betas):
+        raise UnsuitableModelError(
             f"strategy 'fedali': expected a model with ALP layers (buffers '<layer>{_LOCAL}' and "
-            f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got buffers {shapes}; "
-            "export a model with ALP layers, or use another strategy"
+            f"'<layer>{_GLOBAL}' of one shape, scalar '{_BETA}'), got buffers "
+            f"{listed(tuple(shapes))}; export with --strategy fedali, which adds them, and "
+            "--align 'MODULE=PROTOTYPES' to choose where"
         )
     uplink = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,
         **{BUFFERS + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers},
     }
-    return _Context(settings=settings, model=model, layers=layers, uplink=Layout.of(uplink))
+    return _Context(
+        settings=settings, model=model, layers=layers, betas=betas, uplink=Layout.of(uplink)
+    )
 
 
 def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
@@ -193,7 +202,8 @@ def _arrived(context: _Context, state: ClientState, payload: Payload) -> Initial
     network = Network(
         params=_params(context, payload.tensors), buffers=_buffers(context, state, payload)
     )
-    return InitialModel(state=state, payload=payload, network=network)
+    head = context.model.head
+    return InitialModel(state=state, payload=payload, network=network, head=head)
 
 
 def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorMap:
@@ -201,7 +211,8 @@ def _buffers(context: _Context, state: ClientState, payload: Payload) -> TensorM
     first = payload.round_id == 1
     settings = context.settings
     buffers = unpack(state.tensors, BUFFERS, context.model.buffers.layout)
-    buffers[_BETA][...] = 0.0 if first else settings.beta
+    for name in context.betas:
+        buffers[name][...] = 0.0 if first else settings.beta
     keep = settings.keep_local_prototypes and state.round_id > 0
     for layer in context.layers:
         received = payload.tensors[BUFFERS + layer + _GLOBAL]
@@ -255,7 +266,8 @@ def _cluster(
 
 def _server_model(context: _Context, state: ServerState) -> Network:
     buffers = context.model.buffers.copy()
-    buffers[_BETA][...] = context.settings.beta
+    for name in context.betas:
+        buffers[name][...] = context.settings.beta
     for layer in context.layers:
         clustered = state.tensors[BUFFERS + layer + _GLOBAL]
         buffers[layer + _GLOBAL][...] = clustered

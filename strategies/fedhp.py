@@ -2,12 +2,12 @@
 
 Source: Fonio, Polato and Esposito, "FedHP: Federated Learning with Hyperspherical Prototypical
 Regularization" (ESANN 2024), and the authors' code, the module ``fedhp`` of fluke. A model's logits
-are minus the Euclidean distances (not squared) of its features to the prototypes, its parameter
-``head.prototypes``. All devices start from the bundle's backbone, which never travels.
+are minus the Euclidean distances (not squared) of its features to the prototypes, the parameter
+``prototypes`` of its head. All devices start from the bundle's backbone, which never travels.
 
 | symbol | name | shape | dtype |
 |---|---|---|---|
-| π, π_i | ``params/head.prototypes`` | (C, d) | float32 |
+| π, π_i | ``params/<head>.prototypes`` | (C, d) | float32 |
 | Π̄ | ``anchors`` | (C, d) | float32 |
 | θ_i | ``params/<other name>`` | the model's | float32 |
 | N_i^j | ``class_counts`` | (C,) | int64 |
@@ -53,6 +53,7 @@ from protofleet.strategies.common import (
     client_init,
     client_key,
     client_model,
+    listed,
     network_tensors,
     ordered,
     parse_settings,
@@ -70,14 +71,14 @@ from protofleet.strategies.types import (
     Strategy,
     TensorForm,
     Travels,
+    UnsuitableModelError,
     Update,
     Updates,
     Uplink,
 )
 from protofleet.tensors import Model
 
-_HEAD = "head.prototypes"
-_PROTOTYPES = PARAMS + _HEAD
+_NAME = "prototypes"
 _ANCHORS = "anchors"
 _ANCHORED = "anchored"
 _OBJECTIVE = "prototype_distance"
@@ -132,11 +133,22 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Context:
-    """What all functions know; ``groups``: backbone and prototypes with their optimisers."""
+    """What all functions know.
+
+    Attributes:
+        head: name of the prototypes among the parameters.
+        groups: backbone and prototypes with their optimisers.
+    """
 
     settings: FedHPSettings
     model: Model
+    head: str
     groups: tuple[Group, Group]
+
+    @property
+    def prototypes(self) -> str:
+        """Name of the prototypes where they travel."""
+        return PARAMS + self.head
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:
@@ -151,9 +163,9 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=replace(DESCRIPTION, takes_aggregator=not printed),
         settings=context.settings,
-        uplink=Uplink(optional={_PROTOTYPES: TensorForm(model.params[_HEAD].shape)}),
-        server_init=partial(_server_init, context.settings),
-        downlink=_downlink,
+        uplink=Uplink(optional={context.prototypes: TensorForm(model.params[context.head].shape)}),
+        server_init=partial(_server_init, context),
+        downlink=partial(_downlink, context),
         client_init=client_init,
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
@@ -164,21 +176,24 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
 def _context(settings: FedHPSettings, model: Model) -> _Context:
     shapes = model.params.layout.shapes
-    shape = shapes.get(_HEAD, ())
-    if len(shape) != 2 or shape[0] != model.num_classes:
-        raise InputError(
-            f"strategy 'fedhp': expected a model with a parameter '{_HEAD}' of "
-            f"{model.num_classes} rows, got parameters {shapes}; export one with prototypes, such "
-            "as cnn_prototypes or mlp_prototypes, or use another strategy"
+    named = [name for name in model.head if name.rpartition(".")[2] == _NAME]
+    if len(named) != 1 or len(shapes[named[0]]) != 2 or shapes[named[0]][0] != model.num_classes:
+        raise UnsuitableModelError(
+            f"strategy 'fedhp': expected a head with a parameter '{_NAME}' of {model.num_classes} "
+            f"rows, got a head of {listed(model.head)}; export with "
+            "--head-kind prototypes, which replaces the head",
+            flags="--head-kind prototypes",
         )
-    backbone = Group(optimiser=settings.optimiser, names=shapes.keys() - {_HEAD})
-    prototypes = Group(optimiser=settings.prototype_optimiser, names=(_HEAD,))
-    return _Context(settings=settings, model=model, groups=(backbone, prototypes))
+    (head,) = named
+    backbone = Group(optimiser=settings.optimiser, names=shapes.keys() - {head})
+    prototypes = Group(optimiser=settings.prototype_optimiser, names=(head,))
+    return _Context(settings=settings, model=model, head=head, groups=(backbone, prototypes))
 
 
-def _server_init(settings: FedHPSettings, model: Model, rng: np.random.Generator) -> ServerState:
+def _server_init(context: _Context, model: Model, rng: np.random.Generator) -> ServerState:
+    settings = context.settings
     anchors = hyperspherical_prototypes(
-        *model.params[_HEAD].shape,
+        *model.params[context.head].shape,
         rng=rng,
         steps=settings.sphere_steps,
         lr=settings.sphere_lr,
@@ -186,15 +201,15 @@ def _server_init(settings: FedHPSettings, model: Model, rng: np.random.Generator
         weight_decay=settings.sphere_weight_decay,
     )
     tensors: dict[str, NDArray[Any]] = {
-        _PROTOTYPES: anchors,
+        context.prototypes: anchors,
         _ANCHORS: anchors,
         _ANCHORED: np.zeros(0, np.int64),
     }
     return ServerState(round_id=0, tensors=tensors)
 
 
-def _downlink(state: ServerState, client_id: str) -> Payload:
-    names = [_PROTOTYPES]
+def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
+    names = [context.prototypes]
     if state.round_id and client_key(client_id) not in state.tensors[_ANCHORED]:
         names.append(_ANCHORS)
     return Payload(
@@ -205,17 +220,17 @@ def _downlink(state: ServerState, client_id: str) -> Payload:
 def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    anchors = _anchors(state, payload)
+    anchors = _anchors(context, state, payload)
     if anchors is None:
         return _abstain(context, state, payload, tools)
     network = client_model(context.model, state)
-    network.params[_HEAD][...] = payload.tensors[_PROTOTYPES]
+    network.params[context.head][...] = payload.tensors[context.prototypes]
     trained = train(network, tools.training, context.settings, _fit(context, state, anchors))
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
         num_examples=len(tools.training.y),
-        tensors={_PROTOTYPES: trained.network.params[_HEAD]},
+        tensors={context.prototypes: trained.network.params[context.head]},
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
@@ -223,9 +238,9 @@ def _client_update(
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
-def _anchors(state: ClientState, payload: Payload) -> NDArray[Any] | None:
+def _anchors(context: _Context, state: ClientState, payload: Payload) -> NDArray[Any] | None:
     if payload.round_id == 1:
-        return payload.tensors[_PROTOTYPES]
+        return payload.tensors[context.prototypes]
     return payload.tensors.get(_ANCHORS, state.tensors.get(_ANCHORS))
 
 
@@ -260,11 +275,13 @@ class _Tally:
     """What a round's updates say beside their prototypes.
 
     Attributes:
+        name: of the prototypes in an update.
         shares: sum of ``w_ij`` over the clients, ``(C,) float64``.
         anchored: keys of clients that have the anchors.
         lacking: keys of those that have not.
     """
 
+    name: str
     shares: NDArray[np.float64]
     anchored: list[int] = field(default_factory=list)
     lacking: list[int] = field(default_factory=list)
@@ -279,7 +296,7 @@ class _Tally:
                 weights = counts / max(int(counts.sum()), 1)
                 self.shares += weights
                 self.anchored.append(client_key(update.client_id))
-                yield update.tensors[_PROTOTYPES], weights
+                yield update.tensors[self.name], weights
 
 
 def _aggregate(
@@ -291,8 +308,8 @@ def _aggregate(
             "strategy 'fedhp': prototype_sum = 'printed' is made of the clients' weighted mean, "
             f"got aggregation '{tools.aggregator.name}'; leave one of the two out"
         )
-    old = state.tensors[_PROTOTYPES]
-    tally = _Tally(shares=np.zeros(len(old)))
+    old = state.tensors[context.prototypes]
+    tally = _Tally(name=context.prototypes, shares=np.zeros(len(old)))
     merged = merge_prototypes(tools.aggregator, tally.terms(updates), old)
     held = tally.shares > 0
     if printed:
@@ -300,5 +317,5 @@ def _aggregate(
         merged[held] *= (tally.shares[held] / len(tally.anchored))[:, None]
     known = np.union1d(state.tensors[_ANCHORED], np.array(tally.anchored, np.int64))
     remembered = np.setdiff1d(known, np.array(tally.lacking, np.int64))
-    tensors = {**state.tensors, _PROTOTYPES: merged, _ANCHORED: remembered}
+    tensors = {**state.tensors, context.prototypes: merged, _ANCHORED: remembered}
     return ServerState(round_id=state.round_id + 1, tensors=tensors)

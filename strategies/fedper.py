@@ -42,10 +42,11 @@ class FedPerSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     """Local training and what is personal.
 
     Attributes:
-        head: parameters whose names start so stay on the device.
+        head: parameters whose names start so stay on the device; None: those that the bundle
+            calls its head.
     """
 
-    head: str = "head."
+    head: str | None = None
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

@@ -88,6 +88,7 @@ DESCRIPTION = Description(
     class_counts=True,
     final_fit=True,
     takes_aggregator=True,
+    features=True,
 )
 
 
@@ -96,11 +97,9 @@ class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         prototype_weight: lambda, the weight of the squared difference to the prototypes.
-        head: how the names of the head's parameters start; its first matrix takes the features.
     """
 
     prototype_weight: float = 1.0
-    head: str = "head."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,11 +119,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """FedProto for one model.
 
     Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or no matrix in the
-            head that says how wide the features are.
+        InputError: unknown setting, wrong type, a value outside its range, or a bundle
+            without features.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedProtoSettings)
-    context = _Context(settings=chosen, model=model, width=feature_width(model, chosen.head))
+    context = _Context(settings=chosen, model=model, width=feature_width(model))
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,

@@ -64,13 +64,14 @@ class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     """Local training in two phases.
 
     Attributes:
-        head: parameters whose names start so stay on the device.
+        head: parameters whose names start so stay on the device; None: those that the bundle
+            calls its head.
         head_epochs: passes over the examples that move the head alone, before ``epochs`` passes
             that move the body alone.
     """
 
     epochs: int = 1
-    head: str = "head."
+    head: str | None = None
     head_epochs: int = 10
 
     def __post_init__(self) -> None:

@@ -62,6 +62,7 @@ DESCRIPTION = Description(
         personal=("previous model", "buffers of the model"),
     ),
     takes_aggregator=True,
+    features=True,
 )
 
 

@@ -101,6 +101,7 @@ DESCRIPTION = Description(
     class_counts=True,
     final_fit=True,
     takes_aggregator=True,
+    features=True,
 )
 
 
@@ -108,8 +109,8 @@ class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
     """Local training in two phases.
 
     Attributes:
-        head: parameters whose names start so stay on the device; the first matrix among them takes
-            the features.
+        head: parameters whose names start so stay on the device; None: those that the bundle
+            calls its head.
         head_epochs: passes that move the head alone, before ``epochs`` passes that move the body.
         head_optimiser: of the head; ``optimiser`` is the body's. Both keep their moments.
         prototype_weight: λ.
@@ -121,7 +122,7 @@ class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
     batch_size: int = 32
     clip_norm: float | None = 50.0
     optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
-    head: str = "head."
+    head: str | None = None
     head_epochs: int = 1
     head_optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
     prototype_weight: float = 1.0
@@ -158,14 +159,14 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
     Raises:
         InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
-            the model, nothing of it or without a matrix.
+            the model or nothing of it, or a bundle without features.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, ProtoHarSettings)
     context = _Context(
         settings=chosen,
         model=model,
         shared=shared_layout(model, chosen.head),
-        width=feature_width(model, chosen.head),
+        width=feature_width(model),
     )
     prototypes = TensorForm((model.num_classes, context.width))
     return Strategy(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator
-from protofleet.strategies.types import Score, Update
+from protofleet.strategies.types import Score, UnsuitableModelError, Update
 from protofleet.tensors import Model
 
 ClassRows = NDArray[np.float32]
@@ -98,24 +98,19 @@ def class_counts_of(update: Update, num_classes: int) -> NDArray[np.int64]:
     return counts
 
 
-def feature_width(model: Model, head: str) -> int:
-    """Width d of the features, from the first matrix of the head: its columns.
-
-    Args:
-        model: any whose head starts with a dense layer or holds a prototype per class.
-        head: how the names of the head's parameters start.
+def feature_width(model: Model) -> int:
+    """Width d of the features.
 
     Raises:
-        InputError: no such matrix.
+        UnsuitableModelError: the bundle has none.
     """
-    for name, shape in model.params.layout.shapes.items():
-        if name.startswith(head) and len(shape) == 2:
-            return shape[1]
-    names = ", ".join(model.params.layout.shapes)
-    raise InputError(
-        f"setting 'head': expected how the name of the head's first matrix starts, got '{head}' "
-        f"for {names}"
-    )
+    if not model.features:
+        raise UnsuitableModelError(
+            "model: the bundle has no program 'features', so nothing says what features are: "
+            "export it with --head NAME, the module that takes them",
+            flags="--head NAME",
+        )
+    return model.features
 
 
 def nearest(prototypes: ClassRows, present: NDArray[Any]) -> Score:

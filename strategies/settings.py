@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.settings import explain
 
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
@@ -21,7 +22,6 @@ def parse_record(owner: str, settings: Mapping[str, Any], kind: type[_Settings])
     try:
         return msgspec.convert(dict(settings), kind)
     except msgspec.ValidationError as error:
-        known = ", ".join(kind.__struct_fields__) or "none"
-        raise InputError(f"{owner}: {error}; its settings are {known}") from error
+        raise InputError(f"{owner}: {explain(error, kind, settings)}") from error
     except InputError as error:
         raise InputError(f"{owner}: {error}") from error

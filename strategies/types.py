@@ -14,12 +14,24 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import RefusedError
+from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
+
+
+class UnsuitableModelError(InputError):
+    """A model lacks what a strategy needs.
+
+    Attributes:
+        flags: of ``protofleet export`` beside ``--strategy`` that give it to the model.
+    """
+
+    def __init__(self, message: str, *, flags: str = "") -> None:
+        super().__init__(message)
+        self.flags = flags
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +333,9 @@ class Description:
             after its fit; nothing is aggregated from it.
         takes_aggregator: the server combines its clients by ``ServerTools.aggregator``, so that a
             federation may choose the rule.
+        features: devices ask for features (``ClientTools.features``).
+        layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
+        alignment: the model must have alignment layers (ALP).
     """
 
     name: str
@@ -331,6 +346,9 @@ class Description:
     class_counts: bool = False
     final_fit: bool = False
     takes_aggregator: bool = False
+    features: bool = False
+    layers: bool = False
+    alignment: bool = False
 
 
 def no_score(_state: ClientState) -> Score | None:

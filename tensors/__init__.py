@@ -3,6 +3,7 @@
 from protofleet.tensors.tensors import (
     Layout,
     Model,
+    ModelLayer,
     Network,
     TensorMap,
     Tensors,
@@ -10,4 +11,13 @@ from protofleet.tensors.tensors import (
     check_names,
 )
 
-__all__ = ["Layout", "Model", "Network", "TensorMap", "TensorSpec", "Tensors", "check_names"]
+__all__ = [
+    "Layout",
+    "Model",
+    "ModelLayer",
+    "Network",
+    "TensorMap",
+    "TensorSpec",
+    "Tensors",
+    "check_names",
+]

@@ -155,19 +155,40 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLayer:
+    """A dense layer or convolution of a model.
+
+    Attributes:
+        name: ``<name>.weight`` is a parameter, ``<name>.bias`` may be one.
+        before: the layer whose units are its inputs, in order; None: none is.
+        hidden: whether it has a ReLU or its like, whose activations the programs can tell.
+    """
+
+    name: str
+    before: str | None = None
+    hidden: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A bundle's initial values.
+    """A bundle's initial values, and what their names mean.
 
     Attributes:
         params, buffers: as in ``Network``.
         num_classes: C.
         input_shape: of one example.
+        head: names of the head's parameters; empty: the bundle names none.
+        features: width d of the features that the head takes; 0: the bundle has none.
+        layers: dense layers and convolutions in the order of a forward pass.
     """
 
     params: TensorMap
     buffers: TensorMap
     num_classes: int
     input_shape: tuple[int, ...]
+    head: tuple[str, ...] = ()
+    features: int = 0
+    layers: tuple[ModelLayer, ...] = ()
 
     @property
     def network(self) -> Network:

@@ -1,16 +1,20 @@
-"""Commands whose packages are not installed, and the extra that each message names."""
+"""What the command line says of errors: which extra to install, what the system refuses."""
 
+import logging
 import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from protofleet.cli.main import EXTRAS
+from protofleet.cli._verbosity import add_options, start_logging, verbosity
+from protofleet.cli.main import EXTRAS, main
 
 _PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
@@ -64,3 +68,37 @@ def test_the_extra_brings_the_module(module, extra):
     extras = tomllib.loads(_PROJECT.read_text())["project"]["optional-dependencies"]
     brought = {canonicalize_name(Requirement(one).name) for one in extras[extra]}
     assert brought & {canonicalize_name(name) for name in installed}
+
+
+@pytest.mark.parametrize("option", ["-v", "--verbose"])
+def test_every_command_tells_where_an_error_came_from_if_asked(capsys, tmp_path, option):
+    for arguments, shown in (([], False), ([option], True)):
+        with pytest.raises(SystemExit) as ended:
+            main(["report", str(tmp_path), *arguments])
+        err = capsys.readouterr().err
+        assert ended.value.code == 1
+        assert ("Traceback" in err) is shown
+        assert err.splitlines()[-1].startswith("protofleet: ")
+
+
+def test_quiet_leaves_the_logs_warnings():
+    found = []
+
+    @click.command()
+    def command():
+        start_logging()
+        found.append((verbosity(), logging.getLogger("protofleet").level))
+
+    before = logging.getLogger("protofleet").level
+    for arguments in ([], ["-q"], ["-v"]):
+        CliRunner().invoke(add_options(command), arguments, catch_exceptions=False)
+    logging.getLogger("protofleet").setLevel(before)
+    assert found == [(0, logging.INFO), (-1, logging.WARNING), (1, logging.DEBUG)]
+
+
+def test_what_the_system_refuses_is_a_line_too(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--out", str(tmp_path / "file" / "run")])
+    assert ended.value.code == 1
+    assert "Not a directory" in capsys.readouterr().err.splitlines()[-1]

@@ -27,3 +27,12 @@ def test_edge_asks_32_bit_arm_for_nothing_without_a_wheel(machine):
 @pytest.mark.parametrize("machine", ["aarch64", "arm64", "x86_64"])
 def test_edge_asks_64_bits_for_a_runtime_and_a_compiler(machine):
     assert _edge(machine) >= {"onnxruntime", "onnxruntime-extensions", "numba"}
+
+
+def test_the_wheel_has_every_experiment_and_setuptools_nothing_to_warn_of():
+    """A folder that is no package of the list makes setuptools warn, a page long each."""
+    setuptools = tomllib.loads(_PROJECT.read_text())["tool"]["setuptools"]
+    folders = {path.parent.name for path in (_PROJECT.parent / "experiments").glob("*/*.toml")}
+    names = {f"protofleet.experiments.{folder}" for folder in folders}
+    assert names <= set(setuptools["packages"])
+    assert all(setuptools["package-data"][name] == ["*.toml"] for name in names)

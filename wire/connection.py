@@ -157,6 +157,7 @@ class Connection:
 
     Attributes:
         max_packet_bytes: the broker's limit; None if it states none.
+        asking: whether a filter of ``ask`` is subscribed, or about to be.
     """
 
     def __init__(
@@ -167,6 +168,7 @@ class Connection:
         put: Callable[[ConnectionEvent], None],
     ) -> None:
         self.max_packet_bytes: int | None = None
+        self.asking = False
         self._in_flight_max = IN_FLIGHT_MAX
         self._options = options
         self._protocol = protocol
@@ -228,6 +230,16 @@ class Connection:
             self._in_flight += 1
         self._client.publish(topic, payload, 1, retain)
         return True
+
+    def ask(self, topics: str) -> None:
+        """Subscribe to one filter more; whether the broker allows it makes no difference to us."""
+        self.asking = True
+        self._client.subscribe(topics, 1)
+
+    def stop_asking(self, topics: str) -> None:
+        """Unsubscribe from what ``ask`` subscribed to."""
+        self.asking = False
+        self._client.unsubscribe(topics)
 
     def close(self, timeout_s: float) -> None:
         """Wait until everything is acknowledged, say DISCONNECT, end."""
@@ -298,6 +310,8 @@ class Connection:
     def _on_subscribe(
         self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _props: Any
     ) -> None:
+        if self._opened_at is not None:
+            return  # the answer to ``ask``
         refused = [code for code in codes if code.is_failure]
         if refused:
             self.abort(Ending(reason=f"subscription refused: {refused[0]}", code=NOT_AUTHORIZED))

@@ -23,7 +23,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -54,7 +54,14 @@ from protofleet.wire.messages import (
 )
 from protofleet.wire.receiver import Receiver
 from protofleet.wire.sender import Sender
-from protofleet.wire.topics import Channel, TopicAddress, Topics, check_id
+from protofleet.wire.topics import (
+    ANNOUNCEMENTS,
+    Channel,
+    TopicAddress,
+    Topics,
+    announced_federation,
+    check_id,
+)
 from protofleet.wire.transfer import (
     Action,
     Delivered,
@@ -313,6 +320,7 @@ class DeviceEndpoint(_Endpoint):
     def __init__(self, link: Link, topics: Topics, folder: Path, device_id: str) -> None:
         super().__init__(link, topics, folder)
         self._device_id = check_id(device_id, "device")
+        self._others: dict[str, Announcement] = {}
 
     @classmethod
     def create(  # noqa: PLR0913 - whom it connects as, each named
@@ -358,6 +366,24 @@ class DeviceEndpoint(_Endpoint):
             False if the link is down: the presence is due again on ``Connected``.
         """
         return self._publish(message, self._device_id)
+
+    def ask_for_federations(self) -> bool:
+        """Ask which federations are announced there; False if the broker is away or forbids it."""
+        self._others.clear()
+        return self._link.ask(ANNOUNCEMENTS)
+
+    def take_federations(self) -> dict[str, Announcement]:
+        """Announcements of other federations that came since, by name; ends the asking."""
+        self._link.stop_asking(ANNOUNCEMENTS)
+        return dict(self._others)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        name = announced_federation(delivery.topic)
+        if name in (None, self._topics.federation):
+            super()._deliver(delivery)
+        elif len(self._others) < 100:  # what a stranger sends fills no memory
+            with suppress(RefusedError):  # what is not ours may be of another protocol
+                self._others[str(name)] = decode(delivery.payload, Announcement)
 
     def expect(self, offer: TransferOffer) -> None:
         """Take an offered payload; call it for every offer, repeated ones too."""

@@ -51,19 +51,29 @@ QUEUE_MAX = 1024
 """Unread events; beyond it the socket is not read, so that the broker feels the pressure."""
 PACKET_TOO_LARGE = 0x95
 UNSUPPORTED_VERSION = 0x84
-FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C, 0x8E})
-"""Not authorised, bad client id, bad user or password, banned, bad method, session taken over by
-another client of our id: trying again is no help, and two of one id would throw each other out."""
+TAKEN_OVER = 0x8E
+"""Another client of our id has connected."""
+FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C})
+"""Not authorised, bad client id, bad user or password, banned, bad method: trying again is no
+help."""
+TWIN_S = 5.0
+"""Lost so soon after it was opened, twice in a row, a connection was probably taken over: MQTT
+3.1.1 has no word for it, and Mosquitto 2.0 does not say it."""
 
 _VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is gone or was refused; the link tries again unless ``final``."""
+    """The connection is gone or was refused; the link tries again unless ``final``.
+
+    Attributes:
+        taken_over: another client of our id has connected, as the broker says or it seems.
+    """
 
     reason: str
     final: bool = False
+    taken_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,8 @@ class Link:
         self._chunk_limit = MAX_DATA_BYTES
         self._version = 1 if self._address.version == "3.1.1" else 0
         self._version_known = self._address.version != ""
+        self._may_ask = True
+        self._taken_over = self._lost_soon = 0
         self._thread = threading.Thread(target=self._run, name="protofleet-link", daemon=True)
 
     def start(self) -> None:
@@ -144,6 +156,25 @@ class Link:
     def wake(self) -> None:
         """Make a waiting ``get`` return ``Woken`` now; safe in a signal handler too."""
         self._events.put(Woken())
+
+    def ask(self, topics: str) -> bool:
+        """Subscribe to one filter more until ``stop_asking`` or the end of the connection.
+
+        Returns:
+            False if the link is down, or a broker has ended a connection that had asked: some do
+            so where an access list forbids a filter.
+        """
+        connection = self._connection
+        if connection is None or not connection.open or not self._may_ask:
+            return False
+        connection.ask(topics)
+        return True
+
+    def stop_asking(self, topics: str) -> None:
+        """Unsubscribe from what ``ask`` subscribed to."""
+        connection = self._connection
+        if connection is not None and connection.open:
+            connection.stop_asking(topics)
 
     @property
     def connected(self) -> bool:
@@ -198,13 +229,28 @@ class Link:
             self._connection = None
             if self._closing.is_set():
                 return
-            final = ending.code in FINAL_CODES
-            self._put(Disconnected(ending.reason, final))
+            final = self._is_final(ending)
+            if connection.asking:
+                self._may_ask = final = False
+            taken_over = ending.code == TAKEN_OVER or self._lost_soon > 1
+            self._put(Disconnected(ending.reason, final, taken_over))
             if final:
                 return
             attempt = 0 if ending.stable_s >= STABLE_S else attempt + 1
             if not self._adapt(ending):
                 self._closing.wait(self._backoff_s(attempt))
+
+    def _is_final(self, ending: Ending) -> bool:
+        """Whether to give up. Of two clients of one id the older one does, at the second takeover.
+
+        It takes the session back once, so that the newer one learns of it too.
+        """
+        if ending.stable_s >= STABLE_S:
+            self._taken_over = 0
+        self._taken_over += ending.code == TAKEN_OVER
+        soon = ending.opened and not ending.code and ending.stable_s < TWIN_S
+        self._lost_soon = self._lost_soon + 1 if soon else 0
+        return ending.code in FINAL_CODES or self._taken_over > 1
 
     def _adapt(self, ending: Ending) -> bool:
         """Learn from the ending; True if the next attempt should come at once."""

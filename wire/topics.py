@@ -13,6 +13,8 @@ from typing import NamedTuple
 from protofleet.errors import InputError
 
 PREFIX = "fl/v1"
+ANNOUNCEMENTS = f"{PREFIX}/+/all/ctl"
+"""Of every federation on the broker; access lists need not allow it."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -48,6 +50,13 @@ def check_id(value: str, what: str = "id") -> str:
             f"{what}: expected 1 to 64 characters of A-Z a-z 0-9 . _ -, got {value[:80]!r}"
         )
     return value
+
+
+def announced_federation(topic: str) -> str | None:
+    """The federation whose announcement the topic carries; None for any other topic."""
+    head, _, name = topic.removesuffix("/all/ctl").rpartition("/")
+    known = topic.endswith("/all/ctl") and head == PREFIX and _ID.fullmatch(name)
+    return name if known else None
 
 
 @dataclass(frozen=True, slots=True)

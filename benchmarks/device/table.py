@@ -68,7 +68,7 @@ def _section(
     yield ""
     yield f"{title}{f' ({note})' if note else ''}"
     rows = [(*_what(run), *cells(run)) for run in runs]
-    yield from aligned([head, *rows], right=range(2, len(head)))
+    yield from aligned([head, *rows], right=range(2, len(head)), kept=len(_WHAT))
 
 
 def _what(run: DeviceRun) -> Cells:

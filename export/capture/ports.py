@@ -127,17 +127,22 @@ def _name_results(
 
 
 def _is_input(node: fx.Node, arguments: Mapping[fx.Node, Port | Tensor], key: str) -> bool:
+    port = arguments.get(_copied(node))
+    return isinstance(port, Port) and port.role == "state" and port.key == key
+
+
+def _copied(node: fx.Node) -> fx.Node:
+    """What a node is a copy of, in the end."""
     while node.target in _COPIES:
         (node,) = node.all_input_nodes
-    port = arguments.get(node)
-    return isinstance(port, Port) and port.role == "state" and port.key == key
+    return node
 
 
 def _distinct(
     graph: fx.Graph, node: fx.Node, others: Sequence[fx.Node], output: fx.Node
 ) -> fx.Node:
     """The node, or a copy if it is an input or another result too: names are one to one."""
-    if node.op == "call_function" and node not in others:
+    if node.op == "call_function" and _copied(node) not in map(_copied, others):
         return node
     with graph.inserting_before(output):
         copy = graph.call_function(torch.ops.aten.clone.default, (node,))

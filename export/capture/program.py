@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,7 +21,8 @@ from protofleet.export.capture.functions import ProgramFunctions
 from protofleet.export.capture.ports import Names, finish
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.tracing import Trace, trace
-from protofleet.export.objectives import Inputs, ModelCall, Objective
+from protofleet.export.classifier import Classifier, Parts, find_parts
+from protofleet.export.objectives import Inputs, Objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,9 @@ class CapturedProgram:
         inputs, outputs: ports in the graph's order.
         constants: values of the first placeholders, by the placeholders' names.
         objective: what it minimises; None for inference.
+        parts: of the model.
         features: an inference program that also gives ``features``.
+        layers: which also gives the activations of hidden layers.
     """
 
     graph: fx.GraphModule
@@ -61,7 +63,9 @@ class CapturedProgram:
     outputs: tuple[Port, ...]
     constants: dict[str, Tensor] = field(default_factory=dict)
     objective: Objective | None = None
+    parts: Parts = field(default_factory=lambda: Parts(head=None))
     features: bool = False
+    layers: bool = False
 
 
 def model_tensors(model: nn.Module) -> ModelTensors:
@@ -84,22 +88,29 @@ def model_tensors(model: nn.Module) -> ModelTensors:
 
 
 def evaluate(
-    model: nn.Module, objective: Objective | None, batch: Inputs, *, features: bool = False
+    classifier: Classifier,
+    objective: Objective | None,
+    batch: Inputs,
+    *,
+    features: bool = False,
+    layers: bool = False,
 ) -> tuple[Tensor | None, dict[str, Tensor]]:
     """Loss (None without an objective) and named outputs of one forward pass."""
     if objective is not None:
-        return _loss_and_logits(model, objective, batch)
+        return _loss_and_logits(classifier, objective, batch)
     if features:
-        return None, _features_and_logits(model, batch["x"]) | _layers(model, batch["x"])
-    return None, {"logits": model(batch["x"])}
+        return None, classifier.outputs(batch["x"], layers=layers)
+    return None, {"logits": classifier(batch["x"])}
 
 
-def capture(
+def capture(  # noqa: PLR0913 - options by keyword
     model: nn.Module,
     objective: Objective | None,
     example: Inputs,
     *,
+    parts: Parts | None = None,
     features: bool = False,
+    layers: bool = False,
 ) -> CapturedProgram:
     """Capture ``infer``, ``features`` or, with an objective, a training program.
 
@@ -108,17 +119,21 @@ def capture(
         objective: what a training program minimises.
         example: a batch by key; inputs of which the objective says so have no batch axis, all
             others begin with it. Only dtypes and the other axes matter.
-        features: an inference program that also gives ``features``: the result of the model's
-            method ``features``, whose logits are then ``head(features(x))``; for a model without
-            these two methods, the input of its last linear layer. A model with a method
+        parts: of the model, for its features; None: find them.
+        features: an inference program that also gives ``features``. A model with a method
             ``layers`` gives each of its results too, as ``layers.<name>``.
+        layers: ``features`` also gives the activations of hidden layers as ``layers.<name>``.
 
     Raises:
         ExportError: an operator without explicit form, control flow that depends on data, or a
             result that fits one batch size only; the message names module and line.
     """
+    if parts is None:
+        needed = features or (objective is not None and "features" in objective.sizes)
+        parts = find_parts(model, example["x"]) if needed else Parts(head=None)
     whole, batch = _by_axis(objective, example)
-    pure = _Pure(model, objective, features=features, keys=(*whole, *batch))
+    goal = _Goal(objective=objective, parts=parts, features=features, layers=layers)
+    pure = _Pure(model, goal, keys=(*whole, *batch))
     with _restored(model):
         model.train(objective is not None)
         return _capture(pure, whole, batch)
@@ -155,54 +170,66 @@ def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
         constants=tensors.constants,
         batch=pure.keys,
         outputs=pure.output_keys,
-        trains=pure.objective is not None,
+        trains=pure.goal.objective is not None,
     )
     inputs, outputs, constants = finish(result, names)
     tidy(result.graph)
-    if pure.objective is not None:
+    if pure.goal.objective is not None:
         rematerialise(result.graph, result.batch_symbol)
     return CapturedProgram(
         graph=result.graph,
         inputs=inputs,
         outputs=outputs,
         constants=constants,
-        objective=pure.objective,
-        features=pure.features,
+        objective=pure.goal.objective,
+        parts=pure.goal.parts,
+        features=pure.goal.features,
+        layers=pure.goal.layers,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Goal:
+    """What is computed; fields as in ``CapturedProgram``."""
+
+    objective: Objective | None
+    parts: Parts
+    features: bool
+    layers: bool
 
 
 class _Joint(nn.Module):
     """Model and objective as one module, for ``functional_call``."""
 
-    def __init__(self, model: nn.Module, objective: Objective | None, *, features: bool) -> None:
+    def __init__(self, model: nn.Module, goal: _Goal) -> None:
         super().__init__()
         self.model = model
-        self._objective, self._features = objective, features
+        self._goal = goal
 
     def forward(self, batch: Inputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        return evaluate(self.model, self._objective, batch, features=self._features)
+        goal = self._goal
+        return evaluate(
+            Classifier(self.model, goal.parts),
+            goal.objective,
+            batch,
+            features=goal.features,
+            layers=goal.layers,
+        )
 
 
 class _Pure:
     """(params…, buffers…, constants…, batch…) → (loss, grads…, buffers…, outputs…) or outputs."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective | None,
-        *,
-        features: bool,
-        keys: tuple[str, ...],
-    ) -> None:
-        self.joint = _Joint(model, objective, features=features)
-        self.objective, self.features, self.keys = objective, features, keys
+    def __init__(self, model: nn.Module, goal: _Goal, *, keys: tuple[str, ...]) -> None:
+        self.joint = _Joint(model, goal)
+        self.goal, self.keys = goal, keys
         self.tensors = model_tensors(model)
         self.output_keys: tuple[str, ...] = ()
 
     def __call__(self, args: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """All results, in order."""
         params, others, batch = self._named(args)
-        if self.objective is None:
+        if self.goal.objective is None:
             _, outputs = self._forward(params | others, batch)
             return tuple(outputs.values())
         for value in params.values():
@@ -211,7 +238,7 @@ class _Pure:
         named = params | others
         loss, outputs = self._forward(named, batch)
         if loss is None or loss.dim() != 0:
-            raise ExportError(f"objective '{self.objective.name}': expected a scalar loss")
+            raise ExportError(f"objective '{self.goal.objective.name}': expected a scalar loss")
         grads = torch.autograd.grad(
             loss, list(params.values()), allow_unused=True, materialize_grads=True
         )
@@ -242,52 +269,13 @@ class _Pure:
 
 
 def _loss_and_logits(
-    model: nn.Module, objective: Objective, batch: Inputs
+    classifier: Classifier, objective: Objective, batch: Inputs
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and the logits if the objective calls the model as a whole."""
     logits: list[Tensor] = []
-    hook = model.register_forward_hook(lambda _module, _args, output: logits.append(output))
+    hook = classifier.model.register_forward_hook(lambda _model, _args, out: logits.append(out))
     try:
-        loss = objective.loss(cast("ModelCall", model), batch)
+        loss = objective.loss(classifier, batch)
     finally:
         hook.remove()
-    return loss, {"logits": logits[-1]} if logits else {}
-
-
-def _features_and_logits(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    if callable(getattr(model, "features", None)) and callable(getattr(model, "head", None)):
-        call = cast("ModelCall", model)
-        features = call.features(x)
-        return {"features": features, "logits": call.head(features)}
-    return _input_of_last_linear(model, x)
-
-
-def _layers(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    """Activations of the hidden layers that the model tells of.
-
-    What they share with the features is computed once: the ONNX writer merges equal nodes.
-    """
-    layers = getattr(model, "layers", None)
-    if not callable(layers) or isinstance(layers, nn.Module):
-        return {}
-    return {f"layers.{name}": values for name, values in layers(x).items()}
-
-
-def _input_of_last_linear(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
-    seen: list[Tensor] = []
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    hooks = [
-        layer.register_forward_pre_hook(lambda _module, args: seen.append(args[0]))
-        for layer in layers
-    ]
-    try:
-        logits = model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not seen:
-        raise ExportError(
-            f"features of {type(model).__qualname__}: expected methods features(x) and "
-            "head(features), or a torch.nn.Linear, found neither"
-        )
-    return {"features": seen[-1], "logits": logits}
+    return loss, {"logits": logits[0]} if logits else {}

@@ -52,9 +52,7 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
 
     Args:
         spec: a name in ``MODELS``, or ``package.module:function`` (importable, or in the working
-            folder) of a function that returns a ``torch.nn.Module`` with ``forward(x) -> logits``
-            (and, for strategies that compare features, a method ``features(x)`` and an attribute
-            ``head``; for those that compare hidden layers, a method ``layers(x)``).
+            folder) of a function that returns a ``torch.nn.Module`` with ``forward(x) -> logits``.
         settings: keyword arguments of the factory.
 
     Raises:

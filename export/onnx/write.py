@@ -81,7 +81,7 @@ def _translate(program: CapturedProgram) -> onnx.ModelProto:
     if result is None:
         raise ExportError("torch.onnx.export: expected a program, got nothing")
     _simplify(result.model)
-    # Where two results are copies of each other, dropping the copy moved a name.
+    # Of two results that are one value the passes name both by the second.
     for value, port in zip(result.model.graph.outputs, program.outputs, strict=True):
         value.name = port.name
     return result.model_proto

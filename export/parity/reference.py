@@ -7,6 +7,7 @@ float order would break.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
-from protofleet.export.capture.noise import NoiseReplay, explicit_noise
+from protofleet.export.capture.noise import Distribution, Draw, explicit_noise
+from protofleet.export.classifier import Classifier
 from protofleet.export.models.alp import transport_plan
 from protofleet.export.parity.inputs import Arrays, draw_inputs
 
@@ -59,19 +61,24 @@ class Reference:
 
     def __call__(self, feed: Arrays) -> tuple[Arrays, float]:
         """Expected outputs by port name, and the closest decision of an ALP layer."""
-        program, batch, noise = self._program, {}, []
+        program, batch = self._program, {}
+        noise: dict[int, Tensor] = {}
         for port in program.inputs:
             if port.role in ("param", "state"):
                 self._tensors[port.key].copy_(self._tensor(feed[port.name]))
             elif port.role == "input":
                 batch[port.key] = self._tensor(feed[port.name])
             else:
-                noise.append(self._tensor(feed[port.name]))
+                noise[int(port.key)] = self._tensor(feed[port.name])
         self._model.zero_grad(set_to_none=True)
         with torch.set_grad_enabled(program.objective is not None):
-            with explicit_noise(NoiseReplay(noise)), _alp_margins() as margins:
+            with explicit_noise(_replay(noise)), _alp_margins() as margins:
                 loss, outputs = evaluate(
-                    self._model, program.objective, batch, features=program.features
+                    Classifier(self._model, program.parts),
+                    program.objective,
+                    batch,
+                    features=program.features,
+                    layers=program.layers,
                 )
             if loss is not None:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -105,6 +112,17 @@ def _copied(model: nn.Module) -> nn.Module:
     kept = [v for module in model.modules() for v in vars(module).values()]
     computed = {id(v): v.detach().clone() for v in kept if isinstance(v, Tensor) and not v.is_leaf}
     return copy.deepcopy(model, computed)
+
+
+def _replay(noise: Mapping[int, Tensor]) -> Draw:
+    """Hands out the noise by its number; what no result depends on has no port, and is zero."""
+    numbers = itertools.count()
+
+    def draw(shape: Sequence[Any], _distribution: Distribution) -> Tensor:
+        given = noise.get(next(numbers))
+        return torch.zeros(tuple(shape)) if given is None else given
+
+    return draw
 
 
 def run_in_double(program: CapturedProgram, feed: Arrays) -> Arrays:

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from protofleet.errors import InputError
 from protofleet.export.checks import smallest_batch
+from protofleet.export.classifier import Classifier, Parts
 from protofleet.export.models.alp import Alignment
-from protofleet.export.objectives import OBJECTIVES, Inputs, ModelCall, Objective
+from protofleet.export.objectives import OBJECTIVES, Inputs, Objective
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
 from protofleet.export.pretraining.masked import MaskedAutoencoder
 from protofleet.strategies.training import spans
@@ -155,7 +156,7 @@ def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entrop
         objective=objective.name,
         model=model,
         module=model,
-        loss=lambda batch: objective.loss(cast("ModelCall", model), batch),
+        loss=lambda batch: objective.loss(Classifier(model, Parts(head="")), batch),
         correct=correct,
     )
 

@@ -12,10 +12,10 @@ from typing import Any
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
+from protofleet.runtime import open_interpreter
 
 _SCHEMA_VERSION = 3
 _NAMES = {
@@ -178,7 +178,7 @@ class TfliteGraph:
                 part.tensors[tensor] = copy.copy(self.tensors[tensor])
                 part.tensors[tensor].shape = list(content.shape)
                 part.tensors[tensor].shapeSignature = None
-        interpreter = Interpreter(model_content=part.pack("constants"), num_threads=1)
+        interpreter = open_interpreter(part.pack("constants"))
         results = interpreter.get_signature_runner("constants")()
         return {int(name): value for name, value in results.items()}
 

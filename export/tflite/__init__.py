@@ -7,7 +7,6 @@ from typing import Any
 
 import flatbuffers
 from ai_edge_litert import schema_py_generated as schema
-from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
@@ -26,6 +25,7 @@ from protofleet.export.tflite import (
 )
 from protofleet.export.tflite.graph import Graph, SharedTables
 from protofleet.export.tflite.lower import Lowering
+from protofleet.runtime import open_interpreter
 
 __all__ = ["tflite_runner", "to_tflite"]
 
@@ -85,7 +85,7 @@ def tflite_runner(
     data: bytes, name: str
 ) -> Callable[[Mapping[str, NDArray[Any]]], Mapping[str, NDArray[Any]]]:
     """Plain LiteRT on one signature: inputs by port name → outputs by port name."""
-    signature = Interpreter(model_content=data, num_threads=1).get_signature_runner(name)
+    signature = open_interpreter(data).get_signature_runner(name)
 
     def run(feed: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
         results: Mapping[str, NDArray[Any]] = signature(**feed)

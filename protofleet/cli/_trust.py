@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import click
+
+
+def trust_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """``--trust`` beside a file that lists keys itself, as ``trust_files``."""
+    return click.option(
+        "--trust",
+        "trust_files",
+        type=click.Path(path_type=Path),
+        multiple=True,
+        help="Public key (PEM) whose bundles to accept, beside those that FILE lists.",
+    )(command)
+
+
+def as_hex(files: tuple[Path, ...]) -> tuple[str, ...]:
+    """Public keys (PEM) as files of federations and fleets list them.
+
+    Raises:
+        InputError: one is no public key.
+    """
+    from protofleet.bundle import keys
+
+    return tuple(keys.load_public_key(file).hex() for file in files)
 
 
 def trusted_keys(files: tuple[Path, ...], *, own: bool = False) -> frozenset[bytes]:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._trust import trusted_keys
+from protofleet.cli._width import wrapped
 
 if TYPE_CHECKING:
     from protofleet.benchmarks._rows import Result
@@ -30,17 +32,6 @@ def bench() -> None:
     """
 
 
-def _output(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Known before minutes of measuring, not after."""
-    if path is None:
-        return None
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"no such folder: '{path.parent}'")
-    if option.name in {"plot", "device_plot"} and path.suffix not in {".png", ".svg"}:
-        raise click.BadParameter(f"expected a name that ends in .png or .svg, got '{path}'")
-    return path
-
-
 def _integers(_context: click.Context, _option: click.Parameter, text: str) -> tuple[int, ...]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and int(part) for part in parts):
@@ -50,10 +41,10 @@ def _integers(_context: click.Context, _option: click.Parameter, text: str) -> t
 
 _quick = click.option("--quick", is_flag=True, help="Fewer cases and repetitions.")
 _json = click.option(
-    "--json", "json_file", type=_FILE, callback=_output, help="Also write rows to FILE."
+    "--json", "json_file", type=_FILE, callback=writable, help="Also write rows to FILE."
 )
 _plot = click.option(
-    "--plot", type=_FILE, callback=_output, help="Also draw kernels to FILE, .png or .svg."
+    "--plot", type=_FILE, callback=writable_picture, help="Also draw kernels to FILE, .png or .svg."
 )
 
 
@@ -156,10 +147,14 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
     "--quick", is_flag=True, help="1 thread, few calls, bytes of FedAvg and the own strategy."
 )
 @click.option(
-    "--json", "json_file", type=_FILE, callback=_output, help="Also write the report to FILE."
+    "--json", "json_file", type=_FILE, callback=writable, help="Also write the report to FILE."
 )
 @click.option(
-    "--plot", "device_plot", type=_FILE, callback=_output, help="Also draw it: .png or .svg."
+    "--plot",
+    "device_plot",
+    type=_FILE,
+    callback=writable_picture,
+    help="Also draw it: .png or .svg.",
 )
 def device(
     *,
@@ -196,7 +191,7 @@ def device(
         from protofleet.benchmarks.device.plot import draw_device  # before minutes of measuring
     report = _measure_device(chosen, trust_files, json_file)
     for line in table.lines(report):
-        click.echo(line)
+        click.echo("\n".join(wrapped(line, hanging=2)))
     if device_plot is not None:
         draw_device(device_plot, report)
 
@@ -245,7 +240,8 @@ def _started() -> Result:
     from protofleet.benchmarks import _rows
 
     result = _rows.Result(machine=_rows.machine_facts(), rows=[])
-    click.echo(" · ".join(f"{name} {value}" for name, value in result.machine.items()))
+    facts = " · ".join(f"{name} {value}" for name, value in result.machine.items())
+    click.echo("\n".join(wrapped(facts, hanging=2)))
     return result
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._width import rows as in_rows
 from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
@@ -137,16 +138,14 @@ def _lines(opened: Bundle) -> list[str]:
         "classes": ", ".join(manifest.classes),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",
     }
-    lines = [f"{key:<10}{value}" for key, value in rows.items()]
+    pairs = list(rows.items())
     for name, program in manifest.programs.items():
         ports = f"{len(program.inputs)} inputs, {len(program.outputs)} outputs"
-        lines.append(
-            f"{'program':<10}{name}: {_file(opened, program.file, 'ONNX')}, {ports}, "
-            f"{program.precision}, {_file(opened, program.tflite, 'TFLite')}"
-        )
-    lines += [f"{'origin':<10}{key}: {value}" for key, value in manifest.provenance.items()]
-    lines += [
-        f"{'file':<10}{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}"
+        onnx, tflite = _file(opened, program.file, "ONNX"), _file(opened, program.tflite, "TFLite")
+        pairs.append(("program", f"{name}: {onnx}, {ports}, {program.precision}, {tflite}"))
+    pairs += [("origin", f"{key}: {value}") for key, value in manifest.provenance.items()]
+    pairs += [
+        ("file", f"{path}: {entry.bytes:,} bytes, sha256 {entry.sha256}")
         for path, entry in manifest.files.items()
     ]
-    return lines
+    return list(in_rows(pairs))

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import time
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
+from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._trust import as_hex, trust_option
+from protofleet.cli._verbosity import start_logging, verbosity
+
 if TYPE_CHECKING:
     from protofleet.coordinator.events import Report, Sink
-
-
-class _StoppedError(Exception):
-    """A signal asked the process to end; raised wherever the main thread is."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 @click.group()
@@ -35,8 +28,9 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 
 @coordinator.command()
 @_FILE
+@trust_option
 @_JSON
-def run(file: Path, *, as_json: bool) -> None:
+def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the rounds of the federation FILE (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
@@ -45,21 +39,21 @@ def run(file: Path, *, as_json: bool) -> None:
     # Compiled kernels would cost 50 MB here and gain little: averaging is memory-bound, and k-means
     # is mostly matrix products.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
+    start_logging()
+    import msgspec
+
     from protofleet.coordinator.run import open_service
     from protofleet.federation.settings import load_config
 
     config = load_config(file)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
-    try:
-        with open_service(config, _json_sink() if as_json else _text_sink()) as service:
-            service.run()
-    except _StoppedError as stopped:
-        click.echo(
-            f"protofleet: stopped by {stopped}; to resume: protofleet coordinator run {file}",
-            err=True,
-        )
-        sys.exit(128 + stopped.number)
+    trusted = (*config.trusted, *as_hex(trust_files))
+    config = msgspec.structs.replace(config, trusted=trusted)
+    sink = _json_sink() if as_json else _text_sink()
+    with (
+        on_interrupt(f"to resume: protofleet coordinator run {file}"),
+        open_service(config, sink) as service,
+    ):
+        service.run()
 
 
 @coordinator.command()
@@ -84,13 +78,6 @@ def status(file: Path, *, as_json: bool) -> None:
         click.echo(f"{name}: {len(found.delivered)} of {len(found.cohort)} updates")
 
 
-def _stop(number: int, _frame: FrameType | None) -> NoReturn:
-    # The ledger makes it safe to leave anywhere; a second signal ends the process at once.
-    for repeated in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(repeated, signal.SIG_DFL)
-    raise _StoppedError(number)
-
-
 def _json_sink() -> Sink:
     from protofleet.coordinator.events import to_line
 
@@ -103,12 +90,18 @@ def _json_sink() -> Sink:
 def _text_sink() -> Sink:
     from rich.console import Console
 
-    from protofleet.coordinator.console import to_text
+    from protofleet.coordinator.console import is_routine, to_text
+    from protofleet.coordinator.events import to_line
 
     console = Console(highlight=False, soft_wrap=True)
+    chosen = verbosity()
 
     def sink(report: Report) -> None:
+        if chosen < 0 and is_routine(report):
+            return
         stamp = time.strftime("%H:%M:%S")
         console.print(f"[dim]{stamp}[/dim] {to_text(report)}")
+        if chosen > 0:
+            console.print(to_line(report, round(time.time(), 3)), style="dim", markup=False)
 
     return sink

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import signal
-import sys
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._stopping import on_interrupt
 
 if TYPE_CHECKING:
     from protofleet.demo import DemoSettings
@@ -85,20 +83,12 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     folder = out or _new_folder(options["data"], options["strategy"])
     settings = _settings(folder, ctx, options)
     console = Console(stderr=as_json)
-    signal.signal(signal.SIGTERM, _interrupt)
-    try:
+    with on_interrupt(f"to go on: protofleet demo --out {folder}"):
         report = run_demo(settings, folder, console)
-    except KeyboardInterrupt:
-        console.print(f"\nstopped; to go on: protofleet demo --out {folder}", soft_wrap=True)
-        sys.exit(130)
     if as_json:
         click.echo((folder / "result.json").read_text())
     else:
         console.print(f"\nreport: {report}", soft_wrap=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _new_folder(data: str, strategy: str) -> Path:

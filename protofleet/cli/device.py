@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 
 from protofleet.cli._broker import broker_options
 from protofleet.cli._trust import trusted_keys
+from protofleet.cli._verbosity import start_logging, verbosity
 from protofleet.threads import thread_variables
 
 if TYPE_CHECKING:
@@ -124,7 +126,12 @@ def join(
         trusted=trusted,
     )
     data = _load(source, trusted, pooled, later)
-    sys.exit(run_device(options, data, _report_json if as_json else _report_line))
+    status = run_device(options, data, _report_json if as_json else _report_line)
+    if status:
+        stopped = signal.Signals(status - 128).name
+        told = f"protofleet: stopped by {stopped}; to go on: the same command"
+        click.echo(f"{told} ('{options.store}' keeps the state)", err=True)
+    sys.exit(status)
 
 
 @device.command()
@@ -160,11 +167,57 @@ def infer(
     )
 
 
+@device.command("try")
+@click.option(
+    "--optimiser",
+    type=click.Choice(["adam", "sgd"]),
+    help="Default: the bundle's, else the first that its strategy takes.",
+)
+@_data_options
+def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -> None:
+    """Find a learning rate on this device's data, and what a round would cost it.
+
+    Trains some hundred steps: with rates that grow until training breaks, then with a few that may
+    be right and with the bundle's own. Nothing is sent or kept. The last lines are for the
+    federation file: one device's advice, so try two or three.
+    """
+    _prepare(threads)
+    import msgspec
+
+    from protofleet.bundle import Bundle
+    from protofleet.cli._trial_text import to_text
+    from protofleet.edge import try_bundle
+
+    trusted = trusted_keys(source["trust_files"])
+    data = _load(source, trusted)
+    bundle = Bundle.open(source["bundle"], trusted=trusted)
+    trial = try_bundle(
+        bundle,
+        data,
+        optimiser=optimiser,
+        threads=threads,
+        backend=source["backend"],
+        progress=_no_progress if as_json or verbosity() < 0 else _progress,
+    )
+    click.echo(msgspec.json.encode(trial).decode() if as_json else to_text(trial))
+
+
+def _progress(done: int, total: int) -> None:
+    if sys.stderr.isatty():
+        end = "\n" if done == total else ""
+        click.echo(f"\rstep {done} of at most {total} ", nl=False, err=True)
+        click.echo(end, nl=False, err=True)
+
+
+def _no_progress(_done: int, _total: int) -> None:
+    """For programs."""
+
+
 def _prepare(threads: int) -> None:
-    """Bound all thread pools before NumPy is loaded, and send the log to stderr."""
+    """Bound all thread pools before NumPy is loaded, and start the log."""
     for variable, value in thread_variables(threads).items():
         os.environ.setdefault(variable, value)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    start_logging()
 
 
 def _load(
@@ -198,10 +251,7 @@ def _report_json(event: str, figures: dict[str, Any]) -> None:
 
 
 def _report_line(event: str, figures: dict[str, Any]) -> None:
-    _log.info("%-9s %s", event, "  ".join(f"{k} {_short(v)}" for k, v in figures.items()))
+    from protofleet.cli._device_lines import to_text
 
-
-def _short(value: Any) -> str:
-    if isinstance(value, dict):
-        return "/".join(f"{key} {_short(item)}" for key, item in value.items())
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    _log.info("%-9s %s", event, to_text(event, figures))
+    _log.debug("%-9s %s", event, figures)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._outputs import writable, writable_picture
+from protofleet.cli._stopping import on_interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_PICTURES = (".png", ".svg")
 
 
 @click.group()
@@ -31,17 +29,6 @@ def experiment() -> None:
 
     Start with: protofleet experiment list
     """
-
-
-def _output(_context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
-    """Known before hours of training, not after."""
-    if path is None:
-        return None
-    if not path.parent.is_dir():
-        raise click.BadParameter(f"no such folder: '{path.parent}'")
-    if option.name == "plot" and path.suffix not in _PICTURES:
-        raise click.BadParameter(f"expected a name that ends in .png or .svg, got '{path}'")
-    return path
 
 
 def _integers(
@@ -73,7 +60,7 @@ def _chosen(command: _Command) -> _Command:
             "--json",
             "json_file",
             type=_FILE,
-            callback=_output,
+            callback=writable,
             help="Also write experiment, table and every round of every run to FILE.",
         ),
     )
@@ -165,12 +152,9 @@ def run(
         labels=methods or None,
         **options,
     )
-    signal.signal(signal.SIGTERM, _interrupt)
     try:
-        results = run_experiment(_name_of(path), whole, folder, chosen, console)
-    except KeyboardInterrupt:
-        console.print(f"\nstopped; '{folder}' keeps what is done: the same command goes on")
-        sys.exit(130)
+        with on_interrupt(f"to go on: the same command; '{folder}' keeps what is done"):
+            results = run_experiment(_name_of(path), whole, folder, chosen, console)
     except OSError as error:
         raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
     _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
@@ -182,7 +166,7 @@ def run(
 @click.option(
     "--plot",
     type=_FILE,
-    callback=_output,
+    callback=writable_picture,
     help="Also draw curves to FILE, .png or .svg, and bars beside it.",
 )
 def table(
@@ -302,7 +286,3 @@ def _default_data_root() -> Path:
 
     beside = FOLDER.parents[1] / "shared" / "data"
     return beside if beside.is_dir() else Path("data")
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

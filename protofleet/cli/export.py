@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from protofleet.bundle.manifest import Preprocessing
-    from protofleet.export.build import BundleSpec, ExportReport
+    from protofleet.export.build import ExportReport
     from protofleet.export.formats import Format
+    from protofleet.export.methods import Methods
 
 _PATH = click.Path(path_type=Path)
 
@@ -60,13 +61,35 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 @click.command(cls=WithOperators)
 @click.argument("model")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
-@click.option("--strategy", required=True, help="Name, see 'protofleet strategies'.")
+@click.option(
+    "--strategy",
+    "strategies",
+    multiple=True,
+    required=True,
+    help="Name, see 'protofleet strategies'; may be repeated: one bundle then serves all of them, "
+    "and names the first. 'all' is every one that can run on the model as it is.",
+)
 @click.option(
     "--strategy-set",
     "strategy_pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A default setting of the strategy, as --set.",
+    help="A default setting of the (first) strategy, as --set.",
+)
+@click.option("--head", metavar="NAME", help="Module that takes the features; default: found.")
+@click.option(
+    "--head-kind",
+    type=click.Choice(["own", "prototypes"]),
+    default="own",
+    help="'prototypes' replaces the head by a learned prototype per class (fedhp).",
+)
+@click.option(
+    "--align",
+    "aligned",
+    multiple=True,
+    metavar="MODULE=PROTOTYPES",
+    help="Put an alignment layer (fedali) behind a module, e.g. 'encoder.layers.*=64'; may be "
+    "repeated.",
 )
 @click.option(
     "--objective",
@@ -108,8 +131,11 @@ def export(
     *,
     model: str,
     pairs: tuple[str, ...],
-    strategy: str,
+    strategies: tuple[str, ...],
     strategy_pairs: tuple[str, ...],
+    head: str | None,
+    head_kind: str,
+    aligned: tuple[str, ...],
     objectives: tuple[str, ...],
     out: Path,
     checkpoint: Path | None,
@@ -126,11 +152,13 @@ def export(
 
     MODEL is cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes, resnet18,
     resnet50, vit or vit_digits, or package.module:function. The training programs are those that
-    the strategy needs. Every program is compared with PyTorch in ONNX Runtime first: loss,
+    the strategies need. Every program is compared with PyTorch in ONNX Runtime first: loss,
     outputs, every gradient.
     """
     from protofleet.bundle import keys
-    from protofleet.export.build import export_bundle
+    from protofleet.export.build import BundleSpec, export_bundle
+    from protofleet.export.classifier.prepare import Wishes
+    from protofleet.export.methods import choose_methods
 
     check_writable_bundle(out)
     signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
@@ -138,25 +166,30 @@ def export(
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _with_tokens(built, prepared, tokens)
     width = _width_of_logits(built, prepared, allow_probabilities=allow_probabilities)
-    spec = _spec(
-        built,
+    provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
+    spec = BundleSpec(
         name=out.stem,
-        strategy=strategy,
+        strategy=strategies[0],
         settings=parse_pairs(strategy_pairs),
+        objectives=objectives,
         classes=_class_names(classes, metadata, width),
         preprocessing=prepared,
-    )
-    spec = dataclasses.replace(
-        spec,
-        provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
-        objectives=tuple(dict.fromkeys((*spec.objectives, *objectives))),
         formats=formats,
+        provenance=provenance,
         allow_probabilities=allow_probabilities,
     )
+    wishes = Wishes(
+        strategies=strategies,
+        head=head,
+        prototypes=head_kind == "prototypes",
+        align=_counts(aligned),
+    )
+    methods = choose_methods(built, spec, wishes)
+    _tell_methods(methods)
     if checkpoint is None:
         _tell_untrained(model)
     started = time.perf_counter()
-    report = export_bundle(built, spec, out=out, key=signing)
+    report = export_bundle(built, methods.spec, out=out, key=signing)
     _tell(report, time.perf_counter() - started, as_json=as_json)
 
 
@@ -176,6 +209,13 @@ def _model(
     return model, metadata
 
 
+def _tell_methods(methods: Methods) -> None:
+    for note in methods.notes:
+        click.echo(note, err=True)
+    for name, reason in methods.left_out.items():
+        click.echo(f"left out, strategy {name}: {reason}", err=True)
+
+
 def _tell_untrained(spec: str) -> None:
     from protofleet.export.models import MODELS
 
@@ -187,38 +227,13 @@ def _tell_untrained(spec: str) -> None:
     )
 
 
-def _spec(
-    model: nn.Module,
-    *,
-    name: str,
-    strategy: str,
-    settings: dict[str, Any],
-    classes: tuple[str, ...],
-    preprocessing: Preprocessing,
-) -> BundleSpec:
-    """The bundle's description; the strategy itself checks its settings and the model."""
-    from protofleet import strategies
-    from protofleet.export.build import BundleSpec, initial_values
-    from protofleet.tensors import Model, TensorMap
-
-    params, buffers = initial_values(model)
-    initial = Model(
-        params=TensorMap.pack(params),
-        buffers=TensorMap.pack(buffers),
-        num_classes=len(classes),
-        input_shape=preprocessing.input_shape,
-    )
-    built = strategies.build(strategy, settings, initial)
-    return BundleSpec(
-        name=name,
-        strategy=built.description.name,
-        settings=settings,
-        objectives=tuple(
-            dict.fromkeys((*built.description.programs, *built.description.server_programs))
-        ),
-        classes=classes,
-        preprocessing=preprocessing,
-    )
+def _counts(aligned: tuple[str, ...]) -> dict[str, int]:
+    """Prototypes by module."""
+    counts = parse_pairs(aligned)
+    for name, count in counts.items():
+        if type(count) is not int:
+            raise InputError(f"--align {name}={count}: expected a number of prototypes, e.g. =64")
+    return counts
 
 
 def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preprocessing:

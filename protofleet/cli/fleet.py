@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
+
+from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._trust import as_hex, trust_option
 
 if TYPE_CHECKING:
     from protofleet.firmware_sim.fleet import Ended, Fleet
@@ -26,29 +27,28 @@ def fleet() -> None:
 
 @fleet.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line.")
-def run(file: Path, *, as_json: bool) -> None:
+def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the devices of the fleet FILE (TOML) until their federation finishes.
 
     Each is a process of its own that runs the real edge code behind its own sensor, limits and
     link. Ctrl-C stops them all; started again they go on where they were.
     """
+    import msgspec
+
     from protofleet.firmware_sim.fleet import Fleet
     from protofleet.firmware_sim.profile import load_fleet
 
-    signal.signal(signal.SIGTERM, _interrupt)
     config = load_fleet(file)
+    config = msgspec.structs.replace(config, trust=(*config.trust, *as_hex(trust_files)))
     failed = 0
-    try:
-        with Fleet(config) as devices:
-            if not as_json:
-                click.echo(f"{len(config.devices)} devices; logs under {config.folder}")
-            for ended in _endings(devices, len(config.devices)):
-                failed += ended.status != 0
-                _tell(ended, as_json=as_json)
-    except KeyboardInterrupt:
-        click.echo(f"stopped; to go on: protofleet fleet run {file}", err=True)
-        sys.exit(130)
+    with on_interrupt(f"to go on: protofleet fleet run {file}"), Fleet(config) as devices:
+        if not as_json:
+            click.echo(f"{len(config.devices)} devices; logs under {config.folder}")
+        for ended in _endings(devices, len(config.devices)):
+            failed += ended.status != 0
+            _tell(ended, as_json=as_json)
     if failed:
         click.echo(f"protofleet: {failed} of {len(config.devices)} devices failed", err=True)
         sys.exit(1)
@@ -71,7 +71,3 @@ def _tell(ended: Ended, *, as_json: bool) -> None:
         click.echo(json.dumps({**line, "log": ended.last_words}))
     elif ended.status:
         click.echo(f"{ended.device_id} failed: {ended.last_words}", err=True)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

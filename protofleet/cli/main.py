@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from typing import Any
 
 import click
 
 from protofleet import __version__
+from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._verbosity import add_options
 from protofleet.errors import ProtofleetError
 
 _COMMANDS = {
+    "broker": "protofleet.cli.broker:broker",
     "bundle": "protofleet.cli.bundle:bundle",
     "coordinator": "protofleet.cli.coordinator:coordinator",
     "demo": "protofleet.cli.demo:demo",
     "device": "protofleet.cli.device:device",
+    "docs": "protofleet.cli.docs:docs",
     "experiment": "protofleet.cli.experiment:experiment",
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
@@ -62,7 +67,7 @@ class _LazyGroup(click.Group):
             return None
         module, attribute = _COMMANDS[cmd_name].split(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return add_options(command)
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -78,17 +83,32 @@ def _root() -> None:
 def main(args: list[str] | None = None) -> Any:
     """Run the command line; a deliberate error is one clear line on stderr and exit status 1.
 
-    A package that an extra would have brought is such an error too. Any other missing module, and
-    a missing part of a package that is there, keeps its traceback.
+    What the system refuses (a file, a disk, memory) and a package that an extra would have brought
+    are such errors too. Any other missing module, and a missing part of a package that is there,
+    keeps its traceback. With ``-v`` the line stands below the traceback of its error.
     """
     try:
-        return _root(args, prog_name="protofleet")
-    except ProtofleetError as error:
-        message = str(error)
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        with on_interrupt("the same command starts over"):
+            return _root(args, prog_name="protofleet")
+    except (ProtofleetError, ImportError, MemoryError, OSError) as error:
+        message = _message(error)
+        if message is None:
             raise
-        extra = EXTRAS[error.name]
-        message = f"module '{error.name}' is not installed: pip install 'protofleet[{extra}]'"
+        if not {"-v", "--verbose"}.isdisjoint(sys.argv if args is None else args):
+            traceback.print_exception(error)
     click.echo(f"protofleet: {message}", err=True)
     sys.exit(1)
+
+
+def _message(error: Exception) -> str | None:
+    """What to tell a person; None where the error is ours."""
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        extra = EXTRAS[error.name]
+        return f"module '{error.name}' is not installed: pip install 'protofleet[{extra}]'"
+    if isinstance(error, ImportError):
+        return None
+    if isinstance(error, MemoryError):
+        return "out of memory; give the process more, or take a smaller batch or model"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return f"'{error.filename}': {error.strerror}" if error.filename else error.strerror
+    return str(error)

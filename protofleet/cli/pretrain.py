@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from protofleet.cli._files import check_writable, read_training_data
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
+from protofleet.cli._stopping import on_interrupt
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def pretrain(
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
     made = {"settings": json.dumps(settings, sort_keys=True), "classes": json.dumps(names)}
     tensors = {key: torch.from_numpy(values) for key, values in arrays.items()}
-    with _progress(quiet=as_json) as on_progress:
+    advice = "to go on: the same command with --resume"
+    with on_interrupt(advice), _progress(quiet=as_json) as on_progress:
         result = train(
             task,
             tensors,

@@ -4,25 +4,53 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from protofleet.cli._width import rows as in_rows
 
 if TYPE_CHECKING:
     from protofleet.strategies.types import Description
 
 
 @click.command()
+@click.option(
+    "--model",
+    "bundle",
+    type=click.Path(path_type=Path),
+    metavar="BUNDLE",
+    help="Say which of them run on this bundle, and what to do for the others.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def strategies(*, as_json: bool) -> None:
+def strategies(*, bundle: Path | None, as_json: bool) -> None:
     """List the strategies: paper, programs they need, what travels and what stays."""
     from protofleet.strategies import DESCRIPTIONS
 
+    if bundle is not None:
+        _tell_fitting(bundle, as_json=as_json)
+        return
     known = [DESCRIPTIONS[name] for name in sorted(DESCRIPTIONS)]
     if as_json:
         click.echo(json.dumps([asdict(item) for item in known], indent=2))
         return
     click.echo("\n\n".join(_describe(item) for item in known))
+
+
+def _tell_fitting(path: Path, *, as_json: bool) -> None:
+    from protofleet.bundle import Bundle
+    from protofleet.federation.suitability import why_not
+
+    reasons = why_not(Bundle.open(path))
+    if as_json:
+        listed = [{"name": name, "runs": not why, "why": why} for name, why in reasons.items()]
+        click.echo(json.dumps(listed, indent=2))
+        return
+    width = max(map(len, reasons)) + 2
+    for name, why in reasons.items():
+        label = click.style(f"{name:{width}}", bold=True)
+        click.echo(f"{label}{'no: ' + why if why else 'runs'}")
 
 
 def _describe(item: Description) -> str:
@@ -41,6 +69,4 @@ def _describe(item: Description) -> str:
         rows["devices register"] = "training samples of each class"
     if item.final_fit:
         rows["final fit"] = "after the last round, on every device; scored, not aggregated"
-    width = max(map(len, rows)) + 2
-    lines = (f"  {key:{width}}{value}" for key, value in rows.items())
-    return "\n".join((click.style(item.name, bold=True), *lines))
+    return "\n".join((click.style(item.name, bold=True), *in_rows(rows, indent=2)))

@@ -44,7 +44,6 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
 
     Raises:
         ProtofleetError: a step failed; nothing that was finished is lost.
-        KeyboardInterrupt: passed on after every process has ended.
     """
     settings.bind(folder)
     started = time.monotonic()

@@ -13,8 +13,10 @@ from protofleet.report.details import (
     Details,
     Latencies,
     Prototypes,
+    details_of_folder,
     details_of_run,
     load_details,
+    missing_parts,
     save_details,
     to_prototypes,
 )
@@ -26,8 +28,10 @@ __all__ = [
     "Latencies",
     "Prototypes",
     "compare",
+    "details_of_folder",
     "details_of_run",
     "load_details",
+    "missing_parts",
     "save_details",
     "to_prototypes",
     "write_report",
@@ -35,10 +39,10 @@ __all__ = [
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` into a run's folder from its ``result.json`` and ``details.json``.
+    """Write ``report.html`` into a run's folder: a coordinator's ``run_dir`` or a demonstration's.
 
     Raises:
-        MissingDataError: one of the files is absent.
+        MissingDataError: nothing of a run is there.
         InputError: a field is missing or of a wrong type.
     """
     from protofleet.report._page import write_report as write  # noqa: PLC0415 - heavy imports

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from protofleet.federation.records import Metrics, RunRecord
-from protofleet.report._units import median
+from protofleet.units import median
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
-from protofleet.report._units import unit_of
 from protofleet.report.details import Confusion, Latencies, Prototypes
+from protofleet.units import unit_of
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY = (

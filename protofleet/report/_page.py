@@ -10,10 +10,11 @@ from pathlib import Path
 
 import jinja2
 
+from protofleet import units
 from protofleet.durable import replace_whole
 from protofleet.federation.records import Metrics, RunRecord, Scores, load_record
-from protofleet.report import _figures, _units
-from protofleet.report.details import Details, Latencies, Prototypes, load_details
+from protofleet.report import _figures
+from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 
 _FOLDER = Path(__file__).parent
 _MAX_LAYERS = 6
@@ -57,17 +58,17 @@ _MEANINGS = {
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` from ``result.json`` and ``details.json`` of a run's folder.
+    """Write ``report.html`` from what a run left in its folder.
 
     Returns:
         The page's path.
 
     Raises:
-        MissingDataError: one of the files is absent.
+        MissingDataError: nothing of a run is there.
         InputError: a field is missing or of a wrong type.
     """
+    details = details_of_folder(run_dir)
     result = load_record(run_dir / "result.json", RunRecord)
-    details = load_details(run_dir / "details.json")
     page = run_dir / "report.html"
     replace_whole(page, render(result, details).encode())
     return page
@@ -83,10 +84,10 @@ def render(result: RunRecord, details: Details) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        bytes=_units.byte_text,
-        ms=_units.ms_text,
-        duration=_units.duration_text,
-        percent=_units.percent_text,
+        bytes=units.byte_text,
+        ms=units.ms_text,
+        duration=units.duration_text,
+        percent=units.percent_text,
     )
     return environment.get_template("report.html.jinja2").render(
         result=result,
@@ -120,30 +121,30 @@ def _further(scores: Scores) -> list[tuple[str, str, str]]:
     rows = [("Loss on own test data", f"{loss.mean:.4g}", f"{loss.std:.4g}")] if loss else []
     for name, metrics in sorted(scores.more.items()):
         for label, spread in (("macro-F1", metrics.macro_f1), ("accuracy", metrics.accuracy)):
-            mean, std = _units.percent_text(spread.mean), _units.percent_text(spread.std)
+            mean, std = units.percent_text(spread.mean), units.percent_text(spread.std)
             rows.append((f"{name}, {label}, %", mean, std))
     return rows
 
 
 def _facts(result: RunRecord, details: Details) -> dict[str, str]:
     rounds_s = sum(item.seconds for item in result.rounds)
-    step_ms = _units.median(device.train_step_ms.p50 for device in result.devices)
-    infer_ms = _units.median(device.infer_ms.p50 for device in result.devices)
+    step_ms = units.median(device.train_step_ms.p50 for device in result.devices)
+    infer_ms = units.median(device.infer_ms.p50 for device in result.devices)
     facts = {
         "Strategy": result.strategy,
         "Data": details.data,
         "Devices": str(len(result.devices)),
         "Rounds": str(len(result.aggregated)),
         "Seed": str(result.seed),
-        "Wall time": _units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
+        "Wall time": units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
         "Codec (up / down)": result.codec,
-        "Bytes up": _units.byte_text(sum(device.bytes_up for device in result.devices)),
-        "Bytes down": _units.byte_text(sum(device.bytes_down for device in result.devices)),
+        "Bytes up": units.byte_text(sum(device.bytes_up for device in result.devices)),
+        "Bytes down": units.byte_text(sum(device.bytes_down for device in result.devices)),
         "Per device and round": _per_round(result),
-        "Training step (median device)": f"{_units.ms_text(step_ms)} ms",
-        "Inference (median device)": f"{_units.ms_text(infer_ms)} ms",
+        "Training step (median device)": f"{units.ms_text(step_ms)} ms",
+        "Inference (median device)": f"{units.ms_text(infer_ms)} ms",
     }
-    unknown = {f"{_units.NOTHING} ms", ""}
+    unknown = {f"{units.NOTHING} ms", ""}
     return {name: text for name, text in facts.items() if text not in unknown}
 
 
@@ -152,8 +153,8 @@ def _per_round(result: RunRecord) -> str:
     count = sum(item.participants for item in result.rounds)
     if not count:
         return ""
-    up = _units.byte_text(round(sum(item.bytes_up for item in result.rounds) / count))
-    down = _units.byte_text(round(sum(item.bytes_down for item in result.rounds) / count))
+    up = units.byte_text(round(sum(item.bytes_up for item in result.rounds) / count))
+    down = units.byte_text(round(sum(item.bytes_down for item in result.rounds) / count))
     return f"{up} up, {down} down"
 
 
@@ -172,7 +173,7 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
     if not _figures.has_scores(rounds):
         return []
     last = rounds[-1].scores
-    ends = [f"{h.name} {_units.percent_text(h.metrics.macro_f1.mean)} %" for h in _headlines(last)]
+    ends = [f"{h.name} {units.percent_text(h.metrics.macro_f1.mean)} %" for h in _headlines(last)]
     return [
         Picture(
             key="scores",
@@ -188,7 +189,7 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
 def _byte_pictures(result: RunRecord) -> list[Picture]:
     up = sum(item.bytes_up for item in result.rounds)
     down = sum(item.bytes_down for item in result.rounds)
-    total = f"{_units.byte_text(up)} up and {_units.byte_text(down)} down"
+    total = f"{units.byte_text(up)} up and {units.byte_text(down)} down"
     by_round = Picture(
         key="bytes-round",
         title="Traffic by round",
@@ -201,7 +202,7 @@ def _byte_pictures(result: RunRecord) -> list[Picture]:
         title="Traffic by device",
         caption="Bytes of the whole run, joining included.",
         alt=f"Bar plot of bytes for each of {len(result.devices)} devices; the median device "
-        f"sent {_units.byte_text(_units.median(d.bytes_up for d in result.devices) or 0)}.",
+        f"sent {units.byte_text(units.median(d.bytes_up for d in result.devices) or 0)}.",
         uri=_uri(_figures.bytes_by_device(result.devices)),
     )
     return [*([by_round] if result.rounds else []), *([by_device] if result.devices else [])]
@@ -212,10 +213,10 @@ def _latency_pictures(details: Details) -> list[Picture]:
     found = []
     for key, title, label, pick in _LATENCIES:
         svg = _figures.latencies(details.latencies, pick, label)
-        medians = [_units.median(pick(device)) for device in details.latencies]
+        medians = [units.median(pick(device)) for device in details.latencies]
         if svg is not None:
             alt = f"Box plot of {label}; the median device's median is "
-            alt += f"{_units.ms_text(_units.median(medians))} ms."
+            alt += f"{units.ms_text(units.median(medians))} ms."
             found.append(Picture(key=key, title=title, caption=caption, alt=alt, uri=_uri(svg)))
     return found
 

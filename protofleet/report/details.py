@@ -10,8 +10,15 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError
-from protofleet.federation.records import DeviceDetails, FleetDetails, load_record, save_record
+from protofleet.coordinator.status import read_identity
+from protofleet.errors import InputError, MissingDataError
+from protofleet.federation.records import (
+    DeviceDetails,
+    FleetDetails,
+    RunRecord,
+    load_record,
+    save_record,
+)
 
 MAX_SAMPLES = 2000
 MAX_PROTOTYPES = 2000
@@ -82,6 +89,28 @@ def load_details(path: Path) -> Details:
     return load_record(path, Details)
 
 
+def details_of_folder(run_dir: Path) -> Details:
+    """``details.json`` where there is one (a demonstration's), else what the coordinator left.
+
+    Raises:
+        MissingDataError: it is no run's folder, or no round of the run is committed yet.
+        InputError: a field is missing or of a wrong type.
+    """
+    if (run_dir / "details.json").is_file():
+        return load_details(run_dir / "details.json")
+    identity = read_identity(run_dir)
+    if not (run_dir / "devices.json").is_file():
+        begun = "no round of this run is committed yet" if identity else "this is no run's folder"
+        raise MissingDataError(
+            f"'{run_dir}': {begun}; expected the run_dir of a federation file, or the folder of a "
+            "demonstration that has finished"
+        )
+    name = identity.get("federation", run_dir.resolve().name)
+    return details_of_run(
+        run_dir, title=f"Federation {name}", data="", bundle=identity.get("bundle", "")
+    )
+
+
 def save_details(details: Details, path: Path) -> None:
     """Write ``details.json`` whole or not at all."""
     save_record(details, path)
@@ -145,3 +174,18 @@ def _first_confusion(devices: Iterable[DeviceDetails]) -> Confusion | None:
         if device.confusion.own is not None:
             return Confusion(device_id=device.id, counts=device.confusion.own)
     return None
+
+
+def missing_parts(result: RunRecord, details: Details) -> list[str]:
+    """What a page of this run cannot show, each with what would have made it."""
+    scores = result.scores
+    parts = {
+        "personalisation: no device has a test part (x_test, y_test)": scores.personalisation,
+        "generalisation: only devices with --pooled measure it": scores.generalisation,
+        "global: [evaluation] pooled in the federation file, for a strategy with a global model": (
+            scores.global_
+        ),
+        "prototypes: only of a demonstration with FedAli": details.prototypes,
+        "data, machine and versions: no coordinator knows those of its devices": details.data,
+    }
+    return [text for text, found in parts.items() if not found]

@@ -128,6 +128,7 @@ DESCRIPTION = Description(
     ),
     server_programs=("cross_entropy",),
     takes_aggregator=True,
+    features=True,
 )
 
 

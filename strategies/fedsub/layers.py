@@ -1,7 +1,8 @@
-"""The dense layers of a model that FedSub fuses, and where subnetworks reach in them."""
+"""The layers of a model that FedSub fuses, and where subnetworks reach in them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,10 +10,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.errors import InputError
-from protofleet.strategies.common import PARAMS
+from protofleet.strategies.common import PARAMS, listed
 from protofleet.strategies.fedsub.fusion import Active, Flags
-from protofleet.tensors import Model
+from protofleet.strategies.types import UnsuitableModelError
+from protofleet.tensors import Model, ModelLayer
 
 MASKS = "masks/"
 """Prefix of the masks in an update."""
@@ -20,13 +21,15 @@ MASKS = "masks/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """A dense layer.
+    """A dense layer or a convolution, whose weights are seen as a matrix ``(units, inputs)``.
 
     Attributes:
         name: before ``.weight`` and ``.bias``.
-        units, inputs: shape of its weights.
-        before: layer whose units are its inputs; None: they are always active.
+        units, inputs: shape of its weights; a convolution's inputs are channels times positions.
+        before: layer whose units are its inputs, each as many times in a row as its number divides
+            theirs; None: they are always active.
         hidden: whether it has a ReLU; units of the output layer are always active.
+        has_bias: whether it has one.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Layer:
     inputs: int
     before: str | None
     hidden: bool
+    has_bias: bool = True
 
     @property
     def weight(self) -> str:
@@ -41,39 +45,52 @@ class Layer:
         return f"{PARAMS}{self.name}.weight"
 
     @property
-    def bias(self) -> str:
-        """The same of its bias."""
-        return f"{PARAMS}{self.name}.bias"
+    def bias(self) -> str | None:
+        """The same of its bias; None: it has none."""
+        return f"{PARAMS}{self.name}.bias" if self.has_bias else None
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Names of its tensors in states, payloads and updates."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
 
-def dense_layers(model: Model, head: str) -> tuple[Layer, ...]:
-    """All layers ``<name>.weight (units, inputs)`` with ``<name>.bias (units,)``, in order.
+def fused_layers(model: Model, *, output: bool) -> tuple[Layer, ...]:
+    """The hidden layers that the bundle tells of, in order, and with ``output`` the output layer.
 
     Args:
-        model: any with such layers; other parameters are passed over.
-        head: how the names of the output layer's parameters start.
+        model: other parameters are passed over.
+        output: whether the head's layers are fused too.
 
     Raises:
-        InputError: no hidden layers, or no output layer.
+        UnsuitableModelError: no hidden layers, or no output layer.
     """
-    shapes = model.params.layout.shapes
-    layers: list[Layer] = []
-    for weight, shape in shapes.items():
-        name = weight.removesuffix(".weight")
-        if name == weight or len(shape) != 2 or shapes.get(f"{name}.bias") != shape[:1]:
-            continue
-        units, inputs = shape
-        chained = layers and layers[-1].units == inputs
-        before = layers[-1].name if chained else None
-        hidden = not weight.startswith(head)
-        layers.append(Layer(name=name, units=units, inputs=inputs, before=before, hidden=hidden))
-    if len({layer.hidden for layer in layers}) != 2:
-        raise InputError(
-            "strategy 'fedsub': expected dense layers '<name>.weight' and '<name>.bias', hidden "
-            f"ones and one that starts with '{head}' (setting 'head'), got {shapes}; export a "
-            "perceptron"
+    told = [one for one in model.layers if one.hidden or _is_output(one, model)]
+    if not any(one.hidden for one in told) or not any(not one.hidden for one in told):
+        raise UnsuitableModelError(
+            "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like and "
+            "a head that is a dense layer, got a bundle that tells of layers "
+            f"{listed([one.name for one in told])}; export with --strategy fedsub, "
+            "which finds them"
         )
-    return tuple(layers)
+    return tuple(_layer(one, model) for one in told if one.hidden or output)
+
+
+def _is_output(layer: ModelLayer, model: Model) -> bool:
+    return f"{layer.name}.weight" in model.head
+
+
+def _layer(layer: ModelLayer, model: Model) -> Layer:
+    shapes = model.params.layout.shapes
+    units, *others = shapes[f"{layer.name}.weight"]
+    return Layer(
+        name=layer.name,
+        units=units,
+        inputs=math.prod(others),
+        before=layer.before,
+        hidden=layer.hidden,
+        has_bias=f"{layer.name}.bias" in shapes,
+    )
 
 
 def pack_masks(means: NDArray[np.float32], threshold: float) -> NDArray[np.uint8]:
@@ -101,11 +118,18 @@ def reach(
     found = {}
     for layer in layers:
         rows = units[layer.name] = _units(layer, masks, everyone)
-        before = layer.before if mask == "inout" else None
-        columns = np.ones((*everyone, layer.inputs), np.bool_) if before is None else units[before]
-        found[layer.weight] = Active(rows=rows, columns=columns)
-        found[layer.bias] = Active(rows=rows, columns=np.ones((*everyone, 1), np.bool_))
+        before = units.get(layer.before or "") if mask == "inout" else None
+        found[layer.weight] = Active(rows=rows, columns=_columns(layer, before, everyone))
+        if layer.bias is not None:
+            found[layer.bias] = Active(rows=rows, columns=np.ones((*everyone, 1), np.bool_))
     return found
+
+
+def _columns(layer: Layer, before: Flags | None, everyone: tuple[int, int]) -> Flags:
+    """``(M, C, inputs)``, which of them are active."""
+    if before is None:
+        return np.ones((*everyone, layer.inputs), np.bool_)
+    return np.repeat(before, layer.inputs // before.shape[2], axis=2)
 
 
 def _units(

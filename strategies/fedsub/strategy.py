@@ -17,8 +17,9 @@ fused ones with the class means of its raw examples and, for each class, which u
 layers are active on average. The server predicts the prototypes of classes that a client lacks,
 clusters the clients class by class, and fuses weights inside the clusters that a client is in.
 
-The model must be a chain of dense layers, as far as it is fused: ``<layer>.weight (units, inputs)``
-and ``<layer>.bias``. Where a layer's inputs are not the units of the one before, all are active.
+Fused are the dense layers and convolutions that the bundle tells of; a channel of a convolution is
+a unit, its activation the mean over positions. Where a layer's inputs are not the units of an
+earlier one, all are active.
 
 Scores are of the client's model after distribution, before local training; those after it are
 ``after_fit``. The fused weights of the last round are scored in one more fit.
@@ -76,7 +77,7 @@ from protofleet.strategies.fedsub.fusion import (
     clusters_of,
     fuse,
 )
-from protofleet.strategies.fedsub.layers import MASKS, Layer, dense_layers, pack_masks, reach
+from protofleet.strategies.fedsub.layers import MASKS, Layer, fused_layers, pack_masks, reach
 from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
@@ -113,6 +114,7 @@ DESCRIPTION = Description(
     ),
     class_counts=True,
     final_fit=True,
+    layers=True,
 )
 
 
@@ -121,7 +123,6 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         variant: ``partial`` fuses the hidden layers, ``full`` also the output layer.
-        head: prefix of the output layer's parameters.
         threshold: a unit is active if its average activation exceeds it.
         mask: ``inout``: a weight is active if the units at both ends are; ``out``: if the unit it
             leads to is.
@@ -144,7 +145,6 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
     clip_norm: float | None = 100.0
     optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.9)
     variant: Literal["partial", "full"] = "partial"
-    head: str = "head."
     threshold: float = 0.0
     mask: Literal["inout", "out"] = "inout"
     neighbours: int = 5
@@ -177,15 +177,15 @@ class _Context:
     @property
     def shared(self) -> tuple[str, ...]:
         """Names of the tensors that are fused."""
-        return tuple(name for layer in self.layers for name in (layer.weight, layer.bias))
+        return tuple(name for layer in self.layers for name in layer.tensors)
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """FedSub for one model.
 
     Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or a model without
-            dense hidden layers.
+        InputError: unknown setting, wrong type, a value outside its range, or a bundle that
+            tells of no hidden layers.
     """
     context = _context(parse_settings(DESCRIPTION.name, settings, FedSubSettings), model)
     return Strategy(
@@ -204,9 +204,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
 
 
 def _context(settings: FedSubSettings, model: Model) -> _Context:
-    layers = dense_layers(model, settings.head)
-    fused = (layer for layer in layers if layer.hidden or settings.variant == "full")
-    return _Context(settings=settings, model=model, layers=tuple(fused))
+    layers = fused_layers(model, output=settings.variant == "full")
+    return _Context(settings=settings, model=model, layers=layers)
 
 
 def _uplink(context: _Context) -> Uplink:
@@ -289,7 +288,7 @@ def _activations(
     for name in hidden.keys() - found.keys():
         raise InputError(
             f"strategy 'fedsub': expected activations of layer '{name}', got those of "
-            f"{', '.join(found) or 'none'}; export a model whose layers(x) tells all dense ones"
+            f"{', '.join(found) or 'none'}; export with --strategy fedsub"
         )
     return {name: found[name] for name in hidden}
 

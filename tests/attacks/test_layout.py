@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attacks.hostile import assert_refused
+from attacks.hostile import PUBLIC, assert_refused
+
+from protofleet.bundle import Bundle
+from protofleet.tensors import Layout
 
 
 def test_a_layout_hash_of_other_tensors_is_refused(forge):
@@ -53,3 +56,42 @@ def test_parameters_that_do_not_fit_the_declaration_are_refused(forge, change):
 def test_an_impossible_declaration_is_refused(forge, decl):
     forge.manifest["params"].append(decl)
     assert_refused("layout", *forge.both(), match="tensor")
+
+
+@pytest.mark.parametrize("head", [["w", "w"], ["w", "unknown"], [""]], ids=str)
+def test_a_head_that_is_not_of_the_parameters_is_refused(forge, head):
+    forge.manifest["head"] = head
+    assert_refused("layout", *forge.both(), match="head: expected names of params")
+
+
+@pytest.mark.parametrize(
+    ("layers", "match"),
+    [
+        ([{"name": "unknown"}], "expected params to have its weight"),
+        ([{"name": "a"}, {"name": "a"}], "once"),
+        ([{"name": "vector"}], "two axes"),
+        ([{"name": "b", "before": "a"}, {"name": "a"}], "an earlier hidden layer"),
+        ([{"name": "b", "before": "b"}], "an earlier hidden layer"),
+        ([{"name": "c"}, {"name": "b", "before": "c"}], "an earlier hidden layer"),
+        ([{"name": "a"}, {"name": "d", "before": "a"}], "7 inputs are not those of 4 units"),
+    ],
+)
+def test_layers_that_do_not_fit_the_parameters_are_refused(forge, layers, match):
+    """Layers a (4 units), b and c exist, a is hidden; c tells nothing; d has 7 inputs."""
+    shapes = {"a": (4, 3), "b": (2, 4), "c": (2, 4), "d": (2, 7), "vector": (3,)}
+    forge.change_params(
+        lambda tensors: tensors.update(
+            {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        )
+    )
+    declared = {decl["name"]: tuple(decl["shape"]) for decl in forge.manifest["params"]}
+    declared |= {f"{name}.weight": shape for name, shape in shapes.items()}
+    forge.manifest["params"] = [{"name": n, "shape": list(s)} for n, s in declared.items()]
+    forge.manifest["layout_hash"] = Layout.of(declared).hash
+    told = {"role": "output", "dtype": "float32", "shape": ["batch", 4]}
+    outputs = forge.manifest["programs"]["features"]["outputs"]
+    outputs += [{"name": f"layers.{name}", "key": f"layers.{name}", **told} for name in "abd"]
+    forge.manifest["layers"] = [{"name": "a"}, {"name": "b", "before": "a"}]
+    Bundle.open(forge.directory(), trusted={PUBLIC})
+    forge.manifest["layers"] = layers
+    assert_refused("layout", *forge.both(), match=match)

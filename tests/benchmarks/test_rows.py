@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 
 import pytest
+from click.testing import CliRunner
 
 from protofleet.benchmarks import rounds
-from protofleet.benchmarks._rows import Result, Row, machine_facts, paired_row, show
+from protofleet.benchmarks._rows import Result, Row, aligned, machine_facts, paired_row, show
 from protofleet.benchmarks._timing import Sample, in_turns
+from protofleet.cli._width import rows
+from protofleet.cli.bench import bench
+from protofleet.cli.experiment import experiment
+from protofleet.errors import InputError
 
 
 def test_a_ratio_is_the_median_over_pairs_not_the_quotient_of_medians():
@@ -55,3 +60,33 @@ def test_a_federation_of_untrained_devices_gives_times_bytes_and_memory(mosquitt
     assert row.details["rounds"] == 2
     assert 1 < row.details["socket_up_to_raw"] < 3
     assert row.details["coordinator_rss_mb"] > 10
+
+
+def test_tables_and_lists_fit_the_terminal(monkeypatch):
+    table = [("name", "first", "second"), ("a", "1" * 30, "2" * 30)]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert len(aligned(table)) == 2
+    monkeypatch.setenv("COLUMNS", "50")
+    folded = aligned(table)
+    assert [line.split()[1] for line in folded] == ["first", "1" * 30, "second", "2" * 30]
+    listed = list(rows({"long name": "word " * 20, "b": "x" * 60}, indent=2))
+    assert [line[:13] for line in listed[:2]] == ["  long name  ", " " * 13]
+    assert all(len(line) <= 50 for line in listed if "x" not in line)
+    assert listed[-1].endswith("x" * 60)  # a hash stays in one piece
+
+
+@pytest.mark.parametrize(
+    "command", ["bench programs", "bench device --bundle .", "experiment run x"]
+)
+def test_a_file_that_cannot_be_written_is_named_before_the_work(command, tmp_path):
+    """Root may write everywhere but below a file."""
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "x.json"
+    group, *rest = command.split()
+    command = {"bench": bench, "experiment": experiment}[group]
+    with pytest.raises(InputError, match="nothing can be written there: Not a directory"):
+        CliRunner().invoke(command, [*rest, "--json", str(path)], catch_exceptions=False)
+    with pytest.raises(InputError, match="no such folder"):
+        CliRunner().invoke(
+            command, [*rest, "--json", str(tmp_path / "no" / "x.json")], catch_exceptions=False
+        )

@@ -24,7 +24,7 @@ def test_a_closed_round_is_one_line_with_its_scores():
         scores=Scores(personalisation=metrics, more={"after_fit": metrics}, global_=metrics),
     )
     assert _plain(closed) == (
-        "round 3 committed in 1.25 s: 4 updates, 1.50 MB up, 0.9 kB down; macro-F1: "
+        "round 3 committed in 1.25 s: 4 updates, 1.5 MB up, 900 B down; macro-F1: "
         "personalisation 0.5000, global 0.5000, after_fit 0.5000"
     )
 

@@ -107,3 +107,11 @@ def test_class_counts_that_cannot_be_are_refused_and_the_device_is_not_live(
 def test_counters_that_cannot_be_are_refused(registry, changes):
     with pytest.raises(RefusedError, match="no count"):
         registry.heartbeat("a", _heartbeat(**changes), 0.0)
+
+
+def test_two_devices_of_one_id_show_by_a_process_that_is_back(registry):
+    """A restarted device has a new boot id; only two that are alive take turns."""
+    order = ["1", "1", "2", "3", "3", "2", "3"]
+    found = [registry.has_twin("a", _presence(boot_id=boot)) for boot in order]
+    assert found == [False] * 5 + [True] * 2
+    assert not registry.has_twin("a", _presence("offline", boot_id="1"))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from fake_endpoint import (
     CONNECTED,
     QUIET,
     ScriptEndError,
 )
 
+from protofleet.cli.report import report
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger, Totals
 from protofleet.errors import UnavailableError
@@ -458,3 +461,28 @@ def test_the_farewell_waits_for_a_lost_broker_a_while(open_federation, back):
     assert fed.finished.rounds == 1
     assert set(endpoint.finished) == ({"a", "b"} if back else set())
     assert (endpoint.published[-1].phase == "finished") is back
+
+
+def test_waiting_for_devices_is_told_at_growing_intervals(open_federation):
+    fed = open_federation()
+    minutes = [fed.after(10)] * 40
+    fed.play(CONNECTED, *minutes[:30], fed.online("a"), *minutes[30:])
+    told = [one for one in fed.events if isinstance(one, events.Waiting)]
+    assert [(one.live, round(one.waited_s)) for one in told] == [
+        *((0, seconds) for seconds in (0, 30, 90, 210)),
+        *((1, seconds) for seconds in (300, 330, 390)),
+    ]
+
+
+@pytest.mark.slow(seconds=2)  # matplotlib
+def test_a_runs_folder_is_reported_and_what_its_page_lacks_is_told(open_federation):
+    fed = open_federation(minimum=1)
+    run_dir = str(fed.plan.config.run_dir)
+    refused = CliRunner().invoke(report, [run_dir])
+    assert "this is no run's folder" in str(refused.exception)
+    fed.play(CONNECTED, fed.online("a"), fed.delivers("a"), fed.gone("a", "left"))
+    told = CliRunner().invoke(report, [run_dir])
+    assert told.stdout.strip() == f"{run_dir}/report.html"
+    assert "not in it: prototypes: only of a demonstration with FedAli" in told.stderr
+    page = (Path(run_dir) / "report.html").read_text()
+    assert f"Federation {fed.plan.config.federation}" in page

@@ -43,6 +43,18 @@ def test_edge_install_has_no_torch_on_disk(edge_python):
     assert not packages & set(_NEVER_ON_A_DEVICE)
 
 
+def test_the_wheel_has_docs_and_the_unit_of_a_service(edge_python, tmp_path):
+    def docs(*name):
+        command = [edge_python, "-m", "protofleet", "docs", *name]
+        found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        return found.stdout
+
+    unit = "protofleet-device.service"
+    assert docs(unit) == (_ROOT / "docs" / unit).read_text()
+    pages = {page.name for page in (_ROOT / "docs").glob("*.md")}
+    assert pages | {unit} <= {line.split()[0] for line in docs().splitlines()}
+
+
 def test_device_from_the_wheel_takes_part(edge_python, make_federation, tmp_path, key):
     """One device runs from the wheel, one from this checkout: both finish the federation."""
     federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)

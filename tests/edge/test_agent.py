@@ -13,6 +13,7 @@ from fake_endpoint import (
 )
 from scripted_coordinator import FEDERATION
 
+from protofleet.cli._device_lines import to_text
 from protofleet.edge.agent import SETTLE_S
 from protofleet.edge.training import Learner, TrainingCancelledError
 from protofleet.errors import InputError, ProvisionError, UnavailableError
@@ -357,9 +358,72 @@ def test_a_strategy_that_asks_for_class_counts_is_told_them(device):
 
 
 def test_a_heartbeat_is_due_every_minute(device):
-    endpoint = device.play(CONNECTED, QUIET, QUIET, QUIET)
+    endpoint = device.play(CONNECTED, *_quiet(180.0, device))
     beats = [one for one in endpoint.published if hasattr(one, "phase")]
     assert [one.phase for one in beats] == [*["idle"] * 3, "leave"]
+
+
+def _quiet(seconds, device):
+    """Steps in which nothing comes for so long; further ones do not end the process."""
+
+    def step():
+        device.clock.advance(min(1.0, device.agent._wait_s()))
+
+    return [step] * int(seconds + 20)
+
+
+def _waited(device, *steps, others=()):
+    """What the device tells of its waiting in ten minutes after ``steps``."""
+
+    def hear():
+        device.endpoint.others = {name: device.announced().message for name in others}
+
+    device.play(hear, *steps, *_quiet(620.0, device))
+    return device.said("waiting")
+
+
+def test_a_device_that_nobody_coordinates_says_what_it_waits_for_at_growing_intervals(device):
+    told = _waited(device, CONNECTED, others=["lab-2"])
+    assert [round(one["waited_s"]) for one in told] == [12, 34, 76, 158, 320]
+    assert told[0]["awaited"] == (
+        f"a coordinator of federation '{FEDERATION}'; none has announced itself"
+    )
+    assert told[0]["federations"] == {"lab-2": "training"}
+    assert to_text("waiting", told[0]).endswith(
+        "on this broker there is 'lab-2' (training): is --federation right?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "awaited"),
+    [
+        ({}, "the next task: round 1 of 2 runs without this device"),
+        (
+            {"retained": True, "phase": "waiting"},
+            "the next task: round 1 of 2 waits for devices; the broker remembers this",
+        ),
+        ({"retained": True, "bundle": "other"}, "another coordinator: federation"),
+        ({"phase": "finished"}, "a new run of federation"),
+    ],
+)
+def test_a_device_that_waits_tells_where_its_federation_stands(device, changes, awaited):
+    told = _waited(device, CONNECTED, device.announced(**changes))
+    assert awaited in told[-1]["awaited"]
+
+
+def test_a_device_does_not_wait_while_it_trains_and_waits_anew_after_a_round(device):
+    told = _waited(device, CONNECTED, device.round(), device.delivered)
+    assert [round(one["waited_s"]) for one in told] == [12, 34, 76, 158, 320]
+
+
+def test_an_id_that_another_device_has_is_named_with_the_remedy(device, caplog):
+    with pytest.raises(UnavailableError, match=f"have the id '{_NAME}'; give each its own --store"):
+        device.play(
+            CONNECTED,
+            Disconnected("taken over", taken_over=True),
+            Disconnected("taken over", final=True, taken_over=True),
+        )
+    assert f"have the id '{_NAME}'; give each its own --store" in caplog.text
 
 
 def test_a_lost_broker_is_waited_for_and_one_that_refuses_ends_the_device(device):

@@ -202,15 +202,17 @@ def test_an_interrupted_run_says_how_to_go_on_and_does(place):
     """The same command then runs what is left, prints the table and draws the pictures."""
     command = [sys.executable, "-P", "-m", "protofleet", "experiment", "run", "tiny.toml"]
     command += ["--workers", "1", "--seeds", "5", "--json", "t.json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith("seed 5, Local, alone: accuracy"):
                 os.kill(process.pid, signal.SIGINT)
                 break
-        rest = process.stdout.read()
+        _, rest = process.communicate()
     assert process.returncode == 130
-    assert "the same command goes on" in rest
+    assert "to go on: the same command; 'runs/tiny' keeps what is done" in rest
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "seed 5, FedAvg: finished before" in done.stdout
     document = json.loads((place / "t.json").read_bytes())

@@ -18,9 +18,11 @@ from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, committed, find, load_experiment
 from protofleet.experiments.store import run_folder
 from protofleet.export.capture import model_tensors
+from protofleet.export.classifier import find_parts
+from protofleet.export.classifier.heads import features_width
 from protofleet.export.models import build_model, has_setting
 from protofleet.strategies import STRATEGIES, build
-from protofleet.tensors import Layout, Model, TensorMap
+from protofleet.tensors import Layout, Model, ModelLayer, TensorMap
 
 NAMES = tuple(committed())
 SMALL = tuple(name for name in NAMES if name.endswith("-small"))
@@ -92,6 +94,25 @@ def _layouts(module: torch.nn.Module) -> tuple[Layout, Layout]:
     return params, state
 
 
+@cache
+def _initial(module: torch.nn.Module, classes: int, shape: tuple[int, ...]) -> Model:
+    """What strategies get of a bundle with the model, zeros for its values."""
+    x = torch.zeros(4, *shape, device="meta")
+    parts = find_parts(module, x)
+    params, buffers = (TensorMap.zeros(layout) for layout in _layouts(module))
+    return Model(
+        params=params,
+        buffers=buffers,
+        num_classes=classes,
+        input_shape=shape,
+        head=parts.head_params,
+        features=features_width(module, parts, x),
+        layers=tuple(
+            ModelLayer(name=one.name, before=one.before, hidden=one.hidden) for one in parts.layers
+        ),
+    )
+
+
 def test_every_paper_has_experiments_at_full_size_and_small_ones():
     assert {name.split("/")[0] for name in NAMES} == PAPERS
     assert {name.split("/")[0] for name in SMALL} == PAPERS
@@ -123,8 +144,7 @@ def test_models_take_the_data_and_strategies_the_models_and_settings(name):
     for method in experiment.methods:
         module = _model_of(experiment, method)
         assert _logits(module, shape) == (4, classes)
-        params, buffers = (TensorMap.zeros(layout) for layout in _layouts(module))
-        model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
+        model = _initial(module, classes, shape)
         known = build(method.strategy, {}, model).settings
         settings = experiment.settings_of(method, dict.fromkeys(known.__struct_fields__))
         assert settings.keys() >= method.settings.keys()
@@ -137,9 +157,7 @@ def test_every_key_of_training_is_known_to_some_method(name):
     experiment = _load(name)
     used: set[str] = set()
     for method in experiment.methods:
-        params, buffers = (TensorMap.zeros(one) for one in _layouts(_model_of(experiment, method)))
-        classes, shape = _form(experiment)
-        model = Model(params=params, buffers=buffers, num_classes=classes, input_shape=shape)
+        model = _initial(_model_of(experiment, method), *_form(experiment))
         used |= set(build(method.strategy, {}, model).settings.__struct_fields__)
     assert experiment.training.keys() <= used
 

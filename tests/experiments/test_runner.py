@@ -186,5 +186,5 @@ def test_an_unknown_method_strategy_or_model_is_named(run):
         run(experiment(methods=[{"label": "x", "strategy": "fedsgd"}]))
     with pytest.raises(InputError, match="no method's strategy knows 'epoch'"):
         run(experiment(training={"epoch": 1}))
-    with pytest.raises(InputError, match="unknown field `lrr`"):
+    with pytest.raises(InputError, match="unknown key `lrr`"):
         run(experiment(methods=[{"label": "x", "strategy": "fedavg", "settings": {"lrr": 1}}]))

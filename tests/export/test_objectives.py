@@ -17,6 +17,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import ExportError, InputError
 from protofleet.export.build import BundleSpec, capture_programs, export_bundle
 from protofleet.export.capture import capture
+from protofleet.export.classifier import Classifier, Parts
 from protofleet.export.models import build_model, layers
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
@@ -138,7 +139,8 @@ def test_prototype_distance_is_its_formula() -> None:
     logits = [[-np.linalg.norm(f - p) for p in prototypes] for f in features]
     pull = sum(1 - _cos(p, a) for p, a in zip(prototypes, batch["anchors"], strict=True))
     expected = _cross_entropy(np.array(logits), batch["y"]) + batch["weight"] * pull
-    assert _loss("prototype_distance", batch, model) == pytest.approx(expected, rel=1e-5)
+    view = Classifier(model, Parts(head=""))
+    assert _loss("prototype_distance", batch, view) == pytest.approx(expected, rel=1e-5)
 
 
 def _gradient(name: str, batch: Arrays, key: str) -> np.ndarray:
@@ -217,7 +219,7 @@ def test_a_feature_on_its_prototype_has_a_finite_gradient() -> None:
 
 def test_only_a_model_with_prototypes_has_distances_to_them() -> None:
     spec = _spec((64,), ("prototype_distance",))
-    with pytest.raises(ExportError, match=r"model with head\.prototypes .*, got Mlp"):
+    with pytest.raises(ExportError, match=r"prototype per class.*--head-kind prototypes"):
         capture_programs(build_model("mlp"), spec)
 
 

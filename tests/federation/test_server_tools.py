@@ -28,11 +28,6 @@ def test_a_strategy_that_asks_gets_programs_that_train_and_predict(tiny):
     assert step.loss > 0
 
 
-def test_a_program_that_the_bundle_lacks_is_named(tiny):
-    with pytest.raises(InputError, match="the server needs a training program 'moon'"):
-        make_server_tools(tiny.plan.bundle, _asking(tiny.plan.strategy, "moon"), seed=4)
-
-
 def test_other_strategies_get_randomness_alone(tiny):
     make = make_server_tools(tiny.plan.bundle, tiny.plan.strategy, seed=4)
     assert make(2).grad_fns == {}

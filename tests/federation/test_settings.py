@@ -35,11 +35,14 @@ def test_relative_paths_start_at_the_files_folder(tmp_path):
 @pytest.mark.parametrize(
     ("extra", "named"),
     [
-        ("round_s = 3\n", "round_s"),
-        ("[cohort]\nminimun = 3\n", "minimun"),
+        ("round_s = 3\n", "unknown key `round_s`; known are federation, broker, bundle"),
+        ("[cohort]\nminimun = 3\n", "`cohort`: unknown key `minimun`; known are size, min"),
+        ("cohort = 3\n", "`cohort`: expected a table, got a whole number"),
+        ("[codec]\nup = 'int9'\n", "`codec.up`: expected one of .*int8.*, got 'int9'"),
+        ("trusted = [1]\n", r"`trusted\[0\]`: expected text, got a whole number"),
         ("[round]\nquorum = 1.5\n", "quorum"),
         ("[round]\ndeadline_s = 0\n", "deadline_s"),
-        ("[cohort]\nsize = 'some'\n", "size"),
+        ("[cohort]\nsize = 'some'\n", "`cohort.size`: expected one of all or a number, got 'some'"),
         ("[cohort]\nsize = nan\n", "size"),
         ("[limits]\nuploads = true\n", "uploads"),
         ("seed = -1\n", "seed"),
@@ -80,7 +83,7 @@ def test_another_strategy_starts_from_its_own_defaults():
 def test_a_missing_setting_is_named(tmp_path):
     path = tmp_path / "f.toml"
     path.write_text('federation = "home"\n')
-    with pytest.raises(InputError, match="broker"):
+    with pytest.raises(InputError, match="expected a key `broker`, got none"):
         load_config(path)
 
 

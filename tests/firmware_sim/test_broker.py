@@ -3,12 +3,16 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import closing
+from pathlib import Path
 
 import pytest
-from brokers import answers, wait_until
+from brokers import answers, free_port, wait_until
 
-from protofleet.errors import UnavailableError
-from protofleet.firmware_sim.broker import find_mosquitto, local_broker
+from protofleet.errors import InputError
+from protofleet.firmware_sim.broker import BrokerOptions, find_mosquitto, local_broker, open_broker
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.link import Connected, Disconnected, Link, LinkOptions
 
 _SCRIPT = (
     "import sys, time\n"
@@ -52,6 +56,65 @@ def test_the_broker_ends_with_its_parent(kind, how):
     wait_until(lambda: not answers(port))
 
 
+def _running(*arguments):
+    """``protofleet broker run`` on a free port, and the first lines it prints."""
+    port = free_port()
+    command = "from protofleet.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-uc", command, "broker", "run", "--port", str(port), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    return process, port, [process.stdout.readline() for _ in range(2)]
+
+
+@pytest.mark.mosquitto
+def test_the_command_runs_a_broker_says_who_comes_and_how_to_go_on():
+    process, port, told = _running("--host", "0.0.0.0")  # noqa: S104 - what is tested
+    assert told[0].startswith(f"broker: mqtt://127.0.0.1:{port} (Mosquitto)")
+    assert f":{port}" in told[1].partition("--broker mqtt://")[2]
+    with closing(
+        Link(LinkOptions(broker=BrokerAccess(url=f"mqtt://127.0.0.1:{port}"), client_id="anna"))
+    ) as link:
+        link.start()
+        assert "as anna" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, "to go on: the same command" in err) == (130, True)
+    assert not answers(port)
+
+
+@pytest.mark.mosquitto
+def test_the_command_takes_users_and_no_others(tmp_path):
+    users = tmp_path / "users"
+    subprocess.run(["mosquitto_passwd", "-b", "-c", users, "anna", "secret"], check=True)
+    process, port, _ = _running("--users", str(users))
+    url = f"mqtt://{{}}127.0.0.1:{port}"
+    found = []
+    for who in ("", "anna:secret@"):
+        with closing(
+            Link(LinkOptions(broker=BrokerAccess(url=url.format(who)), client_id="a"))
+        ) as link:
+            link.start()
+            found.append(type(link.get(10)))
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert (found, process.returncode) == ([Disconnected, Connected], 143)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"host": "192.0.2.77"}, "perhaps a broker runs there already"),
+        ({"password_file": Path("nothing")}, "make it with: mosquitto_passwd -c nothing NAME"),
+    ],
+)
+def test_what_a_broker_cannot_use_is_named_before_it_starts(options, told):
+    with pytest.raises(InputError, match=told), open_broker(BrokerOptions(**options)):
+        pass
+
+
 def test_the_embedded_broker_is_named_as_what_it_is(caplog):
     pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
     with local_broker("amqtt"):
@@ -62,5 +125,5 @@ def test_the_embedded_broker_is_named_as_what_it_is(caplog):
 def test_a_broker_that_cannot_start_says_why():
     if find_mosquitto() is None:
         pytest.skip("needs the Mosquitto broker: apt install mosquitto")
-    with pytest.raises(UnavailableError, match="did not start"), local_broker(port=80_000):
+    with pytest.raises(InputError, match="choose another port"), local_broker(port=80_000):
         pass

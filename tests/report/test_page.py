@@ -156,7 +156,7 @@ def test_more_layers_groups_and_devices_than_fit_are_thinned(tmp_path):
 
 
 def test_a_missing_or_broken_file_is_named(tmp_path):
-    with pytest.raises(MissingDataError, match=r"result\.json"):
+    with pytest.raises(MissingDataError, match="this is no run's folder"):
         write_report(tmp_path)
     write_run(tmp_path, rounds=1)
     (tmp_path / "details.json").write_text('{"title": "t"}')

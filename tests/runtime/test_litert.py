@@ -15,7 +15,7 @@ from tflite_by_hand import Graph, tflite_bytes
 
 from protofleet.bundle.manifest import MAX_TFLITE_BATCH
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime import open_classifier, open_programs
+from protofleet.runtime import _litert, open_classifier, open_programs
 from protofleet.tensors import Model, Network, TensorMap
 
 FILE = "programs/programs.tflite"
@@ -273,3 +273,40 @@ print(sorted({m.partition(".")[0] for m in sys.modules}
         cwd=Path(tmp_path),
     )
     assert out.stdout.strip() == "[]"
+
+
+def test_litert_says_nothing_of_its_delegate_and_what_else_is_said_is_heard(capfd):
+    """The model of a sum has been made with LiteRT's own schema."""
+    code = (
+        "import sys\n"
+        "from protofleet.runtime import _litert\n"
+        "from ai_edge_litert.interpreter import Interpreter\n"
+        "_litert._say_banner()\n"
+        "one = Interpreter(model_content=_litert._SUM)\n"
+        "one.allocate_tensors()\n"
+        "print('heard', file=sys.stderr)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert capfd.readouterr().err == "heard\n"
+
+
+def test_the_model_that_is_opened_first_is_a_sum():
+    flatbuffers = pytest.importorskip("flatbuffers")
+    schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
+    model, graph, code = schema.ModelT(), schema.SubGraphT(), schema.OperatorCodeT()
+    tensors = [schema.TensorT(), schema.TensorT()]
+    for tensor, name in zip(tensors, "xy", strict=True):
+        tensor.shape, tensor.type, tensor.name = [1], schema.TensorType.FLOAT32, name
+    add = schema.OperatorT()
+    add.inputs, add.outputs = [0, 0], [1]
+    add.builtinOptionsType, add.builtinOptions = (
+        schema.BuiltinOptions.AddOptions,
+        schema.AddOptionsT(),
+    )
+    graph.tensors, graph.inputs, graph.outputs, graph.name = tensors, [0], [1], "g"
+    graph.operators = [add]
+    model.version, model.buffers, model.subgraphs = 3, [schema.BufferT()], [graph]
+    code.version, model.operatorCodes = 1, [code]
+    builder = flatbuffers.Builder(256)
+    builder.Finish(model.Pack(builder), b"TFL3")
+    assert bytes(builder.Output()) == _litert._SUM

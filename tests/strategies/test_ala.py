@@ -347,15 +347,15 @@ def test_weights_of_another_model_are_refused(model, make_tools):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"local_init": {"kind": "fedala"}}, "Invalid value 'fedala'"),
-        ({"local_init": {**_ALA, "layers": 1}}, "unknown field `layers`"),
+        ({"local_init": {"kind": "fedala"}}, "expected one of ala, got 'fedala'"),
+        ({"local_init": {**_ALA, "layers": 1}}, "unknown key `layers`"),
         ({"local_init": {**_ALA, "layer_idx": -1}}, "setting 'local_init.layer_idx'"),
         ({"local_init": {**_ALA, "sample_percent": 101}}, "setting 'local_init.sample_percent'"),
         ({"local_init": {**_ALA, "max_passes": 0}}, "setting 'local_init.max_passes'"),
         ({"local_init": {**_ALA, "window": 0}}, "setting 'local_init.window'"),
         ({"local_init": {**_ALA, "eta": -1.0}}, "setting 'local_init.eta'"),
         ({"local_init": {**_ALA, "threshold": math.nan}}, "setting 'local_init.threshold'"),
-        ({"score_at": "middle"}, "Invalid enum value 'middle'"),
+        ({"score_at": "middle"}, "`score_at`: expected one of .*, got 'middle'"),
     ],
 )
 def test_wrong_settings_are_named(model, settings, message):

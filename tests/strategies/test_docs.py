@@ -26,7 +26,7 @@ def fedper(model):
     namespace = {}
     exec(compile(code, _DOCS, "exec"), namespace)  # noqa: S102 - our own documentation
     params = frozen_map({"w": [0, 0], "head.b": [7]})
-    return namespace["build"], replace(model, params=params)
+    return namespace["build"], replace(model, params=params, head=("head.b",))
 
 
 def test_the_printed_strategy_averages_the_body_and_keeps_the_head(fedper, make_tools):

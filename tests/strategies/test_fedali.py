@@ -129,5 +129,5 @@ def test_buffers_that_are_no_prototypes_stay_on_the_device(model, make_tools):
 def test_a_model_without_prototypes_is_refused_with_the_remedy(model, missing):
     buffers = {name: value for name, value in model.buffers.items() if name != missing}
     other = replace(model, buffers=frozen_map(buffers))
-    with pytest.raises(InputError, match=r"expected a model with ALP layers .* another strategy"):
+    with pytest.raises(InputError, match=r"expected a model with ALP layers .* --strategy fedali"):
         fedali(other)

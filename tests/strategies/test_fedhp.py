@@ -70,10 +70,13 @@ def test_defaults_are_those_of_the_published_code():
     assert settings.prototype_sum == "normalised"
 
 
+_TEN = {"num_classes": 10, "input_shape": (2,), "head": (HEAD,)}
+
+
 def test_the_server_starts_from_anchors_spread_over_the_sphere():
     """Ten unit vectors: no two nearer than a right angle, where the start is all in one corner."""
     params = frozen_map({"w": [0, 0], HEAD: np.zeros((10, 32))})
-    model = Model(params=params, buffers=frozen_map({}), num_classes=10, input_shape=(2,))
+    model = Model(params=params, buffers=frozen_map({}), **_TEN)
     server = fedhp(model, sphere_steps=1000).server_init(model, new_rng())
     prototypes = server.tensors[_KEY]
     np.testing.assert_array_equal(prototypes, server.tensors["anchors"])
@@ -96,7 +99,7 @@ def test_only_prototypes_travel_each_way(run):
 def test_ten_prototypes_of_1024_numbers_cost_their_40_960_bytes_and_2_percent_at_most():
     """What a frame adds is the header of the blob: names, shapes, offsets."""
     params = frozen_map({"w": [0, 0], HEAD: np.zeros((10, 1024))})
-    model = Model(params=params, buffers=frozen_map({}), num_classes=10, input_shape=(2,))
+    model = Model(params=params, buffers=frozen_map({}), **_TEN)
     strategy = fedhp(model)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     size = len(blobs.encode(payload.tensors))
@@ -281,11 +284,11 @@ def test_every_client_fits_once_more_after_the_last_round():
 
 
 def test_a_model_without_learned_prototypes_is_refused_with_the_remedy(model):
-    with pytest.raises(InputError, match=r"head\.prototypes.*cnn_prototypes or mlp_prototypes"):
+    with pytest.raises(InputError, match=r"a parameter 'prototypes'.*--head-kind prototypes"):
         fedhp(model)
     params = frozen_map({"w": [0, 0], HEAD: np.zeros((3, 2))})
     with pytest.raises(InputError, match="of 2 rows"):
-        fedhp(Model(params=params, buffers=frozen_map({}), num_classes=2, input_shape=(2,)))
+        fedhp(Model(params=params, buffers=frozen_map({}), **{**_TEN, "num_classes": 2}))
 
 
 @pytest.mark.parametrize(

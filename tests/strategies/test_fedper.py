@@ -62,5 +62,5 @@ def test_an_early_score_is_of_the_received_body_with_the_own_head(make_tools):
 
 @pytest.mark.parametrize("head", ["tail.", ""])
 def test_a_head_that_is_nothing_or_all_is_refused(head):
-    with pytest.raises(InputError, match="setting 'head': expected a prefix of some parameters"):
+    with pytest.raises(InputError, match="head: expected some parameters, not all and not none"):
         build("fedper", {"head": head}, headed(frozen_map))

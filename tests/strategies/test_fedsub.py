@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from oracles import fedsub as oracle
 from oracles.clusters import davies_bouldin
-from tiny_perceptron import HIDDEN, perceptron, with_programs
+from tiny_perceptron import HIDDEN, LAYERS, perceptron, with_programs
 from toy_model import changed, new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
 from protofleet.strategies.types import Update
-from protofleet.tensors import Model, TensorMap, blobs
+from protofleet.tensors import Model, ModelLayer, TensorMap, blobs
 
 _CHAIN = ("body.0", "body.2", "head")
 _STILL = {"kind": "sgd", "lr": 0.0}
@@ -124,7 +124,14 @@ def _two_clients():
         "head.bias": np.ones(2, np.float32),
     }
     params = TensorMap.pack(tensors)
-    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
+    model = Model(
+        params=params,
+        buffers=TensorMap.pack({}),
+        num_classes=2,
+        input_shape=(2,),
+        head=("head.weight", "head.bias"),
+        layers=(LAYERS[0], ModelLayer(name="head", before="body.0", hidden=False)),
+    )
     a = {
         "tensors": tensors,
         "masks": {"body.0": np.array([[True, False], [False, False]])},
@@ -373,7 +380,7 @@ def _crafted():
     params["body.0.weight"][:2] = np.eye(2)
     params["body.2.weight"][...] = np.diag([1, 2, 1])
     params["head.weight"][[0, 2], [0, 1]] = 1
-    return Model(params=params, buffers=model.buffers, num_classes=3, input_shape=(2,))
+    return dataclasses.replace(model, params=params)
 
 
 def test_a_client_sends_class_means_of_raw_examples_and_bits_of_active_units(make_tools):
@@ -449,6 +456,13 @@ def test_a_model_that_does_not_tell_its_layers_is_an_error(make_tools):
 
 def test_a_model_without_hidden_dense_layers_is_refused():
     params = TensorMap.pack({"head.weight": np.zeros((2, 3)), "head.bias": np.zeros(2)})
-    model = Model(params=params, buffers=TensorMap.pack({}), num_classes=2, input_shape=(2,))
-    with pytest.raises(InputError, match="expected dense layers"):
+    model = Model(
+        params=params,
+        buffers=TensorMap.pack({}),
+        num_classes=2,
+        input_shape=(2,),
+        head=("head.weight", "head.bias"),
+        layers=(ModelLayer(name="head", hidden=False),),
+    )
+    with pytest.raises(InputError, match=r"expected dense layers .* export with --strategy fedsub"):
         build("fedsub", {}, model)

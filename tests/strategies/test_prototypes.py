@@ -116,19 +116,11 @@ def test_an_update_without_counts_of_every_class_is_refused(counts):
         class_counts_of(update, 2)
 
 
-def test_the_width_of_features_is_that_of_the_head_s_first_matrix():
-    params = frozen_map(
-        {
-            "body.weight": np.zeros((7, 3)),
-            "head.0.bias": np.zeros(4),
-            "head.0.weight": np.zeros((4, 7)),
-            "head.3.weight": np.zeros((2, 4)),
-        }
-    )
+def test_a_bundle_without_features_is_refused_with_the_remedy():
+    params = frozen_map({"w": np.zeros((7, 3))})
     model = Model(params=params, buffers=frozen_map({}), num_classes=2, input_shape=(2,))
-    assert feature_width(model, "head.") == 7
-    with pytest.raises(InputError, match="setting 'head': expected how the name"):
-        feature_width(model, "classifier.")
+    with pytest.raises(InputError, match=r"no program 'features'.* --head NAME"):
+        feature_width(model)
 
 
 def test_the_nearest_prototype_scores_highest_and_an_absent_one_never():

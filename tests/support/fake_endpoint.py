@@ -246,17 +246,25 @@ class FakeDeviceEndpoint(_FakeEndpoint):
 
     Attributes:
         published: records that went out.
+        others: announcements of other federations.
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step], device_id: str) -> None:
         super().__init__(folder, clock, steps)
         self._device_id = device_id
         self.published: list[Presence | Heartbeat] = []
+        self.others: dict[str, Announcement] = {}
 
     def publish(self, message: Presence | Heartbeat) -> bool:
         if self.connected:
             self.published.append(message)
         return self.connected
+
+    def ask_for_federations(self) -> bool:
+        return self.connected
+
+    def take_federations(self) -> dict[str, Announcement]:
+        return self.others
 
     def expect(self, offer: TransferOffer) -> None:
         self._take(offer)

@@ -13,6 +13,8 @@ def headed(frozen_map, w=(0, 0), b=(0, 0)):
         buffers=frozen_map({"calls": [0], "beta": 0}),
         num_classes=2,
         input_shape=(2,),
+        head=("head.b",),
+        features=2,
     )
 
 

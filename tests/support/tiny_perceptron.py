@@ -10,9 +10,14 @@ import numpy as np
 from toy_model import changed
 
 from protofleet.strategies.types import Step
-from protofleet.tensors import Model, TensorMap
+from protofleet.tensors import Model, ModelLayer, TensorMap
 
 HIDDEN = ("body.0", "body.2")
+LAYERS = (
+    ModelLayer(name="body.0"),
+    ModelLayer(name="body.2", before="body.0"),
+    ModelLayer(name="head", before="body.2", hidden=False),
+)
 
 
 def perceptron(inputs=2, hidden=(3, 4), classes=3, seed=1):
@@ -31,6 +36,9 @@ def perceptron(inputs=2, hidden=(3, 4), classes=3, seed=1):
         buffers=TensorMap.pack({}),
         num_classes=classes,
         input_shape=(inputs,),
+        head=("head.weight", "head.bias"),
+        features=hidden[-1],
+        layers=LAYERS,
     )
 
 

@@ -18,7 +18,14 @@ HEAD = "head.prototypes"
 
 def prototype_model():
     params = frozen_map({"w": [0, 0], HEAD: [[1, 0], [0, 1]]})
-    return Model(params=params, buffers=frozen_map({"beta": 0.3}), num_classes=2, input_shape=(2,))
+    return Model(
+        params=params,
+        buffers=frozen_map({"beta": 0.3}),
+        num_classes=2,
+        input_shape=(2,),
+        head=(HEAD,),
+        features=2,
+    )
 
 
 def with_programs(tools, seen, y):

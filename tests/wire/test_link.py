@@ -260,21 +260,60 @@ def test_wake_is_safe_in_a_signal_handler_at_any_instruction():
         watchdog.cancel()
 
 
-def test_a_session_taken_over_by_another_client_of_our_id_stops_with_the_reason():
-    """Else the two would throw each other out for ever. The broker says it as MQTT 5 does."""
+@pytest.mark.mosquitto
+@pytest.mark.parametrize("query", ["", "?version=3.1.1"])
+def test_of_two_clients_of_one_id_both_learn_of_it(mosquitto_url, query):
+    with closing(_link(mosquitto_url + query)) as older:
+        _next(older, Connected)
+        with closing(_link(mosquitto_url + query)) as newer:
+            for link in (older, newer):
+                lost = [_next(link, Disconnected)]
+                while not lost[-1].taken_over:
+                    lost.append(_next(link, Disconnected))
+                assert not any(one.final for one in lost)
+                assert len(lost) <= 3
+
+
+def test_a_session_that_is_taken_over_is_taken_back_once_and_then_given_up():
+    """Else two clients would throw each other out for ever. The broker says it as MQTT 5 does."""
 
     def serve(server: socket.socket) -> None:
-        client, _ = server.accept()
-        client.recv(1000)
-        client.sendall(b"\x20\x03\x00\x00\x00" + b"\xe0\x02\x8e\x00")
-        client.recv(1000)
+        for _ in range(2):
+            client, _address = server.accept()
+            client.recv(1000)
+            client.sendall(b"\x20\x03\x00\x00\x00" + b"\xe0\x02\x8e\x00")
+            client.recv(1000)
+            client.close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            lost = [_next(link, Disconnected), _next(link, Disconnected)]
+    assert [one.final for one in lost] == [False, True]
+    assert all(one.taken_over and "taken over" in one.reason for one in lost)
+
+
+def test_a_broker_that_ends_the_connection_over_a_question_is_not_asked_again():
+    """As some do where an access list forbids a filter; the device goes on without an answer."""
+
+    def serve(server: socket.socket) -> None:
+        for _ in range(2):
+            client, _address = server.accept()
+            client.recv(1000)
+            client.sendall(b"\x20\x03\x00\x00\x00")
+            client.recv(1000)
+            client.sendall(b"\xe0\x02\x87\x00")
+            client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            _next(link, Connected)
+            assert link.ask("fl/v1/+/all/ctl")
             ended = _next(link, Disconnected)
-    assert ended.final
-    assert "taken over" in ended.reason
+            _next(link, Connected)
+            assert not link.ask("fl/v1/+/all/ctl")
+    assert (ended.reason, ended.final) == ("broker closed: Not authorized", False)
 
 
 def test_a_packet_that_was_too_large_halves_the_chunks():

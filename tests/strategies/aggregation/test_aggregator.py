@@ -44,9 +44,9 @@ def test_the_mean_is_the_default():
     ("name", "settings", "message"),
     [
         ("krum", {}, "aggregation 'krum': unknown; expected one of mean, median"),
-        ("mean", {"weighted": True}, "'mean': .*unknown field `weighted`; its settings are none"),
-        ("median", {"wieghted": True}, "'median': .*`wieghted`; its settings are weighted"),
-        ("median", {"weighted": 1}, "Expected `bool`, got `int`"),
+        ("mean", {"weighted": True}, "'mean': unknown key `weighted`; known are none"),
+        ("median", {"wieghted": True}, "'median': .*`wieghted`; known are weighted"),
+        ("median", {"weighted": 1}, "expected true or false, got a whole number"),
     ],
 )
 def test_wrong_names_and_settings_are_named(name, settings, message):

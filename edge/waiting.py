@@ -1,0 +1,111 @@
+"""When nothing comes: what a device waits for, since when, and what may be wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from protofleet.wire.messages import Announcement
+
+FIRST_S = 10.0
+"""A coordinator that runs has announced itself and sent its task long before."""
+ANSWER_S = 2.0
+"""For a broker's answer about other federations."""
+LONGEST_S = 3600.0
+_SHOWN = 5
+_NEVER = float("inf")
+
+
+class Endpoint(Protocol):
+    """What is asked of ``wire.endpoint.DeviceEndpoint``."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the link is up."""
+
+    def ask_for_federations(self) -> bool:
+        """Ask which federations are announced on the broker."""
+
+    def take_federations(self) -> dict[str, Announcement]:
+        """Those that were announced since, and no more."""
+
+
+class Waiting:
+    """Tells, at intervals that double from 10 s to an hour, what an idle device waits for.
+
+    Args:
+        federation: of the device.
+        endpoint: asked for the broker's other federations where the own one is not running there.
+    """
+
+    def __init__(self, federation: str, endpoint: Endpoint) -> None:
+        self._federation, self._endpoint = federation, endpoint
+        self._announcement: Announcement | None = None
+        self._retained = False
+        self._mismatch = ""
+        self._asked = False
+        self.due = _NEVER
+
+    def begin(self, now: float) -> None:
+        """Nothing is to be done from now on (monotonic seconds), until a task comes."""
+        self._since, self._since_clock = now, time.localtime()
+        self._interval_s = FIRST_S
+        self.due = now + FIRST_S
+
+    def end(self) -> None:
+        """A task has come."""
+        self._take_federations()
+        self.due = _NEVER
+
+    def announced(self, announcement: Announcement, *, retained: bool, mismatch: str = "") -> None:
+        """The federation's announcement; ``mismatch`` says why it is not this device's."""
+        self._announcement, self._retained = announcement, retained
+        self._mismatch = mismatch
+
+    def report(self, now: float) -> dict[str, Any] | None:
+        """What to tell now that ``due`` is over; None if there is nothing to tell yet."""
+        if not self._endpoint.connected:
+            self.due = now + self._interval_s  # the lost link is told of by itself
+            return None
+        if not self._asked and not self._is_running() and self._endpoint.ask_for_federations():
+            self._asked = True
+            self.due = now + ANSWER_S
+            return None
+        others = self._take_federations()
+        self._interval_s = min(2 * self._interval_s, LONGEST_S)
+        self.due = now + self._interval_s
+        return {
+            "since": time.strftime("%Y-%m-%dT%H:%M:%S%z", self._since_clock),
+            "waited_s": round(now - self._since, 1),
+            "awaited": self._awaited(),
+            "federations": {name: one.phase for name, one in _nearest(others).items()},
+        }
+
+    def _take_federations(self) -> dict[str, Announcement]:
+        others = self._endpoint.take_federations() if self._asked else {}
+        self._asked = False
+        return others
+
+    def _is_running(self) -> bool:
+        known = self._announcement
+        return known is not None and known.phase != "finished" and not self._mismatch
+
+    def _awaited(self) -> str:
+        known, name = self._announcement, self._federation
+        if known is None:
+            return f"a coordinator of federation '{name}'; none has announced itself"
+        if self._mismatch:
+            return f"another coordinator: {self._mismatch}"
+        if known.phase == "finished":
+            return f"a new run of federation '{name}', which has finished"
+        stands = f"round {known.round_id} of {known.rounds}"
+        doing = "waits for devices" if known.phase == "waiting" else "runs without this device"
+        kept = "; the broker remembers this, the coordinator itself may be down"
+        return f"the next task: {stands} {doing}{kept if self._retained else ''}"
+
+
+def _nearest(others: Mapping[str, Announcement]) -> dict[str, Announcement]:
+    """A few of them, those that run first."""
+    ordered = sorted(others.items(), key=lambda pair: (pair[1].phase == "finished", pair[0]))
+    return dict(ordered[:_SHOWN])

@@ -1,0 +1,7 @@
+"""Any module as a classifier with parts: its features, its head, its hidden layers."""
+
+from protofleet.export.classifier.layers import LayerPart
+from protofleet.export.classifier.parts import Parts, find_parts
+from protofleet.export.classifier.view import Classifier
+
+__all__ = ["Classifier", "LayerPart", "Parts", "find_parts"]

@@ -1,0 +1,132 @@
+"""The hidden layers of any model: dense layers and convolutions with a ReLU or its like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from protofleet.export.classifier.calls import Call, CallRecorder
+
+_LAYERS: dict[str, tuple[type[nn.Module], ...]] = {
+    "linear": (nn.Linear,),
+    "conv1d": (nn.Conv1d,),
+    "conv2d": (nn.Conv2d,),
+    "conv3d": (nn.Conv3d,),
+}
+"""Functions that compute a layer, and the modules whose weights have the right order of axes."""
+
+_RECTIFIERS = frozenset(
+    {"relu", "relu6", "leaky_relu", "prelu", "elu", "celu", "selu", "gelu", "silu", "mish"}
+    | {"hardswish"}
+)
+_BETWEEN = frozenset(
+    {"batch_norm", "instance_norm", "dropout", "dropout1d", "dropout2d", "dropout3d"}
+    | {"alpha_dropout", "feature_alpha_dropout", "contiguous", "clone", "to", "float"}
+)
+"""May stand between a layer and its activation: every unit stays by itself."""
+
+_AFTER = (
+    _BETWEEN
+    | {f"{kind}_pool{n}d" for kind in ("avg", "max", "lp") for n in (1, 2, 3)}
+    | {f"adaptive_{kind}_pool{n}d" for kind in ("avg", "max") for n in (1, 2, 3)}
+    | {"flatten", "view", "reshape", "squeeze", "mean", "amax"}
+)
+"""May stand between an activation and the next layer: its inputs are still one unit's each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPart:
+    """A dense layer or convolution.
+
+    Attributes:
+        name: of its module: ``<name>.weight`` is a parameter.
+        before: the hidden layer whose units are its inputs, in order; None: none is.
+        hidden: whether it has a ReLU or its like.
+    """
+
+    name: str
+    before: str | None
+    hidden: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """That a value is a layer's, before or behind its activation."""
+
+    layer: str
+    active: bool
+
+
+class LayerFinder:
+    """Visits the calls of a forward pass in order and notes the layers among them.
+
+    Attributes:
+        before: by layer, ``LayerPart.before``, in the order of the pass.
+        activations: ``(B, units)`` by hidden layer, means over positions (images, series, tokens).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = dict(model.named_modules())
+        self._params = {name for name, _ in model.named_parameters()}
+        self._places: dict[int, _Place] = {}
+        self.before: dict[str, str | None] = {}
+        self.activations: dict[str, Tensor] = {}
+
+    def __call__(self, call: Call) -> None:
+        """Note one call."""
+        place = self._places.get(call.sources[0]) if len(call.sources) == 1 else None
+        if self._is_layer(call):
+            self.before[call.module] = self._layer_before(call.module, place)
+            self._places[call.index] = _Place(call.module, active=False)
+        elif place is None:
+            return
+        elif call.name in (_AFTER if place.active else _BETWEEN):
+            self._places[call.index] = place
+        elif self._rectifies(call) and not place.active:
+            self._places[call.index] = _Place(place.layer, active=True)
+            if place.layer not in self.activations:
+                self.activations[place.layer] = self._by_unit(place.layer, call.output)
+
+    def parts(self, recorder: CallRecorder) -> tuple[LayerPart, ...]:
+        """The layers that ran once."""
+        once = {name for name, runs in recorder.runs.items() if runs == 1}
+        hidden = self.activations.keys() & once
+        return tuple(
+            LayerPart(name=name, before=before if before in hidden else None, hidden=name in hidden)
+            for name, before in self.before.items()
+            if name in once
+        )
+
+    def _rectifies(self, call: Call) -> bool:
+        # torch.nn.ReLU6 calls it so.
+        as_hardtanh = call.name == "hardtanh" and isinstance(self._modules[call.module], nn.ReLU6)
+        return call.name in _RECTIFIERS or as_hardtanh
+
+    def _is_layer(self, call: Call) -> bool:
+        kinds = _LAYERS.get(call.name, ())
+        weight = f"{call.module}.weight"
+        return (
+            isinstance(self._modules[call.module], kinds)
+            and weight in self._params
+            and weight in call.params
+        )
+
+    def _layer_before(self, name: str, place: _Place | None) -> str | None:
+        if place is None or not place.active:
+            return None
+        inputs, units = (self._weight(one).shape for one in (name, place.layer))
+        flat = isinstance(self._modules[name], nn.Linear)
+        fits = inputs[1] % units[0] == 0 if flat else inputs[1] == units[0]
+        return place.layer if fits else None
+
+    def _by_unit(self, name: str, values: Tensor) -> Tensor:
+        if isinstance(self._modules[name], nn.Linear):
+            return values if values.dim() == 2 else values.flatten(1, -2).mean(1)
+        return values.flatten(2).mean(2)
+
+    def _weight(self, name: str) -> Tensor:
+        weight = self._modules[name].weight
+        if not isinstance(weight, Tensor):
+            raise TypeError(f"layer '{name}': no weight")
+        return weight

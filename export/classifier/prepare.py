@@ -1,0 +1,108 @@
+"""Makes a user's model ready for the strategies that it is exported for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from protofleet.errors import InputError
+from protofleet.export.classifier.align import is_aligned, place, place_by_default
+from protofleet.export.classifier.heads import features_width, with_prototypes
+from protofleet.export.classifier.parts import Parts, find_parts
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies.types import Description
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What is asked of a model.
+
+    Attributes:
+        strategies: by name, the first one is the bundle's; ``all`` stands for every one that can
+            run on the model as it is.
+        head: name of the module that is the head; None: find it.
+        prototypes: the head is to be a prototype per class.
+        align: prototypes of an alignment layer behind modules, by their names or patterns.
+    """
+
+    strategies: Sequence[str]
+    head: str | None = None
+    prototypes: bool = False
+    align: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def descriptions(self) -> tuple[Description, ...]:
+        """Of the strategies, without ``all``.
+
+        Raises:
+            InputError: there is no such strategy.
+        """
+        named = dict.fromkeys(name for name in self.strategies if name != ALL)
+        if unknown := named.keys() - DESCRIPTIONS.keys():
+            raise InputError(
+                f"strategy '{min(unknown)}': expected {ALL} or some of "
+                f"{', '.join(sorted(DESCRIPTIONS))}"
+            )
+        return tuple(DESCRIPTIONS[name] for name in named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A model that is ready, and what its bundle has to hold.
+
+    Attributes:
+        parts: of the model.
+        features: width d of the features; 0: there are none.
+        notes: what was done to the model, for people.
+    """
+
+    parts: Parts
+    features: int
+    notes: tuple[str, ...]
+
+
+def prepare(model: nn.Module, x: Tensor, wishes: Wishes) -> Prepared:
+    """Find the model's parts, and change it in place as was wished.
+
+    Args:
+        model: its trained values stay, apart from a head that is replaced.
+        x: a few examples.
+        wishes: what is asked.
+
+    Raises:
+        InputError: a wish does not fit the model.
+        ExportError: the model fails on ``x``.
+    """
+    parts = find_parts(model, x, head=wishes.head)
+    notes = []
+    if wishes.prototypes:
+        with_prototypes(model, parts, x)
+        name = parts.head or "head"
+        notes.append(f"head: '{name}' is replaced by a prototype per class")
+        parts = find_parts(model, x, head=wishes.head)
+    if wishes.align:
+        notes += [f"alignment: {one}" for one in place(model, wishes.align)]
+    elif any(one.alignment for one in wishes.descriptions) and not is_aligned(model):
+        notes += _align_by_default(model, parts, x)
+    if len(notes) > int(wishes.prototypes):
+        parts = find_parts(model, x, head=wishes.head)
+    width = features_width(model, parts, x) if parts.head is not None else 0
+    return Prepared(parts=parts, features=width, notes=(*notes, _said(parts, width)))
+
+
+def _said(parts: Parts, width: int) -> str:
+    if parts.head is None:
+        return f"head: {parts.missing}; without it only strategies that ask for no head can run"
+    name = f"'{parts.head}'" if parts.head else "the model's own methods features and head"
+    return f"head: {name}, of {width} features"
+
+
+def _align_by_default(model: nn.Module, parts: Parts, x: Tensor) -> list[str]:
+    if parts.head is None:
+        raise InputError(f"alignment: {parts.missing}, or say where with --align")
+    placed = place_by_default(model, parts.head or "head", features_width(model, parts, x))
+    return [f"alignment: {one}, as no --align 'MODULE=PROTOTYPES' says where" for one in placed]

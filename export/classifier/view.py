@@ -1,0 +1,112 @@
+"""A module as an objective sees it: logits, features, head, hidden layers, prototypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from protofleet.errors import ExportError
+from protofleet.export.classifier.calls import CallRecorder
+from protofleet.export.classifier.layers import LayerFinder
+from protofleet.export.classifier.parts import Parts, own_layers
+
+
+class Classifier:
+    """Features, head and layers of any module (``export.objectives.ModelCall``).
+
+    Where the head is a module inside of the model, ``features`` runs the whole model: features are
+    what goes into that module, flattened to (B, d), and ``head`` of them are the logits of that
+    very pass. So they are the model's own by construction, whatever stands behind the head.
+
+    Args:
+        model: any module.
+        parts: of it.
+    """
+
+    def __init__(self, model: nn.Module, parts: Parts) -> None:
+        self.model, self.parts = model, parts
+        self._passes: list[tuple[Tensor, Tensor]] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits (B, C)."""
+        logits: Tensor = self.model(x)
+        return logits
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features (B, d).
+
+        Raises:
+            ExportError: the model's head is not known, or took no tensor.
+        """
+        if self.parts.head is None:
+            raise ExportError(f"model: {self.parts.missing}")
+        if not self.parts.head:
+            own: Tensor = cast("Any", self.model).features(x)
+            return own
+        with self._into_head(self.parts.head) as taken:
+            logits = self(x)
+        if not taken or not isinstance(taken[-1], Tensor):
+            raise ExportError(
+                f"model: its head '{self.parts.head}' took no tensor as its first argument; name "
+                "the module that takes the features, --head NAME"
+            )
+        features = taken[-1] if taken[-1].dim() == 2 else taken[-1].flatten(1)
+        self._passes.append((features, logits))
+        return features
+
+    def head(self, features: Tensor) -> Tensor:
+        """Logits (B, C) of features that ``features`` gave.
+
+        Raises:
+            ExportError: it did not give them.
+        """
+        if not self.parts.head:
+            own: Tensor = cast("Any", self.model).head(features)
+            return own
+        for given, logits in self._passes:
+            if given is features:
+                return logits
+        raise ExportError("objective: expected head(features(x)), got features from elsewhere")
+
+    @property
+    def prototypes(self) -> Tensor | None:
+        """The head's prototypes (C, d), a parameter of that name; None: it has none."""
+        name = "head" if not self.parts.head else self.parts.head
+        head = dict(self.model.named_modules()).get(name)
+        prototypes = getattr(head, "prototypes", None)
+        return prototypes if isinstance(prototypes, Tensor) else None
+
+    def outputs(self, x: Tensor, *, layers: bool) -> dict[str, Tensor]:
+        """``features`` and ``logits``, and with ``layers`` each hidden layer as ``layers.<name>``.
+
+        The layers cost no second pass: what they share with the features is computed once.
+        """
+        own = own_layers(self.model)
+        if own is not None:
+            return self._heads(x) | {f"layers.{name}": value for name, value in own(x).items()}
+        if not layers:
+            return self._heads(x)
+        finder = LayerFinder(self.model)
+        recorder = CallRecorder(self.model, x, visit=finder)
+        outputs: dict[str, Tensor] = recorder.run(self._heads)
+        hidden = (layer.name for layer in self.parts.layers if layer.hidden)
+        return outputs | {f"layers.{name}": finder.activations[name] for name in hidden}
+
+    def _heads(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.features(x)
+        return {"features": features, "logits": self.head(features)}
+
+    @contextmanager
+    def _into_head(self, name: str) -> Iterator[list[Any]]:
+        """Collects what goes into the head inside the block."""
+        taken: list[Any] = []
+        hook = self.model.get_submodule(name).register_forward_pre_hook(
+            lambda _module, args: taken.append(args[0] if args else None)
+        )
+        try:
+            yield taken
+        finally:
+            hook.remove()

@@ -1,0 +1,109 @@
+"""Which programs a bundle has to hold for the strategies that it is exported for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from protofleet import strategies
+from protofleet.errors import InputError
+from protofleet.export.build import BundleSpec, example_of, initial_values
+from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
+from protofleet.export.objectives import OBJECTIVES
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies.types import Description
+from protofleet.tensors import Model, ModelLayer, TensorMap
+
+_EXAMPLES = 2
+_FIRST_OF_ALL = "fedavg"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Methods:
+    """What was decided.
+
+    Attributes:
+        spec: of a bundle that serves the strategies.
+        notes: what was found in the model and done to it, for people.
+        left_out: why a strategy cannot run, by name, where all were asked for.
+    """
+
+    spec: BundleSpec
+    notes: tuple[str, ...]
+    left_out: Mapping[str, str]
+
+
+def choose_methods(model: nn.Module, spec: BundleSpec, wishes: Wishes) -> Methods:
+    """Make the model ready, and complete the bundle's description.
+
+    Every strategy is built once, so that one that does not fit is refused before the export.
+
+    Args:
+        model: changed in place, see ``prepare``.
+        spec: strategy, objectives, head and layers are filled in; settings are the first one's.
+        wishes: which strategies, and what becomes of the model for them.
+
+    Raises:
+        InputError: a strategy that was named, one of its settings or a wish does not fit.
+        ExportError: the model fails on an example.
+    """
+    ready = prepare(model, example_of(spec.preprocessing, _EXAMPLES), wishes)
+    initial = _initial(model, spec, ready)
+    named = wishes.descriptions or (DESCRIPTIONS[_FIRST_OF_ALL],)
+    fitting = [
+        _fitted(one, spec.settings if one is named[0] else {}, initial, ready) for one in named
+    ]
+    left_out: dict[str, str] = {}
+    others = DESCRIPTIONS.keys() - {one.name for one in named} if ALL in wishes.strategies else ()
+    for name in sorted(others):
+        try:
+            fitting.append(_fitted(DESCRIPTIONS[name], {}, initial, ready))
+        except InputError as error:
+            left_out[name] = str(error)
+    chosen = dataclasses.replace(
+        spec,
+        strategy=named[0].name,
+        objectives=tuple(dict.fromkeys((*_objectives(fitting), *spec.objectives))),
+        head=wishes.head,
+        layers=any(one.layers for one in fitting),
+    )
+    return Methods(spec=chosen, notes=ready.notes, left_out=left_out)
+
+
+def _initial(model: nn.Module, spec: BundleSpec, ready: Prepared) -> Model:
+    params, buffers = initial_values(model)
+    return Model(
+        params=TensorMap.pack(params),
+        buffers=TensorMap.pack(buffers),
+        num_classes=len(spec.classes),
+        input_shape=spec.preprocessing.input_shape,
+        head=ready.parts.head_params,
+        features=ready.features,
+        layers=tuple(
+            ModelLayer(name=one.name, before=one.before, hidden=one.hidden)
+            for one in ready.parts.layers
+        ),
+    )
+
+
+def _fitted(
+    description: Description, settings: Mapping[str, Any], model: Model, ready: Prepared
+) -> Description:
+    """The strategy's description if it can run on the model.
+
+    Raises:
+        InputError: it cannot.
+    """
+    objectives = _objectives([description])
+    if not ready.features and any("features" in OBJECTIVES[one].sizes for one in objectives):
+        raise InputError(f"strategy '{description.name}' needs features: {ready.parts.missing}")
+    return strategies.build(description.name, settings, model).description
+
+
+def _objectives(descriptions: Iterable[Description]) -> tuple[str, ...]:
+    needed = (name for one in descriptions for name in (*one.programs, *one.server_programs))
+    return tuple(dict.fromkeys(needed))

@@ -1,0 +1,94 @@
+"""A device's events as lines for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from protofleet.units import byte_text, duration_text, ms_text
+
+Figures = Mapping[str, Any]
+
+_ROUND = frozenset({"round_id", "num_examples", "loss", "train_s", "train_step_ms", "infer_ms"})
+"""Of a trained round: what has a place of its own in the line; the rest are scores and memory."""
+
+
+def to_text(event: str, figures: Figures) -> str:
+    """One line about ``event``; what is not known here is shown as it is."""
+    line = _LINES.get(event)
+    return _plain(figures) if line is None else line(figures)
+
+
+def _joined(figures: Figures) -> str:
+    return (
+        f"federation '{figures['federation']}' as '{figures['device_id']}': "
+        f"{figures['num_examples']} examples, bundle {figures['bundle'][:12]}"
+    )
+
+
+def _waiting(figures: Figures) -> str:
+    others = figures["federations"]
+    named = ", ".join(f"'{name}' ({phase})" for name, phase in others.items())
+    hint = f"; on this broker there is {named}: is --federation right?" if others else ""
+    return f"since {figures['since'][11:19]} for {figures['awaited']}{hint}"
+
+
+def _task(figures: Figures) -> str:
+    return f"round {figures['round_id']}: {byte_text(figures['payload_bytes'])} to fetch"
+
+
+def _trained(figures: Figures) -> str:
+    scores = {name: value for name, value in figures.items() if name not in _ROUND}
+    memory = scores.pop("peak_rss_bytes", 0)
+    loss = figures["loss"]
+    parts = [
+        f"{figures['num_examples']} examples in {duration_text(figures['train_s'])}",
+        *([] if loss is None else [f"loss {loss:.4g}"]),
+        *(_plain({name: value}) for name, value in scores.items() if value is not None),
+        *_timed("step", figures["train_step_ms"]),
+        *_timed("window", figures["infer_ms"]),
+        f"memory {byte_text(memory)}",
+    ]
+    return f"round {figures['round_id']}: {', '.join(parts)}"
+
+
+def _timed(name: str, percentiles: Mapping[str, float]) -> list[str]:
+    median = percentiles.get("p50")
+    return [] if median is None else [f"{name} {ms_text(median)} ms"]
+
+
+def _delivered(figures: Figures) -> str:
+    return (
+        f"round {figures['round_id']}: {byte_text(figures['update_bytes'])}; "
+        f"in all {_traffic(figures)}"
+    )
+
+
+def _left(figures: Figures) -> str:
+    end = "the federation has finished" if figures["finished"] else "the federation goes on"
+    return f"{end}; in all {_traffic(figures)}"
+
+
+def _traffic(figures: Figures) -> str:
+    return f"{byte_text(figures['bytes_up'])} up, {byte_text(figures['bytes_down'])} down"
+
+
+def _plain(figures: Figures) -> str:
+    named = ((_NAMES.get(key, key.replace("_", " ")), value) for key, value in figures.items())
+    return ", ".join(f"{name} {_short(value)}" for name, value in named)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+_NAMES = {"macro_f1": "macro-F1"}
+_LINES: dict[str, Callable[[Figures], str]] = {
+    "joined": _joined,
+    "waiting": _waiting,
+    "task": _task,
+    "trained": _trained,
+    "delivered": _delivered,
+    "dropped": lambda figures: f"round {figures['round_id']}: {figures['reason']}",
+    "left": _left,
+}
