@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -136,6 +136,16 @@ class Bundle:
             ),
         )
 
+    def copy_to(self, path: Path) -> None:
+        """Write it as a single file, with one of its files in memory at a time.
+
+        ``path``, whatever its name, is durable when this returns, its name after ``sync_folder``.
+
+        Raises:
+            RefusedError: its bytes are no longer those that were signed.
+        """
+        write_synced(path, archive(_Contents(self)))
+
     def _tensors(self, file: str, declared: Iterable[TensorDecl]) -> dict[str, NDArray[Any]]:
         data = self.read(file) if file in self.manifest.files else blobs.encode({})
         tensors, _ = blobs.decode(data, max_bytes=MAX_BUNDLE_BYTES)
@@ -145,6 +155,39 @@ class Bundle:
     def _packed(self, file: str, declared: Iterable[TensorDecl]) -> TensorMap:
         layout = Layout.of({decl.name: decl.shape for decl in declared})
         return TensorMap.pack(self._tensors(file, declared), layout)
+
+
+def stored_name(path: Path) -> str:
+    """The name in the manifest of a single-file bundle that was verified before; for listings.
+
+    Raises:
+        RefusedError: it is no bundle.
+    """
+    return parse(SingleFileSource(path).read(MANIFEST, MAX_MANIFEST_BYTES)).name
+
+
+class _Contents(Mapping[str, bytes]):
+    """All files of a bundle by name, each read when it is asked for."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+        self._names = (MANIFEST, SIGNATURE, *bundle.manifest.files)
+
+    def __getitem__(self, name: str) -> bytes:
+        if name == SIGNATURE:
+            return self._bundle.source.read(name, _SIG_BYTES)
+        if name != MANIFEST:
+            return self._bundle.read(name)
+        data = self._bundle.source.read(name, MAX_MANIFEST_BYTES)
+        if hashlib.sha256(data).hexdigest() != self._bundle.digest:
+            raise RefusedError("sha256", f"bundle file '{name}': not the bytes that were signed")
+        return data
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def write_bundle(

@@ -6,7 +6,7 @@ Loads NumPy, ONNX Runtime and paho, and neither PyTorch nor SciPy.
 from protofleet.edge.agent import Report
 from protofleet.edge.join import JoinOptions, join
 from protofleet.edge.local_data import load_local_data
-from protofleet.edge.personal import PersonalScores, score_personal
+from protofleet.edge.personal import PersonalModel, Predictions, open_personal
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
 from protofleet.edge.trial import Trial, try_bundle
@@ -14,12 +14,13 @@ from protofleet.edge.trial import Trial, try_bundle
 __all__ = [
     "JoinOptions",
     "LocalData",
-    "PersonalScores",
+    "PersonalModel",
+    "Predictions",
     "Report",
     "Store",
     "Trial",
     "join",
     "load_local_data",
-    "score_personal",
+    "open_personal",
     "try_bundle",
 ]

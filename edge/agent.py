@@ -53,7 +53,8 @@ HEARTBEAT_S = 60.0
 """Below every sensible liveness limit of a coordinator; 15 kB an hour."""
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, waiting, task, trained, delivered, dropped, left), its figures."""
+"""Takes an event's name (joined, waiting, task, trained, delivered, dropped, left; before all of
+them moved, if the store went to another bundle) and its figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,7 +185,7 @@ class Agent:
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
-            self._report("joined", self._who.figures())
+            self._report("joined", {**self._who.figures(), "store": str(self._store.folder)})
             if self._phase is DevicePhase.IDLE:
                 self._waiting.begin(time.monotonic())
 
@@ -207,7 +208,7 @@ class Agent:
                 # An update in the outbox belongs to the data of its own round.
                 round_id = self._progress().round_id or announcement.round_id
                 self._register(announcement.strategy, round_id)
-        elif self._store.journal.state or self._store.journal.pending:
+        elif self._store.journal.last_round_id or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
             finish = Task(
@@ -445,7 +446,7 @@ class Agent:
             phase=self._phase,
             round_id=round_id,
             transfer_id=transfer_id,
-            last_round_id=journal.state.round_id if journal.state else 0,
+            last_round_id=journal.last_round_id,
             last_transfer_id=journal.state.transfer_id if journal.state else "",
         )
 

@@ -16,6 +16,7 @@ from protofleet.edge.agent import Agent, Report
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
+from protofleet.edge.move import bind
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import UnavailableError
@@ -40,6 +41,8 @@ class JoinOptions:
         threads: of the runtime and the kernels.
         backend: who runs the bundle's programs.
         trusted: raw public keys whose bundles are accepted; None: any valid signature.
+        keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
+            moves to another bundle later.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
@@ -51,6 +54,7 @@ class JoinOptions:
     threads: int = 1
     backend: BackendName = "auto"
     trusted: Collection[bytes] | None = None
+    keep_bundle: bool = True
     keepalive_s: int = 30
 
 
@@ -99,7 +103,10 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             bundle=bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
         )
-        store.bind(binding)
+        moved = bind(store, binding, bundle, keep_bundle=options.keep_bundle)
+        _log.info("device '%s', its store: %s", store.device_id, store.folder)
+        if moved is not None:
+            report("moved", {"bundle": bundle.digest, **moved.by_fate()})
         learner = open_learner(
             bundle,
             data,

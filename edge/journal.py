@@ -12,7 +12,8 @@ from protofleet.errors import ProvisionError
 from protofleet.wire.codecs import Coding
 
 BLOB_SUFFIX = ".blob"
-_FORMAT = 2
+BUNDLE_SUFFIX = ".pfb"
+_FORMAT = 3
 
 RoundStage = Literal["idle", "received", "outbox"]
 
@@ -69,11 +70,25 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     layout_hash: str
 
 
+class PersonalState(msgspec.Struct, frozen=True, kw_only=True):
+    """A state that a delivered round has made, and what it means something to.
+
+    ``strategy`` and ``settings`` read and write it.
+    """
+
+    binding: Binding
+    strategy: str
+    settings: dict[str, Any]
+    state: StoredState
+
+
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided by one rename.
 
     ``payloads``: decoded ones that a later one may refer to: the last one, and the one that it
     referred to itself, because the coordinator may not know yet that the device is past that.
+    ``former``: what the device predicts with after it has moved to another bundle, until a round
+    with that one counts; meanwhile ``state``, of round 0, is what training begins with.
     """
 
     format: int = _FORMAT
@@ -84,6 +99,32 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     received: StoredPayload | None = None
     pending: Pending | None = None
     payloads: tuple[StoredFile, ...] = ()
+    former: PersonalState | None = None
+
+    @property
+    def in_use(self) -> PersonalState | None:
+        """What the device predicts with; None before the first round has counted."""
+        if self.former is not None or not self.last_round_id:
+            return self.former
+        if self.binding is None or self.state is None:
+            return None
+        return PersonalState(
+            binding=self.binding,
+            strategy=self.strategy,
+            settings=self.settings,
+            state=self.state,
+        )
+
+    @property
+    def last_round_id(self) -> int:
+        """The last round that counted with the present bundle; 0: none."""
+        return self.state.round_id if self.state else 0
+
+    @property
+    def bundles(self) -> tuple[str, ...]:
+        """Digests of the bundles that must be kept."""
+        bindings = (self.binding, self.former and self.former.binding)
+        return tuple(binding.bundle for binding in bindings if binding)
 
     @property
     def stage(self) -> RoundStage:
@@ -95,7 +136,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transfers(self) -> tuple[str, ...]:
         """Payloads that are stored or used already and need not be fetched again."""
-        found = [self.state.transfer_id] if self.state else []
+        found = [self.state.transfer_id] if self.state and self.state.round_id else []
         found += [self.received.transfer_id] if self.received else []
         found += [self.pending.state.transfer_id] if self.pending else []
         return tuple(found)
@@ -106,6 +147,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         found = [*self.payloads, *(self.state.files if self.state else ())]
         found += [self.received.file] if self.received else []
         found += [self.pending.update, *self.pending.state.files] if self.pending else []
+        found += self.former.state.files if self.former else ()
         return tuple(found)
 
 
@@ -132,6 +174,11 @@ def read_journal(folder: Path) -> Journal:
 def blob_path(folder: Path, file: StoredFile) -> Path:
     """Where a content lies."""
     return folder / (file.sha256 + BLOB_SUFFIX)
+
+
+def bundle_path(folder: Path, digest: str) -> Path:
+    """Where the copy of a bundle lies, if the store has one."""
+    return folder / (digest + BUNDLE_SUFFIX)
 
 
 def read_blob(folder: Path, file: StoredFile) -> bytes:

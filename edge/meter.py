@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.federation.records import Costs
 
@@ -24,6 +25,8 @@ PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "
 
 MAX_SAMPLES = 200
 """Latencies that travel with an update; more are thinned out evenly."""
+_WARM_UP_CALLS = 3
+_MEASURED_CALLS = 30
 
 
 class Meter:
@@ -97,6 +100,19 @@ class Meter:
         self._train_step_ms.clear()
         self._infer_ms.clear()
         return costs
+
+
+def measure_windows(
+    meter: Meter, scores: Callable[[NDArray[np.float32]], object], x: NDArray[np.float32]
+) -> None:
+    """Time ``scores`` as a device in use calls it: on single examples of ``x``, in turn."""
+    for call in range(_WARM_UP_CALLS + _MEASURED_CALLS if len(x) else 0):
+        window = x[call % len(x) : call % len(x) + 1]
+        if call < _WARM_UP_CALLS:
+            scores(window)
+            continue
+        with meter.inference():
+            scores(window)
 
 
 def thinned(samples: Sequence[float], most: int = MAX_SAMPLES) -> tuple[float, ...]:

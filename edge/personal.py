@@ -1,68 +1,372 @@
-"""On-device inference with the personal model that a store keeps."""
+"""A device's personal model in use: predictions beside, between and after rounds."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
 from protofleet.bundle import Bundle
-from protofleet.edge.join import open_learner
-from protofleet.edge.store import read_personal
-from protofleet.edge.training import LocalData
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.datasets.arrays import doubt_of_scale
+from protofleet.edge.examples import Examples
+from protofleet.edge.journal import PersonalState, bundle_path, read_journal
+from protofleet.edge.meter import Meter, measure_windows
+from protofleet.edge.store import load_state, read_in_use
+from protofleet.edge.stores import only_store
+from protofleet.edge.training import EVALUATION_BATCH, check_tokens
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
-from protofleet.runtime import BackendName, open_classifier
-from protofleet.strategies.scores import accuracy, macro_f1
+from protofleet.runtime import BackendName, Classifier, open_classifier, plain_model
+from protofleet.strategies import build
+from protofleet.strategies.scores import accuracy, confusion, macro_f1
+from protofleet.strategies.types import Score
+from protofleet.tensors import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PersonalScores:
-    """How well and how fast the personal model infers.
+class Predictions:
+    """What a model says of examples.
 
     Attributes:
-        round_id: the last delivered round, whose model this is.
-        examples: size of the test part.
-        macro_f1, accuracy: on the test part, in batches of 32.
-        infer_ms: percentiles of the latency of one window, with the model inside the program.
+        classes: names, in the order of the columns.
+        probabilities: ``(n, C) float32``, the softmax of the model's scores.
     """
 
-    round_id: int
+    classes: tuple[str, ...]
+    probabilities: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """``(n,) int64``, the most probable class of each example as its number."""
+        found: NDArray[np.int64] = self.probabilities.argmax(axis=1).astype(np.int64)
+        return found
+
+    @property
+    def labels(self) -> list[str]:
+        """The most probable class of each example as its name."""
+        return [self.classes[index] for index in self.indices]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictionScores:
+    """How right predictions are.
+
+    Attributes:
+        examples: how many of them have a label.
+        accuracy, macro_f1: NaN without any.
+    """
+
     examples: int
-    macro_f1: float
     accuracy: float
-    infer_ms: Percentiles
+    macro_f1: float
 
 
-def score_personal(
-    store: Path,
-    bundle: Bundle,
-    data: LocalData,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model and what it belongs to.
+
+    Attributes:
+        bundle: whose programs run it.
+        network: its values.
+        score: classifies its features; None: its own head.
+        round_id: the last round that counted; 0 for a bundle's own values.
+        strategy: which made it; empty for a bundle's own values.
+        federation: of the store; empty for a bundle's own values.
+    """
+
+    bundle: Bundle
+    network: Network
+    score: Score | None = None
+    round_id: int = 0
+    strategy: str = ""
+    federation: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSource:
+    """Where a personal model comes from.
+
+    Attributes:
+        folder: the store's.
+        given: the bundle, where the caller has named it.
+        personal: what the store's journal said.
+    """
+
+    folder: Path
+    given: Bundle | None
+    personal: PersonalState
+
+
+class PersonalModel:
+    """A personal model that predicts; made by ``open_personal``.
+
+    It may be used beside a device that trains, in the same process or in another, and by one thread
+    at a time. It stays the model of the round at which it was opened until ``refresh`` is called.
+
+    Attributes:
+        model: what is in use.
+        backend: who runs it.
+    """
+
+    def __init__(
+        self,
+        model: OpenedModel,
+        *,
+        source: StoreSource | None = None,
+        backend: BackendName = "auto",
+        threads: int = 1,
+    ) -> None:
+        self._source = source
+        self._backend: BackendName = backend
+        self._threads = threads
+        self.model = model
+        self._classifier = self._opened()
+        self.backend = self._classifier.backend
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of probabilities."""
+        return self.model.bundle.manifest.classes
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """What turns readings into the model's input."""
+        return self.model.bundle.manifest.preprocessing
+
+    @property
+    def round_id(self) -> int:
+        """The round whose model this is; 0 for a bundle's own values."""
+        return self.model.round_id
+
+    def predict(
+        self, x: ArrayLike, *, raw: bool = False, batch_size: int = EVALUATION_BATCH
+    ) -> Predictions:
+        """Classify examples by the rule that the federation's strategy classifies by.
+
+        Args:
+            x: ``(n, *input_shape)`` real numbers, or one example of ``input_shape``; preprocessed
+                as the data that the device trains on.
+            raw: the numbers are readings as they come; they are normalised here with the bundle's
+                mean and std.
+            batch_size: examples that are computed together. It matters to models with ALP layers,
+                which couple the examples of a batch; the federation's scores belong to 32.
+
+        Raises:
+            InputError: another shape, numbers that are not finite, or ``batch_size`` below 1.
+            ProvisionError: the program failed.
+        """
+        scores = self._classifier.predict(
+            checked_examples(x, self.preprocessing, raw=raw), batch_size=batch_size
+        )
+        return Predictions(classes=self.classes, probabilities=_softmax(scores))
+
+    def plain(self, format_: str, *, raw: bool = False) -> bytes:
+        """The model as a file for a stock runtime, with what its numbers mean in its metadata.
+
+        Args:
+            format_: ``onnx`` or ``tflite``, whichever runs the model here.
+            raw: the file takes readings as they come and normalises them itself.
+
+        Raises:
+            InputError: another format, a rule that is no part of a program, or a package that
+                writes the format is not installed.
+            ProvisionError: the bundle has no program in this format.
+        """
+        model = self.model
+        return plain_model(
+            model.bundle,
+            format_,
+            model=model.network,
+            score=model.score,
+            raw=raw,
+            provenance={
+                "digest": model.bundle.digest,
+                "federation": model.federation,
+                "strategy": model.strategy,
+                "round_id": model.round_id,
+            },
+        )
+
+    def latency(self, x: ArrayLike, *, raw: bool = False) -> Percentiles:
+        """Milliseconds for one window, from 30 calls after 3 for warming up.
+
+        Args:
+            x: as in ``predict``; its examples take turns.
+            raw: as in ``predict``.
+        """
+        meter = Meter()
+        windows = checked_examples(x, self.preprocessing, raw=raw)
+        measure_windows(meter, self._classifier.predict, windows)
+        return percentiles(meter.take().infer_ms, 50, 95, 99)
+
+    def refresh(self) -> bool:
+        """Go on with the model of the newest round that has counted.
+
+        Returns:
+            Whether there was a newer one.
+
+        Raises:
+            ProtofleetError: as ``open_personal``.
+        """
+        source = self._source
+        if source is None or read_journal(source.folder).in_use == source.personal:
+            return False
+        self._source, self.model = _in_use(source.folder, source.given)
+        self._classifier = self._opened()
+        return True
+
+    def _opened(self) -> Classifier:
+        model = self.model
+        return open_classifier(
+            model.bundle,
+            model=model.network,
+            score=model.score,
+            backend=self._backend,
+            threads=self._threads,
+        )
+
+
+def open_personal(
+    store: Path | str | None = None,
     *,
-    threads: int = 1,
+    bundle: Path | str | None = None,
+    trusted: Collection[bytes] | None = None,
     backend: BackendName = "auto",
-) -> PersonalScores:
-    """Score and time the personal model on the test part; a device may be running meanwhile.
+    threads: int = 1,
+) -> PersonalModel:
+    """Open the personal model in a device's store, or a bundle's own values, to predict.
+
+    A store is only read, so the device may be running. The model is that of the last round that has
+    counted.
+
+    Args:
+        store: a device's folder; None: the only one in this user's data (``protofleet device
+            stores``), or none at all if ``bundle`` is given.
+        bundle: folder or file. Without a store: whose own values to take. With one: the store's
+            bundle, needed only where it keeps no copy.
+        trusted: raw public keys whose signature on ``bundle`` counts; None: any valid one. What a
+            store keeps was checked when its device joined.
+        backend: who runs the programs.
+        threads: of the runtime.
 
     Raises:
-        InputError: no store, no finished round, no test examples, or no such backend.
-        ProvisionError: the store belongs to another bundle, or the backend cannot run it.
+        InputError: no store, several, one without a finished round, or no such backend.
+        ProvisionError: the store is damaged or belongs to another bundle, or the backend cannot run
+            the bundle.
+        RefusedError: the bundle is not what was signed, or its signer is not trusted.
     """
-    journal, state = read_personal(store)
-    if journal.binding is None or journal.binding.bundle != bundle.digest:
-        raise ProvisionError(f"device store '{store}': belongs to another bundle than this one")
-    learner = open_learner(bundle, data, threads=threads, device_id="", backend=backend)
-    learner.enter(state.round_id)
-    strategy = learner.strategy(journal.strategy, journal.settings)
-    model, rule = strategy.client_model(state), strategy.client_score(state)
-    counts = learner.evaluate(model, score=rule).own
-    if counts is None:
-        raise InputError("device data: expected test examples to infer on, got none")
-    classifier = open_classifier(bundle, model=model, score=rule, backend=backend, threads=threads)
-    learner.measure_inference(classifier.predict)
-    return PersonalScores(
-        round_id=state.round_id,
-        examples=int(counts.sum()),
-        macro_f1=macro_f1(counts),
-        accuracy=accuracy(counts),
-        infer_ms=percentiles(learner.meter.take().infer_ms, 50, 95, 99),
+    given = None if bundle is None else Bundle.open(bundle, trusted=trusted)
+    if given is not None and store is None:
+        model = OpenedModel(bundle=given, network=given.model().network)
+        return PersonalModel(model, backend=backend, threads=threads)
+    folder = only_store() if store is None else Path(store)
+    source, model = _in_use(folder, given)
+    return PersonalModel(model, source=source, backend=backend, threads=threads)
+
+
+def _in_use(folder: Path, given: Bundle | None) -> tuple[StoreSource, OpenedModel]:
+    """The model that a store's journal names."""
+
+    def read(personal: PersonalState) -> tuple[StoreSource, OpenedModel]:
+        bundle = given or _kept(folder, personal.binding.bundle)
+        if bundle.digest != personal.binding.bundle:
+            raise ProvisionError(
+                f"device store '{folder}': its model is of bundle "
+                f"{personal.binding.bundle[:16]}, got bundle {bundle.digest[:16]}; "
+                "leave --bundle out, or give the one that the device joined with"
+            )
+        state = load_state(folder, personal.state)
+        strategy = build(personal.strategy, personal.settings, bundle.model())
+        return StoreSource(folder=folder, given=given, personal=personal), OpenedModel(
+            bundle=bundle,
+            network=strategy.client_model(state),
+            score=strategy.client_score(state),
+            round_id=state.round_id,
+            strategy=personal.strategy,
+            federation=personal.binding.federation,
+        )
+
+    return read_in_use(folder, read)
+
+
+def _kept(folder: Path, digest: str) -> Bundle:
+    path = bundle_path(folder, digest)
+    if not path.exists():
+        raise InputError(
+            f"device store '{folder}': keeps no copy of bundle {digest[:16]}; give --bundle"
+        )
+    return Bundle.open(path)
+
+
+def doubt_of(block: Examples, preprocessing: Preprocessing) -> str:
+    """Why examples that are said to be normalised do not look so; '' if they do."""
+    if block.normalised or preprocessing.tokens is not None:
+        return ""
+    examples = checked_examples(block.x, preprocessing)
+    found = doubt_of_scale(examples, "examples", preprocessing.mean, preprocessing.std)
+    return f"{found}; readings as they come: --raw" if found else ""
+
+
+def checked_examples(
+    x: ArrayLike, preprocessing: Preprocessing, *, raw: bool = False
+) -> NDArray[np.float32]:
+    """Examples as the model takes them, ``(n, *input_shape) float32``.
+
+    Args:
+        x: examples, or one alone.
+        preprocessing: the bundle's.
+        raw: normalise with its mean and std.
+
+    Raises:
+        InputError: another shape, or numbers that are not finite.
+    """
+    shape = preprocessing.input_shape
+    try:
+        values = np.asarray(x, np.float64 if raw else np.float32)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"examples: expected numbers ({error})") from error
+    if values.shape == shape:
+        values = values[np.newaxis]
+    if values.shape[1:] != shape or not values.ndim:
+        text = ", ".join(map(str, shape))
+        raise InputError(
+            f"examples: expected (n, {text}) as the bundle's input, got {values.shape}"
+        )
+    if raw and preprocessing.tokens is None:
+        values = (values - np.asarray(preprocessing.mean)) / np.asarray(preprocessing.std)
+    broken = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    if broken.any():
+        raise InputError(
+            f"examples: expected finite numbers, got NaN or infinite ones in {broken.sum()} of "
+            f"{len(values)}, first in example {int(broken.argmax())}"
+        )
+    examples = np.ascontiguousarray(values, np.float32)
+    check_tokens("examples", examples, preprocessing.tokens)
+    return examples
+
+
+def score_predictions(predicted: NDArray[np.int64], y: NDArray[np.int64]) -> PredictionScores:
+    """Compare predicted classes ``(n,)`` with true ones ``(n,)``; -1 there: no label."""
+    known = y >= 0
+    if not known.any():
+        return PredictionScores(examples=0, accuracy=math.nan, macro_f1=math.nan)
+    count = 1 + int(max(predicted[known].max(), y[known].max()))
+    counts = confusion(y[known], predicted[known], count)
+    return PredictionScores(
+        examples=int(known.sum()), accuracy=accuracy(counts), macro_f1=macro_f1(counts)
     )
+
+
+def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
+    powers = np.exp(shifted)
+    shares: NDArray[np.float32] = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
+    return shares

@@ -5,6 +5,10 @@ bytes; one atomic rename of ``journal.json`` then makes all of them valid togeth
 at any instant leaves the journal before or after that rename and some unreferenced files, which
 the next ``open`` removes.
 
+A store keeps a copy of its bundle, so that its model predicts whatever becomes of the file that the
+device joined with. After a move to another bundle (``move``) the model before, with its bundle,
+stays in use until a round counts with the new one.
+
 A trained state stays *pending* beside the committed one until the coordinator has acknowledged its
 update: a round that never counted leaves no trace in the personal state.
 """
@@ -15,24 +19,30 @@ import hashlib
 import json
 import mmap
 import secrets
+import shlex
+import shutil
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
 
+from protofleet.bundle import Bundle
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
 from protofleet.edge.journal import (
     BLOB_SUFFIX,
+    BUNDLE_SUFFIX,
     Binding,
     Journal,
     Pending,
+    PersonalState,
     StoredFile,
     StoredPayload,
     StoredState,
     blob_path,
+    bundle_path,
     read_blob,
     read_journal,
 )
@@ -49,6 +59,7 @@ from protofleet.tensors import blobs
 from protofleet.wire.topics import check_id
 
 _READ_ATTEMPTS = 5
+_Read = TypeVar("_Read")
 
 
 class ByteCounters:
@@ -117,11 +128,7 @@ class Store:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            owned = lock(
-                folder / "lock",
-                taken=f"device store '{folder}': another process uses it; "
-                "stop that one or give another --store",
-            )
+            owned = lock_store(folder)
         except OSError as error:
             raise UnavailableError(f"device store '{folder}': {error}") from error
         try:
@@ -156,8 +163,74 @@ class Store:
             if ours != theirs:
                 raise ProvisionError(
                     f"device store '{self.folder}': belongs to {name} '{ours}', got '{theirs}'; "
-                    "use another --store, or remove this one with the personal state in it"
+                    f"{self.remedy}"
                 )
+
+    @property
+    def remedy(self) -> str:
+        """What a person can do who wants something of this store that its state is not for."""
+        return (
+            "use another --store, or forget the personal state in this one: "
+            f"protofleet device reset --store {shlex.quote(str(self.folder))}"
+        )
+
+    def keep_bundle(self, bundle: Bundle) -> None:
+        """Keep a copy, unless there is one; it stays if the next commit binds the store to it."""
+        path = bundle_path(self.folder, bundle.digest)
+        if path.exists():
+            return
+        temporary = path.with_name(path.name + TEMPORARY)
+        try:
+            bundle.copy_to(temporary)
+            temporary.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            raise UnavailableError(f"device store '{self.folder}': {error}") from error
+
+    def commit_moved(self, binding: Binding, start: Mapping[str, NDArray[Any]] | None) -> None:
+        """Belong to another bundle of the same federation from now on.
+
+        What is on its way in either direction, residuals and baselines belong to the bundle before
+        and go. The model in use stays in use until a round counts with the new bundle.
+
+        Args:
+            binding: the new one.
+            start: tensors of the state that training begins with; None: the strategy's own.
+        """
+        journal, state = self.journal, None
+        if start is not None:
+            file = self._write_blob(blobs.encode(start))
+            state = StoredState(round_id=0, transfer_id="", file=file)
+        moved = Journal(
+            binding=binding,
+            strategy=journal.strategy if start is not None else "",
+            settings=journal.settings if start is not None else {},
+            state=state,
+            former=journal.in_use,
+        )
+        self._commit(moved)
+        self._drop_downloads()
+
+    def commit_restored(self, former: PersonalState) -> None:
+        """Belong to the bundle before again, as if the store had not moved; no round has counted.
+
+        Args:
+            former: of the journal.
+        """
+        self._commit(
+            Journal(
+                binding=former.binding,
+                strategy=former.strategy,
+                settings=former.settings,
+                state=former.state,
+            )
+        )
+        self._drop_downloads()
+
+    def _drop_downloads(self) -> None:
+        """Remove parts of payloads that will not be offered again."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(exist_ok=True)
 
     def bind_strategy(self, name: str, settings: Mapping[str, Any]) -> None:
         """Record the strategy that reads and writes the state.
@@ -168,7 +241,7 @@ class Store:
         if self.journal.state is not None and self.journal.strategy != name:
             raise ProvisionError(
                 f"device store '{self.folder}': its state is of strategy "
-                f"'{self.journal.strategy}', the federation runs '{name}'; use another --store"
+                f"'{self.journal.strategy}', the federation runs '{name}'; {self.remedy}"
             )
         if (self.journal.strategy, self.journal.settings) != (name, dict(settings)):
             change = {"strategy": name, "settings": dict(settings)}
@@ -180,7 +253,7 @@ class Store:
         if stored is None:
             return ClientMemory()
         return ClientMemory(
-            state=_load_state(self.folder, stored),
+            state=load_state(self.folder, stored),
             residual=_tensors(self.folder, stored.residual) if stored.residual else {},
         )
 
@@ -268,8 +341,8 @@ class Store:
     def commit_delivered(self) -> None:
         """The coordinator has the update: its state becomes the device's own."""
         if self.journal.pending is not None:
-            state = self.journal.pending.state
-            self._commit(msgspec.structs.replace(self.journal, state=state, pending=None))
+            change = {"state": self.journal.pending.state, "pending": None, "former": None}
+            self._commit(msgspec.structs.replace(self.journal, **change))
 
     def commit_dropped(self) -> None:
         """The round never counted: forget its payload, its update and its trained state."""
@@ -297,9 +370,20 @@ class Store:
     def _sweep(self) -> None:
         """Remove what a crash or an older commit left behind."""
         kept = {file.sha256 + BLOB_SUFFIX for file in self.journal.files}
+        kept |= {digest + BUNDLE_SUFFIX for digest in self.journal.bundles}
+        swept = (TEMPORARY, BLOB_SUFFIX, BUNDLE_SUFFIX)
         for path in self.folder.iterdir():
-            if path.suffix == TEMPORARY or (path.suffix == BLOB_SUFFIX and path.name not in kept):
+            if path.suffix in swept and path.name not in kept:
                 path.unlink()
+
+
+def lock_store(folder: Path) -> IO[bytes]:
+    """Own a store until the returned file is closed; raises UnavailableError if it is in use."""
+    return lock(
+        folder / "lock",
+        taken=f"device store '{folder}': another process uses it; "
+        "stop that one or give another --store",
+    )
 
 
 def _identity(folder: Path, wanted: str | None) -> str:
@@ -323,29 +407,47 @@ def _identity(folder: Path, wanted: str | None) -> str:
     return known
 
 
-def read_personal(folder: Path) -> tuple[Journal, ClientState]:
-    """The personal state, read beside a process that may be using the store.
+def read_personal(folder: Path) -> tuple[PersonalState, ClientState]:
+    """The personal state in use, read beside a process that may be using the store.
 
     Raises:
         InputError: there is no store, or no round was delivered yet.
         ProvisionError: the content is damaged.
     """
+
+    def read(personal: PersonalState) -> tuple[PersonalState, ClientState]:
+        return personal, load_state(folder, personal.state)
+
+    return read_in_use(folder, read)
+
+
+def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
+    """What ``read`` makes of the contents that the journal names, beside a process that may commit.
+
+    Raises:
+        InputError: there is no store, or no round was delivered yet.
+        ProtofleetError: what ``read`` raises, of contents that the journal still names.
+    """
     if not (folder / "identity.json").exists():
         raise InputError(f"device store '{folder}': nothing there; join a federation first")
     for attempt in range(_READ_ATTEMPTS):
-        journal = read_journal(folder)
-        if journal.state is None:
-            raise InputError(f"device store '{folder}': no round was finished yet; nothing to run")
+        personal = read_journal(folder).in_use
+        if personal is None:
+            raise InputError(
+                f"device store '{folder}': no round was finished yet; nothing to run, but the "
+                "bundle's own values: --bundle"
+            )
         try:
-            return journal, _load_state(folder, journal.state)
-        except ProvisionError:
+            return read(personal)
+        except ProtofleetError:
             # The owner may have committed a newer state and removed this one meanwhile.
-            if attempt == _READ_ATTEMPTS - 1 or read_journal(folder) == journal:
+            if attempt == _READ_ATTEMPTS - 1 or read_journal(folder).in_use == personal:
                 raise
     raise ProvisionError(f"device store '{folder}': its state changes faster than it can be read")
 
 
-def _load_state(folder: Path, stored: StoredState) -> ClientState:
+def load_state(folder: Path, stored: StoredState) -> ClientState:
+    """A state of the store; raises ProvisionError if its bytes are damaged."""
     return ClientState(round_id=stored.round_id, tensors=_tensors(folder, stored.file))
 
 

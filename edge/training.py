@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
-from protofleet.edge.meter import Meter
+from protofleet.edge.meter import Meter, measure_windows
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.client import (
     ClientMemory,
@@ -52,8 +52,6 @@ _log = logging.getLogger(__name__)
 
 EVALUATION_BATCH = 32
 """ALP couples the examples of a batch, so the scores of the paper belong to this number."""
-_WARM_UP_CALLS = 3
-_MEASURED_CALLS = 30
 
 Examples = tuple[NDArray[np.float32], NDArray[np.int64]]
 
@@ -251,16 +249,8 @@ class Learner:
         """Time ``scores`` on single windows, as a device in use would call it."""
         own = self._own
         x = own.x_test if len(own.y_test) else own.x_train
-        if not len(x):
-            return
         with self.meter.phase("infer"):
-            for call in range(_WARM_UP_CALLS + _MEASURED_CALLS):
-                window = x[call % len(x) : call % len(x) + 1]
-                if call < _WARM_UP_CALLS:
-                    scores(window)
-                    continue
-                with self.meter.inference():
-                    scores(window)
+            measure_windows(self.meter, scores, x)
 
     def _tools(self, grad_fns: Mapping[str, GradFn], rng: np.random.Generator) -> ClientTools:
         own, programs = self._own, self._programs
@@ -324,17 +314,18 @@ def check_data(data: LocalData, manifest: Manifest) -> None:
                 f"device data: expected {name} (n, {', '.join(map(str, expected))}) as the "
                 f"bundle's input, got {x.shape}"
             )
-        _check_tokens(name, x, manifest.preprocessing.tokens)
+        check_tokens(f"device data: {name}", x, manifest.preprocessing.tokens)
 
 
-def _check_tokens(name: str, x: NDArray[np.float32], tokens: int | None) -> None:
+def check_tokens(what: str, x: NDArray[np.float32], tokens: int | None) -> None:
+    """Raise InputError unless ``x`` holds numbers below ``tokens`` (``Preprocessing.tokens``)."""
     if tokens is None or not x.size:
         return
     low, high = float(x.min()), float(x.max())
     if low < 0 or high >= tokens or not np.array_equal(x, np.trunc(x)):
         raise InputError(
-            f"device data: expected tokens in {name}, whole numbers from 0 to {tokens - 1}, "
-            f"got numbers from {low:g} to {high:g}"
+            f"{what}: expected tokens, whole numbers from 0 to {tokens - 1}, got numbers from "
+            f"{low:g} to {high:g}"
         )
 
 

@@ -50,6 +50,7 @@ def main(path: Path) -> int:
                 threads=spec.profile.threads,
                 backend=spec.profile.backend,
                 trusted=trusted,
+                keep_bundle=False,
             ),
             data,
             _report,

@@ -5,9 +5,11 @@ from protofleet.runtime._backend import BackendName, Kernels
 from protofleet.runtime._footprint import release, return_large_blocks
 from protofleet.runtime._litert import open_interpreter
 from protofleet.runtime.classifier import Classifier, open_classifier
+from protofleet.runtime.plain import FORMATS, plain_model
 from protofleet.runtime.programs import Programs, open_programs
 
 __all__ = [
+    "FORMATS",
     "BackendName",
     "Classifier",
     "KernelError",
@@ -16,6 +18,7 @@ __all__ = [
     "open_classifier",
     "open_interpreter",
     "open_programs",
+    "plain_model",
     "release",
     "return_large_blocks",
 ]

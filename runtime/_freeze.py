@@ -82,7 +82,7 @@ def freeze_onnx(model: bytes, where: str, values: Values) -> bytes:
         InputError: the protobuf package, which ONNX Runtime's wheel brings, is not installed.
         ProvisionError: the model has no such input, or one of another shape or dtype.
     """
-    found = _messages()["Model"]()
+    found = onnx_messages()["Model"]()
     found.ParseFromString(model)
     inputs = {one.name: one for one in found.graph.input}
     for port, value in values:
@@ -108,9 +108,21 @@ def _declared(found: Any) -> Tensor | None:
 def _fields(kind: Any) -> dict[str, dict[str, tuple[int, Any, bool]]]:
     """Message → field → its number, its type or message, and whether it is repeated."""
     return {
-        "Model": {"graph": (7, "Graph", False)},
-        "Graph": {"initializer": (5, "Tensor", True), "input": (11, "Input", True)},
-        "Input": {"name": (1, kind.TYPE_STRING, False), "type": (2, "Type", False)},
+        "Model": {"graph": (7, "Graph", False), "metadata_props": (14, "Entry", True)},
+        "Entry": {"key": (1, kind.TYPE_STRING, False), "value": (2, kind.TYPE_STRING, False)},
+        "Graph": {
+            "node": (1, "Node", True),
+            "initializer": (5, "Tensor", True),
+            "input": (11, "Value", True),
+            "output": (12, "Value", True),
+        },
+        "Node": {
+            "input": (1, kind.TYPE_STRING, True),
+            "output": (2, kind.TYPE_STRING, True),
+            "name": (3, kind.TYPE_STRING, False),
+            "op_type": (4, kind.TYPE_STRING, False),
+        },
+        "Value": {"name": (1, kind.TYPE_STRING, False), "type": (2, "Type", False)},
         "Type": {"tensor_type": (1, "TensorType", False)},
         "TensorType": {"elem_type": (1, kind.TYPE_INT32, False), "shape": (2, "Shape", False)},
         "Shape": {"dim": (1, "Dim", True)},
@@ -125,8 +137,8 @@ def _fields(kind: Any) -> dict[str, dict[str, tuple[int, Any, bool]]]:
 
 
 @cache
-def _messages() -> dict[str, Any]:
-    """The messages of the ONNX specification (onnx.proto3) as far as freezing changes them.
+def onnx_messages() -> dict[str, Any]:
+    """The messages of the ONNX specification (onnx.proto3) as far as they are changed here.
 
     The package onnx is not for devices. What a message does not name, protobuf keeps as it is.
     """
@@ -138,8 +150,8 @@ def _messages() -> dict[str, Any]:
         )
     except ImportError as error:
         raise InputError(
-            "a classifier on ONNX Runtime: protobuf is not installed: pip install protobuf, or on "
-            "Debian: sudo apt install python3-protobuf"
+            "an ONNX file with a model inside: protobuf is not installed: pip install protobuf, or "
+            "on Debian: sudo apt install python3-protobuf"
         ) from error
     package = "protofleet.onnx"
     kind = descriptor_pb2.FieldDescriptorProto

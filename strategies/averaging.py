@@ -308,7 +308,8 @@ def _whole(model: Model) -> Layout:
 def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Settings]) -> Strategy:
     """The strategy whose server sends what its aggregator makes of the clients' shared tensors.
 
-    The server has a model if all parameters are shared.
+    The server has a model if all parameters are shared. A client carries the others, without
+    buffers: those belong to what the server sends.
     """
     model, extra = context.model, context.extra
     all_shared = context.shared == _whole(model)
@@ -321,6 +322,7 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
         client_init=partial(_client_init, context),
         client_update=partial(update, context),
         client_model=partial(client_model, model),
+        carried=frozenset(_whole(model).shapes.keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, model) if all_shared else _no_model,
     )

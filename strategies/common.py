@@ -112,6 +112,11 @@ def network_tensors(network: Network) -> dict[str, NDArray[Any]]:
     return {**prefixed(PARAMS, network.params), **prefixed(BUFFERS, network.buffers)}
 
 
+def network_names(model: Model) -> frozenset[str]:
+    """The names of ``network_tensors``."""
+    return frozenset(network_tensors(model.network))
+
+
 def unpack_network(tensors: Tensors, model: Model) -> Network:
     """Copy what ``network_tensors`` named into a network of its own; other names are passed over.
 

@@ -43,6 +43,7 @@ from protofleet.strategies.averaging import (
 from protofleet.strategies.common import (
     PARAMS,
     client_model,
+    network_names,
     network_tensors,
     parse_settings,
     prefixed,
@@ -100,7 +101,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         InputError: unknown setting, wrong type or a value outside its range.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, DittoSettings)
-    return averaging(share_all(DESCRIPTION, chosen, model), _client_update)
+    strategy = averaging(share_all(DESCRIPTION, chosen, model), _client_update)
+    return replace(strategy, carried=network_names(model))
 
 
 def _client_update(

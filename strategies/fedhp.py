@@ -54,6 +54,7 @@ from protofleet.strategies.common import (
     client_key,
     client_model,
     listed,
+    network_names,
     network_tensors,
     ordered,
     parse_settings,
@@ -169,6 +170,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_init=client_init,
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
+        carried=network_names(model) - {context.prototypes},
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
     )

@@ -41,17 +41,18 @@ from protofleet.strategies import common
 from protofleet.strategies.common import (
     client_model,
     downlink,
+    network_names,
     network_tensors,
     ordered,
     parse_settings,
 )
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import (
+    NearestPrototype,
     class_counts_of,
     class_means,
     feature_width,
     merge_prototypes,
-    nearest,
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
@@ -134,6 +135,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
         client_score=lambda state: _score(state.tensors),
+        carried=network_names(model),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
     )
@@ -158,7 +160,7 @@ def _client_init(context: _Context, model: Model) -> ClientState:
 
 def _score(tensors: Tensors) -> Score | None:
     present = tensors[_PRESENT]
-    return nearest(tensors[_PROTOTYPES], present) if present.any() else None
+    return NearestPrototype(tensors[_PROTOTYPES], present) if present.any() else None
 
 
 def _client_update(

@@ -28,6 +28,7 @@ from protofleet.strategies.common import (
     client_init,
     client_model,
     downlink,
+    network_names,
     network_tensors,
     parse_settings,
 )
@@ -82,6 +83,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_init=client_init,
         client_update=partial(_client_update, model, chosen),
         client_model=partial(client_model, model),
+        carried=network_names(model),
         aggregate=_aggregate,
         server_model=_no_model,
     )

@@ -178,6 +178,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_init=client_init,
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
+        carried=frozenset(prefixed(PARAMS, model.params).keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator
-from protofleet.strategies.types import Score, UnsuitableModelError, Update
+from protofleet.strategies.types import UnsuitableModelError, Update
 from protofleet.tensors import Model
 
 ClassRows = NDArray[np.float32]
@@ -113,24 +114,35 @@ def feature_width(model: Model) -> int:
     return model.features
 
 
-def nearest(prototypes: ClassRows, present: NDArray[Any]) -> Score:
+@dataclass(frozen=True, slots=True)
+class NearestPrototype:
     """Scores of features: minus the squared distance to each prototype, summed in float64.
 
-    Args:
+    Attributes:
         prototypes: ``(C, d) float32``.
         present: ``(C,)``, 0 for classes without a prototype, which are never chosen; at least one
             other.
-
-    Returns:
-        A function from features ``(n, d) float32`` to scores ``(n, C) float32``.
     """
-    known = np.flatnonzero(present)
-    centres = prototypes[known].astype(np.float64)
 
-    def score(features: NDArray[np.float32]) -> NDArray[np.float32]:
-        scores = np.full((len(features), len(prototypes)), -np.inf, np.float32)
-        for column, centre in zip(known, centres, strict=True):
-            scores[:, column] = -np.square(features - centre).sum(axis=1)
+    prototypes: ClassRows
+    present: NDArray[Any]
+
+    def __call__(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores ``(n, C) float32`` of features ``(n, d) float32``."""
+        scores = np.full((len(features), len(self.prototypes)), -np.inf, np.float32)
+        for label in np.flatnonzero(self.present):
+            gaps = features - self.prototypes[label].astype(np.float64)
+            scores[:, label] = -np.square(gaps).sum(axis=1)
         return scores
 
-    return score
+    def linear(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """A dense layer with the same softmax: ``weight (C, d)`` and ``bias (C,)``.
+
+        Its outputs differ from the scores by the squared norm of the features, the same for all
+        classes; those of absent classes are the lowest that float32 has.
+        """
+        absent = np.asarray(self.present) == 0
+        weight = np.where(absent[:, None], 0.0, 2.0 * self.prototypes)
+        bias = -np.square(self.prototypes.astype(np.float64)).sum(axis=1)
+        bias[absent] = np.finfo(np.float32).min
+        return weight.astype(np.float32), bias.astype(np.float32)

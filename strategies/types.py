@@ -375,6 +375,9 @@ class Strategy:
         client_update: one local round; the update and the state to keep if it is delivered.
         client_model: the network with which the device infers now.
         client_score: what classifies that model's features; None: its own head.
+        carried: names of the tensors of a client's state that it takes along to another bundle of
+            its federation, as far as they fit: of its own model, which a first payload leaves as
+            it is.
         check: raises RefusedError for an update of the right form with impossible content.
         aggregate: the server's state after a round. Permuting updates changes no bit.
         server_model: the global network, or None where the strategy has none.
@@ -389,6 +392,7 @@ class Strategy:
     client_update: Callable[[ClientState, Payload, ClientTools], tuple[ClientState, Update]]
     client_model: Callable[[ClientState], Network]
     client_score: Callable[[ClientState], Score | None] = no_score
+    carried: frozenset[str] = frozenset()
     check: Callable[[Update], None] = no_check
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
     server_model: Callable[[ServerState], Network | None]

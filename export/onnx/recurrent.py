@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import onnx
+import onnx.inliner
 import torch
 from torch import fx
 
@@ -58,11 +59,18 @@ def _name(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def define_functions(model: onnx.ModelProto) -> None:
-    """Add the definitions of the recurrent nodes that ``model`` uses."""
+    """Add the definitions of the recurrent nodes that ``model`` uses.
+
+    Single steps are put in place of their nodes: a user's loop has hundreds, and ONNX Runtime's
+    time to load so many calls of functions grows with the square of their number.
+    """
     used = {node.op_type for node in model.graph.node if node.domain == DOMAIN}
     for op_type in sorted(used.intersection(_FUNCTIONS)):
         text = _FUNCTIONS[op_type](op_type)
         model.functions.append(onnx.parser.parse_function(text))
+    single = [(DOMAIN, op_type) for op_type in sorted(used) if op_type.endswith(_ONCE)]
+    if single:
+        model.CopyFrom(onnx.inliner.inline_selected_functions(model, single))
 
 
 def _op_type(target: Any, flags: Sequence[bool], *, once: bool) -> str:
@@ -191,6 +199,15 @@ def _rnn_step_back(slope: str) -> str:
 """
 
 
+_CONSTANTS = {
+    "zero_at": "zero_at = Constant <value_ints = [0]> ()",
+    "(one,": "one = Constant <value_float = 1.0> ()",
+    ", zero)": "zero = Constant <value_float = 0.0> ()",
+    "across": "across = Transpose <perm = [1, 0]> (w_hh)",
+}
+"""What a body may read → its definition."""
+
+
 def _scan(  # noqa: PLR0913 - a function's parts
     name: str,
     signature: str,
@@ -231,14 +248,13 @@ def _scan(  # noqa: PLR0913 - a function's parts
         return "\n    ".join((*before, step, *behind, *final))
 
     def text(full_name: str) -> str:
-        turned = int(_REVERSE in full_name) != name.endswith("Backward")
+        turned = int((_REVERSE in full_name) != name.endswith("Backward"))
+        body = single() if full_name.endswith(_ONCE) else loop(turned)
+        constants = "\n    ".join(line for one, line in _CONSTANTS.items() if one in body)
         return f"""{_HEADER}{full_name} <hidden_size> {signature}
 {{
-    zero_at = Constant <value_ints = [0]> ()
-    one = Constant <value_float = 1.0> ()
-    zero = Constant <value_float = 0.0> ()
-    across = Transpose <perm = [1, 0]> (w_hh)
-    {single() if full_name.endswith(_ONCE) else loop(int(turned))}
+    {constants}
+    {body}
 }}
 """
 

@@ -41,8 +41,10 @@ class Recurrent(nn.Module):
         self.result, self.initial = result, initial
         self.places = self.rnn.num_layers * (2 if self.rnn.bidirectional else 1)
         self.number = 2 if kind == "LSTM" else 1
-        self.first = nn.Parameter(torch.rand(self.number, self.places, 1, _HIDDEN))
-        self.encode = nn.Linear(_CHANNELS, self.number * self.places * _HIDDEN)
+        if initial == "learned":
+            self.first = nn.Parameter(torch.rand(self.number, self.places, 1, _HIDDEN))
+        if initial == "encoded":
+            self.encode = nn.Linear(_CHANNELS, self.number * self.places * _HIDDEN)
 
     def _states(self, x: Tensor) -> Any:
         if self.initial == "none":

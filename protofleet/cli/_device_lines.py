@@ -19,6 +19,12 @@ def to_text(event: str, figures: Figures) -> str:
     return _plain(figures) if line is None else line(figures)
 
 
+def _moved(figures: Figures) -> str:
+    fates = ("kept", "kept_in_part", "new", "dropped")
+    counts = (f"{len(figures[fate])} {fate.replace('_', ' ')}" for fate in fates if figures[fate])
+    return f"to bundle {figures['bundle'][:12]}: tensors: {', '.join(counts) or 'none is kept'}"
+
+
 def _joined(figures: Figures) -> str:
     return (
         f"federation '{figures['federation']}' as '{figures['device_id']}': "
@@ -84,6 +90,7 @@ def _short(value: Any) -> str:
 
 _NAMES = {"macro_f1": "macro-F1"}
 _LINES: dict[str, Callable[[Figures], str]] = {
+    "moved": _moved,
     "joined": _joined,
     "waiting": _waiting,
     "task": _task,

@@ -30,9 +30,13 @@ def verbosity() -> int:
     return 0 if context is None else int(context.meta.get(_META, 0))
 
 
-def start_logging() -> None:
-    """Send the log to stderr: what happens, of that only warnings with ``-q``, all with ``-v``."""
-    chosen = verbosity()
+def start_logging(*, quiet: bool = False) -> None:
+    """Send the log to stderr: what happens, of that only warnings with ``-q``, all with ``-v``.
+
+    Args:
+        quiet: as with ``-q`` unless ``-v`` is given, for a command whose output is its result.
+    """
+    chosen = verbosity() or (-1 if quiet else 0)
     level = {-1: logging.WARNING, 0: logging.INFO, 1: logging.DEBUG}[chosen]
     pattern = "%(asctime)s %(name)s: %(message)s" if chosen > 0 else "%(asctime)s %(message)s"
     logging.basicConfig(format=pattern, stream=sys.stderr)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -14,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._process import start_process
 from protofleet.cli._trust import trusted_keys
-from protofleet.cli._verbosity import start_logging, verbosity
-from protofleet.threads import thread_variables
+from protofleet.cli._verbosity import verbosity
+from protofleet.cli.export_model import export_model
+from protofleet.cli.predict import predict
+from protofleet.cli.prepare import prepare
+from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
     from protofleet.edge import LocalData
@@ -45,6 +48,13 @@ def _to_later(
 @click.group()
 def device() -> None:
     """Take part in a federation, and use what was learned (docs/device.md)."""
+
+
+device.add_command(export_model)
+device.add_command(predict)
+device.add_command(prepare)
+device.add_command(reset)
+device.add_command(stores)
 
 
 def _data_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,7 +101,11 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     metavar="ROUND:DATA",
     help="Other data from a round on; may be repeated, rounds ascending.",
 )
-@click.option("--store", type=_PATH, help="This device's folder; default: in the user's data.")
+@click.option(
+    "--store",
+    type=_PATH,
+    help="This device's folder; default: in the user's data, see 'device stores'.",
+)
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
 @_data_options
 def join(
@@ -110,16 +124,17 @@ def join(
 
     Ctrl-C leaves; started again with the same store, the device goes on where it was.
     """
-    _prepare(threads)
+    start_process(threads)
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
+    from protofleet.edge.stores import default_store
 
     trusted = trusted_keys(source["trust_files"])
     options = JoinOptions(
         broker=broker,
         federation=federation,
         bundle=source["bundle"],
-        store=store or _default_store(federation, device_id),
+        store=store or default_store(federation, device_id),
         device_id=device_id,
         threads=threads,
         backend=source["backend"],
@@ -132,39 +147,6 @@ def join(
         told = f"protofleet: stopped by {stopped}; to go on: the same command"
         click.echo(f"{told} ('{options.store}' keeps the state)", err=True)
     sys.exit(status)
-
-
-@device.command()
-@click.option("--store", type=_PATH, required=True, help="This device's folder.")
-@_data_options
-def infer(
-    store: Path,
-    threads: int,
-    as_json: bool,
-    **source: Any,
-) -> None:
-    """Score and time the personal model on this device's test part."""
-    _prepare(threads)
-    import msgspec
-
-    from protofleet.bundle import Bundle
-    from protofleet.edge import score_personal
-
-    trusted = trusted_keys(source["trust_files"])
-    data = _load(source, trusted)
-    bundle = Bundle.open(source["bundle"], trusted=trusted)
-    scores = score_personal(store, bundle, data, threads=threads, backend=source["backend"])
-    if as_json:
-        click.echo(msgspec.json.encode(scores).decode())
-        return
-    latency = "  ".join(
-        f"{name} {value:.2f}" for name, value in msgspec.to_builtins(scores.infer_ms).items()
-    )
-    click.echo(
-        f"model of round {scores.round_id}: macro-F1 {scores.macro_f1:.4f}, "
-        f"accuracy {scores.accuracy:.4f} on {scores.examples} examples\n"
-        f"one window, ms: {latency}"
-    )
 
 
 @device.command("try")
@@ -181,7 +163,7 @@ def try_(*, optimiser: str | None, threads: int, as_json: bool, **source: Any) -
     be right and with the bundle's own. Nothing is sent or kept. The last lines are for the
     federation file: one device's advice, so try two or three.
     """
-    _prepare(threads)
+    start_process(threads)
     import msgspec
 
     from protofleet.bundle import Bundle
@@ -213,13 +195,6 @@ def _no_progress(_done: int, _total: int) -> None:
     """For programs."""
 
 
-def _prepare(threads: int) -> None:
-    """Bound all thread pools before NumPy is loaded, and start the log."""
-    for variable, value in thread_variables(threads).items():
-        os.environ.setdefault(variable, value)
-    start_logging()
-
-
 def _load(
     source: dict[str, Any],
     trusted: frozenset[bytes],
@@ -237,13 +212,6 @@ def _load(
         data_root=source["data_root"],
         later=later,
     )
-
-
-def _default_store(federation: str, device_id: str | None) -> Path:
-    import platformdirs
-
-    name = federation if device_id is None else f"{federation}.{device_id}"
-    return platformdirs.user_data_path("protofleet") / "devices" / name
 
 
 def _report_json(event: str, figures: dict[str, Any]) -> None:

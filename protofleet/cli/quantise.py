@@ -227,14 +227,14 @@ def _from_store(opened: Bundle, store: Path) -> Model:
     from protofleet import strategies
     from protofleet.edge.store import read_personal
 
-    journal, state = read_personal(store)
-    if journal.binding is None or journal.binding.bundle != opened.digest:
+    personal, state = read_personal(store)
+    if personal.binding.bundle != opened.digest:
         raise ProvisionError(f"device store '{store}': belongs to another bundle than this one")
-    strategy = strategies.build(journal.strategy, journal.settings, opened.model())
+    strategy = strategies.build(personal.strategy, personal.settings, opened.model())
     if strategy.client_score(state) is not None:
         raise InputError(
-            f"device store '{store}': strategy '{journal.strategy}' classifies by features, not by "
-            "the model's own head, which is what would be quantised"
+            f"device store '{store}': strategy '{personal.strategy}' classifies by features, not "
+            "by the model's own head, which is what would be quantised"
         )
     own = strategy.client_model(state)
     return dataclasses.replace(opened.model(), params=own.params, buffers=own.buffers)

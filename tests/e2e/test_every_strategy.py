@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
+from ai_edge_litert.interpreter import Interpreter
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hostile_device import HostileDevice
 from packed import pack_update
@@ -25,7 +27,7 @@ from tiny_bundle import tiny_data
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
-from protofleet.edge import LocalData, score_personal
+from protofleet.edge import LocalData, open_personal
 from protofleet.edge.join import open_learner
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Costs
@@ -34,6 +36,7 @@ from protofleet.runtime import open_programs
 from protofleet.strategies import STRATEGIES, build
 from protofleet.strategies.aggregation import MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_aggregator
+from protofleet.strategies.scores import confusion
 from protofleet.strategies.types import ClientState, ServerState, ServerTools, Update
 
 _CLASSES = ("class0", "class1", "class2")
@@ -389,6 +392,19 @@ def _check_personal(case, client_id, store, state):
     strategy = case.strategy
     model, rule = strategy.client_model(state), strategy.client_score(state)
     own = case.learner(client_id).evaluate(model, score=rule).own
-    found = score_personal(store, case.bundle, case.data[client_id])
-    assert (found.round_id, found.examples) == (state.round_id, own.sum())
-    assert found.accuracy == np.trace(own) / own.sum()
+    data = case.data[client_id].own
+    found = open_personal(store)
+    assert found.round_id == state.round_id
+    counts = confusion(data.y_test, found.predict(data.x_test).indices, len(_CLASSES))
+    np.testing.assert_array_equal(counts, own)
+    _check_plain(found, data.x_test)
+
+
+def _check_plain(personal, x):
+    """The plain files of a model give its probabilities in runtimes that know nothing of us."""
+    expected = personal.predict(x, batch_size=len(x)).probabilities
+    session = onnxruntime.InferenceSession(personal.plain("onnx"))
+    (shares,) = session.run(["probabilities"], {"x": x})
+    np.testing.assert_allclose(shares, expected, atol=1e-4)
+    runner = Interpreter(model_content=personal.plain("tflite")).get_signature_runner()
+    np.testing.assert_allclose(runner(x=x)["probabilities"], expected, atol=1e-4)

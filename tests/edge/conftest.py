@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fake_endpoint import UNTIL_WOKEN, Arrival, Clock, FakeDeviceEndpoint, ScriptEndError
+from personal import opened_store
 from scripted_coordinator import FEDERATION
 from tiny_bundle import tiny_bundle, tiny_data
 
@@ -243,3 +244,10 @@ def device(world, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(agent, "time", clock)
     return Device(world, clock)
+
+
+@pytest.fixture
+def personal_store(world) -> Path:
+    """The store of a device, anna, whose round 2 of FedAvg has counted."""
+    with opened_store(world.root / _NAME, world.bundle) as store:
+        return store.folder

@@ -14,8 +14,12 @@ import counting_strategy
 import numpy as np
 import pytest
 from brokers import KillableBroker
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scripted_coordinator import ScriptedCoordinator
+from tiny_bundle import tiny_bundle
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.keys import save_public_key
 from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
@@ -261,15 +265,49 @@ def test_the_personal_model_infers_beside_and_after_the_federation(world, mosqui
         device = world.start(world.arguments(mosquitto_url, "anna"))
         coordinator.wait()
         _events(device)
-    arguments = ["device", "infer", "--json", "--store", str(world.root / "anna")]
-    arguments += ["--bundle", str(world.bundle_path), "--data", str(world.data(1))]
-    infer = world.start([*arguments, "--trust", str(world.trust)])
-    scores = _events(infer)[0]
+    arguments = ["device", "predict", "--json", "--latency", "--store", str(world.root / "anna")]
+    model, *predictions, scores = _events(world.start([*arguments, "--data", str(world.data(1))]))
     own = coordinator.updates[2]["anna"].evaluation.own
-    assert scores["examples"] == 20
-    assert scores["round_id"] == 2
+    assert scores["examples"] == len(predictions) == 20
+    assert model["round_id"] == 2
     assert scores["accuracy"] == pytest.approx(np.trace(own) / own.sum())
     assert scores["infer_ms"].keys() == {"p50", "p95", "p99"}
+
+
+def test_a_store_goes_on_with_another_bundle_of_its_federation(world, mosquitto_url):
+    """The coordinator's next run has a bundle trained anew; the personal model starts from its own.
+
+    What the first run left at the broker says that the federation has finished; it is not heeded.
+    """
+    settings = {"epochs": 3, "batch_size": 16}
+    other = tiny_bundle(world.root / "second", Ed25519PrivateKey.generate(), settings=settings)
+    bundle = Bundle.open(other)
+    stored = []
+    for path, used in ((world.bundle_path, world.bundle), (other, bundle)):
+        strategy = build("local", settings, used.model())
+        folder = world.root / f"server-{len(stored)}"
+        with ScriptedCoordinator(
+            mosquitto_url, folder, used, strategy, settings=settings, rounds=1
+        ) as coordinator:
+            arguments = world.arguments(mosquitto_url, "anna")
+            arguments[arguments.index("--bundle") + 1] = str(path)
+            keys = world.root / f"{used.signer[:8]}.pem"
+            save_public_key(bytes.fromhex(used.signer), keys)
+            device = world.start([*arguments, "--trust", str(keys)])
+            coordinator.wait()
+            events = _events(device)
+        assert device.returncode == 0
+        stored.append(read_personal(world.root / "anna"))
+    (moved,) = [event for event in events if event["event"] == "moved"]
+    assert (moved["kept"], moved["new"]) == (["params/b", "params/w"], [])
+    assert "optimiser/0.steps" in moved["dropped"]
+    (first, before), (second, after) = stored
+    assert (first.binding.bundle, second.binding.bundle) == (world.bundle.digest, bundle.digest)
+    assert before.round_id == after.round_id == 1
+    start = world.bundle.model().params["w"]
+    # Trained on from the personal model: further from the bundle's values than one round goes.
+    reached = [np.abs(state.tensors["params/w"] - start).max() for state in (before, after)]
+    assert reached[1] > reached[0]
 
 
 @pytest.mark.parametrize(

@@ -236,11 +236,13 @@ def test_personal_state_can_be_read_beside_the_running_device(tmp_path):
     with Store.open(tmp_path) as store:
         with pytest.raises(InputError, match="no round was finished"):
             read_personal(tmp_path)
+        store.bind(_BINDING)
         store.bind_strategy("fedali", {"lr": 1})
         store.commit_trained(trained_round(_state(1), b"update"), transfer_id="t")
         store.commit_delivered()
-        journal, state = read_personal(tmp_path)
-        assert (journal.strategy, state.round_id) == ("fedali", 1)
+        personal, state = read_personal(tmp_path)
+        assert (personal.binding, personal.strategy) == (_BINDING, "fedali")
+        assert state.round_id == personal.state.round_id == 1
 
 
 def test_a_second_process_is_refused_while_the_first_lives(tmp_path: Path):

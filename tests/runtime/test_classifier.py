@@ -12,7 +12,7 @@ from onnx import helper
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_classifier, open_programs
-from protofleet.runtime._freeze import _messages
+from protofleet.runtime._freeze import onnx_messages
 from protofleet.tensors import Model, Network, TensorMap
 
 
@@ -100,7 +100,7 @@ def test_a_file_that_contradicts_the_manifest_is_refused(model_bundle, x):
 
 
 def test_without_protobuf_the_remedy_is_named(model_bundle, x, monkeypatch):
-    _messages.cache_clear()
+    onnx_messages.cache_clear()
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     with pytest.raises(InputError, match="protobuf is not installed: pip install protobuf"):
         open_classifier(model_bundle).predict(x)

@@ -230,6 +230,19 @@ def test_the_record_holds_its_description(federation, name):
     assert federation.strategy.description == DESCRIPTIONS[name]
 
 
+def test_a_first_payload_leaves_what_a_client_carries_from_another_bundle(federation):
+    """A client with no examples ends its first round with what it brought along."""
+    strategy = federation.strategy
+    trained, _ = federation.client("a")
+    fresh = strategy.client_init(federation.case.model)
+    assert strategy.carried <= fresh.tensors.keys()
+    carried = {name: trained.tensors[name] for name in strategy.carried}
+    moved = dataclasses.replace(fresh, tensors={**fresh.tensors, **carried})
+    after, _ = federation.client("nobody", state=through_a_file(moved))
+    for name, value in carried.items():
+        np.testing.assert_array_equal(after.tensors[name], value, err_msg=name)
+
+
 @pytest.mark.parametrize("count", [3, 5, 1])
 def test_no_step_has_fewer_examples_than_the_programs_take(federation, count):
     """Normalising over the batch, they have no variance of one; two rounds of full training."""

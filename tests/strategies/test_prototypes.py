@@ -10,11 +10,11 @@ from toy_model import array, frozen_map
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.prototypes import (
+    NearestPrototype,
     class_counts_of,
     class_means,
     feature_width,
     merge_prototypes,
-    nearest,
 )
 from protofleet.strategies.types import Update
 from protofleet.tensors import Model
@@ -124,8 +124,20 @@ def test_a_bundle_without_features_is_refused_with_the_remedy():
 
 
 def test_the_nearest_prototype_scores_highest_and_an_absent_one_never():
-    score = nearest(array([[0, 0], [3, 4], [1, 1]]), np.array([1, 1, 0]))
+    score = NearestPrototype(array([[0, 0], [3, 4], [1, 1]]), np.array([1, 1, 0]))
     scores = score(array([[0, 0], [1, 1], [3, 3]]))
     np.testing.assert_array_equal(
         scores, [[0, -25, -np.inf], [-2, -13, -np.inf], [-18, -1, -np.inf]]
     )
+
+
+def test_nearest_prototypes_are_a_dense_layer_up_to_a_number_per_example():
+    rng = np.random.default_rng(2)
+    features, prototypes = (rng.normal(size=(n, 5)).astype(np.float32) for n in (20, 4))
+    score = NearestPrototype(prototypes, np.array([1, 0, 1, 1]))
+    weight, bias = score.linear()
+    known = [0, 2, 3]
+    gap = (features @ weight.T + bias)[:, known] - score(features)[:, known]
+    np.testing.assert_allclose(gap - gap[:, :1], 0, atol=1e-4)
+    assert np.isfinite(bias).all()
+    assert not (features @ weight.T + bias).argmax(axis=1).tolist().count(1)

@@ -1,0 +1,398 @@
+"""Examples to predict, from a file or a stream: NPZ, CSV, and sensor samples as CSV.
+
+A CSV is read as it comes, so that a pipe or a serial line predicts while it is open. Its layout
+follows from its columns:
+
+- *Sensor samples*, one per row, where the bundle has windows (``rate_hz``, ``window``, ``hop``)
+  and the header names its channels; ``time_s`` (or ``time``; seconds) or ``time_ms`` says when.
+  They are readings as they come: resampled, cut into windows and normalised here (``intake``).
+- *Examples*, one per row: the numbers of one example, in the order of the bundle's channels or of
+  its input, last axis fastest.
+
+A column ``label`` holds class names or numbers; an empty cell is no label. Other columns of sensor
+samples are passed over.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.bundle.manifest import Manifest, Preprocessing
+from protofleet.datasets.arrays import read_arrays, to_labels
+from protofleet.edge.intake import SensorIntake, Window
+from protofleet.edge.local_data import load_local_data
+from protofleet.edge.training import check_data
+from protofleet.errors import InputError, MissingDataError
+
+_log = logging.getLogger(__name__)
+
+NO_LABEL = -1
+_LABEL = "label"
+_SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
+_SENSOR = "csv"
+_BLOCK_BYTES = 1 << 16
+_RATE_SAMPLES = 16
+"""Samples whose times tell a stream's rate, before any of them is used."""
+
+
+class ByteStream(Protocol):
+    """A binary file that gives what is there without waiting for more."""
+
+    def read1(self, size: int, /) -> bytes:
+        """At most ``size`` bytes, at least one unless the stream is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """Examples that have arrived.
+
+    Attributes:
+        x: ``(n, *input_shape)``; readings as they come if ``raw``.
+        y: ``(n,) int64`` class numbers, -1 where no label is known.
+        start_s: ``(n,) float64`` time of the first sample; None for examples that are no windows of
+            a stream.
+        normalised: whether mean and std have been applied here, whatever the caller says of files.
+    """
+
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    start_s: NDArray[np.float64] | None = None
+    normalised: bool = False
+
+
+def load_examples(
+    source: str, manifest: Manifest, *, data_root: Path | None = None, rate_hz: float | None = None
+) -> Iterator[Examples]:
+    """The examples of a file, in blocks.
+
+    Args:
+        source: ``FILE.npz`` with ``x`` (and ``y``), or with ``x_test`` and ``y_test`` as a device's
+            data; ``FILE.csv``; or ``uci-har:5``, the test part of subject 5.
+        manifest: the bundle's.
+        data_root: folder of the published data sets.
+        rate_hz: of sensor samples; None: from their times, or the bundle's where they have none.
+
+    Raises:
+        MissingDataError: a file is absent.
+        InputError: a file has a wrong form, or does not fit the bundle.
+    """
+    path = Path(source)
+    if path.suffix.lower() == ".csv":
+        if not path.is_file():
+            raise MissingDataError(f"data '{path}': no such file")
+        return _read_file(path, manifest, rate_hz)
+    if path.suffix.lower() == ".npz" and path.is_file() and _holds_plain(path):
+        arrays = read_arrays(path, ("x",), ("y",), ignored=("classes",))
+        return iter((_plain(path, arrays, manifest),))
+    data = load_local_data(source, manifest.preprocessing, data_root=data_root)
+    check_data(data, manifest)
+    return iter((Examples(x=data.own.x_test, y=data.own.y_test),))
+
+
+def _read_file(path: Path, manifest: Manifest, rate_hz: float | None) -> Iterator[Examples]:
+    with path.open("rb") as file:
+        yield from read_csv(file, f"data '{path}'", manifest, rate_hz=rate_hz)
+
+
+def _holds_plain(path: Path) -> bool:
+    """Whether a file has an array ``x``; what is no such file at all is told by who reads it."""
+    return zipfile.is_zipfile(path) and "x.npy" in zipfile.ZipFile(path).namelist()
+
+
+def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> Examples:
+    x, y = arrays["x"], arrays.get("y")
+    if y is None:
+        return Examples(x=x, y=np.full(len(x), NO_LABEL, np.int64))
+    if x.ndim < 1 or y.shape != x.shape[:1]:
+        raise InputError(f"data '{path}': expected x (n, …) and y (n,), got {x.shape}, {y.shape}")
+    return Examples(x=x, y=to_labels(y, f"data '{path}': y", manifest.classes))
+
+
+def read_csv(
+    stream: ByteStream, where: str, manifest: Manifest, *, rate_hz: float | None = None
+) -> Iterator[Examples]:
+    """Examples from a CSV, each block as soon as its rows are there.
+
+    Args:
+        stream: its bytes; those that are there are taken at once.
+        where: what to call it in a message.
+        manifest: the bundle's.
+        rate_hz: as in ``load_examples``.
+
+    Raises:
+        InputError: a row has a wrong form, or the columns fit neither layout.
+    """
+    rows = _row_blocks(stream, where)
+    first = next(rows, None)
+    if first is None:
+        raise InputError(f"{where}: expected a CSV, got nothing")
+    header = [cell.strip() for cell in first[0].cells]
+    named = any(not _is_number(cell) for cell in header)
+    blocks = chain([first[1:] if named else first], rows)
+    if named and _is_stream(header, manifest.preprocessing):
+        table = _Table(where, header, manifest)
+        return _windows(table, blocks, manifest.preprocessing, rate_hz)
+    return _examples(_example_table(where, header, manifest, named=named), blocks, manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    line: int
+    cells: list[str]
+
+
+def _row_blocks(stream: ByteStream, where: str) -> Iterator[list[_Row]]:
+    """Whole rows as they come, blank lines left out."""
+    rest, line = b"", 0
+    while True:
+        block = stream.read1(_BLOCK_BYTES)
+        *lines, rest = (rest + block).split(b"\n") if block else (rest, b"")
+        try:
+            texts = [one.decode("utf-8-sig" if line == 0 else "utf-8") for one in lines]
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: not a text file ({error})") from error
+        found = []
+        for text, cells in zip(texts, csv.reader(texts), strict=False):
+            line += 1
+            if text.strip():
+                found.append(_Row(line, cells))
+        if found:
+            yield found
+        if not block:
+            return
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_stream(header: Sequence[str], preprocessing: Preprocessing) -> bool:
+    channels = preprocessing.channels
+    return bool(preprocessing.window and channels) and set(channels) <= set(header)
+
+
+class _Labels:
+    """Class names and numbers, as a column holds them."""
+
+    def __init__(self, classes: tuple[str, ...]) -> None:
+        self._classes = classes
+        self._known = {str(k): k for k in range(len(classes))}
+        self._known |= {name: k for k, name in enumerate(classes)}
+
+    def index(self, text: str, where: str) -> int:
+        """The class's number, -1 for none; raises InputError for what is no class."""
+        if not text.strip():
+            return NO_LABEL
+        found = self._known.get(text.strip())
+        if found is None:
+            raise InputError(
+                f"{where}: expected a class as label, {', '.join(self._classes)}, or its number, "
+                f"got '{text.strip()[:40]}'"
+            )
+        return found
+
+
+class _Table:
+    """Columns of a CSV by name, and numbers from its rows.
+
+    Args:
+        where: what to call it.
+        header: names of all columns.
+        manifest: the bundle's.
+        values: names of the columns that hold numbers of the model's input; None: its channels.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        header: Sequence[str],
+        manifest: Manifest,
+        values: Sequence[str] | None = None,
+    ) -> None:
+        self.where = where
+        self._width = len(header)
+        names = manifest.preprocessing.channels if values is None else values
+        self.columns = [header.index(name) for name in names]
+        self._label = header.index(_LABEL) if _LABEL in header else None
+        self._labels = _Labels(manifest.classes)
+        self.time = next((name for name in _SECONDS if name in header), None)
+        self._time = header.index(self.time) if self.time else None
+
+    def values(self, rows: Sequence[_Row]) -> NDArray[np.float64]:
+        """``(rows, columns)``; an empty cell is NaN."""
+        made = [[self._number(row, column) for column in self.columns] for row in rows]
+        return np.array(made, np.float64).reshape(len(rows), len(self.columns))
+
+    def labels(self, rows: Sequence[_Row]) -> NDArray[np.int64]:
+        """``(rows,)``, -1 for none."""
+        if self._label is None:
+            return np.full(len(rows), NO_LABEL, np.int64)
+        found = [
+            self._labels.index(self._cell(row, self._label), f"{self.where}, line {row.line}")
+            for row in rows
+        ]
+        return np.array(found, np.int64)
+
+    def times_s(self, rows: Sequence[_Row]) -> NDArray[np.float64] | None:
+        """``(rows,)`` seconds; None without a column of times."""
+        if self.time is None or self._time is None:
+            return None
+        return _SECONDS[self.time] * np.array([self._number(row, self._time) for row in rows])
+
+    def _number(self, row: _Row, column: int) -> float:
+        text = self._cell(row, column).strip()
+        try:
+            return float(text) if text else float("nan")
+        except ValueError as error:
+            raise InputError(
+                f"{self.where}, line {row.line}, column {column + 1}: expected a number, got "
+                f"'{text[:40]}'"
+            ) from error
+
+    def _cell(self, row: _Row, column: int) -> str:
+        if len(row.cells) != self._width:
+            raise InputError(
+                f"{self.where}, line {row.line}: expected {self._width} columns as in the first "
+                f"row, got {len(row.cells)}"
+            )
+        return row.cells[column]
+
+
+def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, named: bool) -> _Table:
+    """The columns of examples, one per row."""
+    preprocessing = manifest.preprocessing
+    size = int(np.prod(preprocessing.input_shape))
+    names = list(header) if named else [f"column {k + 1}" for k in range(len(header))]
+    values = [name for name in names if name != _LABEL]
+    channels = preprocessing.channels
+    if named and len(channels) == size and set(channels) <= set(values):
+        return _Table(where, names, manifest, channels)
+    by_name = f"columns {', '.join(channels)} of sensor samples, or " if channels else ""
+    if len(values) != size or (named and len(channels) == size):
+        raise InputError(
+            f"{where}: expected {by_name if preprocessing.window else ''}{size} numbers of an "
+            f"example in each row ({'channels ' + ', '.join(channels) if channels else 'input '}"
+            f"{preprocessing.input_shape}), got the columns {', '.join(values)[:200]}"
+        )
+    return _Table(where, names, manifest, values)
+
+
+def _examples(
+    table: _Table, blocks: Iterator[list[_Row]], manifest: Manifest
+) -> Iterator[Examples]:
+    shape = manifest.preprocessing.input_shape
+    for rows in blocks:
+        if rows:
+            x = table.values(rows).reshape(len(rows), *shape)
+            _check_finite(table.where, rows, x)
+            yield Examples(x=x, y=table.labels(rows))
+
+
+def _check_finite(where: str, rows: Sequence[_Row], x: NDArray[np.float64]) -> None:
+    broken = ~np.isfinite(x).reshape(len(x), -1).all(axis=1)
+    if broken.any():
+        line = rows[int(broken.argmax())].line
+        raise InputError(f"{where}, line {line}: expected numbers in all columns, got an empty one")
+
+
+def _windows(
+    table: _Table,
+    blocks: Iterator[list[_Row]],
+    preprocessing: Preprocessing,
+    rate_hz: float | None,
+) -> Iterator[Examples]:
+    """Windows of sensor samples, each block as soon as it is complete."""
+    stream = _SampleStream(table, preprocessing, rate_hz)
+    for rows in blocks:
+        yield from _joined(stream.push(rows))
+    yield from _joined(stream.flush())
+
+
+class _SampleStream:
+    """Rows of samples into the intake, from when the stream's rate is known."""
+
+    def __init__(self, table: _Table, preprocessing: Preprocessing, rate_hz: float | None) -> None:
+        self._table, self._preprocessing = table, preprocessing
+        # Samples without times come at the rate that is said, or else at the bundle's.
+        known = rate_hz or (None if table.time else preprocessing.rate_hz)
+        self._rate_hz = known
+        self._intake = self._made(known) if known else None
+        self._waiting: list[_Row] = []
+        self._count = 0
+        self._label = NO_LABEL
+
+    def push(self, rows: Sequence[_Row]) -> list[Window]:
+        """The windows that are complete now."""
+        if self._intake is None:
+            self._waiting += rows
+            if len(self._waiting) < _RATE_SAMPLES:
+                return []
+            rows = self._waiting
+            self._begin(rows)
+        return self._pushed(rows)
+
+    def flush(self) -> list[Window]:
+        """The stream is over: what its last samples complete."""
+        found = []
+        if self._intake is None:
+            if len(self._waiting) < 2:
+                return []
+            self._begin(self._waiting)
+            found = self._pushed(self._waiting)
+        if self._intake is None:
+            return found
+        found += self._intake.flush()
+        lost = str(self._intake.counters[_SENSOR])
+        if lost != "nothing":
+            _log.warning("%s: samples that were not used: %s", self._table.where, lost)
+        return found
+
+    def _begin(self, rows: Sequence[_Row]) -> None:
+        times = self._table.times_s(rows)
+        gaps = np.diff(times) if times is not None else np.zeros(0)
+        steps = gaps[np.isfinite(gaps) & (gaps > 0)]
+        if not len(steps):
+            raise InputError(f"{self._table.where}: expected times that ascend, got {times}")
+        self._rate_hz = float(1 / np.median(steps))
+        _log.info("sensor samples at %.4g Hz", self._rate_hz)
+        self._intake = self._made(self._rate_hz)
+
+    def _made(self, rate_hz: float) -> SensorIntake:
+        return SensorIntake(self._preprocessing, {_SENSOR: rate_hz})
+
+    def _pushed(self, rows: Sequence[_Row]) -> list[Window]:
+        if self._intake is None or self._rate_hz is None or not rows:
+            return []
+        times = self._table.times_s(rows)
+        if times is None:
+            times = (self._count + np.arange(len(rows))) / self._rate_hz
+        self._count += len(rows)
+        for time_s, label in zip(times.tolist(), self._table.labels(rows).tolist(), strict=True):
+            if label != self._label and np.isfinite(time_s):
+                self._intake.mark(time_s, label)
+                self._label = label
+        return self._intake.push(_SENSOR, times, self._table.values(rows))
+
+
+def _joined(windows: Sequence[Window]) -> Iterator[Examples]:
+    if windows:
+        yield Examples(
+            x=np.stack([window.x for window in windows]),
+            y=np.array([window.label for window in windows], np.int64),
+            start_s=np.array([window.start_s for window in windows]),
+            normalised=True,
+        )

@@ -1,0 +1,189 @@
+"""Examples to predict, from files and from streams that are still open."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.edge.examples import load_examples, read_csv
+from protofleet.edge.intake import SensorIntake
+from protofleet.errors import InputError, MissingDataError
+
+_CLASSES = ("class0", "class1", "class2")
+_SENSOR = Preprocessing(
+    input_shape=(8, 2),
+    rate_hz=10.0,
+    window=8,
+    hop=4,
+    channels=("ax", "ay"),
+    mean=(1.0, 2.0),
+    std=(2.0, 4.0),
+)
+
+
+@pytest.fixture
+def manifest(world):
+    return world.bundle.manifest
+
+
+@pytest.fixture
+def sensor(manifest):
+    return msgspec.structs.replace(manifest, preprocessing=_SENSOR)
+
+
+def _read(text: str, manifest, **options):
+    return list(read_csv(io.BytesIO(text.encode()), "data", manifest, **options))
+
+
+def test_rows_are_examples_with_and_without_a_header(manifest):
+    (plain,) = _read("1,2,3,4\n\n5,6,7,8\n", manifest)
+    np.testing.assert_array_equal(plain.x, [[1, 2, 3, 4], [5, 6, 7, 8]])
+    assert plain.y.tolist() == [-1, -1]
+    named, last = _read("a,b,label,c,d\r\n1,2,class2,3,4\r\n5,6,1,7,8\r\n9,9,,9,9", manifest)
+    np.testing.assert_array_equal(named.x, plain.x)
+    assert [*named.y, *last.y] == [2, 1, -1]
+
+
+def test_named_channels_come_in_whatever_order(manifest):
+    inputs = Preprocessing(input_shape=(2,), channels=("ax", "ay"))
+    named = msgspec.structs.replace(manifest, preprocessing=inputs)
+    (found,) = _read("ay,ax\n1,2\n", named)
+    np.testing.assert_array_equal(found.x, [[2, 1]])
+    with pytest.raises(InputError, match=r"channels ax, ay.*got the columns ay, az"):
+        _read("ay,az\n1,2\n", named)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected a CSV, got nothing"),
+        ("a,b\n1,2\n", "4 numbers of an example in each row .*got the columns a, b"),
+        ("1,2,3,4\n1,2,3\n", "line 2: expected 4 columns as in the first row, got 3"),
+        ("1,2,3,4\n1,2,x,4\n", "line 2, column 3: expected a number, got 'x'"),
+        ("a,b,c,d\n1,2,,4\n", "line 2: expected numbers in all columns"),
+        ("a,b,c,d,label\n1,2,3,4,walk\n", "expected a class as label, class0, .*got 'walk'"),
+        ("\xff", "expected"),
+    ],
+)
+def test_what_is_no_table_of_examples_is_named_with_its_line(manifest, text, words):
+    with pytest.raises(InputError, match=words):
+        _read(text, manifest)
+
+
+def _samples(rate_hz: float, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+    times = np.arange(0, seconds, 1 / rate_hz)
+    return times, np.stack([np.sin(times), np.cos(2 * times)], axis=1)
+
+
+def _csv(times, values, labels=None, header="time_s,ay,ax", scale=1.0) -> str:
+    lines = [header + (",label" if labels is not None else "")]
+    for k, (time_s, (ax, ay)) in enumerate(zip(times, values, strict=True)):
+        extra = "" if labels is None else f",{labels[k]}"
+        lines.append(f"{time_s * scale:.6f},{ay:.9f},{ax:.9f}{extra}")
+    return "\n".join(lines) + "\n"
+
+
+def test_sensor_samples_become_windows_as_the_intake_makes_them(sensor):
+    """Resampled from 25 Hz, which nobody said, and normalised; other columns are passed over."""
+    times, values = _samples(25.0, 6.0)
+    intake = SensorIntake(_SENSOR, {"one": 25.0})
+    expected = [*intake.push("one", times, values), *intake.flush()]
+    text = _csv(times, values).replace("\n", ",9\n").replace("ax,9", "ax,battery", 1)
+    found = _read(text, sensor)
+    x = np.concatenate([block.x for block in found])
+    assert all(block.normalised for block in found)
+    np.testing.assert_allclose(x, [window.x for window in expected], atol=1e-5)
+    starts = np.concatenate([block.start_s for block in found])
+    np.testing.assert_allclose(starts, [window.start_s for window in expected])
+
+
+def test_times_in_milliseconds_and_none_at_all_give_the_same(sensor):
+    times, values = _samples(10.0, 5.0)
+    seconds = _read(_csv(times, values), sensor)
+    milli = _read(_csv(times, values, header="time_ms,ay,ax", scale=1000), sensor)
+    without = "\n".join(line.split(",", 1)[1] for line in _csv(times, values).splitlines())
+    for other in (milli, _read(without, sensor, rate_hz=10.0), _read(without, sensor)):
+        np.testing.assert_allclose(
+            np.concatenate([block.x for block in other]),
+            np.concatenate([block.x for block in seconds]),
+            atol=1e-5,
+        )
+
+
+def test_a_window_has_a_label_if_it_was_the_same_throughout(sensor):
+    times, values = _samples(10.0, 4.0)
+    labels = ["class1" if time_s < 1.55 else "class0" for time_s in times]
+    blocks = _read(_csv(times, values, labels), sensor)
+    y = np.concatenate([block.y for block in blocks])
+    starts = np.concatenate([block.start_s for block in blocks])
+    expected = [1 if start < 0.85 else 0 if start >= 1.55 else -1 for start in starts]
+    assert y.tolist() == expected
+    assert {0, 1, -1} == set(expected)
+
+
+def test_lost_samples_are_told(sensor, caplog):
+    times, values = _samples(10.0, 4.0)
+    values[7, 0] = np.nan
+    _read(_csv(times, values), sensor)
+    assert "samples that were not used: 1 not finite" in caplog.text
+
+
+def test_sensor_samples_without_times_that_ascend_are_refused(sensor):
+    with pytest.raises(InputError, match="expected times that ascend"):
+        _read("time_s,ax,ay\n" + "1,2,3\n" * 20, sensor)
+
+
+def test_a_stream_gives_windows_while_it_is_open(sensor):
+    """The first window is there before the sample that ends the second has come."""
+    reading, writing = os.pipe()
+    times, values = _samples(10.0, 6.0)
+    lines = _csv(times, values).splitlines(keepends=True)
+    seen = threading.Event()
+
+    def write() -> None:
+        with os.fdopen(writing, "w") as sink:
+            sink.writelines(lines[:40])
+            sink.flush()
+            seen.wait(10)
+            sink.writelines(lines[40:])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    with os.fdopen(reading, "rb") as source:
+        blocks = read_csv(source, "pipe", sensor)
+        first = next(blocks)
+        assert not seen.is_set()
+        assert len(first.x) < 9
+        seen.set()
+        rest = list(blocks)
+    thread.join()
+    assert sum(len(block.x) for block in [first, *rest]) == (60 - 8) // 4 + 1
+
+
+def test_files_of_arrays(manifest, world, tmp_path: Path):
+    """A device's own file gives its test part; plain arrays need no labels."""
+    (own,) = load_examples(str(world.data(1)), manifest)
+    assert (own.x.shape, own.y.shape, own.start_s) == ((20, 4), (20,), None)
+    path = tmp_path / "x.npz"
+    np.savez(path, x=own.x)
+    (plain,) = load_examples(str(path), manifest)
+    assert set(plain.y.tolist()) == {-1}
+    np.savez(path, x=own.x[:2], y=np.array(["class2", "class0"]))
+    (named,) = load_examples(str(path), manifest)
+    assert named.y.tolist() == [2, 0]
+    np.savez(path, x=own.x[:2], y=np.zeros(3))
+    with pytest.raises(InputError, match=r"expected x \(n, …\) and y \(n,\)"):
+        load_examples(str(path), manifest)
+    csv = tmp_path / "x.csv"
+    with pytest.raises(MissingDataError, match="no such file"):
+        load_examples(str(csv), manifest)
+    csv.write_text("1,2,3,4\n")
+    (row,) = load_examples(str(csv), manifest)
+    assert row.x.tolist() == [[1, 2, 3, 4]]

@@ -1,0 +1,71 @@
+"""A device's data from a recording with labels."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.cli.main import main
+from protofleet.datasets import load_device_data
+from protofleet.edge.examples import Examples, load_examples
+from protofleet.edge.recording import to_device_data
+from protofleet.edge.training import LocalData, check_data
+from protofleet.errors import InputError
+
+_SENSOR = Preprocessing(
+    input_shape=(8, 2), rate_hz=10.0, window=8, hop=4, channels=("ax", "ay"), mean=(1.0,)
+)
+
+
+def test_windows_of_a_stream_are_split_in_time_without_a_leak(world, tmp_path):
+    """A minute of two activities: the first of each train, no test window shares a sample."""
+    lines = ["time_s,ax,ay,label"]
+    for k in range(600):
+        label = "class0" if k < 300 else "class2"
+        lines.append(f"{k / 10},{np.sin(k)},{k / 600},{label}")
+    (tmp_path / "mine.csv").write_text("\n".join(lines))
+    manifest = msgspec.structs.replace(world.bundle.manifest, preprocessing=_SENSOR)
+    blocks = list(load_examples(str(tmp_path / "mine.csv"), manifest))
+    data = to_device_data(blocks, manifest, raw=True, test_share=0.3)
+    check_data(LocalData(own=data), manifest)
+    starts = np.concatenate([block.start_s for block in blocks])
+    x = np.concatenate([block.x for block in blocks])
+    when = {part.tobytes(): start for part, start in zip(x, starts, strict=True)}
+    for label in (0, 2):
+        train = [when[one.tobytes()] for one in data.x_train[data.y_train == label]]
+        test = [when[one.tobytes()] for one in data.x_test[data.y_test == label]]
+        assert len(train) > 45
+        assert len(test) > 18
+        assert max(train) + 0.8 <= min(test) + 1e-9
+    assert set(data.y_train) == {0, 2}
+
+
+def test_rows_are_split_by_class_and_those_without_a_label_left_out(world, caplog):
+    y = np.array([0, 1, 0, 0, -1, 1, 0, 1])
+    block = Examples(x=np.arange(32.0).reshape(8, 4), y=y)
+    data = to_device_data([block], world.bundle.manifest, raw=False, test_share=0.25)
+    assert (data.x_train[:, 0] / 4).tolist() == [0, 1, 2, 3, 5]
+    assert (data.x_test[:, 0] / 4).tolist() == [6, 7]
+    assert "1 of 8 examples have no label" in caplog.text
+    with pytest.raises(InputError, match="expected examples with a label"):
+        to_device_data(
+            [Examples(x=block.x, y=np.full(8, -1))], world.bundle.manifest, raw=False, test_share=0
+        )
+
+
+def test_the_command_makes_what_a_device_joins_with(world, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path / "config"))
+    table, out = tmp_path / "mine.csv", tmp_path / "mine.npz"
+    rows = [f"{k},0,0,{k},{'class1' if k % 2 else '0'}" for k in range(20)]
+    table.write_text("\n".join(["a,b,c,d,label", *rows]))
+    arguments = ["--bundle", str(world.bundle_path), "--trust", str(world.trust)]
+    main_arguments = ["device", "prepare", str(table), *arguments, "--out", str(out)]
+    with pytest.raises(SystemExit) as end:
+        main(main_arguments)
+    assert not end.value.code
+    said = capsys.readouterr().out.splitlines()
+    assert said[:2] == ["class0: 7 to train, 3 to test", "class1: 7 to train, 3 to test"]
+    data = load_device_data(out)
+    assert (data.x_train.shape, data.classes) == ((14, 4), world.bundle.manifest.classes)
