@@ -349,21 +349,26 @@ def _native_layer_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's sign
     examples = list(range(x.dim() - len(normalised)))
     if len(normalised) > 1:
         grad, x, mean, inverse = (v.flatten(len(examples)) for v in (grad, x, mean, inverse))
+        weight = weight.flatten() if weight is not None else None
     unit = (x - mean) * inverse
     pulled = grad * unit
     by_input = by_weight = by_bias = None
     if output_mask[0]:
-        factor = torch.ones(width, dtype=x.dtype) if weight is None else weight.reshape(width)
+        factor = torch.ones(width, dtype=x.dtype) if weight is None else weight
         column = (factor / width).reshape(width, 1)
         along, across = pulled @ column, grad @ column
-        scaled = grad if weight is None else grad * factor
-        by_input = (scaled - across - unit * along) * inverse
-        by_input = by_input if len(normalised) == 1 else by_input.reshape(shape)
+        scaled = grad if weight is None else grad * weight
+        by_input = _in_shape((scaled - across - unit * along) * inverse, shape)
     if output_mask[1]:
-        by_weight = pulled.sum(examples).reshape(*normalised)
+        by_weight = _in_shape(pulled.sum(examples), normalised)
     if output_mask[2]:
-        by_bias = grad.sum(examples).reshape(*normalised)
+        by_bias = _in_shape(grad.sum(examples), normalised)
     return by_input, by_weight, by_bias
+
+
+def _in_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """As ``x.reshape(shape)``, but no operator where it is the shape already."""
+    return x if x.dim() == len(shape) else x.reshape(shape)
 
 
 def _avg_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
