@@ -58,13 +58,13 @@ class Complex:
             return apply(found, (self,), {}, name=name)
         return functools.partial(_call, found, self)
 
-    def __getitem__(self, index: Any) -> Complex:
+    def __getitem__(self, index: Any) -> Any:
         return _each(operator.getitem, self, index)
 
     def __len__(self) -> int:
         return len(self.real)
 
-    def __neg__(self) -> Complex:
+    def __neg__(self) -> Any:
         return _each(operator.neg, self)
 
 
@@ -126,7 +126,7 @@ def parts(value: Any) -> tuple[Any, Any]:
     return value, None
 
 
-def _each(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _each(func: Any, *args: Any, **kwargs: Any) -> Any:
     """A function that moves or adds entries, of both parts."""
 
     def side(index: int) -> Any:
@@ -155,7 +155,8 @@ def _whole(real: Any, imag: Any) -> Complex:
     """Of one shape: a number beside a tensor is repeated."""
     if imag is None or (isinstance(imag, Tensor) and imag.shape == real.shape):
         return Complex(real, imag)
-    return Complex(*torch.broadcast_tensors(real, torch.zeros_like(real) + imag))
+    imag = torch.zeros_like(real) + imag
+    return Complex(real.expand(imag.shape), imag)
 
 
 def _subtract(x: Any, y: Any, *, alpha: float = 1) -> Complex:
@@ -201,7 +202,8 @@ def _einsum(equation: str, *operands: Any) -> Any:
 
 def _squares(x: Complex) -> Tensor:
     a, b = parts(x)
-    return a * a if b is None else a * a + b * b
+    squares: Tensor = a * a if b is None else a * a + b * b
+    return squares
 
 
 def _abs(x: Complex) -> Tensor:

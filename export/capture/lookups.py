@@ -249,6 +249,15 @@ def _index_fill(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any
     return torch.where(torch.tensor(filled).reshape(shape), value, x)
 
 
+def _index_copy(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
+    x, axis, _, values = args
+    axis %= x.dim()
+    places = known.of(node.args[2])
+    if places is None or not isinstance(x.shape[axis], int):
+        return NotImplemented
+    return _assigned(x, [(axis, places)], values)
+
+
 def _same_for_all(node: Any, known: KnownValues, axis: int) -> list[int] | None:
     """Places that a ``gather`` takes from every row alike."""
     while known.of(node) is None and isinstance(node, fx.Node) and node.target is _EXPAND:
@@ -293,6 +302,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     _aten.index_add_.default: _in_place(_index_add),
     _aten.index_fill.int_Scalar: _index_fill,
     _aten.index_fill_.int_Scalar: _in_place(_index_fill),
+    _aten.index_copy.default: _index_copy,
+    _aten.index_copy_.default: _in_place(_index_copy),
     _aten.gather.default: _gather,
     _aten.scatter_add.default: _scatter_add,
     _aten.scatter_add_.default: _in_place(_scatter_add),

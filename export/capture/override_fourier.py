@@ -26,7 +26,7 @@ from protofleet.export.capture.complex_pairs import Complex, parts
 
 MAX_WINDOW = 1024
 _MAX_CONSTANT = 16384  # numbers of float32: 64 KiB
-_DIRECT = 192 * 97  # entries of a matrix up to which one product is the faster way
+_DIRECT = 256 * 129  # entries of a matrix up to which one product is the faster way
 
 Pair = tuple[Tensor, Tensor | None]
 
@@ -92,7 +92,7 @@ def _two_stages(x: Pair, bins: int, a: int) -> tuple[Tensor, Tensor]:
     n = int(x[0].shape[-1])
     b = n // a
     later = -(-bins // a)
-    real, imag = _forward(_pair(x, lambda v: v.unflatten(-1, (a, b)).transpose(-1, -2)), a)
+    real, imag = _forward(_pair(x, lambda v: torch.unflatten(v, -1, (a, b)).mT), a)
     cosines, sines = _waves(np.arange(b), np.arange(a), n)
     turned = (real * cosines + imag * sines, imag * cosines - real * sines)
     result = _forward(_pair(turned, lambda v: v.transpose(-1, -2)), later)
@@ -121,10 +121,10 @@ def _inverse_real(x: Pair, n: int) -> Tensor:
         result = (real * twice) @ cosines
         return result if imag is None else result - (imag * twice) @ sines
     last = bins - 1 if n % 2 else bins - 2
-    whole = [torch.cat((real, real[..., 1 : last + 1].flip(-1)), -1), None]
+    whole = torch.cat((real, real[..., 1 : last + 1].flip(-1)), -1)
     if imag is not None:
-        whole[1] = torch.cat((imag, -imag[..., 1 : last + 1].flip(-1)), -1)
-    return _inverse((whole[0], whole[1]))[0]
+        imag = torch.cat((imag, -imag[..., 1 : last + 1].flip(-1)), -1)
+    return _inverse((whole, imag))[0]
 
 
 def _inverse_matrix(n: int, bins: int) -> tuple[Tensor, Tensor]:
@@ -274,7 +274,7 @@ def _stft(  # noqa: PLR0913, PLR0917 - the function's signature
     bins = n_fft if onesided is False else n_fft // 2 + 1
     pair = _forward((framed, None), bins)
     result = _back(pair, -2, 1 / math.sqrt(n_fft) if normalized else 1.0)
-    return result if return_complex else torch.view_as_real(result)
+    return result if return_complex else torch.stack((result.real, result.imag), -1)
 
 
 def _frames(x: Tensor, size: int, step: int) -> Tensor:
@@ -286,7 +286,7 @@ def _frames(x: Tensor, size: int, step: int) -> Tensor:
     block = math.gcd(size, step)
     apart, wide = step // block, size // block
     needed = (count - 1) * apart + wide
-    blocks = x[:, : needed * block].unflatten(1, (needed, block))
+    blocks = torch.unflatten(x[:, : needed * block], 1, (needed, block))
     places = [blocks[:, i : i + (count - 1) * apart + 1 : apart] for i in range(wide)]
     return torch.cat(places, -1) if len(places) > 1 else places[0]
 

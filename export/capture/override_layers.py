@@ -44,7 +44,7 @@ def _conv3d(  # noqa: PLR0913, PLR0917 - the function's signature
     slices = _slices(x, int(weight.shape[2]), step[0], gap[0])
     kernel = weight.flatten(1, 2)
     y = functional.conv2d(slices.flatten(0, 1), kernel, bias, step[1:], 0, gap[1:], groups)
-    return y.unflatten(0, slices.shape[:2]).transpose(1, 2)
+    return torch.unflatten(y, 0, slices.shape[:2]).transpose(1, 2)
 
 
 def _slices(x: Tensor, depth: int, step: int, gap: int) -> Tensor:
@@ -78,7 +78,7 @@ def _conv_transpose3d(  # noqa: PLR0913, PLR0917 - the function's signature
     y = functional.conv_transpose2d(
         slices.flatten(0, 1), kernel, bias, step[1:], pad[1:], extra[1:], groups, gap[1:]
     )
-    return y.unflatten(0, slices.shape[:2]).transpose(1, 2)
+    return torch.unflatten(y, 0, slices.shape[:2]).transpose(1, 2)
 
 
 def _instance_norm(  # noqa: PLR0913, PLR0917 - the function's signature
@@ -133,7 +133,7 @@ def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) 
     """X (…, I), y (…, J), weight (O, I, J) → (…, O)."""
     outputs, inputs, others = weight.shape
     spread = x @ weight.transpose(0, 1).reshape(inputs, outputs * others)
-    result = (spread.unflatten(-1, (outputs, others)) * y.unsqueeze(-2)).sum(-1)
+    result = (torch.unflatten(spread, -1, (outputs, others)) * y.unsqueeze(-2)).sum(-1)
     return result if bias is None else result + bias
 
 
@@ -163,7 +163,7 @@ def _embedding_bag(  # noqa: PLR0913, PLR0917 - the function's signature
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if padding_idx is None:
-        join = {"sum": torch.sum, "mean": torch.mean, "max": torch.amax}[mode]
+        join: Callable[[Tensor, int], Tensor] = getattr(torch, "amax" if mode == "max" else mode)
         return join(rows, 1)
     counts = (input != padding_idx % int(weight.shape[0])).unsqueeze(-1)
     if mode == "max":

@@ -95,8 +95,10 @@ class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             sequence = node._sequence_nr()  # noqa: SLF001 - as above
             return self._by_sequence.get(sequence, "backward pass")
         place = self._place(_line_here())
-        # The running operator's autograd node gets the next number.
-        self._by_sequence[torch._C._autograd._get_sequence_nr()] = place  # noqa: SLF001 - as above
+        # The running operator's autograd node, if it has one, took the last number; what runs after
+        # it without one must not take its place.
+        last = torch._C._autograd._get_sequence_nr() - 1  # noqa: SLF001 - as above
+        self._by_sequence.setdefault(last, place)
         return place
 
     def _place(self, line: str) -> str:

@@ -85,7 +85,7 @@ class Probe(nn.Module):
         """Logits (B, CLASSES)."""
         if self.scale is not None and self.shift is not None:
             x = x * self.scale + self.shift
-        logits: Tensor = self.head(self.inner(x).flatten(1).float())
+        logits: Tensor = self.head(self.inner(x).flatten(1).to(self.head.weight.dtype))
         return logits
 
 

@@ -9,7 +9,7 @@ import importlib.util
 from protofleet.errors import InputError
 from protofleet.export.sweep.cases import Case
 
-_MODULES = ("shapes", "numbers", "signals", "layers", "recurrent", "architectures")
+_MODULES = ("shapes", "numbers", "signals", "layers", "recurrent", "images", "sequences")
 
 
 def all_cases(only: str | None = None) -> tuple[Case, ...]:

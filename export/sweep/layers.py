@@ -37,7 +37,8 @@ class _Bilinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Of the two halves of ``x``."""
-        return self.layer(*x.chunk(2, -1))
+        y: Tensor = self.layer(*x.chunk(2, -1))
+        return y
 
 
 class _Attention(nn.Module):
@@ -82,7 +83,7 @@ class _Decoder(nn.Module):
         return y
 
 
-def _encoder(**kwargs: Any) -> nn.Module:
+def _encoder(**kwargs: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **kwargs)
 
 

@@ -31,6 +31,16 @@ def _inside(x: Tensor) -> Tensor:
     return 0.9 * torch.tanh(x)
 
 
+class _Gumbel(nn.Module):
+    """Random while it trains only, as programs for inference have to be."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shares along the last axis."""
+        if self.training:
+            return functional.gumbel_softmax(x, dim=-1)
+        return functional.softmax(x, dim=-1)
+
+
 class _Bounds(nn.Module):
     """Clamped by tensors, which are trained too."""
 
@@ -201,8 +211,9 @@ _REDUCTIONS = tuple(
         "normalize, p=1": lambda x: functional.normalize(x, p=1.0, dim=-1),
         "cosine_similarity": lambda x: functional.cosine_similarity(x, x.flip(1) + 1, dim=-1),
         "pairwise_distance": lambda x: functional.pairwise_distance(x, x.flip(1) + 1),
-        "gumbel_softmax": lambda x: functional.gumbel_softmax(x, dim=-1),
     }.items()
 )
 
-CASES: tuple[Case, ...] = (*_ACTIVATIONS, *_ARITHMETIC, *_REDUCTIONS)
+_RANDOM = (Case(name="F.gumbel_softmax", group="reductions", build=_Gumbel, input_shape=_SERIES),)
+
+CASES: tuple[Case, ...] = (*_ACTIVATIONS, *_ARITHMETIC, *_REDUCTIONS, *_RANDOM)

@@ -157,10 +157,10 @@ def _batch(case: Case, size: int = _BATCH) -> Batch:
 
 
 def _losses(step: GradFn, network: Network, batch: Batch) -> list[float]:
-    """Of steps along the gradient, none longer than ``_LARGEST_STEP``."""
-    rng, losses = np.random.default_rng(0), []
+    """Of steps along the gradient, none longer than ``_LARGEST_STEP``, all with the same noise."""
+    losses = []
     for _ in range(_STEPS):
-        result = step(network, batch, rng)
+        result = step(network, batch, np.random.default_rng(0))
         losses.append(result.loss)
         length = float(np.linalg.norm(result.grads.buffer))
         network.params.buffer[:] -= _LARGEST_STEP / max(1.0, length) * result.grads.buffer
@@ -170,10 +170,10 @@ def _losses(step: GradFn, network: Network, batch: Batch) -> list[float]:
 
 def _pytorch_losses(model: nn.Module, batch: Batch) -> list[float]:
     """The same steps of the module under PyTorch's own autograd, with the same noise."""
-    rng, losses = np.random.default_rng(0), []
+    losses = []
     model = copy.deepcopy(model).train()
     for _ in range(_STEPS):
-        with explicit_noise(_drawn_from(rng)):
+        with explicit_noise(_drawn_from(np.random.default_rng(0))):
             loss = _backward(model, batch)
         losses.append(float(loss))
         grads = [value.grad for value in model.parameters() if value.grad is not None]

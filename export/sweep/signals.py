@@ -21,6 +21,8 @@ def _logarithm(x: Tensor) -> Tensor:
 class _Spectrogram(nn.Module):
     """Log power of overlapping Hann windows."""
 
+    window: Tensor
+
     def __init__(self, size: int, hop: int) -> None:
         super().__init__()
         self.size, self.hop = size, hop
@@ -39,7 +41,8 @@ class _FourierMixing(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, d) → (B, T, d)."""
-        return torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
+        mixed: Tensor = torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real
+        return mixed
 
 
 class _GlobalFilter(nn.Module):
@@ -53,7 +56,8 @@ class _GlobalFilter(nn.Module):
         """(B, T, d) → (B, T, d)."""
         spectrum = torch.fft.rfft(x, dim=1, norm="ortho")
         filtered = spectrum * torch.view_as_complex(self.weight)
-        return torch.fft.irfft(filtered, n=x.shape[1], dim=1, norm="ortho")
+        signal: Tensor = torch.fft.irfft(filtered, n=x.shape[1], dim=1, norm="ortho")
+        return signal
 
 
 CASES: tuple[Case, ...] = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protofleet.errors import InputError
+from protofleet.cli._files import check_writable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,8 +28,8 @@ def _operators(only: str | None, out: Path | None) -> None:
     if out is None:
         _tell(cases)
         return
-    if not out.parent.is_dir():
-        raise InputError(f"--out '{out}': expected a folder '{out.parent}', there is none")
+    check_writable(out.parent, option="--out", named=out)
+    out.parent.mkdir(parents=True, exist_ok=True)
     from protofleet.export.sweep.prove import Proof
     from protofleet.export.sweep.run import run
     from protofleet.export.sweep.table import page, summary

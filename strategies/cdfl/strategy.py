@@ -163,7 +163,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     if len(model.input_shape) != 3:
         raise InputError(
-            f"strategy 'cdfl': expected images (channels, height, width), got {model.input_shape}"
+            f"strategy 'cdfl': expected images (channels, height, width), which it pixelises, got "
+            f"{model.input_shape}: take fedproto, moon or protohar for other data"
         )
     network = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import capture, model_tensors
+from protofleet.export.capture.source import place_of
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
 from tests.export.toys import Perceptron, batch
@@ -191,3 +192,27 @@ def test_parameters_must_be_float32() -> None:
     """The message names the parameter."""
     with pytest.raises(ExportError, match=r"parameter 'first\.weight'.*float64"):
         capture(Perceptron().double(), _OBJECTIVE, batch((5,)))
+
+
+class _Several(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scale
+        x = x.sin()
+        x = x.tanh()
+        return x.sigmoid()
+
+
+def test_backward_operators_carry_the_line_of_their_own_forward_operator() -> None:
+    model = nn.Sequential(_Several(), nn.Linear(4, 3))
+    example = {"x": torch.zeros(2, 4), "y": torch.zeros(2, dtype=torch.int64)}
+    program = capture(model, OBJECTIVES["cross_entropy"], example)
+    lines = {
+        node.target: place_of(node).rpartition(":")[2]
+        for node in program.graph.graph.nodes
+        if node.op == "call_function"
+    }
+    assert lines[torch.ops.aten.cos.default] == lines[torch.ops.aten.sin.default]
