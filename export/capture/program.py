@@ -20,6 +20,7 @@ from protofleet.errors import ExportError
 from protofleet.export.capture.functions import ProgramFunctions
 from protofleet.export.capture.ports import Names, finish
 from protofleet.export.capture.rematerialise import rematerialise, tidy
+from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, trace
 from protofleet.export.classifier import Classifier, Parts, find_parts
 from protofleet.export.objectives import Inputs, Objective
@@ -164,6 +165,8 @@ def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     first = len(tensors.params) + len(tensors.buffers)
     unchanging = dict(enumerate(tensors.constants.values(), start=first))
     result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=unchanging)
+    if pure.goal.objective is None:
+        _refuse_noise(result)
     names = Names(
         params=tuple(tensors.params),
         buffers=tuple(tensors.buffers),
@@ -196,6 +199,16 @@ class _Goal:
     parts: Parts
     features: bool
     layers: bool
+
+
+def _refuse_noise(result: Trace) -> None:
+    placeholders = result.graph.graph.find_nodes(op="placeholder")
+    for node in placeholders[len(placeholders) - len(result.noise) :]:
+        place = next((place_of(user) for user in node.users), "model")
+        raise ExportError(
+            f"{place}: draws random numbers in evaluation too, but what a device predicts must not "
+            "be random: draw while self.training only, as F.dropout(x, p, self.training)"
+        )
 
 
 class _Joint(nn.Module):

@@ -204,6 +204,18 @@ _LAYERS = (
     ),
 )
 
+
+class _MaskedAttention(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(
+            x,
+            x.tanh(),
+            x.sin(),
+            attn_mask=torch.ones(5, 5).tril().bool(),
+            dropout_p=0.2 if self.training else 0.0,
+        )
+
+
 _ATTENTION = (
     *(
         _layer(name, build, _TOKENS, group="attention")
@@ -245,13 +257,11 @@ _ATTENTION = (
         lambda x: functional.scaled_dot_product_attention(x, x.tanh(), x.sin(), is_causal=True),
         _TOKENS,
     ),
-    function(
-        "F.scaled_dot_product_attention, mask",
-        "attention",
-        lambda x: functional.scaled_dot_product_attention(
-            x, x.tanh(), x.sin(), attn_mask=torch.ones(5, 5).tril().bool(), dropout_p=0.2
-        ),
-        _TOKENS,
+    Case(
+        name="F.scaled_dot_product_attention, mask",
+        group="attention",
+        build=_MaskedAttention,
+        input_shape=_TOKENS,
     ),
 )
 

@@ -115,6 +115,7 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 @click.option(
     "--formats",
     type=_formats,
+    metavar="FORMATS",
     help="onnx,tflite or one of them; default: both, or the one in which the model can be written.",
 )
 @click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")

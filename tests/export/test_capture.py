@@ -216,3 +216,15 @@ def test_backward_operators_carry_the_line_of_their_own_forward_operator() -> No
         if node.op == "call_function"
     }
     assert lines[torch.ops.aten.cos.default] == lines[torch.ops.aten.sin.default]
+
+
+class _AlwaysRandom(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, 0.2)
+
+
+def test_randomness_in_evaluation_is_refused_with_its_line() -> None:
+    model = _with(_AlwaysRandom())
+    line = _line(_AlwaysRandom(), "dropout")
+    with pytest.raises(ExportError, match=f"{line}: draws random numbers in evaluation too"):
+        capture(model, None, {"x": batch((5,))["x"]})
