@@ -44,6 +44,8 @@ def test_a_line_has_the_first_score_of_the_task():
     finished = events.Finished(
         rounds=2, result="r", scores=Scores(task="regression", personalisation=metrics)
     )
-    assert _plain(finished) == "finished after 2 rounds; RMSE: personalisation 12.35; r"
+    end = "r; to look at it: protofleet report ."
+    assert _plain(finished) == f"finished after 2 rounds; RMSE: personalisation 12.35; {end}"
     undefined = Scores(task="multilabel", personalisation={})
-    assert _plain(events.Finished(rounds=2, result="r", scores=undefined)).endswith("rounds; r")
+    unscored = events.Finished(rounds=2, result="r", scores=undefined)
+    assert _plain(unscored) == f"finished after 2 rounds; {end}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from onnx_registry import share_registry
 from toy_model import server_tools
 
 from protofleet.bundle import Bundle
@@ -39,7 +38,6 @@ def bundle(tmp_path_factory):
     from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415
     from protofleet.export.models import build_model  # noqa: PLC0415
 
-    share_registry()
     torch.manual_seed(0)
     spec = BundleSpec(
         name="regression",
