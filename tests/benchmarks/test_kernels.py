@@ -236,13 +236,18 @@ def test_all_benchmarks_share_one_file_and_draw_the_kernels(tmp_path, monkeypatc
         (["--threads", "0"], "expected numbers from 1"),
         (["--threads", "a"], "expected numbers from 1"),
         (["--plot", "x.pdf"], "ends in .png or .svg"),
-        (["--json", "nowhere/x.json"], "no such folder"),
     ],
 )
 def test_wrong_options_are_told_before_anything_is_measured(arguments, words):
     result = run(*arguments)
     assert result.exit_code == 2
     assert words in result.stderr
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured():
+    with pytest.raises(InputError, match=r"--json 'nowhere/x\.json': no such folder"):
+        run("--json", "nowhere/x.json")
 
 
 def test_the_table_leaves_out_what_repeats_and_marks_what_is_missed():
