@@ -126,6 +126,7 @@ class Bundle:
             buffers=self._packed(STATE, manifest.state),
             input_shape=manifest.preprocessing.input_shape,
             num_classes=len(manifest.classes),
+            task=manifest.task,
             head=manifest.head,
             features=width if isinstance(width, int) else 0,
             layers=tuple(

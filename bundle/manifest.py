@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from protofleet.tensors import TaskName
+
 FORMAT_VERSION = 1
 
 MAX_TOKENS = 2**24
@@ -136,7 +138,11 @@ class StrategyDecl(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a device must know before it runs a program of the bundle.
 
-    ``head``: names of the parameters that make logits of features; empty where none are known.
+    Attributes:
+        task: what the outputs of ``infer`` are: scores of ``classes``, values of ``targets``, or
+            a logit for each label in ``targets``.
+        classes, targets: names, in the order of the outputs; a bundle has one of the two.
+        head: names of the parameters that make outputs of features; empty where none are known.
     """
 
     format: int
@@ -147,9 +153,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     state: tuple[TensorDecl, ...]
     programs: dict[str, Program]
     preprocessing: Preprocessing
-    classes: tuple[str, ...]
+    task: TaskName = "classification"
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     strategy: StrategyDecl
     provenance: dict[str, str]
     files: dict[str, FileEntry]
     head: tuple[str, ...] = ()
     layers: tuple[LayerDecl, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, whatever the task."""
+        return self.classes or self.targets

@@ -124,17 +124,29 @@ def check_tensors(
 
 
 def _check_texts(manifest: Manifest) -> None:
-    labels = [manifest.name, manifest.strategy.name, *manifest.programs, *manifest.classes]
+    labels = [manifest.name, manifest.strategy.name, *manifest.programs]
+    labels += [*manifest.classes, *manifest.targets]
     labels += [*manifest.provenance, *manifest.provenance.values()]
     for label in labels:
         if not 0 < len(label) <= 1024 or not label.isprintable():
             raise RefusedError("manifest", f"{MANIFEST}: text {label[:40]!r} is not allowed")
-    if not 0 < len(set(manifest.classes)) == len(manifest.classes) <= MAX_CLASSES:
-        raise RefusedError("manifest", f"{MANIFEST}: classes are absent, repeated or too many")
+    _check_outputs(manifest)
     try:
         datetime.fromisoformat(manifest.created)
     except ValueError as error:
         raise RefusedError("manifest", f"{MANIFEST}: created: {error}") from error
+
+
+def _check_outputs(manifest: Manifest) -> None:
+    """A classifier has classes, any other model targets, and never both."""
+    kinds = {"classes": manifest.classes, "targets": manifest.targets}
+    wanted = "classes" if manifest.task == "classification" else "targets"
+    names = kinds.pop(wanted)
+    if not 0 < len(set(names)) == len(names) <= MAX_CLASSES:
+        raise RefusedError("manifest", f"{MANIFEST}: {wanted} are absent, repeated or too many")
+    for surplus, others in kinds.items():
+        if others:
+            raise RefusedError("manifest", f"{MANIFEST}: task {manifest.task} has no {surplus}")
 
 
 def _check_layout(manifest: Manifest) -> None:
@@ -230,9 +242,28 @@ def _check_program(name: str, program: Program, manifest: Manifest) -> None:
                     "port", f"program '{name}', port '{port.name}': role '{port.role}' not here"
                 )
             _check_port(f"program '{name}', port '{port.name}'", port, manifest)
+    for port in (*program.inputs, *program.outputs):
+        _check_task(f"program '{name}', port '{port.name}'", port, manifest)
     baked = program.precision != "float32"
     if baked and any(p.role != "input" for p in program.inputs):
         raise RefusedError("port", f"program '{name}': {program.precision} takes inputs only")
+
+
+def _check_task(what: str, port: Port, manifest: Manifest) -> None:
+    """True values and outputs are what the task says."""
+    each = ("batch", len(manifest.outputs))
+    expected: tuple[str, tuple[int | str, ...]] | None = None
+    if (port.role, port.key) == ("output", "logits"):
+        expected = "float32", each
+    elif (port.role, port.key) == ("input", "y"):
+        is_class = manifest.task == "classification"
+        expected = ("int64", ("batch",)) if is_class else ("float32", each)
+    if expected is not None and (port.dtype, port.shape) != expected:
+        raise RefusedError(
+            "port",
+            f"{what}: expected {expected[1]} {expected[0]} for task {manifest.task}, "
+            f"got {port.shape} {port.dtype}",
+        )
 
 
 def _check_port(what: str, port: Port, manifest: Manifest) -> None:

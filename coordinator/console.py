@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from protofleet.coordinator import events
 from protofleet.federation.records import Scores
+from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import byte_text, duration_text
 
 
@@ -50,10 +51,14 @@ def _closed(e: events.RoundClosed) -> str:
 
 
 def _scores(scores: Scores) -> str:
+    headline = TASKS[scores.task].headline
+    metric = METRICS[headline]
     parts = [
-        f"{escape(name)} {metrics.macro_f1.mean:.4f}" for name, metrics in scores.sections.items()
+        f"{escape(name)} {metric.text(metrics[headline].mean)}"
+        for name, metrics in scores.sections.items()
+        if headline in metrics
     ]
-    return f"; macro-F1: {', '.join(parts)}" if parts else ""
+    return f"; {metric.label}: {', '.join(parts)}" if parts else ""
 
 
 def _round(e: events.RoundOpened | events.RoundClosed) -> str:

@@ -21,6 +21,7 @@ from protofleet.federation.records import (
 )
 from protofleet.federation.scores import run_scores
 from protofleet.federation.settings import CodecSettings
+from protofleet.tensors import TaskName
 
 _SAMPLES = 2000
 """Latencies kept per device: percentiles are those of its last so many."""
@@ -54,21 +55,23 @@ class Results:
         ledger: the run's ledger; its committed rounds are read once, here.
         strategy, seed: of the run.
         codec: how its tensors travel, for people.
-        classes: class names, for the confusion matrices.
+        task: of the bundle.
+        outputs: names of classes, targets or labels, for the devices' statistics.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what the run is, each named at the call
         self,
         ledger: Ledger,
         *,
         strategy: str,
         seed: int,
-        classes: tuple[str, ...],
+        task: TaskName,
+        outputs: tuple[str, ...],
         codec: str = CodecSettings().text,
     ) -> None:
         self._ledger = ledger
         self._strategy, self._seed, self._codec = strategy, seed, codec
-        self._classes = classes
+        self._task, self._outputs = task, outputs
         self._devices: dict[str, _Device] = {}
         for done in ledger.committed():
             self.add(ledger.accepted(done.round_id))
@@ -90,7 +93,8 @@ class Results:
         record = self._record(totals, traffic)
         save_record(record, self.path)
         details = FleetDetails(
-            classes=self._classes,
+            task=self._task,
+            outputs=self._outputs,
             devices=tuple(
                 self._details(name, (one[name] for one in traffic.values() if name in one))
                 for name in self._names
@@ -141,7 +145,7 @@ class Results:
             num_examples=device.num_examples,
             rounds=device.rounds,
             bytes_by_round=tuple(traffic),
-            confusion=device.evaluation,
+            evaluation=device.evaluation,
             train_step_ms=tuple(device.train_step_ms),
             infer_ms=tuple(device.infer_ms),
             phases_s=device.last.phases_s,

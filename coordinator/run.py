@@ -53,7 +53,8 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             ledger,
             strategy=plan.strategy.description.name,
             seed=config.seed,
-            classes=manifest.classes,
+            task=manifest.task,
+            outputs=manifest.outputs,
             codec=config.codec.text,
         )
         yield Service(server, ledger, _make_endpoint(config, ledger), results=results, sink=sink)

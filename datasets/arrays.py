@@ -149,6 +149,34 @@ def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDAr
     return made
 
 
+def to_targets(
+    y: NDArray[Any], what: str, targets: Sequence[str] | None = None
+) -> NDArray[np.float32]:
+    """``(n, T)`` as float32; a single target may come as ``(n,)``.
+
+    Args:
+        y: numbers.
+        what: as messages say it.
+        targets: their names; None: not known, and there may be any number.
+
+    Raises:
+        InputError: no numbers, another shape, NaN, or numbers that float32 does not hold.
+    """
+    if y.dtype.kind not in "fiub":
+        raise InputError(f"{what}: expected numbers (n, targets), got {_kind(y)}")
+    rows = y[:, np.newaxis] if y.ndim == 1 else y
+    if rows.ndim != 2 or (targets is not None and rows.shape[1] != len(targets)):
+        width, names = ("targets", "") if targets is None else (len(targets), f" {list(targets)}")
+        raise InputError(
+            f"{what}: expected (n, {width}), a column for each of the targets{names}, got {y.shape}"
+        )
+    with np.errstate(over="ignore"):
+        made = rows.astype(np.float32, copy=False)
+    if not np.isfinite(made).all():
+        raise InputError(f"{what} contains NaN or infinite values; leave such examples out")
+    return made
+
+
 def _check_range(y: NDArray[np.int64], what: str, classes: Sequence[str] | None) -> None:
     most = np.iinfo(np.int64).max if classes is None else len(classes) - 1
     outside = np.flatnonzero((y < 0) | (y > most))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.datasets.arrays import read_arrays, to_class_names, to_examples, to_labels
+from protofleet.datasets.arrays import (
+    read_arrays,
+    to_class_names,
+    to_examples,
+    to_labels,
+    to_targets,
+)
 from protofleet.errors import InputError
 
-_ARRAYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+_ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+_NAMES = ("classes", "targets")
 _BOXES = ("boxes_train", "boxes_test")
 
 
@@ -21,26 +30,38 @@ class DeviceData:
 
     Attributes:
         x_train, x_test: ``(n, *input_shape) float32``, preprocessed.
-        y_train, y_test: ``(n,) int64`` class indices.
-        classes: class names, in index order.
+        y_train, y_test: ``(n,) int64`` class indices, or ``(n, T) float32`` targets.
+        classes: class names, in index order; empty where ``y`` has targets.
+        targets: their names, in the order of the columns; empty where ``y`` has classes.
         boxes_train, boxes_test: ``(n, k, 4) float32`` regions of images to hide as left, top,
             right, bottom in pixels, unused rows zero; None if there are none.
     """
 
     x_train: NDArray[np.float32]
-    y_train: NDArray[np.int64]
+    y_train: NDArray[Any]
     x_test: NDArray[np.float32]
-    y_test: NDArray[np.int64]
-    classes: tuple[str, ...]
+    y_test: NDArray[Any]
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     boxes_train: NDArray[np.float32] | None = None
     boxes_test: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         """Convert what loses nothing, and check."""
+        if bool(self.classes) == bool(self.targets):
+            raise InputError(
+                "device data: expected names of either classes or targets, got "
+                f"{'both' if self.classes else 'neither'}"
+            )
         for part in ("train", "test"):
             x = to_examples(getattr(self, f"x_{part}"), f"device data: x_{part}")
-            y = to_labels(getattr(self, f"y_{part}"), f"device data: y_{part}", self.classes)
-            if y.shape != x.shape[:1]:
+            what, y = f"device data: y_{part}", getattr(self, f"y_{part}")
+            y = (
+                to_labels(y, what, self.classes)
+                if self.classes
+                else to_targets(y, what, self.targets)
+            )
+            if y.shape[:1] != x.shape[:1]:
                 raise InputError(
                     f"device data: expected x_{part} (n, …) and y_{part} (n,), "
                     f"got {x.shape} and {y.shape}"
@@ -51,51 +72,65 @@ class DeviceData:
 
     def save(self, path: Path) -> None:
         """Write an ``.npz`` file (arrays only, no pickles)."""
-        names = (*_ARRAYS[:-1], *_BOXES)
-        arrays = {n: value for n in names if (value := getattr(self, n)) is not None}
+        arrays: dict[str, Any] = {n: getattr(self, n) for n in (*_ARRAYS, *_BOXES)}
+        arrays |= {n: np.array(names) for n in _NAMES if (names := getattr(self, n))}
         with path.open("wb") as file:
-            np.savez(file, **arrays, classes=np.array(self.classes))
+            np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
 
 
 def load_device_data(path: Path) -> DeviceData:
-    """Read what ``DeviceData.save`` wrote.
+    """Read what ``DeviceData.save`` wrote: ``classes`` or ``targets`` tells what ``y`` is.
 
     Raises:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or an array has a wrong form.
     """
-    arrays = read_arrays(path, _ARRAYS, _BOXES)
+    arrays = read_arrays(path, _ARRAYS, (*_BOXES, *_NAMES))
+    if not arrays.keys() & set(_NAMES):
+        raise InputError(f"data '{path}': lacks the array 'classes' (or 'targets'), names of y")
     boxes = {n: arrays[n].astype(np.float32, copy=False) for n in _BOXES if n in arrays}
     try:
+        names = _names(arrays, "device data")
         return DeviceData(
-            **boxes,
+            boxes_train=boxes.get("boxes_train"),
+            boxes_test=boxes.get("boxes_test"),
             x_train=arrays["x_train"],
             y_train=arrays["y_train"],
             x_test=arrays["x_test"],
             y_test=arrays["y_test"],
-            classes=to_class_names(arrays["classes"], "device data: classes"),
+            classes=names.get("classes", ()),
+            targets=names.get("targets", ()),
         )
     except InputError as error:
         raise InputError(f"'{path}': {error}") from error
 
 
-def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Read the union of all devices' test parts: ``x (n, *input_shape)`` and ``y (n,)``.
+def _names(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, tuple[str, ...]]:
+    """Those of classes or targets, by field."""
+    return {n: to_class_names(arrays[n], f"{what}: {n}") for n in _NAMES if n in arrays}
+
+
+def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
+    """Read the union of all devices' test parts: ``x (n, *input_shape)``, ``y`` as in DeviceData.
 
     Args:
-        path: an ``.npz`` file with ``x_test`` and ``y_test``, and ``classes`` if ``y_test`` has
-            names.
+        path: an ``.npz`` file with ``x_test`` and ``y_test``, and ``targets`` where ``y_test`` has
+            some, or ``classes`` if it has names.
 
     Raises:
         MissingDataError: there is no such file.
         InputError: it is no ``.npz``, lacks an array, or the arrays differ in length.
     """
-    arrays = read_arrays(path, ("x_test", "y_test"), ("classes",), ignored=(*_ARRAYS, *_BOXES))
-    what, classes = f"pooled data '{path}'", arrays.get("classes")
-    names = None if classes is None else to_class_names(classes, f"{what}: classes")
+    arrays = read_arrays(path, ("x_test", "y_test"), _NAMES, ignored=(*_ARRAYS, *_BOXES))
+    what = f"pooled data '{path}'"
+    names = _names(arrays, what)
     x = to_examples(arrays["x_test"], f"{what}: x_test")
-    y = to_labels(arrays["y_test"], f"{what}: y_test", names)
-    if y.shape != x.shape[:1]:
+    y = arrays["y_test"]
+    if "targets" in names:
+        y = to_targets(y, f"{what}: y_test", names["targets"])
+    else:
+        y = to_labels(y, f"{what}: y_test", names.get("classes"))
+    if y.shape[:1] != x.shape[:1]:
         raise InputError(
             f"{what}: expected x_test (n, …) and y_test (n,), got {x.shape} and {y.shape}"
         )

@@ -215,7 +215,7 @@ def pooled(clients: Mapping[str, DeviceData]) -> DeviceData:
         InputError: no clients, or their inputs, classes or boxes have different forms.
     """
     ordered = [clients[name] for name in sorted(clients)]
-    forms = {(data.x_train.shape[1:], data.classes) for data in ordered}
+    forms = {(data.x_train.shape[1:], data.classes, data.targets) for data in ordered}
     if len(forms) != 1:
         raise InputError(f"pooled data: expected clients of one form, got {len(forms)} forms")
     return DeviceData(
@@ -224,6 +224,7 @@ def pooled(clients: Mapping[str, DeviceData]) -> DeviceData:
         x_test=np.concatenate([data.x_test for data in ordered]),
         y_test=np.concatenate([data.y_test for data in ordered]),
         classes=ordered[0].classes,
+        targets=ordered[0].targets,
         boxes_train=_joined([data.boxes_train for data in ordered]),
         boxes_test=_joined([data.boxes_test for data in ordered]),
     )

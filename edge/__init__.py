@@ -6,7 +6,8 @@ Loads NumPy, ONNX Runtime and paho, and neither PyTorch nor SciPy.
 from protofleet.edge.agent import Report
 from protofleet.edge.join import JoinOptions, join
 from protofleet.edge.local_data import load_local_data
-from protofleet.edge.personal import PersonalModel, Predictions, open_personal
+from protofleet.edge.personal import PersonalModel, open_personal
+from protofleet.edge.predictions import Predictions
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
 from protofleet.edge.trial import Trial, try_bundle

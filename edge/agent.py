@@ -36,7 +36,7 @@ from protofleet.federation.client import (
     receive_payload,
 )
 from protofleet.federation.records import percentiles
-from protofleet.strategies.scores import macro_f1
+from protofleet.strategies.tasks import LearningTask, defined
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import Codec
@@ -101,7 +101,7 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who = who
-        self._registration = Registration(learner.class_counts)
+        self._registration = Registration(learner)
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
@@ -386,7 +386,7 @@ class Agent:
             return
         with self._meter.phase("encode"):
             self._store.commit_trained(trained, transfer_id=self._round.payload.transfer_id)
-        self._report("trained", _figures(trained))
+        self._report("trained", _figures(trained, self._learner.task))
         self._send_update(trained.update.round_id)
 
     def _send_update(self, round_id: int) -> None:
@@ -476,14 +476,14 @@ class Agent:
         self._report("left", {"finished": finished, "bytes_up": up, "bytes_down": down})
 
 
-def _figures(trained: TrainedRound) -> dict[str, Any]:
+def _figures(trained: TrainedRound, task: LearningTask) -> dict[str, Any]:
     """What a person or a program wants to know of a trained round."""
     own, costs = trained.update.evaluation.own, trained.costs
     return {
         "round_id": trained.update.round_id,
         "num_examples": trained.update.num_examples,
         "loss": trained.update.loss,
-        "macro_f1": None if own is None else macro_f1(own),
+        task.headline: None if own is None else defined(task.score(own)).get(task.headline),
         "train_s": costs.phases_s.get("train", 0.0),
         "train_step_ms": msgspec.to_builtins(percentiles(costs.train_step_ms, 50, 95)),
         "infer_ms": msgspec.to_builtins(percentiles(costs.infer_ms, 50, 95, 99)),

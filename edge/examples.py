@@ -9,7 +9,8 @@ follows from its columns:
 - *Examples*, one per row: the numbers of one example, in the order of the bundle's channels or of
   its input, last axis fastest.
 
-A column ``label`` holds class names or numbers; an empty cell is no label. Other columns of sensor
+A column ``label`` holds class names or numbers; an empty cell is no label. True values of other
+tasks stand in columns named as the bundle's targets, for examples only. Other columns of sensor
 samples are passed over.
 """
 
@@ -28,15 +29,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Preprocessing
-from protofleet.datasets.arrays import read_arrays, to_labels
+from protofleet.datasets.arrays import read_arrays, to_labels, to_targets
 from protofleet.edge.intake import SensorIntake, Window
 from protofleet.edge.local_data import load_local_data
+from protofleet.edge.predictions import NO_LABEL
 from protofleet.edge.training import check_data
 from protofleet.errors import InputError, MissingDataError
 
 _log = logging.getLogger(__name__)
 
-NO_LABEL = -1
 _LABEL = "label"
 _SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
 _SENSOR = "csv"
@@ -58,14 +59,15 @@ class Examples:
 
     Attributes:
         x: ``(n, *input_shape)``; readings as they come if ``raw``.
-        y: ``(n,) int64`` class numbers, -1 where no label is known.
+        y: ``(n,) int64`` class numbers, -1 where no label is known; of other tasks ``(n, outputs)
+            float32``, NaN where it is not.
         start_s: ``(n,) float64`` time of the first sample; None for examples that are no windows of
             a stream.
         normalised: whether mean and std have been applied here, whatever the caller says of files.
     """
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     start_s: NDArray[np.float64] | None = None
     normalised: bool = False
 
@@ -92,7 +94,7 @@ def load_examples(
             raise MissingDataError(f"data '{path}': no such file")
         return _read_file(path, manifest, rate_hz)
     if path.suffix.lower() == ".npz" and path.is_file() and _holds_plain(path):
-        arrays = read_arrays(path, ("x",), ("y",), ignored=("classes",))
+        arrays = read_arrays(path, ("x",), ("y",), ignored=("classes", "targets"))
         return iter((_plain(path, arrays, manifest),))
     data = load_local_data(source, manifest.preprocessing, data_root=data_root)
     check_data(data, manifest)
@@ -112,10 +114,21 @@ def _holds_plain(path: Path) -> bool:
 def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> Examples:
     x, y = arrays["x"], arrays.get("y")
     if y is None:
-        return Examples(x=x, y=np.full(len(x), NO_LABEL, np.int64))
-    if x.ndim < 1 or y.shape != x.shape[:1]:
-        raise InputError(f"data '{path}': expected x (n, …) and y (n,), got {x.shape}, {y.shape}")
-    return Examples(x=x, y=to_labels(y, f"data '{path}': y", manifest.classes))
+        return Examples(x=x, y=_unknown(len(x), manifest))
+    what = f"data '{path}': y"
+    if x.ndim < 1 or y.shape[:1] != x.shape[:1]:
+        form = f"(n, {len(manifest.targets)})" if manifest.targets else "(n,)"
+        raise InputError(f"data '{path}': expected x (n, …) and y {form}, got {x.shape}, {y.shape}")
+    if manifest.targets:
+        return Examples(x=x, y=to_targets(y, what, manifest.targets))
+    return Examples(x=x, y=to_labels(y, what, manifest.classes))
+
+
+def _unknown(count: int, manifest: Manifest) -> NDArray[Any]:
+    """True values of examples that have none."""
+    if manifest.targets:
+        return np.full((count, len(manifest.targets)), np.nan, np.float32)
+    return np.full(count, NO_LABEL, np.int64)
 
 
 def read_csv(
@@ -229,6 +242,9 @@ class _Table:
         self.columns = [header.index(name) for name in names]
         self._label = header.index(_LABEL) if _LABEL in header else None
         self._labels = _Labels(manifest.classes)
+        self.manifest = manifest
+        told = manifest.targets and set(manifest.targets) <= set(header)
+        self._targets = [header.index(name) for name in manifest.targets] if told else []
         self.time = next((name for name in _SECONDS if name in header), None)
         self._time = header.index(self.time) if self.time else None
 
@@ -237,9 +253,16 @@ class _Table:
         made = [[self._number(row, column) for column in self.columns] for row in rows]
         return np.array(made, np.float64).reshape(len(rows), len(self.columns))
 
+    def true_values(self, rows: Sequence[_Row]) -> NDArray[Any]:
+        """``y`` as in ``Examples``."""
+        if self._targets:
+            made = [[self._number(row, column) for column in self._targets] for row in rows]
+            return np.array(made, np.float32)
+        return self.labels(rows) if self.manifest.classes else _unknown(len(rows), self.manifest)
+
     def labels(self, rows: Sequence[_Row]) -> NDArray[np.int64]:
         """``(rows,)``, -1 for none."""
-        if self._label is None:
+        if self._label is None or not self.manifest.classes:
             return np.full(len(rows), NO_LABEL, np.int64)
         found = [
             self._labels.index(self._cell(row, self._label), f"{self.where}, line {row.line}")
@@ -277,7 +300,8 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
     preprocessing = manifest.preprocessing
     size = int(np.prod(preprocessing.input_shape))
     names = list(header) if named else [f"column {k + 1}" for k in range(len(header))]
-    values = [name for name in names if name != _LABEL]
+    told = {_LABEL, *manifest.targets}
+    values = [name for name in names if name not in told]
     channels = preprocessing.channels
     if named and len(channels) == size and set(channels) <= set(values):
         return _Table(where, names, manifest, channels)
@@ -299,7 +323,7 @@ def _examples(
         if rows:
             x = table.values(rows).reshape(len(rows), *shape)
             _check_finite(table.where, rows, x)
-            yield Examples(x=x, y=table.labels(rows))
+            yield Examples(x=x, y=table.true_values(rows))
 
 
 def _check_finite(where: str, rows: Sequence[_Row], x: NDArray[np.float64]) -> None:
@@ -318,8 +342,8 @@ def _windows(
     """Windows of sensor samples, each block as soon as it is complete."""
     stream = _SampleStream(table, preprocessing, rate_hz)
     for rows in blocks:
-        yield from _joined(stream.push(rows))
-    yield from _joined(stream.flush())
+        yield from _joined(stream.push(rows), table.manifest)
+    yield from _joined(stream.flush(), table.manifest)
 
 
 class _SampleStream:
@@ -388,11 +412,12 @@ class _SampleStream:
         return self._intake.push(_SENSOR, times, self._table.values(rows))
 
 
-def _joined(windows: Sequence[Window]) -> Iterator[Examples]:
+def _joined(windows: Sequence[Window], manifest: Manifest) -> Iterator[Examples]:
     if windows:
+        labels = np.array([window.label for window in windows], np.int64)
         yield Examples(
             x=np.stack([window.x for window in windows]),
-            y=np.array([window.label for window in windows], np.int64),
+            y=labels if manifest.classes else _unknown(len(windows), manifest),
             start_s=np.array([window.start_s for window in windows]),
             normalised=True,
         )

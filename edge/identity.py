@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
@@ -26,22 +25,37 @@ class DataSummary:
     class_counts: tuple[int, ...] = ()
 
 
+class RoundData(Protocol):
+    """How many training samples there are in a round; ``edge.training.Learner`` knows."""
+
+    def num_examples(self, round_id: int) -> int:
+        """In all."""
+        ...
+
+    def class_counts(self, round_id: int) -> tuple[int, ...]:
+        """Of each class."""
+        ...
+
+
 class Registration:
     """What a device says of its data for a strategy and a round; class counts only if asked.
 
     Args:
-        class_counts: of the data of a round.
+        data: of each round.
     """
 
-    def __init__(self, class_counts: Callable[[int], tuple[int, ...]]) -> None:
-        self._class_counts = class_counts
-        self.summary = DataSummary(num_examples=sum(class_counts(1)))
+    def __init__(self, data: RoundData) -> None:
+        self._data = data
+        self.summary = DataSummary(num_examples=data.num_examples(1))
 
     def update(self, strategy: str, round_id: int) -> bool:
         """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
-        before, counts = self.summary, self._class_counts(round_id)
+        before, data = self.summary, self._data
         asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
-        self.summary = DataSummary(num_examples=sum(counts), class_counts=counts if asked else ())
+        self.summary = DataSummary(
+            num_examples=data.num_examples(round_id),
+            class_counts=data.class_counts(round_id) if asked else (),
+        )
         return self.summary != before
 
 

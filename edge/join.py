@@ -118,7 +118,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             device_id=store.device_id,
             boot_id=secrets.token_hex(8),
             binding=binding,
-            num_examples=sum(learner.class_counts(1)),
+            num_examples=learner.num_examples(1),
         )
         yield Agent(_endpoint(options, store, who), store, learner, report, who)
 

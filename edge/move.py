@@ -137,8 +137,10 @@ def plan(personal: PersonalState, state: ClientState, old: Bundle, new: Bundle) 
             start=None,
             notes=(f"strategy '{name}' takes nothing along: its model comes from the federation",),
         )
+    if old.manifest.task != new.manifest.task:
+        raise ProvisionError(f"the task was {old.manifest.task}, it is now {new.manifest.task}")
     notes = _check_inputs(old.manifest.preprocessing, new.manifest.preprocessing)
-    fits = _Fits(old.manifest.classes, new.manifest.classes)
+    fits = _Fits(old.manifest.outputs, new.manifest.outputs)
     start = dict(after.client_init(new.model()).tensors)
     fates = _fates(state.tensors, start, before.carried & after.carried, fits)
     if not any(fate.fate in ("kept", "kept in part") for fate in fates):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from protofleet.datasets.arrays import doubt_of_scale
 from protofleet.edge.examples import Examples
 from protofleet.edge.journal import PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
+from protofleet.edge.predictions import Predictions
 from protofleet.edge.store import load_state, read_in_use
 from protofleet.edge.stores import only_store
 from protofleet.edge.training import EVALUATION_BATCH, check_tokens
@@ -23,50 +23,8 @@ from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import BackendName, Classifier, open_classifier, plain_model
 from protofleet.strategies import build
-from protofleet.strategies.scores import accuracy, confusion, macro_f1
 from protofleet.strategies.types import Score
 from protofleet.tensors import Network
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
-    """What a model says of examples.
-
-    Attributes:
-        classes: names, in the order of the columns.
-        probabilities: ``(n, C) float32``, the softmax of the model's scores.
-    """
-
-    classes: tuple[str, ...]
-    probabilities: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.probabilities)
-
-    @property
-    def indices(self) -> NDArray[np.int64]:
-        """``(n,) int64``, the most probable class of each example as its number."""
-        found: NDArray[np.int64] = self.probabilities.argmax(axis=1).astype(np.int64)
-        return found
-
-    @property
-    def labels(self) -> list[str]:
-        """The most probable class of each example as its name."""
-        return [self.classes[index] for index in self.indices]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictionScores:
-    """How right predictions are.
-
-    Attributes:
-        examples: how many of them have a label.
-        accuracy, macro_f1: NaN without any.
-    """
-
-    examples: int
-    accuracy: float
-    macro_f1: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +90,9 @@ class PersonalModel:
         self.backend = self._classifier.backend
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of probabilities."""
-        return self.model.bundle.manifest.classes
+    def names(self) -> tuple[str, ...]:
+        """Names of the outputs, in their order: classes, labels or targets."""
+        return self.model.bundle.manifest.outputs
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -149,7 +107,7 @@ class PersonalModel:
     def predict(
         self, x: ArrayLike, *, raw: bool = False, batch_size: int = EVALUATION_BATCH
     ) -> Predictions:
-        """Classify examples by the rule that the federation's strategy classifies by.
+        """Classes, labels or values of examples, by the rule of the federation's strategy.
 
         Args:
             x: ``(n, *input_shape)`` real numbers, or one example of ``input_shape``; preprocessed
@@ -163,10 +121,10 @@ class PersonalModel:
             InputError: another shape, numbers that are not finite, or ``batch_size`` below 1.
             ProvisionError: the program failed.
         """
-        scores = self._classifier.predict(
-            checked_examples(x, self.preprocessing, raw=raw), batch_size=batch_size
-        )
-        return Predictions(classes=self.classes, probabilities=_softmax(scores))
+        examples = checked_examples(x, self.preprocessing, raw=raw)
+        outputs = self._classifier.predict(examples, batch_size=batch_size)
+        task = self.model.bundle.manifest.task
+        return Predictions(task=task, names=self.names, outputs=outputs)
 
     def plain(self, format_: str, *, raw: bool = False) -> bytes:
         """The model as a file for a stock runtime, with what its numbers mean in its metadata.
@@ -351,22 +309,3 @@ def checked_examples(
     examples = np.ascontiguousarray(values, np.float32)
     check_tokens("examples", examples, preprocessing.tokens)
     return examples
-
-
-def score_predictions(predicted: NDArray[np.int64], y: NDArray[np.int64]) -> PredictionScores:
-    """Compare predicted classes ``(n,)`` with true ones ``(n,)``; -1 there: no label."""
-    known = y >= 0
-    if not known.any():
-        return PredictionScores(examples=0, accuracy=math.nan, macro_f1=math.nan)
-    count = 1 + int(max(predicted[known].max(), y[known].max()))
-    counts = confusion(y[known], predicted[known], count)
-    return PredictionScores(
-        examples=int(known.sum()), accuracy=accuracy(counts), macro_f1=macro_f1(counts)
-    )
-
-
-def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
-    shifted = scores.astype(np.float64) - scores.max(axis=1, keepdims=True)
-    powers = np.exp(shifted)
-    shares: NDArray[np.float32] = (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)
-    return shares

@@ -10,8 +10,9 @@ import numpy as np
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
 from protofleet.datasets.windows import Windows, split_in_time
-from protofleet.edge.examples import NO_LABEL, Examples
+from protofleet.edge.examples import Examples
 from protofleet.edge.personal import checked_examples
+from protofleet.edge.predictions import NO_LABEL
 from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
@@ -32,8 +33,13 @@ def to_device_data(
         test_share: part of each class's examples for the test, from 0 to below 1.
 
     Raises:
-        InputError: no example has a label, or one does not fit the bundle.
+        InputError: the bundle has no classes, no example has a label, or one does not fit.
     """
+    if not manifest.classes:
+        raise InputError(
+            f"recording: expected a bundle with classes, got one of task {manifest.task}; save its "
+            "data as an .npz (docs/device.md)"
+        )
     windows = _labelled(list(blocks), manifest, raw=raw)
     if not len(windows.y):
         raise InputError(

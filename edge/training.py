@@ -30,7 +30,8 @@ from protofleet.federation.randomness import client_rng
 from protofleet.federation.records import Costs
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
-from protofleet.strategies.scores import confusion, mean_cross_entropy
+from protofleet.strategies.scores import Statistics
+from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.training import Training, check_batch_sizes, uneven_batch
 from protofleet.strategies.types import (
     Batch,
@@ -53,7 +54,7 @@ _log = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 """ALP couples the examples of a batch, so the scores of the paper belong to this number."""
 
-Examples = tuple[NDArray[np.float32], NDArray[np.int64]]
+Examples = tuple[NDArray[np.float32], NDArray[Any]]
 
 
 class TrainingCancelledError(Exception):
@@ -94,11 +95,12 @@ class Learner:
 
     Attributes:
         model: the bundle's initial values.
+        task: what its outputs are, and how they are scored.
         meter: what is spent.
         cancelled: set by another thread, ends the training in progress at its next step.
 
     Raises:
-        InputError: the data do not fit the bundle's input shape or classes.
+        InputError: the data do not fit the bundle's input shape, classes or targets.
     """
 
     def __init__(
@@ -106,6 +108,8 @@ class Learner:
     ) -> None:
         check_data(data, bundle.manifest)
         self.model = bundle.model()
+        self.task = TASKS[bundle.manifest.task]
+        self._loss = self.task.losses[self.task.loss_of(programs.grad_fns)]
         self._manifest = bundle.manifest
         self._programs = programs
         self._data = data
@@ -132,8 +136,14 @@ class Learner:
         check_batch_sizes(strategy.settings, self._programs.min_batch)
         return strategy
 
+    def num_examples(self, round_id: int) -> int:
+        """Training samples in a round's data."""
+        return len(self._data.at(round_id).y_train)
+
     def class_counts(self, round_id: int) -> tuple[int, ...]:
-        """Training samples of each class in a round's data."""
+        """Training samples of each class in a round's data; empty where the task has no classes."""
+        if not self.model.num_classes:
+            return ()
         y = self._data.at(round_id).y_train
         return tuple(np.bincount(y, minlength=self.model.num_classes).tolist())
 
@@ -160,7 +170,7 @@ class Learner:
             training=replace(tools.training, x=x, y=y),
             boxes=None if own.boxes_train is None else own.boxes_train[:2],
             evaluate=evaluate,
-            confusion=lambda _network, *, view=None: None,  # noqa: ARG005 - the tool's signature
+            statistics=lambda _network, *, view=None: None,  # noqa: ARG005 - the tool's signature
         )
         try:
             strategy = self.strategy(declared.name, declared.settings)
@@ -209,22 +219,24 @@ class Learner:
         return self.meter.phase(name)
 
     def evaluate(self, network: Network, *, score: Score | None = None) -> Evaluation:
-        """Confusion counts on the own and, in a rehearsal, on the pooled test part."""
+        """Statistics on the own and, in a rehearsal, on the pooled test part."""
         own, pooled = self._own, self._data.pooled
         with self.meter.phase("evaluate"):
             scores = self._scores(network, own.x_test, score)
             return Evaluation(
                 own=self._count(scores, own.y_test),
                 pooled=pooled and self._count(self._scores(network, pooled[0], score), pooled[1]),
-                own_loss=mean_cross_entropy(scores, own.y_test),
+                own_loss=self._loss(scores, own.y_test),
             )
 
-    def confusion(self, network: Network, *, view: View | None = None) -> NDArray[np.int64] | None:
-        """Confusion counts of a model on the own test part as ``view`` shows it."""
+    def statistics(
+        self, network: Network, *, view: View | None = None, score: Score | None = None
+    ) -> Statistics | None:
+        """Statistics of a model on the own test part as ``view`` shows it."""
         own = self._own
         with self.meter.phase("evaluate"):
             x = own.x_test if view is None else view(own.x_test, own.boxes_test)
-            return self._count(self._scores(network, x, None), own.y_test)
+            return self._count(self._scores(network, x, score), own.y_test)
 
     def window_scores(
         self, network: Network, *, score: Score | None = None
@@ -269,7 +281,7 @@ class Learner:
             features=partial(programs.features, batch_size=EVALUATION_BATCH),
             layers=self._layers,
             evaluate=self.evaluate,
-            confusion=self.confusion,
+            statistics=self.statistics,
         )
 
     def _layers(
@@ -289,21 +301,17 @@ class Learner:
             return self._programs.predict(network, x, batch_size=batch_size)
         return score(self._programs.features(network, x, batch_size=batch_size))
 
-    def _count(self, scores: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    def _count(self, scores: NDArray[np.float32], y: NDArray[Any]) -> Statistics | None:
         if not len(y):
             return None
-        return confusion(y, scores.argmax(axis=1), self.model.num_classes)
+        return self.task.statistics(scores, y, len(self._manifest.outputs))
 
 
 def check_data(data: LocalData, manifest: Manifest) -> None:
     """Raise InputError unless the examples are what the bundle's programs take."""
     parts: dict[str, NDArray[np.float32]] = {}
     for suffix, own in (("", data.own), *((f" from round {r}", own) for r, own in data.later)):
-        if own.classes != manifest.classes:
-            raise InputError(
-                f"device data{suffix}: expected the bundle's classes {list(manifest.classes)}, "
-                f"got {list(own.classes)}"
-            )
+        _check_outputs(suffix, own, manifest)
         parts |= {f"x_train{suffix}": own.x_train, f"x_test{suffix}": own.x_test}
     expected = manifest.preprocessing.input_shape
     if data.pooled is not None:
@@ -315,6 +323,25 @@ def check_data(data: LocalData, manifest: Manifest) -> None:
                 f"bundle's input, got {x.shape}"
             )
         check_tokens(f"device data: {name}", x, manifest.preprocessing.tokens)
+    if data.pooled is not None:
+        _check_labels("pooled y_test", data.pooled[1], manifest)
+
+
+def _check_outputs(suffix: str, own: DeviceData, manifest: Manifest) -> None:
+    kind = "classes" if manifest.task == "classification" else "targets"
+    if (own.classes, own.targets) != (manifest.classes, manifest.targets):
+        got = {"classes": list(own.classes), "targets": list(own.targets)}
+        known = {name: names for name, names in got.items() if names}
+        raise InputError(
+            f"device data{suffix}: expected the bundle's {kind} {list(manifest.outputs)} "
+            f"(task {manifest.task}), got {known or 'none'}"
+        )
+    for part in ("train", "test"):
+        _check_labels(f"y_{part}{suffix}", getattr(own, f"y_{part}"), manifest)
+
+
+def _check_labels(part: str, y: NDArray[Any], manifest: Manifest) -> None:
+    TASKS[manifest.task].check_labels(f"device data: {part}", y, len(manifest.outputs))
 
 
 def check_tokens(what: str, x: NDArray[np.float32], tokens: int | None) -> None:

@@ -30,6 +30,7 @@ from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, Programs, open_programs
 from protofleet.strategies import build
 from protofleet.strategies.optimisers import Adam, Group, Sgd
+from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.training import (
     DivergedError,
     ExampleRows,
@@ -38,7 +39,7 @@ from protofleet.strategies.training import (
     Training,
     batches,
 )
-from protofleet.strategies.types import TrainTools
+from protofleet.strategies.types import TASK_LOSS, TrainTools
 from protofleet.tensors import Model, Network
 
 LOWEST = 1e-6
@@ -145,6 +146,7 @@ class _Trial:
         self._step_ms: list[float] = []
         self._done = 0
         self._total = RANGE_STEPS + COMPARED_STEPS * (len(_SHARES) + 1)
+        self._loss = TASKS[model.task].loss_of(programs.grad_fns)
         self._objective = self._plain_objective()
 
     def run(self, own_rate: float | None) -> Trial:
@@ -235,8 +237,8 @@ class _Trial:
 
     def _plain_objective(self) -> str:
         """A training program that needs nothing but examples and labels."""
-        known = self._programs.grad_fns
-        for name in sorted(known, key=lambda name: name != "cross_entropy"):
+        known = self._programs.grad_fns.keys() - {TASK_LOSS}
+        for name in sorted(known, key=lambda name: (name != self._loss, name)):
             network = Network(params=self._model.params, buffers=self._model.buffers).copy()
             tools = self._tools()
             try:
@@ -249,7 +251,7 @@ class _Trial:
             return name
         raise InputError(
             f"trial: expected a training program that needs examples and labels alone, the bundle "
-            f"has {', '.join(sorted(known)) or 'none'}; export with --objective cross_entropy"
+            f"has {', '.join(sorted(known)) or 'none'}; export with --strategy fedavg too"
         )
 
 

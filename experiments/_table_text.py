@@ -11,7 +11,8 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.table import METRICS, Cell, MethodRow, Table
+from protofleet.experiments.table import Cell, MethodRow, Table
+from protofleet.strategies.tasks import METRICS
 
 _UNLIMITED = 10_000
 _NOTHING = "-"
@@ -73,7 +74,8 @@ def markdown(table: Table) -> str:
 
 
 def _caption(table: Table) -> str:
-    return f"{METRICS[table.score.metric]} in per cent, {_SELECTS[table.score.select]}, mean ± std"
+    label = METRICS[table.score.metric].label
+    return f"{label} in per cent, {_SELECTS[table.score.select]}, mean ± std"
 
 
 def _footnotes(table: Table) -> list[str]:

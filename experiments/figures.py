@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, ScoreSettings, Section
 from protofleet.experiments.store import MethodResult
-from protofleet.experiments.table import METRICS, Table, group, quoted, score_of, trained
+from protofleet.experiments.table import Table, group, quoted, score_of, trained
 from protofleet.federation.records import RoundRecord
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
+from protofleet.strategies.scores import MetricName
+from protofleet.strategies.tasks import METRICS
 
 _COLOURS = (BLUE, RED, GREEN, ORANGE, PURPLE, SKY, "#5b4b8a", "#7b8794")
 _LINES = ("-", (0, (5, 1.6)))
@@ -148,13 +150,13 @@ def _scored(by_label: dict[str, list[MethodResult]], section: Section) -> bool:
     )
 
 
-def _points(runs: Sequence[MethodResult], section: Section, metric: str) -> _Points:
+def _points(runs: Sequence[MethodResult], section: Section, metric: MetricName) -> _Points:
     """Round, mean and standard deviation over the seeds, of every scored round."""
     return _over_seeds([(run, one) for run in runs for one in trained(run)], section, metric)
 
 
 def _over_seeds(
-    rounds: Sequence[tuple[MethodResult, RoundRecord]], section: Section, metric: str
+    rounds: Sequence[tuple[MethodResult, RoundRecord]], section: Section, metric: MetricName
 ) -> _Points:
     found: dict[int, list[float]] = {}
     for run, one in rounds:
@@ -180,7 +182,11 @@ def _line(axes: Any, points: _Points, look: dict[str, Any], order: int) -> None:
 
 
 def _star(
-    axes: Any, runs: Sequence[MethodResult], section: Section, metric: str, look: dict[str, Any]
+    axes: Any,
+    runs: Sequence[MethodResult],
+    section: Section,
+    metric: MetricName,
+    look: dict[str, Any],
 ) -> None:
     finals = [(run, one) for run in runs for one in run.rounds if one.final]
     for x, mean, std in _over_seeds(finals, section, metric):
@@ -245,5 +251,5 @@ def _short(label: str) -> str:
 
 
 def _metric(settings: ScoreSettings) -> str:
-    name = METRICS[settings.metric]
+    name = METRICS[settings.metric].label
     return f"{name[0].upper()}{name[1:]} (%)"

@@ -27,7 +27,9 @@ from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, ModelSettings
 from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies.tasks import objectives_of
 
+_LOSS = "cross_entropy"  # data sets have classes
 MERGED = "everybody"
 """The one client of a central training."""
 
@@ -148,8 +150,8 @@ class Preparation:
         for method in self.experiment.methods:
             description = _described(method)
             if self.experiment.model_of(method) == model:
-                needed |= dict.fromkeys((*description.programs, *description.server_programs))
-        return tuple(needed) or ("cross_entropy",)
+                needed |= dict.fromkeys(objectives_of(description, _LOSS))
+        return tuple(needed) or (_LOSS,)
 
 
 def _described(method: Method) -> Any:

@@ -20,8 +20,9 @@ from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.run import Job
 from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
-from protofleet.experiments.table import METRICS
 from protofleet.federation.records import RoundRecord
+from protofleet.strategies.scores import MetricName
+from protofleet.strategies.tasks import METRICS
 from protofleet.wire.broker_access import BrokerAccess
 
 _MARKER = "identity"
@@ -157,7 +158,7 @@ def _claim(folder: Path, identity: str) -> None:
 class _Shown:
     """A bar on a terminal, some lines elsewhere."""
 
-    def __init__(self, console: Console, title: str, rounds: int, metric: str) -> None:
+    def __init__(self, console: Console, title: str, rounds: int, metric: MetricName) -> None:
         self._console, self._title, self._rounds = console, title, rounds
         self._metric = metric
         self._progress = Progress(
@@ -187,10 +188,10 @@ class _Shown:
             self._console.print(f"{text}, round {done.round_id}/{self._rounds}", soft_wrap=True)
 
 
-def _scores(done: RoundRecord, metric: str) -> str:
+def _scores(done: RoundRecord, metric: MetricName) -> str:
     shown = [
         f"{name} {100 * found.mean:.1f}"
         for name, metrics in done.scores.sections.items()
-        if name not in done.scores.more and (found := getattr(metrics, metric))
+        if name not in done.scores.more and (found := metrics.get(metric))
     ]
-    return f"{METRICS[metric]} " + ", ".join(shown) if shown else "no scores"
+    return f"{METRICS[metric].label} " + ", ".join(shown) if shown else "no scores"

@@ -13,15 +13,9 @@ import numpy as np
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, Printed, ScoreSettings, Section
 from protofleet.experiments.store import MethodResult
-from protofleet.federation.records import RoundRecord, Scores, Spread
+from protofleet.federation.records import RoundRecord, Scores
 from protofleet.federation.scores import run_scores
-
-METRICS = {
-    "macro_f1": "macro-F1",
-    "accuracy": "accuracy",
-    "sample_accuracy": "accuracy over all samples",
-}
-"""What people call the metrics."""
+from protofleet.strategies.scores import MetricName
 
 _BASELINE = "fedavg"
 
@@ -134,7 +128,7 @@ def trained(run: MethodResult) -> list[RoundRecord]:
 
 
 def score_of(
-    run: MethodResult, scores: Scores, section: Section, metric: str
+    run: MethodResult, scores: Scores, section: Section, metric: MetricName
 ) -> tuple[float, float] | None:
     """Mean and standard deviation over clients, in per cent; None if the section was not scored.
 
@@ -146,7 +140,7 @@ def score_of(
         return None
     if metric == "sample_accuracy" and section == "global":
         metric = "accuracy"  # one model on one test set: all samples count alike
-    found: Spread | None = getattr(metrics, metric)
+    found = metrics.get(metric)
     if found is None:
         raise InputError(
             f"result of '{run.label}', seed {run.seed}: expected the metric '{metric}' in its "

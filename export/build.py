@@ -39,7 +39,7 @@ from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
 from protofleet.export.parity import ParityRecord, Runner, check_parity, device_runner
 from protofleet.export.tflite import tflite_runner
-from protofleet.tensors import Layout
+from protofleet.tensors import Layout, TaskName
 from protofleet.tensors.blobs import encode
 
 _EXAMPLE_BATCH = 4
@@ -56,7 +56,8 @@ class BundleSpec:
         strategy, settings: the strategy and its defaults.
         objectives: a training program is made for each, by name in ``OBJECTIVES``.
         preprocessing: holds the shape of one example.
-        classes: names, in the order of the logits.
+        task: what the outputs are.
+        classes, targets: names, in the order of the outputs; one of the two, as the task is.
         formats: of the programs; None: both, or the one that can be written.
         provenance: free text by key.
         head: name of the module that is the head; None: it is found.
@@ -66,8 +67,10 @@ class BundleSpec:
 
     name: str
     strategy: str
-    classes: tuple[str, ...]
     preprocessing: Preprocessing
+    task: TaskName = "classification"
+    classes: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     objectives: tuple[str, ...] = ("cross_entropy",)
     formats: tuple[Format, ...] | None = None
@@ -115,7 +118,7 @@ def export_bundle(
             or differs from PyTorch; nothing is written.
     """
     example = example_of(spec.preprocessing, 2)
-    expected = checks.classification(spec.classes)
+    expected = checks.expected_output(spec.task, spec.classes or spec.targets)
     checks.check_model(model, example, expected, allow_probabilities=spec.allow_probabilities)
     captured = capture_programs(model, spec)
     written = write_programs(captured, spec.formats)
@@ -163,16 +166,18 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     infer = capture(model, None, {"x": x}, parts=Parts(head=None))
     parts = find_parts(model, x, head=spec.head)
     programs = {"infer": dataclasses.replace(infer, parts=parts)}
-    sizes: dict[str, int | str] = {"classes": len(spec.classes)}
+    names = spec.classes or spec.targets
+    sizes: dict[str, int | str] = {"classes": len(names), "outputs": len(names)}
     if parts.head is not None:
         programs["features"] = features = capture(
             model, None, {"x": x}, parts=parts, features=True, layers=spec.layers
         )
         (sizes["features"],) = (p.shape[-1] for p in features.outputs if p.key == "features")
-    if programs["infer"].outputs[0].shape != ("batch", len(spec.classes)):
+    if programs["infer"].outputs[0].shape != ("batch", len(names)):
         raise ExportError(
-            f"model: expected logits ('batch', {len(spec.classes)}) for {len(spec.classes)} "
-            f"classes, got {programs['infer'].outputs[0].shape}"
+            f"model: expected {'logits' if spec.classes else 'outputs'} ('batch', {len(names)}) "
+            f"for {len(names)} {'classes' if spec.classes else 'targets'}, got "
+            f"{programs['infer'].outputs[0].shape}"
         )
     for index, name in enumerate(spec.objectives):
         objective = _objective(name)
@@ -235,7 +240,9 @@ def _manifest(
         state=tuple(TensorDecl(name=n, shape=v.shape) for n, v in buffers.items()),
         programs={n: _program(program, written.paths(n)) for n, program in captured.items()},
         preprocessing=spec.preprocessing,
+        task=spec.task,
         classes=spec.classes,
+        targets=spec.targets,
         strategy=StrategyDecl(name=spec.strategy, settings=dict(spec.settings)),
         provenance={
             "protofleet": __version__,

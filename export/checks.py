@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import protofleet
 from protofleet.errors import InputError
 from protofleet.export.capture.source import is_users
+from protofleet.tensors import TaskName
 
 _aten = torch.ops.aten
 
@@ -53,6 +54,16 @@ class ExpectedOutput:
 def classification(classes: Sequence[str] | None = None) -> ExpectedOutput:
     """Logits, one of each class; None: of any number of classes."""
     return ExpectedOutput(width=classes)
+
+
+def expected_output(task: TaskName, names: Sequence[str] | None = None) -> ExpectedOutput:
+    """What a task wants, of outputs with these names; None: of any number."""
+    kinds: dict[TaskName, ExpectedOutput] = {
+        "classification": classification(names),
+        "regression": ExpectedOutput(loss="a regression", width=names, least=1, scores=False),
+        "multilabel": ExpectedOutput(loss="binary cross-entropy", width=names, least=1),
+    }
+    return kinds[task]
 
 
 def check_model(
@@ -243,8 +254,8 @@ def check_output(model: nn.Module, output: Tensor, examples: int, expected: Expe
     if expected.width is not None and got[1] != len(expected.width):
         names = ", ".join(expected.width[:8]) + (", …" if len(expected.width) > 8 else "")
         raise InputError(
-            f"{where}: expected {len(expected.width)} numbers for an example, one for each class "
-            f"({names}), got {got[1]}; set the model's size with --set, or --classes"
+            f"{where}: expected {len(expected.width)} numbers for an example, one for each name "
+            f"({names}), got {got[1]}; set the model's size with --set, or --classes (--targets)"
         )
 
 

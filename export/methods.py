@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from protofleet.export.build import BundleSpec, example_of, initial_values
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.strategies import DESCRIPTIONS
+from protofleet.strategies.tasks import TASKS, objectives_of
 from protofleet.strategies.types import Description
 from protofleet.tensors import Model, ModelLayer, TensorMap
 
@@ -37,7 +38,9 @@ class Methods:
     left_out: Mapping[str, str]
 
 
-def choose_methods(model: nn.Module, spec: BundleSpec, wishes: Wishes) -> Methods:
+def choose_methods(
+    model: nn.Module, spec: BundleSpec, wishes: Wishes, *, loss: str | None = None
+) -> Methods:
     """Make the model ready, and complete the bundle's description.
 
     Every strategy is built once, so that one that does not fit is refused before the export.
@@ -46,28 +49,32 @@ def choose_methods(model: nn.Module, spec: BundleSpec, wishes: Wishes) -> Method
         model: changed in place, see ``prepare``.
         spec: strategy, objectives, head and layers are filled in; settings are the first one's.
         wishes: which strategies, and what becomes of the model for them.
+        loss: the objective that is the task's own loss; None: the task's default.
 
     Raises:
         InputError: a strategy that was named, one of its settings or a wish does not fit.
         ExportError: the model fails on an example.
     """
+    loss = TASKS[spec.task].loss_of(filter(None, [loss]))
     ready = prepare(model, example_of(spec.preprocessing, _EXAMPLES), wishes)
     initial = _initial(model, spec, ready)
     named = wishes.descriptions or (DESCRIPTIONS[_FIRST_OF_ALL],)
     fitting = [
-        _fitted(one, spec.settings if one is named[0] else {}, initial, ready) for one in named
+        _fitted(one, spec.settings if one is named[0] else {}, initial, ready, loss)
+        for one in named
     ]
     left_out: dict[str, str] = {}
     others = DESCRIPTIONS.keys() - {one.name for one in named} if ALL in wishes.strategies else ()
     for name in sorted(others):
         try:
-            fitting.append(_fitted(DESCRIPTIONS[name], {}, initial, ready))
+            fitting.append(_fitted(DESCRIPTIONS[name], {}, initial, ready, loss))
         except InputError as error:
             left_out[name] = str(error)
+    needed = (name for one in fitting for name in objectives_of(one, loss))
     chosen = dataclasses.replace(
         spec,
         strategy=named[0].name,
-        objectives=tuple(dict.fromkeys((*_objectives(fitting), *spec.objectives))),
+        objectives=tuple(dict.fromkeys((*needed, *spec.objectives))),
         head=wishes.head,
         layers=any(one.layers for one in fitting),
     )
@@ -81,6 +88,7 @@ def _initial(model: nn.Module, spec: BundleSpec, ready: Prepared) -> Model:
         buffers=TensorMap.pack(buffers),
         num_classes=len(spec.classes),
         input_shape=spec.preprocessing.input_shape,
+        task=spec.task,
         head=ready.parts.head_params,
         features=ready.features,
         layers=tuple(
@@ -91,19 +99,19 @@ def _initial(model: nn.Module, spec: BundleSpec, ready: Prepared) -> Model:
 
 
 def _fitted(
-    description: Description, settings: Mapping[str, Any], model: Model, ready: Prepared
+    description: Description,
+    settings: Mapping[str, Any],
+    model: Model,
+    ready: Prepared,
+    loss: str,
 ) -> Description:
     """The strategy's description if it can run on the model.
 
     Raises:
         InputError: it cannot.
     """
-    objectives = _objectives([description])
+    strategies.check_task(description, model.task)
+    objectives = objectives_of(description, loss)
     if not ready.features and any("features" in OBJECTIVES[one].sizes for one in objectives):
         raise InputError(f"strategy '{description.name}' needs features: {ready.parts.missing}")
     return strategies.build(description.name, settings, model).description
-
-
-def _objectives(descriptions: Iterable[Description]) -> tuple[str, ...]:
-    needed = (name for one in descriptions for name in (*one.programs, *one.server_programs))
-    return tuple(dict.fromkeys(needed))

@@ -54,8 +54,9 @@ class InputDecl:
 
     Attributes:
         dtype: of the array.
-        shape: dimensions; the strings ``batch``, ``classes`` and ``features`` stand for B, C and
-            the width of the model's pooled features, and ``batch`` may only come first. ``()`` is
+        shape: dimensions; the strings ``batch``, ``classes``, ``outputs`` and ``features`` stand
+            for B, C, the number of outputs and the width of the model's pooled features, and
+            ``batch`` may only come first. ``()`` is
             one number for the whole batch. ``None`` stands for one example's shape, with the
             batch axis before it.
         flags: every entry is 0 or 1.
@@ -95,6 +96,24 @@ class Objective:
 def cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
     """Mean cross-entropy of ``x`` and ``y``."""
     return functional.cross_entropy(model(inputs["x"]), inputs["y"])
+
+
+def mse(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Mean squared error of ``x`` and ``y``, over examples and targets."""
+    return functional.mse_loss(model(inputs["x"]), inputs["y"])
+
+
+def huber(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Mean Huber loss of ``x`` and ``y``: half the squared error up to 1, then linear."""
+    errors = model(inputs["x"]) - inputs["y"]
+    bounded = errors.clamp(-1, 1)
+    return (bounded * (errors - bounded / 2)).mean()
+
+
+def bce(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Mean cross-entropy of the sigmoids of the logits of ``x`` and ``y``, over labels."""
+    logits = model(inputs["x"])
+    return (functional.softplus(logits) - logits * inputs["y"]).mean()
 
 
 def moon(model: ModelCall, inputs: Inputs) -> Tensor:
@@ -169,6 +188,10 @@ X = InputDecl(dtype="float32", shape=None)
 """The examples themselves."""
 Y = InputDecl(dtype="int64", shape=("batch",))
 """Class of every example."""
+NUMBERS = InputDecl(dtype="float32", shape=("batch", "outputs"))
+"""Targets of every example."""
+LABELS = InputDecl(dtype="float32", shape=("batch", "outputs"), flags=True)
+"""Which labels every example has."""
 SCALAR = InputDecl(dtype="float32", shape=())
 """A number, such as the weight of a term."""
 FEATURES = InputDecl(dtype="float32", shape=("batch", "features"))
@@ -182,6 +205,9 @@ OBJECTIVES: dict[str, Objective] = {
     objective.name: objective
     for objective in (
         Objective(name="cross_entropy", inputs={"x": X, "y": Y}, loss=cross_entropy),
+        Objective(name="mse", inputs={"x": X, "y": NUMBERS}, loss=mse),
+        Objective(name="huber", inputs={"x": X, "y": NUMBERS}, loss=huber),
+        Objective(name="bce", inputs={"x": X, "y": LABELS}, loss=bce),
         Objective(
             name="moon",
             inputs={

@@ -16,6 +16,7 @@ import numpy as np
 from protofleet.errors import RefusedError
 from protofleet.federation.coding import DecodedUpdate
 from protofleet.federation.plan import Plan
+from protofleet.strategies.tasks import TASKS, LearningTask
 from protofleet.strategies.types import Evaluation, Update, Uplink
 from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import check_finite
@@ -35,7 +36,8 @@ class ExpectedUpdate:
         uplink: names, shapes and dtypes of its tensors.
         class_counts: whether clients must have registered theirs.
         check: the strategy's own rules.
-        num_classes: C of the confusion counts.
+        task: what form an evaluation's statistics have.
+        outputs: number of classes, targets or labels.
         max_bytes: largest update.
         max_norm: largest Euclidean norm of a tensor.
     """
@@ -43,7 +45,8 @@ class ExpectedUpdate:
     uplink: Uplink
     class_counts: bool
     check: Callable[[Update], None]
-    num_classes: int
+    task: LearningTask
+    outputs: int
     max_bytes: int
     max_norm: float
 
@@ -55,7 +58,8 @@ def expect_updates(plan: Plan) -> ExpectedUpdate:
         uplink=strategy.uplink,
         class_counts=strategy.description.class_counts,
         check=strategy.check,
-        num_classes=plan.model.num_classes,
+        task=TASKS[plan.model.task],
+        outputs=len(plan.bundle.manifest.outputs),
         max_bytes=limits.update_bytes,
         max_norm=limits.update_norm,
     )
@@ -83,7 +87,7 @@ def admit(
             f"'{update.client_id}' and round {update.round_id}",
         )
     expected.uplink.check(update.tensors)
-    _check_evaluation(update.evaluation, expected.num_classes)
+    _check_evaluation(update.evaluation, expected)
     check_finite(update.tensors)
     _check_norms(update.tensors, expected.max_norm)
     if expected.class_counts:
@@ -102,7 +106,7 @@ def _check_counts(update: Update) -> None:
         )
 
 
-def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
+def _check_evaluation(evaluation: Evaluation, expected: ExpectedUpdate) -> None:
     if len(evaluation.more) > _MOST_SCORES:
         raise RefusedError(
             "evaluation",
@@ -126,12 +130,9 @@ def _check_evaluation(evaluation: Evaluation, num_classes: int) -> None:
             f"evaluation: expected own_loss of 0 to {_MOST_LOSS:g}, got {evaluation.own_loss:g}",
         )
     every = {"own": evaluation.own, "pooled": evaluation.pooled, **evaluation.more}
-    for name, counts in every.items():
-        if counts is not None and len(counts) != num_classes:
-            raise RefusedError(
-                "evaluation",
-                f"evaluation '{name}': expected {num_classes} classes, got {len(counts)}",
-            )
+    for name, statistics in every.items():
+        if statistics is not None:
+            expected.task.check(f"evaluation '{name}'", statistics, expected.outputs)
 
 
 def _check_norms(tensors: Tensors, limit: float) -> None:

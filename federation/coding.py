@@ -23,8 +23,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.federation.records import ConfusionRows, Costs, EvaluationRecord, UpdateRecord
+from protofleet.federation.records import Costs, EvaluationRecord, StatisticRows, UpdateRecord
 from protofleet.strategies.common import PARAMS, network_tensors, prefixed
+from protofleet.strategies.scores import Statistics
 from protofleet.strategies.types import Evaluation, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
@@ -285,7 +286,7 @@ def _record_of(metadata: Mapping[str, str]) -> UpdateRecord:
 
 
 def _fitting(record: UpdateRecord) -> str:
-    """The record as JSON, without counts that a blob's header cannot hold (some 1000 classes)."""
+    """The record as JSON, without statistics that no blob's header can hold (of 1000 classes)."""
     full = record.evaluation
     fewer: tuple[dict[str, Any], ...] = ({}, {"more": {}}, {"pooled": None}, {"own": None})
     left_out: dict[str, Any] = {}
@@ -295,21 +296,21 @@ def _fitting(record: UpdateRecord) -> str:
         text = msgspec.json.encode(msgspec.structs.replace(record, evaluation=counts)).decode()
         if len(text) <= _MAX_CHARS:
             break
-        _log.warning("update: confusion counts of so many classes do not fit and are left out")
+        _log.warning("update: statistics of so many classes do not fit and are left out")
     return text
 
 
 def to_evaluation(record: EvaluationRecord) -> Evaluation:
-    """The counts as arrays.
+    """The statistics as arrays: int64 where all of them are whole numbers, else float64.
 
     Raises:
-        RefusedError: not a square, or no counts.
+        RefusedError: not a table, or what are no counts and no finite numbers.
     """
     return Evaluation(
-        own=None if record.own is None else _to_counts("own", record.own),
-        pooled=None if record.pooled is None else _to_counts("pooled", record.pooled),
+        own=None if record.own is None else _to_array("own", record.own),
+        pooled=None if record.pooled is None else _to_array("pooled", record.pooled),
         own_loss=math.nan if record.own_loss is None else record.own_loss,
-        more={name: _to_counts(name, rows) for name, rows in record.more.items()},
+        more={name: _to_array(name, rows) for name, rows in record.more.items()},
     )
 
 
@@ -323,18 +324,31 @@ def _to_record(evaluation: Evaluation) -> EvaluationRecord:
     )
 
 
-def _to_rows(counts: NDArray[np.int64]) -> ConfusionRows:
-    return tuple(tuple(row) for row in counts.tolist())
+def _to_rows(statistics: Statistics) -> StatisticRows:
+    return tuple(tuple(row) for row in statistics.tolist())
 
 
-def _to_counts(name: str, rows: ConfusionRows) -> NDArray[np.int64]:
-    if any(len(row) != len(rows) for row in rows):
-        raise RefusedError("update-schema", f"evaluation '{name}': expected a square of counts")
+def _to_array(name: str, rows: StatisticRows) -> Statistics:
+    width = len(rows[0]) if rows else 0
+    if any(len(row) != width for row in rows):
+        raise RefusedError("update-schema", f"evaluation '{name}': expected rows of one length")
+    if any(isinstance(value, float) for row in rows for value in row):
+        return _to_sums(name, rows)
     for count in (value for row in rows for value in row):
         _check_count(f"evaluation '{name}'", count)
     # Each fits a float; so must all together, or sums in int64 wrap around.
     _check_count(f"evaluation '{name}', in all", sum(map(sum, rows)))
-    return np.array(rows, np.int64).reshape(len(rows), len(rows))
+    return np.array(rows, np.int64).reshape(len(rows), width)
+
+
+def _to_sums(name: str, rows: StatisticRows) -> Statistics:
+    try:
+        sums = np.array(rows, np.float64)
+    except OverflowError as error:
+        raise RefusedError("update-schema", f"evaluation '{name}': {error}") from error
+    if not np.isfinite(sums).all():
+        raise RefusedError("update-schema", f"evaluation '{name}': expected finite numbers")
+    return sums
 
 
 def _check_count(name: str, value: Any) -> None:

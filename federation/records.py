@@ -15,6 +15,8 @@ import numpy as np
 
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError, MissingDataError
+from protofleet.strategies.scores import MetricName, MetricValues
+from protofleet.tensors import TaskName
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,32 +26,33 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
     std: float
 
 
-class Metrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One way of scoring the models; all in [0, 1].
+Metrics = dict[MetricName, Spread]
+"""One way of scoring the models: those of the task's metrics that are defined, in its order.
 
-    ``sample_accuracy``: over all devices' test samples alike; of the own test parts only.
-    """
-
-    macro_f1: Spread
-    accuracy: Spread
-    sample_accuracy: Spread | None = None
+``sample_…`` is taken over all devices' test samples alike; of the own test parts only.
+"""
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What was scored; None where nothing was measured or the strategy has no such model.
 
     Attributes:
+        task: of the bundle; it says which metrics there are.
         personalisation: each device's model on its own test part.
         generalisation: each device's model on all devices' test parts together.
-        own_loss: mean cross-entropy of each device's model on its own test part.
+        own_loss: mean loss of each device's model on its own test part.
         more: further scores on the devices' own test parts, by the strategy's name for them.
+        targets: of each target or label by name, over all devices' own test samples alike; empty
+            where the task has classes.
         global_: the server's model on all devices' test parts together (``global`` in JSON).
     """
 
+    task: TaskName = "classification"
     personalisation: Metrics | None = None
     generalisation: Metrics | None = None
     own_loss: Spread | None = None
     more: dict[str, Metrics] = {}
+    targets: dict[str, MetricValues] = {}
     global_: Metrics | None = msgspec.field(default=None, name="global")
 
     @property
@@ -151,17 +154,18 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_bytes: int = 0
 
 
-ConfusionRows = tuple[tuple[int, ...], ...]
-"""Confusion counts, rows true and columns predicted class."""
+StatisticRows = tuple[tuple[int | float, ...], ...]
+"""Statistics of a model on a test part, in the form of the task: of a classifier confusion counts,
+rows true and columns predicted class."""
 
 
 class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Confusion counts as they travel; fields as in ``strategies.types.Evaluation``."""
+    """Statistics as they travel; fields as in ``strategies.types.Evaluation``."""
 
-    own: ConfusionRows | None = None
-    pooled: ConfusionRows | None = None
+    own: StatisticRows | None = None
+    pooled: StatisticRows | None = None
     own_loss: float | None = None
-    more: dict[str, ConfusionRows] = {}
+    more: dict[str, StatisticRows] = {}
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,7 +192,7 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         rounds: how many rounds used its update.
-        confusion: counts of its model.
+        evaluation: statistics of its model.
         train_step_ms, infer_ms: samples over the run, the latest some thousand.
         phases_s, cpu_s: wall and CPU time by phase.
     """
@@ -197,7 +201,7 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
     num_examples: int
     rounds: int
     bytes_by_round: tuple[RoundBytes, ...] = ()
-    confusion: EvaluationRecord = EvaluationRecord()
+    evaluation: EvaluationRecord = EvaluationRecord()
     train_step_ms: tuple[float, ...] = ()
     infer_ms: tuple[float, ...] = ()
     phases_s: dict[str, float] = {}
@@ -206,9 +210,16 @@ class DeviceDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``devices.json``; ``classes``: names, in the order of the counts."""
+    """The content of ``devices.json``.
 
-    classes: tuple[str, ...] = ()
+    Attributes:
+        task: of the bundle; it says what form the devices' statistics have.
+        outputs: names of classes, targets or labels, in the order of the statistics' rows.
+        devices: by id.
+    """
+
+    task: TaskName = "classification"
+    outputs: tuple[str, ...] = ()
     devices: tuple[DeviceDetails, ...]
 
 

@@ -1,87 +1,135 @@
-"""Scores of a round and of a run, from the confusion counts that clients report."""
+"""Scores of a round and of a run, from the statistics that clients report."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from protofleet.federation.records import Metrics, Scores, Spread
-from protofleet.strategies.scores import accuracy, macro_f1
+from protofleet.strategies.scores import MetricName, MetricValues, Statistics
+from protofleet.strategies.tasks import METRICS, TASKS, LearningTask, defined
 from protofleet.strategies.types import Evaluation
-
-_Counts = NDArray[np.int64]
+from protofleet.tensors import TaskName
 
 _MOST_NAMES = 8
 """Further scores of a round; clients choose the names, and one may invent any number of them."""
 
 
-def round_scores(evaluations: Iterable[Evaluation], server: _Counts | None) -> Scores:
+def round_scores(
+    evaluations: Iterable[Evaluation],
+    server: Statistics | None,
+    *,
+    task: TaskName = "classification",
+    targets: Sequence[str] = (),
+) -> Scores:
     """Mean and population standard deviation of the clients' scores, and the server's score.
 
-    ``personalisation`` is each client's model on its own test part, with ``sample_accuracy`` over
-    all clients' test samples alike (FedALA's score); ``generalisation`` the same model on the union
-    of all test parts; ``own_loss`` the mean of the clients' mean losses; ``more`` the eight further
-    scores that most clients have. Clients without examples are left out.
+    ``personalisation`` is each client's model on its own test part, with ``sample_…`` over all
+    clients' test samples alike (``sample_accuracy`` is FedALA's score); ``generalisation`` the
+    same model on the union of all test parts; ``own_loss`` the mean of the clients' mean losses;
+    ``more`` the eight further scores that most clients have. Clients without examples, and those
+    for which a score is not defined, are left out of it.
 
     Args:
         evaluations: of the participants' own models.
-        server: confusion counts ``(C, C) int64`` of the server's model on the pooled test part.
+        server: statistics of the server's model on the pooled test part.
+        task: what form the statistics have.
+        targets: names of targets or labels.
     """
-    evaluations = tuple(evaluations)
+    evaluations, kind = tuple(evaluations), TASKS[task]
     losses = [one.own_loss for one in evaluations if math.isfinite(one.own_loss)]
-    own = [one.own for one in evaluations if one.own is not None]
+    own = [one.own for one in evaluations if one.own is not None and one.own.any()]
     return Scores(
-        personalisation=_metrics(own, sample_accuracy=True),
-        generalisation=_metrics(one.pooled for one in evaluations),
-        own_loss=_spread(losses) if losses else None,
-        more=_further(evaluations),
-        global_=_metrics([server]),
+        task=task,
+        personalisation=_metrics(kind, own, over_samples=True),
+        generalisation=_metrics(kind, (one.pooled for one in evaluations)),
+        own_loss=_spread(losses),
+        more=_further(kind, evaluations),
+        targets=_of_targets(kind, own, targets),
+        global_=_metrics(kind, [server]),
     )
 
 
 def run_scores(rounds: Iterable[Scores], final: Scores | None = None) -> Scores:
-    """Scores of a run: those of its best round, by mean accuracy, ties to the earlier one.
+    """Scores of a run: those of its best round, ties to the earlier one.
 
-    The clients' scores all come from the round that is best on their own test parts, or from the
-    final fit where there was one; the server's model has its own best round.
+    The best round has the largest mean accuracy; without classes, the smallest mean RMSE or the
+    largest mean macro-F1 (``LearningTask.selects``). The clients' scores all come from the round
+    that is best on their own test parts, or from the final fit where there was one; the server's
+    model has its own best round.
     """
     rounds = list(rounds)
+    task = rounds[0].task if rounds else "classification"
     owned = [one for one in rounds if one.personalisation]
-    best = final or max(owned, key=lambda one: _mean(one.personalisation), default=Scores())
+    best = final or max(
+        owned,
+        key=lambda one: _quality(TASKS[task], one.personalisation),
+        default=Scores(task=task),
+    )
+    scored = (one.global_ for one in rounds)
     return msgspec.structs.replace(
-        best, global_=max((one.global_ for one in rounds), key=_mean, default=None)
+        best, global_=max(scored, key=lambda one: _quality(TASKS[task], one), default=None)
     )
 
 
-def _mean(metrics: Metrics | None) -> float:
-    return metrics.accuracy.mean if metrics else -math.inf
+def _quality(task: LearningTask, metrics: Metrics | None) -> float:
+    """The selecting score, larger for better models."""
+    found = metrics.get(task.selects) if metrics else None
+    if found is None:
+        return -math.inf
+    return -found.mean if METRICS[task.selects].lower_is_better else found.mean
 
 
-def _metrics(tables: Iterable[_Counts | None], *, sample_accuracy: bool = False) -> Metrics | None:
+def _metrics(
+    task: LearningTask, tables: Iterable[Statistics | None], *, over_samples: bool = False
+) -> Metrics | None:
     """Scores of models on test parts that have examples; None if none has."""
-    counts = [table for table in tables if table is not None and table.any()]
-    if not counts:
+    known = [table for table in tables if table is not None and table.any()]
+    if not known:
         return None
-    right = sum(int(np.trace(table)) for table in counts)
-    total = sum(int(table.sum()) for table in counts)
-    return Metrics(
-        macro_f1=_spread([macro_f1(table) for table in counts]),
-        accuracy=_spread([accuracy(table) for table in counts]),
-        sample_accuracy=_spread([right / total]) if sample_accuracy else None,
-    )
+    each = [task.score(table) for table in known]
+    columns = {name: [one[name] for one in each] for name in task.metrics}
+    if over_samples:
+        together = task.score(_sum(known))
+        columns |= {alike: [together[name]] for name, alike in task.over_samples.items()}
+    return _spreads(columns)
 
 
-def _further(evaluations: tuple[Evaluation, ...]) -> dict[str, Metrics]:
+def _spreads(columns: Mapping[MetricName, list[float]]) -> Metrics:
+    found = {
+        name: _spread([value for value in values if not math.isnan(value)])
+        for name, values in columns.items()
+    }
+    return {name: spread for name, spread in found.items() if spread is not None}
+
+
+def _further(task: LearningTask, evaluations: tuple[Evaluation, ...]) -> dict[str, Metrics]:
     having = Counter(name for one in evaluations for name in one.more)
     names = sorted(having, key=lambda name: (-having[name], name))[:_MOST_NAMES]
-    found = {name: _metrics(one.more.get(name) for one in evaluations) for name in sorted(names)}
+    found = {
+        name: _metrics(task, (one.more.get(name) for one in evaluations)) for name in sorted(names)
+    }
     return {name: metrics for name, metrics in found.items() if metrics is not None}
 
 
-def _spread(values: list[float]) -> Spread:
+def _of_targets(
+    task: LearningTask, own: list[Statistics], targets: Sequence[str]
+) -> dict[str, MetricValues]:
+    if not own or not task.each:
+        return {}
+    each = task.score_each(_sum(own))
+    return {target: defined(one) for target, one in zip(targets, each, strict=True)}
+
+
+def _sum(tables: list[Statistics]) -> Statistics:
+    return np.asarray(np.sum(tables, axis=0))
+
+
+def _spread(values: list[float]) -> Spread | None:
+    if not values:
+        return None
     return Spread(mean=float(np.mean(values)), std=float(np.std(values)))

@@ -127,7 +127,12 @@ class Server:
         """
         scorer = self.scorer if not final and self._is_scored(state.round_id) else None
         evaluations = [to_evaluation(record.evaluation) for record in records]
-        return round_scores(evaluations, scorer(state) if scorer else None)
+        return round_scores(
+            evaluations,
+            scorer(state) if scorer else None,
+            task=self.plan.model.task,
+            targets=self.plan.bundle.manifest.targets,
+        )
 
     def _is_scored(self, round_id: int) -> bool:
         config = self.plan.config

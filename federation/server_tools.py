@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,8 @@ from protofleet.errors import InputError
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.settings import EvaluationSettings
 from protofleet.strategies.aggregation import MEAN, Aggregator
-from protofleet.strategies.scores import confusion
+from protofleet.strategies.scores import Statistics
+from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.types import ServerState, ServerTools, Strategy
 from protofleet.tensors import Network
 
@@ -63,8 +65,8 @@ def _no_programs(network: Network, x: NDArray[np.float32]) -> NDArray[np.float32
     )
 
 
-Scorer = Callable[[ServerState], NDArray[np.int64] | None]
-"""Confusion counts ``(C, C) int64`` of a server state's model; None where it has none."""
+Scorer = Callable[[ServerState], Statistics | None]
+"""Statistics of a server state's model, in the form of the task; None where it has none."""
 
 
 def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings) -> Scorer | None:
@@ -80,19 +82,19 @@ def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings
 
     x, y = _load_fitting(settings.pooled, bundle)
     programs = open_programs(bundle, threads=settings.threads)
-    num_classes = len(bundle.manifest.classes)
+    task, outputs = TASKS[bundle.manifest.task], len(bundle.manifest.outputs)
 
-    def score(state: ServerState) -> NDArray[np.int64] | None:
+    def score(state: ServerState) -> Statistics | None:
         model = strategy.server_model(state)
         if model is None:
             return None
-        logits = programs.predict(model, x, batch_size=settings.batch_size)
-        return confusion(y, logits.argmax(axis=1), num_classes)
+        predicted = programs.predict(model, x, batch_size=settings.batch_size)
+        return task.statistics(predicted, y, outputs)
 
     return score
 
 
-def _load_fitting(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+def _load_fitting(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[Any]]:
     x, y = load_pooled(path)
     shape = tuple(bundle.manifest.preprocessing.input_shape)
     if x.shape[1:] != shape:
@@ -100,4 +102,7 @@ def _load_fitting(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDAr
             f"evaluation.pooled {path}: expected x_test (n, {', '.join(map(str, shape))}), "
             f"got {x.shape}"
         )
+    manifest = bundle.manifest
+    what = f"evaluation.pooled {path}: y_test"
+    TASKS[manifest.task].check_labels(what, y, len(manifest.outputs))
     return x, y

@@ -9,6 +9,7 @@ from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.errors import InputError
 from protofleet.strategies import DESCRIPTIONS, build
+from protofleet.strategies.tasks import TASKS, objectives_of
 from protofleet.strategies.types import Description, Strategy, UnsuitableModelError
 from protofleet.tensors import Model
 
@@ -58,8 +59,9 @@ def why_not(bundle: Bundle) -> dict[str, str]:
 
 def _lack(manifest: Manifest, description: Description) -> str:
     """A program that the strategy needs and the bundle has not."""
-    trained = {program.objective for program in manifest.programs.values()}
-    for objective in (*description.programs, *description.server_programs):
+    trained = [program.objective for program in manifest.programs.values()]
+    loss = TASKS[manifest.task].loss_of(filter(None, trained))
+    for objective in objectives_of(description, loss):
         if objective not in trained:
             return f"a training program '{objective}'"
     if description.features and "features" not in manifest.programs:
@@ -72,5 +74,6 @@ def _command(manifest: Manifest, name: str, flags: str) -> str:
     model = manifest.provenance.get("model", "MODEL")
     wanted = dict.fromkeys((manifest.strategy.name, name))
     strategies = [f"--strategy {one}" for one in wanted]
-    words = ["protofleet export", model, *strategies, flags, "--out NEW.pfb"]
+    task = "" if manifest.task == "classification" else f"--task {manifest.task}"
+    words = ["protofleet export", model, *strategies, task, flags, "--out NEW.pfb"]
     return " ".join(word for word in words if word)

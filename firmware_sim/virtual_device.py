@@ -81,6 +81,11 @@ def _local_data(spec: DeviceSpec, manifest: Manifest) -> LocalData:
 def _own_data(spec: DeviceSpec, manifest: Manifest) -> DeviceData:
     if spec.device.data is not None:
         return load_device_data(spec.device.data)
+    if manifest.task != "classification":
+        raise InputError(
+            f"device '{spec.device.id}': recorded motion is labelled with activities, the bundle's "
+            f"task is {manifest.task}; give the device data of its own (device.data)"
+        )
     motion = _motion(spec)
     if motion.labels.max() >= len(manifest.classes):
         raise InputError(

@@ -36,11 +36,6 @@ def duration_text(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
-def percent_text(share: float) -> str:
-    """``0.9637`` → ``96.4``."""
-    return f"{100 * share:.1f}"
-
-
 def median(values: Iterable[float | None]) -> float | None:
     """Median of the values that are there."""
     present = sorted(value for value in values if value is not None)

@@ -3,10 +3,12 @@
 The program ``infer`` (or ``features``, where a strategy classifies by these) gets its values
 inside, and around it what makes it whole: the layer that stands for the strategy's rule, a softmax,
 and, if asked for, the normalisation of raw readings in front. What the numbers mean stands in the
-file's metadata, as JSON under ``classes``, ``preprocessing`` and ``provenance``.
+file's metadata, as JSON under ``task``, ``outputs`` (names of classes, labels or targets),
+``preprocessing`` and ``provenance``.
 
 Inputs are called ``x``, or ``readings`` if the file normalises. Outputs are ``probabilities`` and
-what they are the softmax of: ``logits`` of the model's own head, or ``scores`` of the rule's.
+what they come from, ``logits`` of the model's own head or ``scores`` of the rule: by a softmax for
+classes, by the logistic function for labels. A regression's file has ``logits`` alone, its values.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from protofleet.runtime._freeze import Frozen, onnx_messages
 from protofleet.runtime.classifier import ModelSource
 from protofleet.strategies.prototypes import NearestPrototype
 from protofleet.strategies.types import Score
-from protofleet.tensors import Network
+from protofleet.tensors import Network, TaskName
 
 FORMATS = ("onnx", "tflite")
 
@@ -40,12 +42,28 @@ _OWN = "protofleet/"
 _RULE, _SHARES, _READINGS = "scores", "probabilities", "readings"
 
 
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """The operator that makes probabilities of scores, in each format."""
+
+    onnx: str
+    tflite: str
+    options: Mapping[str, Any]
+
+
+_LINKS: Mapping[TaskName, _Link] = {
+    "classification": _Link("Softmax", "SOFTMAX", {"beta": 1.0}),
+    "multilabel": _Link("Sigmoid", "LOGISTIC", {}),
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     """What goes around a program.
 
     Attributes:
         x, y: the program's input, and the output that counts.
+        link: kind of operator that makes probabilities; None: there are none.
         layer: follows on ``y``; None: nothing.
         scale: mean and std in front of ``x``, each ``(channels,)`` or ``(1,)``; None: nothing.
         metadata: JSON by name.
@@ -53,6 +71,7 @@ class _Plan:
 
     x: Port
     y: Port
+    link: _Link | None
     layer: Layer | None
     scale: Layer | None
     metadata: Mapping[str, str]
@@ -96,6 +115,7 @@ def plain_model(  # noqa: PLR0913 - whose model, and what a caller chooses, each
     plan = _Plan(
         x=next(port for port in program.inputs if port.role == "input" and port.key == "x"),
         y=next(port for port in program.outputs if port.key in ("logits", "features")),
+        link=_LINKS.get(bundle.manifest.task),
         layer=_layer(score),
         scale=_scale(bundle.manifest.preprocessing) if raw else None,
         metadata=_metadata(bundle.manifest, provenance, raw=raw),
@@ -123,7 +143,8 @@ def _metadata(manifest: Manifest, provenance: Mapping[str, Any], *, raw: bool) -
     # What the file does itself, nobody must do before.
     inside = {"mean": [0.0], "std": [1.0]} if raw else {}
     values = {
-        "classes": list(manifest.classes),
+        "task": manifest.task,
+        "outputs": list(manifest.outputs),
         "preprocessing": {**prepared, **inside},
         "provenance": {"bundle": manifest.name, **provenance},
     }
@@ -153,17 +174,21 @@ def _write_onnx(frozen: bytes, plan: _Plan) -> bytes:
         nodes.append(node("Add", _RULE, f"{_OWN}product", constant("bias", bias)))
         shown.name = _RULE
         shown.type.tensor_type.shape.dim[-1].dim_value = len(bias)
-    nodes.append(node("Softmax", _SHARES, shown.name))
+    if plan.link is not None:
+        nodes.append(node(plan.link.onnx, _SHARES, shown.name))
     if plan.scale is not None:
         mean, std = plan.scale
         centred = node("Sub", f"{_OWN}centred", _READINGS, constant("mean", mean))
         nodes[:0] = centred, node("Div", plan.x.name, f"{_OWN}centred", constant("std", std))
         (entry,) = [one for one in graph.input if one.name == plan.x.name]
         entry.name = _READINGS
-    shares = messages["Value"]()
-    shares.CopyFrom(shown)
-    shares.name = _SHARES
-    _replace(graph.output, [shares, shown])
+    outputs = [shown]
+    if plan.link is not None:
+        shares = messages["Value"]()
+        shares.CopyFrom(shown)
+        shares.name = _SHARES
+        outputs.insert(0, shares)
+    _replace(graph.output, outputs)
     _replace(graph.node, nodes)
     for key, value in plan.metadata.items():
         model.metadata_props.add(key=key, value=value)
@@ -191,7 +216,10 @@ def _write_tflite(frozen: bytes, plan: _Plan) -> bytes:
         weights = [drawing.constant(value) for value in plan.layer]
         y = drawing.add("FULLY_CONNECTED", [y, *weights], (1, len(plan.layer[1])))
         shown = _RULE
-    shares = drawing.add("SOFTMAX", [y], drawing.shape(y), beta=1.0)
+    results = {shown: y}
+    if plan.link is not None:
+        kind, options = plan.link.tflite, plan.link.options
+        results = {_SHARES: drawing.add(kind, [y], drawing.shape(y), **options), **results}
     taken = plan.x.name
     if plan.scale is not None:
         taken, normalised = _READINGS, x
@@ -199,12 +227,11 @@ def _write_tflite(frozen: bytes, plan: _Plan) -> bytes:
         centred = drawing.add("SUB", [x, drawing.constant(plan.scale[0])], drawing.shape(x), at=0)
         drawing.add("DIV", [centred, drawing.constant(plan.scale[1])], to=normalised, at=1)
     graph = drawing.graph
-    graph.inputs, graph.outputs = [x], [shares, y]
+    graph.inputs, graph.outputs = [x], list(results.values())
     signature.signatureKey = b"serving_default"
     signature.inputs = [schema.TensorMapT(name=taken, tensorIndex=x)]
     signature.outputs = [
-        schema.TensorMapT(name=name, tensorIndex=index)
-        for name, index in ((_SHARES, shares), (shown, y))
+        schema.TensorMapT(name=name, tensorIndex=index) for name, index in results.items()
     ]
     drawing.keep_used_buffers()
     model.metadata = [
@@ -266,14 +293,15 @@ class _Drawing:
         """
         schema = self._schema
         output = self.tensor(shape) if to is None else to
-        name = _OPTIONS[kind]
         made = schema.OperatorT(
             opcodeIndex=self._code(getattr(schema.BuiltinOperator, kind)),
             inputs=inputs,
             outputs=[output],
-            builtinOptionsType=getattr(schema.BuiltinOptions, name),
-            builtinOptions=getattr(schema, f"{name}T")(**options),
         )
+        name = _OPTIONS.get(kind)
+        if name is not None:
+            made.builtinOptionsType = getattr(schema.BuiltinOptions, name)
+            made.builtinOptions = getattr(schema, f"{name}T")(**options)
         operators = self.graph.operators
         operators.insert(len(operators) if at is None else at, made)
         return output

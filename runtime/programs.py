@@ -14,7 +14,8 @@ from protofleet.runtime._backend import BackendName, Kernels, ProgramSource, ope
 from protofleet.runtime._infer import LAYERS, InferProgram
 from protofleet.runtime._program import LazyProgram
 from protofleet.runtime._train import TrainProgram
-from protofleet.strategies.types import GradFn
+from protofleet.strategies.tasks import TASKS
+from protofleet.strategies.types import TASK_LOSS, GradFn
 from protofleet.tensors import Layout, Network
 
 
@@ -27,7 +28,8 @@ class Programs:
 
     Attributes:
         backend: who runs them.
-        grad_fns: training programs by objective.
+        grad_fns: training programs by objective; that of the task's own loss also as
+            ``TASK_LOSS``.
         eval_batch: examples evaluated together unless a call says otherwise. ALP couples the
             examples of a batch, so the number belongs to the result.
         min_batch: fewest examples that all training programs take at once.
@@ -50,7 +52,7 @@ class Programs:
         *,
         batch_size: int | None = None,
     ) -> NDArray[np.float32]:
-        """Logits ``(n, C) float32`` of ``x``, ``(n, …) float32``.
+        """Logits ``(n, C) float32`` of ``x``, ``(n, …) float32``; a regression's values ``(n, T)``.
 
         Batches are consecutive rows, the last one partial; ``batch_size=1`` scores every example
         on its own.
@@ -140,13 +142,17 @@ def open_programs(
         for name, output in (("infer", "logits"), ("features", "features"))
         if name in sources
     }
+    grad_fns: dict[str, GradFn] = {
+        source.program.objective: TrainProgram(source)
+        for source in sources.values()
+        if source.program.objective is not None
+    }
+    loss = TASKS[manifest.task].loss_of(grad_fns)
+    if loss in grad_fns:
+        grad_fns[TASK_LOSS] = grad_fns[loss]
     return Programs(
         backend=opened.name,
-        grad_fns={
-            source.program.objective: TrainProgram(source)
-            for source in sources.values()
-            if source.program.objective is not None
-        },
+        grad_fns=grad_fns,
         eval_batch=eval_batch,
         min_batch=max((program.min_batch for program in programs.values()), default=1),
         uses_kernels=opened.uses_kernels,

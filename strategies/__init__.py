@@ -25,9 +25,9 @@ from protofleet.strategies import (
     scaffold,
 )
 from protofleet.strategies.types import Description, Factory, Strategy
-from protofleet.tensors import Model
+from protofleet.tensors import Model, TaskName
 
-__all__ = ["DESCRIPTIONS", "STRATEGIES", "build"]
+__all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
     cdfl,
@@ -64,9 +64,22 @@ def build(name: str, settings: Mapping[str, Any], model: Model) -> Strategy:
         model: the bundle's initial values.
 
     Raises:
-        InputError: unknown name or setting, a wrong value, or a model that does not fit.
+        InputError: unknown name or setting, a wrong value, or a model or a task that does not fit.
     """
     if name not in STRATEGIES:
         known = ", ".join(sorted(STRATEGIES))
         raise InputError(f"strategy '{name}': unknown; expected one of {known}")
+    check_task(DESCRIPTIONS[name], model.task)
     return STRATEGIES[name](settings, model)
+
+
+def check_task(description: Description, task: TaskName) -> None:
+    """Raise InputError unless the strategy runs on bundles of this task; names those that do."""
+    if task in description.tasks:
+        return
+    others = ", ".join(name for name, one in sorted(DESCRIPTIONS.items()) if task in one.tasks)
+    raise InputError(
+        f"strategy '{description.name}': expected a bundle of task "
+        f"{' or '.join(description.tasks)}, because it looks at classes, got {task}; "
+        f"use one of {others}"
+    )

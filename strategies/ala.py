@@ -25,8 +25,8 @@ Deviations:
     - The start phase ends after ``max_passes`` at the latest; the authors' may go on for ever. Its
       threshold is that of the authors' runs (their README); their code's default is 0.1.
     - The part has at least one example, or as many as the programs take.
-    - A strategy that trains with another objective than cross-entropy learns W with that objective;
-      a proximal term has no part in it.
+    - A strategy that trains with another objective than the task's loss learns W with that one; a
+      proximal term has no part in it.
     - What programs do to the model's buffers meanwhile is dropped.
 """
 

@@ -116,7 +116,7 @@ def local_init(
         settings: with ``local_init``.
         start: from ``receive``.
         tools: the client's.
-        fit: objective and inputs with which the weights are learnt; None: cross-entropy.
+        fit: objective and inputs with which the weights are learnt; None: the task's loss.
 
     Raises:
         InputError: kept weights of other tensors, or a loss that is not finite.

@@ -51,6 +51,8 @@ from protofleet.strategies.common import (
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, Trained, train
 from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -67,12 +69,13 @@ DESCRIPTION = Description(
     name="ditto",
     paper="Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, "
     "arXiv:2012.04221",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("parameters",),
         up=("parameters", "number of examples"),
         personal=("personal model", "buffers of both models"),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 

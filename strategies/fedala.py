@@ -33,19 +33,20 @@ from protofleet.strategies.averaging import SharedTraining, averaging, share_all
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.fedavg import client_update
 from protofleet.strategies.optimisers import Adam, Sgd
-from protofleet.strategies.types import Description, Strategy, Travels
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
 from protofleet.tensors import Model
 
 DESCRIPTION = Description(
     name="fedala",
     paper="Zhang et al., FedALA: Adaptive Local Aggregation for Personalized Federated Learning, "
     "arXiv:2212.01197",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("parameters",),
         up=("parameters", "number of examples"),
         personal=("mixing weights", "buffers of the model"),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 

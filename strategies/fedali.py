@@ -60,6 +60,8 @@ from protofleet.strategies.common import (
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import train
 from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -84,12 +86,13 @@ DESCRIPTION = Description(
     name="fedali",
     paper="Ek et al., FedAli: Personalized Federated Learning Alignment with Prototype Layers for "
     "Generalized Mobile Services, arXiv:2411.10595",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("parameters", "global prototypes"),
         up=("parameters", "local prototypes", "number of examples"),
         personal=("buffers of the model", "local prototypes if keep_local_prototypes"),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
     alignment=True,
 )

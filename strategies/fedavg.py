@@ -33,6 +33,8 @@ from protofleet.strategies.averaging import (
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.training import train
 from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -47,12 +49,13 @@ DESCRIPTION = Description(
     name="fedavg",
     paper="McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized "
     "Data, arXiv:1602.05629",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("parameters",),
         up=("parameters", "number of examples"),
         personal=("buffers of the model",),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 
@@ -83,7 +86,7 @@ def build_as(description: Description, settings: Mapping[str, Any], model: Model
 def client_update(
     context: AveragingContext[Any], state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
-    """Train what was received, with cross-entropy alone."""
+    """Train what was received, with the task's loss alone."""
     settings = context.settings
     start = initialise(settings, receive(context, state, payload), tools)
     trained = train(start.network, tools.training, settings)

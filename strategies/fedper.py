@@ -22,18 +22,19 @@ from typing import Any
 from protofleet.strategies.averaging import AveragingContext, SharedTraining, averaging
 from protofleet.strategies.common import parse_settings, shared_layout
 from protofleet.strategies.fedavg import client_update
-from protofleet.strategies.types import Description, Strategy, Travels
+from protofleet.strategies.types import ALL_TASKS, TASK_LOSS, Description, Strategy, Travels
 from protofleet.tensors import Model
 
 DESCRIPTION = Description(
     name="fedper",
     paper="Arivazhagan et al., Federated Learning with Personalization Layers, arXiv:1912.00818",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("body",),
         up=("body", "number of examples"),
         personal=("head", "buffers of the model"),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 

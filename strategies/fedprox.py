@@ -36,6 +36,8 @@ from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -49,12 +51,13 @@ from protofleet.tensors import Model
 DESCRIPTION = Description(
     name="fedprox",
     paper="Li et al., Federated Optimization in Heterogeneous Networks, arXiv:1812.06127",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("parameters",),
         up=("parameters", "number of examples"),
         personal=("buffers of the model",),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 

@@ -36,6 +36,8 @@ from protofleet.strategies.common import PARAMS, parse_settings, shared_layout
 from protofleet.strategies.optimisers import Group, check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -50,12 +52,13 @@ DESCRIPTION = Description(
     name="fedrep",
     paper="Collins et al., Exploiting Shared Representations for Personalized Federated Learning, "
     "arXiv:2102.07078",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("body",),
         up=("body", "number of examples"),
         personal=("head", "buffers of the model"),
     ),
+    tasks=ALL_TASKS,
     takes_aggregator=True,
 )
 

@@ -8,9 +8,10 @@ optimiser's moments, so that R rounds of E epochs are R·E epochs.
 | w_i | ``params/<name>``, on the device only | the model's | float32 |
 | | ``optimiser/<…>``, its moments, on the device only | | float32, int64 |
 
-With ``keep_best`` a round ends with the epoch that had the highest accuracy on the client's own
-*test* part (the first of equals): what FedAli's comparison (arXiv:2411.10595) calls Local does so
-over one round of 200 epochs. Chosen on the test part, its scores flatter.
+With ``keep_best`` a round ends with the epoch that had the best accuracy (without classes: RMSE or
+macro-F1) on the client's own *test* part, the first of equals: what FedAli's comparison
+(arXiv:2411.10595) calls Local does so over one round of 200 epochs. Chosen on the test part, its
+scores flatter.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ from protofleet.strategies.common import (
     network_tensors,
     parse_settings,
 )
-from protofleet.strategies.scores import accuracy
+from protofleet.strategies.tasks import TASKS, LearningTask
 from protofleet.strategies.training import Fit, Trained, Trainer, Training, passes
 from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -52,8 +55,9 @@ from protofleet.tensors import Model
 DESCRIPTION = Description(
     name="local",
     paper="none: the baseline without federation, also called SOLO",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(down=(), up=("number of examples",), personal=("the whole model",)),
+    tasks=ALL_TASKS,
 )
 
 
@@ -100,7 +104,7 @@ def _client_update(
         client_model(model, state), tools.training, settings, Fit(moments=state.tensors)
     )
     if settings.keep_best:
-        trained = _best_epoch(trainer, settings, tools)
+        trained = _best_epoch(trainer, settings, tools, TASKS[model.task])
     else:
         trained = trainer.trained(passes(trainer.step, tools.training, settings))
     update = Update(
@@ -115,15 +119,17 @@ def _client_update(
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
-def _best_epoch(trainer: Trainer, settings: LocalSettings, tools: ClientTools) -> Trained:
+def _best_epoch(
+    trainer: Trainer, settings: LocalSettings, tools: ClientTools, task: LearningTask
+) -> Trained:
     """Copies of the best epoch; of the last one where there is no test part."""
     one_epoch = msgspec.structs.replace(settings, epochs=1)
-    best, highest = trainer.trained(math.nan), -1.0
+    best, highest = trainer.trained(math.nan), -math.inf
     for _ in range(settings.epochs):
         now = trainer.trained(passes(trainer.step, tools.training, one_epoch))
-        counts = tools.confusion(now.network)
-        score = highest if counts is None else accuracy(counts)
-        if counts is None or score > highest:
+        scored = tools.statistics(now.network)
+        score = highest if scored is None else task.quality(scored)
+        if scored is None or score > highest:
             best, highest = _copied(now), score
     return best
 

@@ -66,6 +66,7 @@ from protofleet.strategies.prototypes import (
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -92,7 +93,7 @@ DESCRIPTION = Description(
     name="protohar",
     paper="Cheng et al., ProtoHAR: Prototype Guided Personalized Federated Learning for Human "
     "Activity Recognition, IEEE JBHI 27(8), 2023",
-    programs=("cross_entropy", _OBJECTIVE),
+    programs=(TASK_LOSS, _OBJECTIVE),
     travels=Travels(
         down=("body", "global prototypes", "which classes have one"),
         up=("body", "class means of features", "number of examples", "class counts"),
@@ -200,7 +201,7 @@ def _client_update(
     network = unpack_network({**state.tensors, **payload.tensors}, context.model)
     before = tools.evaluate(network)
     head, body = _two_phases(context, network, state, payload, tools)
-    after = tools.confusion(body.network)
+    after = tools.statistics(body.network)
     model = network_tensors(body.network)
     own = _local_prototypes(context, body.network, tools)
     update = Update(

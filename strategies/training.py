@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
 from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
-from protofleet.strategies.types import Batch, TrainTools
+from protofleet.strategies.types import TASK_LOSS, Batch, TrainTools
 from protofleet.tensors import Network, TensorMap, Tensors
 
 ExampleRows = NDArray[np.int64]
@@ -57,7 +57,7 @@ class Fit:
     """What a strategy changes about a training step.
 
     Attributes:
-        objective: the training program.
+        objective: the training program; the task's own loss unless the method has another.
         inputs: the objective's further inputs for the examples of these numbers.
         groups: what moves, and how; empty: every parameter by ``Training.optimiser``.
         moments: of an earlier round (``Trained.moments``); None: fresh ones.
@@ -65,7 +65,7 @@ class Fit:
         correction: added to the gradient.
     """
 
-    objective: str = "cross_entropy"
+    objective: str = TASK_LOSS
     inputs: Callable[[ExampleRows], Mapping[str, Any]] = _nothing
     groups: Sequence[Group] = field(default_factory=tuple)
     moments: Tensors | None = None
@@ -102,7 +102,7 @@ class Trainer:
             parameters, ``trained`` its buffers. Who needs it as it was passes a copy.
         tools: examples, programs and randomness.
         training: clipping, and the optimiser unless ``fit`` names groups.
-        fit: what differs from plain cross-entropy on all parameters.
+        fit: what differs from the task's loss alone on all parameters.
     """
 
     def __init__(
@@ -169,11 +169,11 @@ def train(
 
 
 def mean_gradient(network: Network, tools: TrainTools, training: Training) -> TensorMap:
-    """Gradient of cross-entropy over all of the client's examples, enough of them to train."""
+    """Gradient of the task's loss over all of the client's examples, enough of them to train."""
     mean = WeightedMean(network.params.layout.size)
     for rows in spans(len(tools.y), training.batch_size, tools.min_batch):
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows]}
-        step = tools.grad_fns["cross_entropy"](network, batch, tools.rng)
+        step = tools.grad_fns[TASK_LOSS](network, batch, tools.rng)
         mean.add(step.grads.buffer, len(batch["y"]))
     return TensorMap(network.params.layout, mean.result())
 

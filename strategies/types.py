@@ -16,7 +16,12 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies.aggregation import MEAN, Aggregator
-from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
+from protofleet.strategies.scores import Statistics
+from protofleet.tensors import Layout, Model, Network, TaskName, TensorMap, Tensors
+
+TASK_LOSS = "task_loss"
+"""The objective that is the loss of the bundle's task, whichever that is: ``cross_entropy``,
+``mse``, ``huber`` or ``bce``. Programs are found under this name beside their own."""
 
 Batch = Mapping[str, NDArray[Any]]
 """Inputs of a training program by key: ``x``, ``y`` and whatever its objective needs."""
@@ -66,20 +71,23 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Confusion counts, ``(C, C) int64``, rows true and columns predicted class.
+    """What scores are made of, in the form of the bundle's task (``tasks.LearningTask``).
+
+    Of a classifier these are confusion counts, ``(C, C) int64``, rows true and columns predicted
+    class.
 
     Attributes:
         own: of the client's model on its own test part; None where it has none.
         pooled: of the client's model on the union of all test parts; None if not rehearsed.
-        own_loss: mean cross-entropy on its own test part; NaN where it has none.
-        more: own counts of the client's other models or moments, by a name that the strategy
+        own_loss: mean loss of the task on its own test part; NaN where it has none.
+        more: own statistics of the client's other models or moments, by a name that the strategy
             documents.
     """
 
-    own: NDArray[np.int64] | None = None
-    pooled: NDArray[np.int64] | None = None
+    own: Statistics | None = None
+    pooled: Statistics | None = None
     own_loss: float = math.nan
-    more: Mapping[str, NDArray[np.int64]] = field(default_factory=dict)
+    more: Mapping[str, Statistics] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +196,7 @@ class GradFn(Protocol):
 
 
 class ForwardFn(Protocol):
-    """A program without gradients: logits ``(n, C)`` or features ``(n, d)`` of examples."""
+    """A program without gradients: outputs ``(n, C)`` or features ``(n, d)`` of examples."""
 
     def __call__(self, network: Network, x: NDArray[np.float32]) -> NDArray[np.float32]:
         """One row for each of ``x``, ``(n, …) float32``."""
@@ -216,15 +224,15 @@ class EvaluateFn(Protocol):
     """Evaluates a model on the client's own test part and, in a rehearsal, on the pooled one."""
 
     def __call__(self, network: Network, *, score: Score | None = None) -> Evaluation:
-        """Counts and loss of the model; ``score`` classifies its features in place of its head."""
+        """Statistics and loss; ``score`` classifies the features in place of the model's head."""
         ...
 
 
-class ConfusionFn(Protocol):
-    """Counts of another model or view of the data, for ``Evaluation.more``."""
+class StatisticsFn(Protocol):
+    """Statistics of another model or view of the data, for ``Evaluation.more``."""
 
-    def __call__(self, network: Network, *, view: View | None = None) -> NDArray[np.int64] | None:
-        """``(C, C) int64`` on the own test part; None where there is none."""
+    def __call__(self, network: Network, *, view: View | None = None) -> Statistics | None:
+        """On the own test part, in the form of ``Evaluation.own``; None where there is none."""
         ...
 
 
@@ -234,15 +242,16 @@ class TrainTools:
 
     Attributes:
         name: who trains, as messages say it: ``client 'a'``.
-        x, y: the examples, ``(n, …) float32`` and ``(n,) int64``.
-        grad_fns: training programs by objective name, e.g. ``cross_entropy``.
+        x: the examples, ``(n, …) float32``.
+        y: their classes ``(n,) int64``, or targets ``(n, T) float32`` where the task has those.
+        grad_fns: training programs by objective name, e.g. ``moon``, and ``TASK_LOSS``.
         rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
         min_batch: fewest examples of a step (``Program.min_batch``).
     """
 
     name: str
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     grad_fns: Mapping[str, GradFn]
     rng: np.random.Generator
     min_batch: int = 1
@@ -261,11 +270,11 @@ class ClientTools:
         client_id: the durable identity.
         training: the local training part, programs and randomness.
         boxes: ``(n, k, 4) float32`` regions of ``training.x`` to hide; None if the data have none.
-        predict: logits, in the batches of the evaluation.
+        predict: outputs, in the batches of the evaluation.
         features: pooled features, in the batches of the evaluation.
         layers: activations of hidden layers, in the batches of the evaluation.
         evaluate: scores a model on the client's test data.
-        confusion: counts of further models.
+        statistics: of further models on the client's test data.
     """
 
     client_id: str
@@ -275,7 +284,7 @@ class ClientTools:
     features: ForwardFn
     layers: LayersFn
     evaluate: EvaluateFn
-    confusion: ConfusionFn
+    statistics: StatisticsFn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +336,7 @@ class Description:
         paper: citation.
         programs: objectives whose training programs devices need.
         travels: what goes down, up, and stays.
+        tasks: of the bundles that it runs on; one that looks at classes knows no other.
         server_programs: objectives whose training programs the coordinator needs.
         class_counts: devices register how many training samples of each class they have.
         final_fit: after the last round every live device gets one more payload and is scored
@@ -342,6 +352,7 @@ class Description:
     paper: str
     programs: tuple[str, ...]
     travels: Travels
+    tasks: tuple[TaskName, ...] = ("classification",)
     server_programs: tuple[str, ...] = ()
     class_counts: bool = False
     final_fit: bool = False
@@ -349,6 +360,10 @@ class Description:
     features: bool = False
     layers: bool = False
     alignment: bool = False
+
+
+ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
+"""Of a strategy that only asks for the task's own loss."""
 
 
 def no_score(_state: ClientState) -> Score | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ from protofleet.errors import InputError
 
 Tensors = Mapping[str, NDArray[Any]]
 """Named arrays of any dtype, the form in which strategies keep state and content."""
+
+TaskName = Literal["classification", "regression", "multilabel"]
+"""What a model's outputs are: scores of classes that exclude each other, numbers, or logits of
+labels of which any may hold. ``protofleet.strategies.tasks`` has what follows from it."""
 
 _ALIGNMENT = 64  # one cache line: vector loads from the start of a buffer never split
 
@@ -175,8 +179,9 @@ class Model:
 
     Attributes:
         params, buffers: as in ``Network``.
-        num_classes: C.
+        num_classes: C; 0 where the task has no classes.
         input_shape: of one example.
+        task: what the outputs are.
         head: names of the head's parameters; empty: the bundle names none.
         features: width d of the features that the head takes; 0: the bundle has none.
         layers: dense layers and convolutions in the order of a forward pass.
@@ -186,6 +191,7 @@ class Model:
     buffers: TensorMap
     num_classes: int
     input_shape: tuple[int, ...]
+    task: TaskName = "classification"
     head: tuple[str, ...] = ()
     features: int = 0
     layers: tuple[ModelLayer, ...] = ()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
-from protofleet.export.capture import decompose_numbers, resizing, windows
+from protofleet.export.capture import decompose_layers, decompose_numbers, resizing, windows
 from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
 from protofleet.export.models import alp
 
@@ -48,6 +48,7 @@ def forward_table() -> dict[Any, Callable[..., Any]]:
     table.update(get_decompositions(_EXTRA))
     table.update(_OWN)
     table.update(decompose_numbers.TABLE)
+    table.update(decompose_layers.TABLE)
     del table[_aten.squeeze.dim]
     return table
 
@@ -331,46 +332,6 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return grad * (y + share * (1 - y))
 
 
-def _native_layer_norm_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
-    grad: Tensor,
-    x: Tensor,
-    normalised: Sequence[int],
-    mean: Tensor,
-    inverse: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,  # noqa: ARG001 - as above
-    output_mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Normalisation over the last axes; its sums over channels are matrix products.
-
-    PyTorch's own decomposition passes over the activations four times more.
-    """
-    shape, width = x.shape, math.prod(int(size) for size in normalised)
-    examples = list(range(x.dim() - len(normalised)))
-    if len(normalised) > 1:
-        grad, x, mean, inverse = (v.flatten(len(examples)) for v in (grad, x, mean, inverse))
-        weight = weight.flatten() if weight is not None else None
-    unit = (x - mean) * inverse
-    pulled = grad * unit
-    by_input = by_weight = by_bias = None
-    if output_mask[0]:
-        factor = torch.ones(width, dtype=x.dtype) if weight is None else weight
-        column = (factor / width).reshape(width, 1)
-        along, across = pulled @ column, grad @ column
-        scaled = grad if weight is None else grad * weight
-        by_input = _in_shape((scaled - across - unit * along) * inverse, shape)
-    if output_mask[1]:
-        by_weight = _in_shape(pulled.sum(examples), normalised)
-    if output_mask[2]:
-        by_bias = _in_shape(grad.sum(examples), normalised)
-    return by_input, by_weight, by_bias
-
-
-def _in_shape(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """As ``x.reshape(shape)``, but no operator where it is the shape already."""
-    return x if x.dim() == len(shape) else x.reshape(shape)
-
-
 def _avg_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     grad: Tensor,
     x: Tensor,
@@ -390,25 +351,6 @@ def _avg_pool2d_backward(  # noqa: PLR0913, PLR0917 - the operator's signature
     extra = _output_padding(x.reshape(-1, 1, *x.shape[-2:]), planes, ones, sizes)
     spread = _convolution(planes, ones, sizes, 1, extra=extra)
     return spread.reshape(x.shape)
-
-
-def _embedding_backward(
-    grad: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,  # noqa: FBT001 - the operator's signature
-) -> Tensor:
-    """Add every row's gradient to the row of the table that it was looked up from."""
-    rows = grad.reshape(-1, grad.shape[-1])
-    flat = indices.reshape(-1, 1)
-    if scale_grad_by_freq:
-        ones = torch.ones_like(rows[:, :1])
-        counts = torch.zeros(num_weights, 1, dtype=grad.dtype).scatter_add(0, flat, ones)
-        rows = rows / counts.index_select(0, flat.squeeze(1))
-    rows = torch.where(flat == padding_idx, torch.zeros_like(rows), rows)
-    table = torch.zeros(num_weights, grad.shape[-1], dtype=grad.dtype)
-    return table.scatter_add(0, flat.expand_as(rows), rows)
 
 
 def _empty(size: Sequence[Any], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
@@ -494,9 +436,7 @@ _OWN: Table = {
     _aten.max_pool2d_with_indices_backward.default: _max_pool2d_backward,
     _aten.threshold_backward.default: _threshold_backward,
     _aten.silu_backward.default: _silu_backward,
-    _aten.native_layer_norm_backward.default: _native_layer_norm_backward,
     _aten.avg_pool2d_backward.default: _avg_pool2d_backward,
-    _aten.embedding_dense_backward.default: _embedding_backward,
     alp.alp_train._opoverload: alp_train_node,  # noqa: SLF001 - no public name for it
     alp.alp_infer._opoverload: alp_infer_node,  # noqa: SLF001 - as above
 }

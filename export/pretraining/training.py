@@ -146,18 +146,19 @@ class _Run:
 
 
 def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entropy"]) -> TrainTask:
-    """Train a classifier on batches with ``x`` and ``y``."""
+    """Train a model on batches with ``x`` and ``y``, a classifier unless the objective is other."""
 
     def correct(batch: Inputs) -> Tensor:
         logits: Tensor = model(batch["x"])
         return (logits.argmax(1) == batch["y"]).sum()
 
+    has_classes = objective.inputs["y"].dtype == "int64"
     return TrainTask(
         objective=objective.name,
         model=model,
         module=model,
         loss=lambda batch: objective.loss(Classifier(model, Parts(head="")), batch),
-        correct=correct,
+        correct=correct if has_classes else None,
     )
 
 

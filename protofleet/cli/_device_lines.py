@@ -80,7 +80,10 @@ def _traffic(figures: Figures) -> str:
 
 
 def _plain(figures: Figures) -> str:
-    named = ((_NAMES.get(key, key.replace("_", " ")), value) for key, value in figures.items())
+    from protofleet.strategies.tasks import METRICS
+
+    labels = {str(name): metric.label for name, metric in METRICS.items()}
+    named = ((labels.get(key, key.replace("_", " ")), value) for key, value in figures.items())
     return ", ".join(f"{name} {_short(value)}" for name, value in named)
 
 
@@ -88,7 +91,6 @@ def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-_NAMES = {"macro_f1": "macro-F1"}
 _LINES: dict[str, Callable[[Figures], str]] = {
     "moved": _moved,
     "joined": _joined,

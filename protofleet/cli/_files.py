@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ from protofleet.datasets.arrays import (
     to_class_names,
     to_examples,
     to_labels,
+    to_targets,
 )
 from protofleet.errors import InputError, MissingDataError, RefusedError
 
 if TYPE_CHECKING:
     from protofleet.bundle.manifest import Preprocessing
+    from protofleet.tensors import TaskName
 
 
 def check_writable_bundle(out: Path) -> None:
@@ -96,32 +99,55 @@ def checked_preprocessing(found: Preprocessing) -> Preprocessing:
 
 
 def read_training_data(
-    path: Path, *, supervised: bool
+    path: Path, *, supervised: bool, task: TaskName = "classification"
 ) -> tuple[dict[str, NDArray[Any]], tuple[str, ...]]:
-    """``x`` and, supervised, ``y`` of an ``.npz`` file, and the names of the classes.
+    """``x`` and, supervised, ``y`` of an ``.npz`` file, and the names of classes or targets.
 
     Raises:
         MissingDataError: there is no such file.
         InputError: it lacks an array, has no examples, or an array has a wrong form.
     """
     wanted = ("x", "y") if supervised else ("x",)
-    optional = ("classes",) if supervised else ()
-    read = read_arrays(path, wanted, optional, ignored=("y", "classes"))
+    kind = "classes" if task == "classification" else "targets"
+    optional = (kind,) if supervised else ()
+    read = read_arrays(path, wanted, optional, ignored=("y", kind))
     arrays: dict[str, NDArray[Any]] = {"x": to_examples(read["x"], f"data '{path}': x")}
     count = len(arrays["x"])
     if not count:
         raise InputError(f"data '{path}': expected examples, got none")
     names: tuple[str, ...] = ()
     if supervised:
-        names = _class_names(path, read)
-        arrays["y"] = to_labels(read["y"], f"data '{path}': y", names)
-        if len(names) < 2:
-            raise InputError(f"data '{path}': y holds one class only, a classifier needs two")
+        take = _classes if task == "classification" else partial(_targets, task)
+        arrays["y"], names = take(path, read)
         if len(arrays["y"]) != count:
             raise InputError(f"data '{path}': {count} examples in x, {len(arrays['y'])} in y")
     if doubt := doubt_of_scale(arrays["x"], f"data '{path}': x", (0.0,), (1.0,)):
         click.echo(f"warning: {doubt}", err=True)
     return {name: np.ascontiguousarray(values) for name, values in arrays.items()}, names
+
+
+def _classes(
+    path: Path, read: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """``y`` as class numbers, and their names."""
+    names = _class_names(path, read)
+    y = to_labels(read["y"], f"data '{path}': y", names)
+    if len(names) < 2:
+        raise InputError(f"data '{path}': y holds one class only, a classifier needs two")
+    return y, names
+
+
+def _targets(
+    task: TaskName, path: Path, read: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.float32], tuple[str, ...]]:
+    """``y`` as a column for each target, and their names: the file's, else numbers."""
+    from protofleet.strategies.tasks import TASKS
+
+    what, given = f"data '{path}': y", read.get("targets")
+    names = None if given is None else to_class_names(given, f"data '{path}': targets")
+    y = to_targets(read["y"], what, names)
+    TASKS[task].check_labels(what, y, y.shape[1])
+    return y, names or tuple(map(str, range(y.shape[1])))
 
 
 def _class_names(path: Path, read: dict[str, NDArray[Any]]) -> tuple[str, ...]:

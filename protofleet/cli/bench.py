@@ -13,6 +13,7 @@ import click
 from protofleet.cli._outputs import writable, writable_picture
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._width import wrapped
+from protofleet.errors import UnavailableError
 
 if TYPE_CHECKING:
     from protofleet.benchmarks._rows import Result
@@ -67,6 +68,31 @@ def kernels(
 
     planned = plan(load_cases(), quick=quick, only=only, threads=threads)
     _measure_kernels(_started(), planned, json_file, plot, quick=quick)
+
+
+@bench.command()
+@click.option("--only", metavar="PATTERN", help="Such architectures, e.g. mobile; default: all.")
+@click.option(
+    "--strategy", "strategies", multiple=True, metavar="NAME", help="Such methods; repeat."
+)
+@click.option(
+    "--out", type=_FILE, callback=writable, help="Also write the table, as Markdown, to FILE."
+)
+def methods(only: str | None, strategies: tuple[str, ...], out: Path | None) -> None:
+    """Every method on every architecture: a federation of two devices each; an hour."""
+    from protofleet.benchmarks import methods as matrix
+    from protofleet.strategies import DESCRIPTIONS
+
+    if unknown := set(strategies) - DESCRIPTIONS.keys():
+        raise click.BadParameter(f"no strategy '{min(unknown)}'", param_hint="--strategy")
+    cells = []
+    for cell in matrix.run(matrix.architectures(only), strategies or tuple(sorted(DESCRIPTIONS))):
+        click.echo(f"{cell.architecture}, {cell.strategy}: {cell.outcome} {cell.note}".rstrip())
+        cells.append(cell)
+    if out is not None:
+        out.write_text(matrix.page(cells), encoding="utf-8")
+    if failed := [cell for cell in cells if cell.outcome == "failed"]:
+        raise UnavailableError(f"{len(failed)} of {len(cells)} federations failed")
 
 
 @bench.command("all")

@@ -135,7 +135,8 @@ def _lines(opened: Bundle) -> list[str]:
         "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
         "state": f"{len(model.buffers)} tensors, {model.buffers.layout.size:,} values",
         "input": f"{list(manifest.preprocessing.input_shape)}{_tokens(manifest.preprocessing)}",
-        "classes": ", ".join(manifest.classes),
+        "task": manifest.task,
+        "classes" if manifest.classes else "targets": ", ".join(manifest.outputs),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",
     }
     pairs = list(rows.items())

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from protofleet.cli._files import (
 )
 from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._settings import SET_HELP, parse_pairs
+from protofleet.cli._task import OutputOptions, resolve_outputs, task_options
 from protofleet.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from protofleet.export.build import ExportReport
     from protofleet.export.formats import Format
     from protofleet.export.methods import Methods
+    from protofleet.tensors import TaskName
 
 _PATH = click.Path(path_type=Path)
 
@@ -100,7 +103,9 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 )
 @click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
 @click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
+@task_options
 @click.option("--classes", help="Class names, comma-separated, in the order of the logits.")
+@click.option("--targets", help="Names of targets or labels, comma-separated, as --classes.")
 @click.option("--input-shape", help="Shape of one example, e.g. 128,6.")
 @click.option(
     "--tokens",
@@ -110,6 +115,7 @@ _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "
 @click.option(
     "--formats",
     type=_formats,
+    metavar="FORMATS",
     help="onnx,tflite or one of them; default: both, or the one in which the model can be written.",
 )
 @click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
@@ -139,7 +145,10 @@ def export(
     objectives: tuple[str, ...],
     out: Path,
     checkpoint: Path | None,
+    task: TaskName | None,
+    loss: str | None,
     classes: str | None,
+    targets: str | None,
     input_shape: str | None,
     tokens: int | None,
     formats: tuple[Format, ...] | None,
@@ -165,14 +174,18 @@ def export(
     prepared = _preprocessing(model, input_shape, preprocessing)
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
     prepared = _with_tokens(built, prepared, tokens)
-    width = _width_of_logits(built, prepared, allow_probabilities=allow_probabilities)
+    given = OutputOptions(task=task, loss=loss, classes=classes, targets=targets)
+    check = partial(_width_of_outputs, built, prepared, allow_probabilities=allow_probabilities)
+    outputs = resolve_outputs(given, metadata, check)
     provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
     spec = BundleSpec(
         name=out.stem,
         strategy=strategies[0],
         settings=parse_pairs(strategy_pairs),
         objectives=objectives,
-        classes=_class_names(classes, metadata, width),
+        task=outputs.task,
+        classes=outputs.classes,
+        targets=outputs.targets,
         preprocessing=prepared,
         formats=formats,
         provenance=provenance,
@@ -184,7 +197,7 @@ def export(
         prototypes=head_kind == "prototypes",
         align=_counts(aligned),
     )
-    methods = choose_methods(built, spec, wishes)
+    methods = choose_methods(built, spec, wishes, loss=outputs.loss)
     _tell_methods(methods)
     if checkpoint is None:
         _tell_untrained(model)
@@ -268,25 +281,15 @@ def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -
     return msgspec.structs.replace(prepared, tokens=tokens)
 
 
-def _class_names(given: str | None, metadata: Mapping[str, str], width: int) -> tuple[str, ...]:
-    """Given names, else the checkpoint's, else numbers."""
-    if given is not None:
-        names = tuple(name.strip() for name in given.split(","))
-        if "" in names or len(set(names)) < len(names):
-            raise InputError(f"--classes: expected different names as in sit,walk, got '{given}'")
-        return names
-    known: list[Any] = json.loads(metadata.get("classes") or "[]")
-    return tuple(str(name) for name in known or range(width))
-
-
-def _width_of_logits(
-    model: nn.Module, prepared: Preprocessing, *, allow_probabilities: bool
+def _width_of_outputs(
+    model: nn.Module, prepared: Preprocessing, task: TaskName, *, allow_probabilities: bool
 ) -> int:
     from protofleet.export.build import example_of
-    from protofleet.export.checks import check_model, classification
+    from protofleet.export.checks import check_model, expected_output
 
     example = example_of(prepared, 2)
-    output = check_model(model, example, classification(), allow_probabilities=allow_probabilities)
+    expected = expected_output(task)
+    output = check_model(model, example, expected, allow_probabilities=allow_probabilities)
     return int(output.shape[1])
 
 

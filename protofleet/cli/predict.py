@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -68,11 +67,11 @@ def predict(
     latency: bool,
     as_json: bool,
 ) -> None:
-    """Predict with the personal model: a class and its probability for each example.
+    """Predict with the personal model: a class and its probability for each example, or values.
 
     SOURCE holds examples, preprocessed as the data that the device trains on, or with --raw as they
     come; or a CSV of sensor samples with the bundle's channels as columns, which is cut into
-    windows. With labels, accuracy and macro-F1 follow. A federation may be running meanwhile; a
+    windows. With labels, scores follow. A federation may be running meanwhile; a
     sensor on standard input gets each new round's model (docs/device.md).
     """
     start_process(threads, quiet=True)
@@ -102,52 +101,43 @@ def predict(
 
 
 class _Tally:
-    """What is kept of all examples: their labels, and one to time the model with."""
+    """What is kept of all examples: outputs and true values, and one to time the model with."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._pairs: list[tuple[Any, Any]] = []
+        self._found: list[tuple[Predictions, Any]] = []
         self._last: tuple[Any, bool] | None = None
 
     def add(self, block: Examples, predicted: Predictions, *, raw: bool) -> None:
         self.count += len(predicted)
-        self._pairs.append((predicted.indices, block.y))
+        self._found.append((predicted, block.y))
         if len(block.x):
             self._last = block.x[-1:], raw
 
     def figures(self, model: PersonalModel, *, latency: bool) -> dict[str, Any]:
-        """Scores where there are labels, and latencies where they are asked for."""
+        """Scores where true values are known, and latencies where they are asked for."""
         import msgspec
         import numpy as np
 
-        from protofleet.edge.personal import score_predictions
+        from protofleet.edge.predictions import Predictions, score_predictions
 
-        predicted, y = (np.concatenate(parts) for parts in zip(*self._pairs, strict=True))
-        scores = score_predictions(predicted, y)
-        found: dict[str, Any] = {"examples": self.count}
-        if scores.examples:
-            found |= {"labelled": scores.examples, "accuracy": scores.accuracy}
-            found |= {"macro_f1": scores.macro_f1}
+        first = self._found[0][0]
+        outputs = np.concatenate([predicted.outputs for predicted, _ in self._found])
+        joined = Predictions(task=first.task, names=first.names, outputs=outputs)
+        scores = score_predictions(joined, np.concatenate([y for _, y in self._found]))
+        found: dict[str, Any] = {"examples": self.count, "known": scores.examples}
+        found |= {str(name): value for name, value in scores.scores.items()}
+        if scores.each:
+            found["each"] = scores.each
         if latency and self._last is not None:
             x, raw = self._last
             found["infer_ms"] = msgspec.to_builtins(model.latency(x, raw=raw))
         return found
 
 
-def _rows(
-    block: Examples, predicted: Predictions, first: int
-) -> Iterator[tuple[int, float | None, str, float, str | None]]:
-    """Number, time, class, probability and label of each example."""
-    for k, index in enumerate(predicted.indices.tolist()):
-        start_s = None if block.start_s is None else float(block.start_s[k])
-        label = int(block.y[k])
-        yield (
-            first + k,
-            start_s,
-            predicted.classes[index],
-            float(predicted.probabilities[k, index]),
-            predicted.classes[label] if label >= 0 else None,
-        )
+def _where(block: Examples, row: int) -> float | None:
+    """When a window began; None of examples that are none."""
+    return None if block.start_s is None else float(block.start_s[row])
 
 
 class _JsonPrinter:
@@ -159,21 +149,20 @@ class _JsonPrinter:
 
     def model(self) -> None:
         """Say whose predictions follow."""
-        manifest = self._model.model.bundle.manifest
-        figures = {"bundle": self._model.model.bundle.digest, "classes": list(manifest.classes)}
-        about = {"strategy": self._model.model.strategy, "backend": self._model.backend}
-        self._print("model", {"round_id": self._model.round_id, **about, **figures})
+        opened = self._model.model
+        manifest = opened.bundle.manifest
+        about = {"strategy": opened.strategy, "backend": self._model.backend, "task": manifest.task}
+        named = {"bundle": opened.bundle.digest, "outputs": list(manifest.outputs)}
+        self._print("model", {"round_id": self._model.round_id, **about, **named})
 
     def examples(self, block: Examples, predicted: Predictions, first: int) -> None:
         """A line for each example."""
         if self._summary:
             return
-        rows = _rows(block, predicted, first)
-        for row, shares in zip(rows, predicted.probabilities.tolist(), strict=True):
-            names = ("example", "start_s", "class", "probability", "label")
-            named = zip(names, row, strict=True)
-            known = {name: value for name, value in named if value is not None}
-            self._print("prediction", {**known, "probabilities": shares})
+        for k, row in enumerate(predicted.rows(block.y)):
+            start_s = _where(block, k)
+            place = {"example": first + k, **({} if start_s is None else {"start_s": start_s})}
+            self._print("prediction", {**place, **row.figures})
 
     def end(self, figures: dict[str, Any]) -> None:
         """The scores."""
@@ -188,8 +177,7 @@ class _TextPrinter:
 
     def __init__(self, model: PersonalModel, *, summary: bool) -> None:
         self._model, self._summary = model, summary
-        self._width = max(5, *(len(name) for name in model.classes))
-        self._headed = False
+        self._widths: list[int] = []
         self.model()
 
     def model(self) -> None:
@@ -206,24 +194,45 @@ class _TextPrinter:
         """A line for each example."""
         if self._summary:
             return
-        if not self._headed:
-            self._headed = True
-            where = "example" if block.start_s is None else "start_s"
-            click.echo(f"{where:>12}  {'class':<{self._width}}  probability  label")
-        for number, start_s, name, probability, label in _rows(block, predicted, first):
-            where = f"{number:>12}" if start_s is None else f"{start_s:>12.2f}"
-            line = f"{where}  {name:<{self._width}}  {probability:>11.4f}  {label or ''}"
-            click.echo(line.rstrip())
+        if not self._widths:
+            self._head(block, predicted)
+        for k, row in enumerate(predicted.rows(block.y)):
+            start_s = _where(block, k)
+            self._line(f"{first + k}" if start_s is None else f"{start_s:.2f}", row.cells)
+
+    def _head(self, block: Examples, predicted: Predictions) -> None:
+        from protofleet.edge.predictions import columns
+
+        heads = columns(predicted.task, predicted.names)
+        first, *_ = [len(name) for name in sorted(predicted.names, key=len, reverse=True)]
+        self._widths = [max(first, len(heads[0])), *(len(head) for head in heads[1:])]
+        self._line("example" if block.start_s is None else "start_s", heads)
+
+    def _line(self, place: str, cells: tuple[str, ...]) -> None:
+        texts = (f"{cell:<{width}}" for cell, width in zip(cells, self._widths, strict=False))
+        click.echo(f"{place:>12}  {'  '.join(texts)}".rstrip())
 
     def end(self, figures: dict[str, Any]) -> None:
         """The scores."""
-        if "accuracy" in figures and not math.isnan(figures["accuracy"]):
-            click.echo(
-                f"macro-F1 {figures['macro_f1']:.4f}, accuracy {figures['accuracy']:.4f} on "
-                f"{figures['labelled']} labelled examples of {figures['examples']}"
-            )
+        known = figures["known"]
+        if known:
+            found = _in_words(figures)
+            click.echo(f"{found} on {known} labelled examples of {figures['examples']}")
         else:
             click.echo(f"{figures['examples']} examples, none with a label")
+        for name, scores in figures.get("each", {}).items():
+            click.echo(f"  {name}: {_in_words(scores)}")
         if "infer_ms" in figures:
             texts = (f"{name} {value:.2f}" for name, value in figures["infer_ms"].items())
             click.echo(f"one window, ms: {'  '.join(texts)}")
+
+
+def _in_words(scores: Mapping[str, Any]) -> str:
+    from protofleet.strategies.tasks import METRICS
+
+    shown = (
+        f"{metric.label} {metric.text(scores[name])}"
+        for name, metric in METRICS.items()
+        if name in scores
+    )
+    return ", ".join(shown) or "no score"

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from protofleet.cli._files import check_writable, read_training_data
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
+from protofleet.cli._task import OutputOptions, resolve_task, task_options
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
     from protofleet.export.pretraining.training import TrainProgress, TrainResult
+    from protofleet.tensors import TaskName
 
 
 @click.command()
@@ -35,11 +37,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="mae: masked autoencoder, needs no y; for HART.",
 )
+@task_options
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
     required=True,
-    help="npz with x, y, and classes if they have names.",
+    help="npz with x, y, and classes (or targets) if they have names.",
 )
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="Folder of the run.")
 @click.option("--init", type=click.Path(path_type=Path), help="Start from this checkpoint.")
@@ -60,6 +63,8 @@ def pretrain(
     spec: str,
     pairs: tuple[str, ...],
     objective: Literal["supervised", "mae"],
+    task: TaskName | None,
+    loss: str | None,
     data: Path,
     out: Path,
     init: Path | None,
@@ -72,6 +77,7 @@ def pretrain(
     import torch
 
     from protofleet.export import checks
+    from protofleet.export.objectives import OBJECTIVES
     from protofleet.export.pretraining.training import (
         STATE_FILE,
         TrainOptions,
@@ -83,7 +89,8 @@ def pretrain(
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
     check_writable(out, option="--out")
-    arrays, names = read_training_data(data, supervised=objective == "supervised")
+    learned, loss = resolve_task(OutputOptions(task=task, loss=loss), {})
+    arrays, names = read_training_data(data, supervised=objective == "supervised", task=learned)
     settings = parse_pairs(pairs)
     if names:
         settings = _with_classes(spec, settings, len(names))
@@ -91,19 +98,21 @@ def pretrain(
     torch.manual_seed(chosen.seed)
     model = _model(spec, settings, arrays, init)
     if objective == "mae":
-        task = masked(model, torch.from_numpy(arrays["x"][:1]))
+        trained = masked(model, torch.from_numpy(arrays["x"][:1]))
     else:
         example = torch.from_numpy(arrays["x"][:2])
-        expected = checks.classification(names)
+        expected = checks.expected_output(learned, names)
         checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
-        task = supervised(model)
+        trained = supervised(model, OBJECTIVES[loss])
     known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
-    made = {"settings": json.dumps(settings, sort_keys=True), "classes": json.dumps(names)}
+    kind = "classes" if learned == "classification" else "targets"
+    made = {"settings": json.dumps(settings, sort_keys=True), kind: json.dumps(names)}
+    made |= {"task": learned} if objective == "supervised" else {}
     tensors = {key: torch.from_numpy(values) for key, values in arrays.items()}
     advice = "to go on: the same command with --resume"
     with on_interrupt(advice), _progress(quiet=as_json) as on_progress:
         result = train(
-            task,
+            trained,
             tensors,
             chosen,
             folder=out,

@@ -122,6 +122,7 @@ def quantise(
     _check_paths(bundle, out, params, store)
     signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
     opened = Bundle.open(bundle, trusted=_trusted(signing, trust_files))
+    _check_task(opened)
     local = load_local_data(data, opened.manifest.preprocessing, data_root=data_root)
     _check_data(local, opened)
     windows, scored = _drawn(local, calibration, seed), len(local.own.y_test)
@@ -220,6 +221,15 @@ def _fill(path: Path, name: str, into: NDArray[np.float32], value: NDArray[Any])
             f"{value.shape} {value.dtype}"
         )
     into[...] = value
+
+
+def _check_task(opened: Bundle) -> None:
+    manifest = opened.manifest
+    if manifest.task != "classification":
+        raise InputError(
+            f"bundle '{manifest.name}': quantise compares classes and macro-F1, and its task is "
+            f"{manifest.task}; use its float32 programs"
+        )
 
 
 def _from_store(opened: Bundle, store: Path) -> Model:

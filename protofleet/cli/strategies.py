@@ -56,6 +56,7 @@ def _tell_fitting(path: Path, *, as_json: bool) -> None:
 def _describe(item: Description) -> str:
     rows = {
         "paper": item.paper,
+        "tasks": ", ".join(item.tasks),
         "programs": ", ".join(item.programs),
         "goes down": ", ".join(item.travels.down) or "nothing",
         "comes up": ", ".join(item.travels.up),

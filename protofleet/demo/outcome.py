@@ -117,7 +117,7 @@ def _print(result: RunRecord, console: Console) -> None:
 def _score_cells(metrics: Metrics, *, over_devices: bool) -> tuple[str, ...]:
     return tuple(
         f"{one.mean:.4f} ± {one.std:.4f}" if over_devices else f"{one.mean:.4f}"
-        for one in (metrics.macro_f1, metrics.accuracy)
+        for one in (metrics["macro_f1"], metrics["accuracy"])
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from protofleet.federation.records import Metrics, RunRecord
+from protofleet.strategies.scores import MetricName
+from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import median
 
 
@@ -28,22 +30,39 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: RunRecord, second: RunRecord) -> list[Difference]:
-    """Scores in percent, bytes, milliseconds and seconds of two runs, side by side.
+    """Scores, bytes, milliseconds and seconds of two runs, side by side.
 
-    A loss and further scores have rows where one of the runs has them. Rounds are those that were
-    aggregated, without a final fit.
+    Scores are those of the runs' tasks, shares in per cent. A loss and further scores have rows
+    where one of the runs has them. Rounds are those that were aggregated, without a final fit.
     """
-    rows = {**_SCORE_ROWS, **_further_rows(first, second), **_COST_ROWS}
+    rows = {**_score_rows(first, second), **_further_rows(first, second), **_COST_ROWS}
     return [_difference(name, pick(first), pick(second)) for name, pick in rows.items()]
 
 
-def _further_rows(*results: RunRecord) -> dict[str, Callable[[RunRecord], float | None]]:
-    rows: dict[str, Callable[[RunRecord], float | None]] = {}
+_Rows = dict[str, Callable[[RunRecord], float | None]]
+
+
+def _metrics_of(*results: RunRecord) -> list[MetricName]:
+    """What the runs' tasks are scored by."""
+    tasks = dict.fromkeys(result.scores.task for result in results)
+    return list(dict.fromkeys(name for task in tasks for name in TASKS[task].metrics))
+
+
+def _score_rows(*results: RunRecord) -> _Rows:
+    return {
+        f"{section} {METRICS[metric].title}": _score(pick, metric)
+        for section, pick in _SECTIONS.items()
+        for metric in _metrics_of(*results)
+    }
+
+
+def _further_rows(*results: RunRecord) -> _Rows:
+    rows: _Rows = {}
     if any(result.scores.own_loss for result in results):
         rows["own loss"] = _own_loss
     for name in sorted({name for result in results for name in result.scores.more}):
-        for metric, label in _METRICS.items():
-            rows[f"{name} {label} (%)"] = _score(_further(name), metric)
+        for metric in _metrics_of(*results):
+            rows[f"{name} {METRICS[metric].title}"] = _score(_further(name), metric)
     return rows
 
 
@@ -68,11 +87,11 @@ def _difference(name: str, first: float | None, second: float | None) -> Differe
 
 
 def _score(
-    pick: Callable[[RunRecord], Metrics | None], metric: str
+    pick: Callable[[RunRecord], Metrics | None], metric: MetricName
 ) -> Callable[[RunRecord], float | None]:
     def read(result: RunRecord) -> float | None:
-        metrics = pick(result)
-        return None if metrics is None else 100 * float(getattr(metrics, metric).mean)
+        found = (pick(result) or {}).get(metric)
+        return None if found is None else METRICS[metric].scaled(found.mean)
 
     return read
 
@@ -81,16 +100,12 @@ def _mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-_METRICS = {"macro_f1": "macro-F1", "accuracy": "accuracy"}
-_SCORE_ROWS: dict[str, Callable[[RunRecord], float | None]] = {
-    "personalisation macro-F1 (%)": _score(lambda r: r.scores.personalisation, "macro_f1"),
-    "personalisation accuracy (%)": _score(lambda r: r.scores.personalisation, "accuracy"),
-    "generalisation macro-F1 (%)": _score(lambda r: r.scores.generalisation, "macro_f1"),
-    "generalisation accuracy (%)": _score(lambda r: r.scores.generalisation, "accuracy"),
-    "global macro-F1 (%)": _score(lambda r: r.scores.global_, "macro_f1"),
-    "global accuracy (%)": _score(lambda r: r.scores.global_, "accuracy"),
+_SECTIONS: dict[str, Callable[[RunRecord], Metrics | None]] = {
+    "personalisation": lambda result: result.scores.personalisation,
+    "generalisation": lambda result: result.scores.generalisation,
+    "global": lambda result: result.scores.global_,
 }
-_COST_ROWS: dict[str, Callable[[RunRecord], float | None]] = {
+_COST_ROWS: _Rows = {
     "devices": lambda r: len(r.devices),
     "rounds": lambda r: len(r.aggregated),
     "seconds per round": lambda r: _mean([item.seconds for item in r.aggregated]),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
 from protofleet.report.details import Confusion, Latencies, Prototypes
+from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import unit_of
 
 # Okabe and Ito, "Color Universal Design" (2008): told apart with any kind of colour vision.
@@ -50,23 +51,27 @@ _MAX_GROUPS = 8
 
 
 def scores_by_round(rounds: Sequence[RoundRecord]) -> bytes:
-    """Macro-F1 of the three scores, with a band of one standard deviation over devices."""
+    """The task's first score of the three kinds, with a band of one standard deviation."""
+    headline = TASKS[rounds[0].scores.task].headline
+    metric = METRICS[headline]
 
     def draw(axes: Any) -> None:
         for label, colour, marker, line, pick in _SERIES:
-            points = [(r.round_id, m.macro_f1) for r in rounds if (m := pick(r.scores))]
+            scored = [(r.round_id, (pick(r.scores) or {}).get(headline)) for r in rounds]
+            points = [(round_id, spread) for round_id, spread in scored if spread is not None]
             if not points:
                 continue
             x = [round_id for round_id, _ in points]
-            mean = np.array([100 * spread.mean for _, spread in points])
-            std = np.array([100 * spread.std for _, spread in points])
+            mean = np.array([metric.scaled(spread.mean) for _, spread in points])
+            std = np.array([metric.scaled(spread.std) for _, spread in points])
             axes.plot(
                 x, mean, line, color=colour, marker=marker, ms=3.5, lw=1.8, label=label,
                 markevery=max(1, len(x) // 12),
             )  # fmt: skip
-            low, high = np.clip(mean - std, 0, 100), np.clip(mean + std, 0, 100)
+            largest = 100 if metric.is_share else np.inf
+            low, high = np.clip(mean - std, 0, largest), np.clip(mean + std, 0, largest)
             axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
-        axes.set(xlabel="Round", ylabel="Macro-F1 (%)")
+        axes.set(xlabel="Round", ylabel=metric.title[0].upper() + metric.title[1:])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _legend_above(axes)
 

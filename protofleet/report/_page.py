@@ -12,9 +12,12 @@ import jinja2
 
 from protofleet import units
 from protofleet.durable import replace_whole
-from protofleet.federation.records import Metrics, RunRecord, Scores, load_record
+from protofleet.federation.records import Metrics, RunRecord, Scores, Spread, load_record
 from protofleet.report import _figures
 from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
+from protofleet.strategies.scores import MetricName
+from protofleet.strategies.tasks import METRICS, TASKS
+from protofleet.tensors import TaskName
 
 _FOLDER = Path(__file__).parent
 _MAX_LAYERS = 6
@@ -40,10 +43,30 @@ class Picture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Headline:
+    """One card: a kind of score with its figures, the task's first one and the others."""
+
     name: str
     meaning: str
-    metrics: Metrics
-    is_spread: bool
+    first: _Figure
+    others: tuple[_Figure, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Figure:
+    """One score: its label, mean and spread as text; ``std`` is empty for a single model."""
+
+    label: str
+    mean: str
+    std: str
+    unit: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Targets:
+    """A table with a row for each target or label: its name and its scores."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[str, ...]], ...]
 
 
 _LATENCIES: tuple[tuple[str, str, str, Callable[[Latencies], tuple[float, ...]]], ...] = (
@@ -54,6 +77,14 @@ _MEANINGS = {
     "Personalisation": "Each device's own model, on that device's own test data.",
     "Generalisation": "Each device's own model, on the test data of all devices together.",
     "Global": "The coordinator's one model, on the test data of all devices together.",
+}
+_TASK_MEANINGS: dict[TaskName, str] = {
+    "classification": "Macro-F1 is the mean over classes of the harmonic mean of precision and "
+    "recall, so a rare class counts as much as a frequent one.",
+    "regression": "RMSE and MAE are errors in the unit of the targets, R² is the share of their "
+    "variance that the model explains; all are means over the targets.",
+    "multilabel": "F1 is the harmonic mean of a label's precision and recall: macro-F1 is its mean "
+    "over the labels, micro-F1 that of all labels' decisions together.",
 }
 
 
@@ -87,13 +118,14 @@ def render(result: RunRecord, details: Details) -> str:
         bytes=units.byte_text,
         ms=units.ms_text,
         duration=units.duration_text,
-        percent=units.percent_text,
     )
     return environment.get_template("report.html.jinja2").render(
         result=result,
         details=details,
         headlines=_headlines(result.scores),
         further=_further(result.scores),
+        targets=_targets(result.scores),
+        meaning=_TASK_MEANINGS[result.scores.task],
         final_fit=any(item.final for item in result.rounds),
         facts=_facts(result, details),
         pictures=_pictures(result, details),
@@ -109,10 +141,30 @@ def _headlines(scores: Scores) -> list[_Headline]:
         "Global": scores.global_,
     }
     return [
-        _Headline(name=name, meaning=_MEANINGS[name], metrics=metrics, is_spread=name != "Global")
+        _headline(name, metrics, scores)
         for name, metrics in found.items()
-        if metrics is not None
+        if metrics is not None and TASKS[scores.task].headline in metrics
     ]
+
+
+def _headline(name: str, metrics: Metrics, scores: Scores) -> _Headline:
+    named = TASKS[scores.task].metrics
+    first, *others = [
+        _figure(metric, metrics[metric], is_spread=name != "Global")
+        for metric in named
+        if metric in metrics
+    ]
+    return _Headline(name=name, meaning=_MEANINGS[name], first=first, others=tuple(others))
+
+
+def _figure(name: MetricName, found: Spread, *, is_spread: bool) -> _Figure:
+    metric = METRICS[name]
+    return _Figure(
+        label=metric.label,
+        mean=metric.page_text(found.mean),
+        std=metric.page_text(found.std) if is_spread else "",
+        unit="%" if metric.is_share else "",
+    )
 
 
 def _further(scores: Scores) -> list[tuple[str, str, str]]:
@@ -120,10 +172,34 @@ def _further(scores: Scores) -> list[tuple[str, str, str]]:
     loss = scores.own_loss
     rows = [("Loss on own test data", f"{loss.mean:.4g}", f"{loss.std:.4g}")] if loss else []
     for name, metrics in sorted(scores.more.items()):
-        for label, spread in (("macro-F1", metrics.macro_f1), ("accuracy", metrics.accuracy)):
-            mean, std = units.percent_text(spread.mean), units.percent_text(spread.std)
-            rows.append((f"{name}, {label}, %", mean, std))
+        for found in TASKS[scores.task].metrics:
+            if found not in metrics:
+                continue
+            metric, spread = METRICS[found], metrics[found]
+            unit = ", %" if metric.is_share else ""
+            mean, std = metric.page_text(spread.mean), metric.page_text(spread.std)
+            rows.append((f"{name}, {metric.label}{unit}", mean, std))
     return rows
+
+
+def _targets(scores: Scores) -> _Targets | None:
+    """The table of targets or labels; None where the task has classes."""
+    named = TASKS[scores.task].each
+    if not scores.targets:
+        return None
+    return _Targets(
+        columns=tuple(METRICS[name].title for name in named),
+        rows=tuple(
+            (
+                target,
+                tuple(
+                    METRICS[name].page_text(values[name]) if name in values else units.NOTHING
+                    for name in named
+                ),
+            )
+            for target, values in scores.targets.items()
+        ),
+    )
 
 
 def _facts(result: RunRecord, details: Details) -> dict[str, str]:
@@ -173,13 +249,15 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
     if not _figures.has_scores(rounds):
         return []
     last = rounds[-1].scores
-    ends = [f"{h.name} {units.percent_text(h.metrics.macro_f1.mean)} %" for h in _headlines(last)]
+    ends = [f"{h.name} {h.first.mean} {h.first.unit}".rstrip() for h in _headlines(last)]
+    label = METRICS[TASKS[last.task].headline].label
+    label = label[0].upper() + label[1:]
     return [
         Picture(
             key="scores",
             title="Scores by round",
-            caption="Macro-F1; the band is one standard deviation over the devices.",
-            alt=f"Line plot of macro-F1 over {len(rounds)} rounds. "
+            caption=f"{label}; the band is one standard deviation over the devices.",
+            alt=f"Line plot of {label} over {len(rounds)} rounds. "
             f"Last round: {', '.join(ends) or 'not scored'}.",
             uri=_uri(_figures.scores_by_round(rounds)),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,8 @@ class Details(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         title: heading of the page.
         data: name of the data set.
-        classes: labels, in the order of the confusion counts.
+        classes: names of classes, targets or labels; of classes in the order of the confusion
+            counts.
         bundle: digest of the bundle.
         provenance: versions, settings, machine: what a reader needs to repeat the run.
         confusion: of one device.
@@ -149,9 +150,9 @@ def details_of_run(run_dir: Path, *, title: str, data: str, **fields: Any) -> De
     """
     record = load_record(run_dir / "devices.json", FleetDetails)
     found = {
-        "classes": record.classes,
+        "classes": record.outputs,
         "latencies": tuple(_latencies(device) for device in record.devices),
-        "confusion": _first_confusion(record.devices),
+        "confusion": _first_confusion(record),
     }
     return Details(title=title, data=data, **{**found, **fields})
 
@@ -169,10 +170,12 @@ def _thinned(samples: Sequence[float]) -> tuple[float, ...]:
     return tuple(samples[:: -(-len(samples) // MAX_SAMPLES) or 1])
 
 
-def _first_confusion(devices: Iterable[DeviceDetails]) -> Confusion | None:
-    for device in devices:
-        if device.confusion.own is not None:
-            return Confusion(device_id=device.id, counts=device.confusion.own)
+def _first_confusion(fleet: FleetDetails) -> Confusion | None:
+    """The first device's confusion counts; None where there are none or the task has no classes."""
+    for device in fleet.devices if fleet.task == "classification" else ():
+        if device.evaluation.own is not None:
+            counts = tuple(tuple(map(int, row)) for row in device.evaluation.own)
+            return Confusion(device_id=device.id, counts=counts)
     return None
 
 

@@ -96,8 +96,8 @@ def evaluate(
     """Scores of the local network, and further ones by name."""
     scores = tools.evaluate(local.network)
     more = {
-        "pixelised": tools.confusion(local.network, view=partial(pixelised, settings)),
-        "personalised": tools.confusion(personal),
+        "pixelised": tools.statistics(local.network, view=partial(pixelised, settings)),
+        "personalised": tools.statistics(personal),
     }
     counted = {name: counts for name, counts in more.items() if counts is not None}
     return replace(scores, more={**scores.more, **counted})

@@ -92,6 +92,7 @@ from protofleet.strategies.common import (
     unpack_network,
 )
 from protofleet.strategies.types import (
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -116,7 +117,7 @@ DESCRIPTION = Description(
     name="cdfl",
     paper="Khazaei et al., CDFL: Efficient Federated Human Activity Recognition using Contrastive "
     "Learning and Deep Clustering, arXiv:2407.12287",
-    programs=("cross_entropy", "cdfl"),
+    programs=(TASK_LOSS, "cdfl"),
     travels=Travels(
         down=("parameters", "buffers of the model", "whether to upload"),
         up=(
@@ -126,7 +127,7 @@ DESCRIPTION = Description(
         ),
         personal=("the personalised network", "original images"),
     ),
-    server_programs=("cross_entropy",),
+    server_programs=(TASK_LOSS,),
     takes_aggregator=True,
     features=True,
 )
@@ -162,7 +163,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     if len(model.input_shape) != 3:
         raise InputError(
-            f"strategy 'cdfl': expected images (channels, height, width), got {model.input_shape}"
+            f"strategy 'cdfl': expected images (channels, height, width), which it pixelises, got "
+            f"{model.input_shape}: take fedproto, moon or protohar for other data"
         )
     network = {
         **prefixed_layout(PARAMS, model.params.layout).shapes,

@@ -69,8 +69,8 @@ def fused_layers(model: Model, *, output: bool) -> tuple[Layer, ...]:
     if not any(one.hidden for one in told) or not any(not one.hidden for one in told):
         raise UnsuitableModelError(
             "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like and "
-            "a head that is a dense layer, got a bundle that tells of layers "
-            f"{listed([one.name for one in told])}; export with --strategy fedsub, "
+            "a head that is a dense layer, which the bundle does not tell of (its layers: "
+            f"{listed([one.name for one in told])}): export with --strategy fedsub, "
             "which finds them"
         )
     return tuple(_layer(one, model) for one in told if one.hidden or output)

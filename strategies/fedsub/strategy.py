@@ -83,6 +83,7 @@ from protofleet.strategies.optimisers import Adam, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
+    TASK_LOSS,
     ClientState,
     ClientTools,
     Description,
@@ -107,7 +108,7 @@ DESCRIPTION = Description(
     name="fedsub",
     paper="Campana and Delmastro, FedSub: Introducing Class-aware Subnetworks Fusion to Enhance "
     "Personalized Federated Learning, arXiv:2411.08699",
-    programs=("cross_entropy",),
+    programs=(TASK_LOSS,),
     travels=Travels(
         down=("the client's own fused layers",),
         up=("fused layers", "class means of raw examples", "masks of active units", "class counts"),
@@ -250,7 +251,7 @@ def _client_update(
     before = tools.evaluate(network)
     trained = train(network, tools.training, context.settings)
     kept = network_tensors(trained.network)
-    after = tools.confusion(trained.network)
+    after = tools.statistics(trained.network)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,

@@ -49,6 +49,11 @@ def test_a_missing_field_is_refused_by_name(forge, field):
         ("classes", []),
         ("classes", ["a", "a", "b"]),
         ("classes", ["\x1b[2J"]),
+        ("targets", ["a"]),
+        ("targets", ["\x1b[2J"]),
+        ("task", "regression"),
+        ("task", "ranking"),
+        ("task", 1),
         ("provenance", {"a": 1}),
         ("provenance", {"a": "\x1b]0;title\x07"}),
         ("files", {"params.safetensors": {"bytes": "180", "sha256": "0"}}),
@@ -58,6 +63,17 @@ def test_a_wrong_value_is_refused(forge, field, value):
     """Control characters among them: the manifest's texts end up on a terminal."""
     forge.manifest[field] = value
     assert_refused("manifest", *forge.both())
+
+
+@pytest.mark.parametrize("targets", [[], ["a", "a", "b"], ["\x1b[2J"], ["a"] * 10_001])
+def test_targets_of_a_regression_are_named_once_each(forge, targets):
+    forge.manifest |= {"task": "regression", "classes": [], "targets": targets}
+    assert_refused("manifest", *forge.both())
+
+
+def test_a_regression_with_classes_is_refused(forge):
+    forge.manifest |= {"task": "multilabel", "targets": ["a", "b", "c"]}
+    assert_refused("manifest", *forge.both(), match="task multilabel has no classes")
 
 
 def test_a_repeated_key_deep_inside_is_refused(forge):

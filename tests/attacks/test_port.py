@@ -36,6 +36,29 @@ def test_an_output_that_fits_no_tensor_is_refused(forge, change):
     assert_refused("port", *forge.both(), match="train")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"dtype": "float32"}, {"shape": ["batch", 3]}, {"shape": ["batch*2"]}, {"shape": [3]}],
+    ids=str,
+)
+def test_true_values_of_another_task_are_refused(forge, change):
+    """Classes are ``(batch,) int64``; the change is made to ``y`` of ``train``."""
+    forge.manifest["programs"]["train"]["inputs"][3].update(change)
+    assert_refused("port", *forge.both(), match="for task classification")
+
+
+def test_classes_in_a_bundle_of_targets_are_refused(forge):
+    names = forge.manifest["classes"]
+    forge.manifest |= {"task": "regression", "classes": [], "targets": names}
+    assert_refused("port", *forge.both(), match="float32 for task regression")
+
+
+@pytest.mark.parametrize("shape", [["batch", 4], ["batch"], [2, 3]])
+def test_outputs_of_another_number_than_the_names_are_refused(forge, shape):
+    forge.manifest["programs"]["infer"]["outputs"][0]["shape"] = shape
+    assert_refused("port", *forge.both(), match="infer")
+
+
 @pytest.mark.parametrize("axis", [-1, "Batch", "batch*0", "batch*9999999", "n"])
 def test_an_impossible_axis_is_refused(forge, axis):
     forge.manifest["programs"]["infer"]["inputs"][2]["shape"][0] = axis

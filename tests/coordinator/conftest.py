@@ -48,7 +48,11 @@ class Federation:
         plan, run_dir = self.plan, self.plan.config.run_dir
         with Ledger(run_dir, plan.identity) as ledger:
             results = Results(
-                ledger, strategy="fedavg", seed=0, classes=plan.bundle.manifest.classes
+                ledger,
+                strategy="fedavg",
+                seed=0,
+                task="classification",
+                outputs=plan.bundle.manifest.classes,
             )
             service = Service(
                 self.server, ledger, self.endpoint, results=results, sink=self.events.append

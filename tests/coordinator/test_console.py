@@ -37,3 +37,13 @@ def test_what_devices_send_is_text_and_no_markup():
 def test_an_event_is_one_line_of_json_with_its_fields_in_order():
     line = events.to_line(events.DeviceOnline(device_id="a", live=2), 1.5)
     assert line == '{"event":"device_online","time_s":1.5,"device_id":"a","live":2}'
+
+
+def test_a_line_has_the_first_score_of_the_task():
+    metrics = {"rmse": Spread(mean=12.3456, std=1.0), "r2": Spread(mean=0.5, std=0.0)}
+    finished = events.Finished(
+        rounds=2, result="r", scores=Scores(task="regression", personalisation=metrics)
+    )
+    assert _plain(finished) == "finished after 2 rounds; RMSE: personalisation 12.35; r"
+    undefined = Scores(task="multilabel", personalisation={})
+    assert _plain(events.Finished(rounds=2, result="r", scores=undefined)).endswith("rounds; r")

@@ -50,7 +50,7 @@ def _play_round(ledger, folder, round_id, *, final=False):
 
 
 def _results(ledger):
-    return Results(ledger, strategy="fedavg", seed=5, classes=("x", "y"))
+    return Results(ledger, strategy="fedavg", seed=5, task="classification", outputs=("x", "y"))
 
 
 def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_path):
@@ -73,7 +73,7 @@ def test_the_file_has_rounds_devices_and_differences_of_counters(ledger, tmp_pat
         "peak_rss_bytes": 9,
     }
     details = json.loads((ledger.folder / "devices.json").read_text())["devices"][0]
-    assert details["confusion"]["own"] == [[2, 0], [0, 1]]
+    assert details["evaluation"]["own"] == [[2, 0], [0, 1]]
     assert [r["round_id"] for r in details["bytes_by_round"]] == [0, 1, 2]
 
 
@@ -83,7 +83,7 @@ def test_a_final_fit_is_a_row_of_its_own_kind_and_what_the_summary_quotes(ledger
     _play_round(ledger, tmp_path, 5, final=True)
     record = _results(ledger).record()
     assert [row.final for row in record.rounds] == [False, False, True]
-    assert record.scores.personalisation.accuracy.mean == 1 / 5
+    assert record.scores.personalisation["accuracy"].mean == 1 / 5
 
 
 def test_a_restarted_coordinator_writes_the_same_results(ledger, tmp_path):

@@ -93,8 +93,8 @@ def test_the_result_has_scores_bytes_and_latencies_of_every_device(make_federati
         assert device["infer_ms"].keys() == {"p50", "p95", "p99"}
         assert device["peak_rss_bytes"] > 10**7
     details = json.loads((federation.run_dir / "devices.json").read_text())
-    assert sum(map(sum, details["devices"][0]["confusion"]["own"])) == 20
-    assert sum(map(sum, details["devices"][0]["confusion"]["pooled"])) == 60
+    assert sum(map(sum, details["devices"][0]["evaluation"]["own"])) == 20
+    assert sum(map(sum, details["devices"][0]["evaluation"]["pooled"])) == 60
     order = [e["event"] for e in coordinator.events if e["event"].startswith("round_")]
     assert order == ["round_opened", "round_closed"] * 3
     assert coordinator.events[-1]["event"] == "finished"

@@ -14,7 +14,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 import protofleet
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.edge.journal import bundle_path
-from protofleet.edge.personal import checked_examples, score_predictions
+from protofleet.edge.personal import checked_examples
 from protofleet.edge.store import Store
 from protofleet.errors import InputError, ProvisionError
 
@@ -26,7 +26,7 @@ def _softmax(scores):
 
 def test_a_store_alone_predicts_with_its_personal_model(personal_store):
     model = protofleet.open_personal(personal_store)
-    assert (model.round_id, model.classes) == (2, ("class0", "class1", "class2"))
+    assert (model.round_id, model.names) == (2, ("class0", "class1", "class2"))
     assert model.model.strategy == "fedavg"
     x, _ = tiny_data(3, 40)
     found = model.predict(x)
@@ -117,13 +117,6 @@ def test_raw_readings_are_normalised_with_the_bundles_mean_and_std():
     np.testing.assert_array_equal(checked_examples([[4, 0, 1]], tokens, raw=True), [[4, 0, 1]])
     with pytest.raises(InputError, match="examples: expected tokens"):
         checked_examples([[5, 0, 1]], tokens)
-
-
-def test_only_examples_with_a_label_are_scored():
-    scores = score_predictions(np.array([0, 1, 1, 0]), np.array([0, -1, 1, 1]))
-    assert (scores.examples, scores.accuracy) == (3, pytest.approx(2 / 3))
-    assert scores.macro_f1 == pytest.approx(2 / 3)
-    assert score_predictions(np.array([0]), np.array([-1])).examples == 0
 
 
 def test_latency_is_of_single_windows(personal_store):

@@ -126,6 +126,12 @@ def test_a_round_is_measured_step_by_step(world):
     ("changes", "message"),
     [
         ({"classes": ("a", "b", "c")}, "expected the bundle's classes"),
+        (
+            {"classes": (), "targets": ("a",)}
+            | {"y_train": np.zeros((60, 1), np.float32), "y_test": np.zeros((5, 1), np.float32)},
+            r"expected the bundle's classes .* \(task classification\), got {'targets': \['a'\]}",
+        ),
+        ({"pooled": (np.zeros((2, 4), np.float32), np.array([0, 3]))}, "pooled y_test: .* 0…2"),
         ({"x_train": np.zeros((60, 5), np.float32)}, r"expected x_train \(n, 4\)"),
         ({"pooled": (np.zeros((2, 3), np.float32), np.zeros(2))}, "expected pooled x_test"),
     ],

@@ -145,7 +145,7 @@ def test_central_training_is_one_client_with_all_data(run):
     (result,) = run(merged)
     assert result.clients == result.rounds[0].participants == 1
     scores = result.scores
-    assert scores.personalisation.accuracy.mean == scores.generalisation.accuracy.mean
+    assert scores.personalisation["accuracy"].mean == scores.generalisation["accuracy"].mean
 
 
 def test_seeds_divide_the_data_differently_unless_the_file_fixes_the_division(tmp_path):

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow(seconds=2)
 
 _KEY = Ed25519PrivateKey.generate()
 _C, _D = 4, 3
+_CLASSIFIERS = tuple(n for n, one in OBJECTIVES.items() if one.inputs["y"].dtype == "int64")
+_WITH_TARGETS = tuple(name for name in OBJECTIVES if name not in _CLASSIFIERS)
 Arrays = dict[str, np.ndarray]
 
 
@@ -52,13 +54,16 @@ class Flat(nn.Module):
 def _batch(name: str, size: int = 6, seed: int = 0) -> Arrays:
     """A batch of every input that the objective declares."""
     rng = np.random.default_rng(seed)
-    known = {"batch": size, "classes": _C, "features": _D}
+    known = {"batch": size, "classes": _C, "outputs": _C, "features": _D}
     values: Arrays = {}
     for key, declared in OBJECTIVES[name].inputs.items():
         shape = [known.get(d, d) for d in ("batch", _D)] if declared.shape is None else None
         shape = [known.get(d, d) for d in declared.shape] if shape is None else shape
         values[key] = np.asarray(rng.normal(size=shape) if shape else rng.uniform(0.2, 1), "f4")
-    values["y"] = rng.permutation(np.arange(size) % _C)
+    if name in _CLASSIFIERS:
+        values["y"] = rng.permutation(np.arange(size) % _C)
+    if OBJECTIVES[name].inputs["y"].flags:
+        values["y"] = (values["y"] > 0).astype("f4")
     if "present" in values:
         values["present"] = np.array([1, 0, 1, 0], "f4")
     return values
@@ -112,10 +117,27 @@ def _cdfl(b: Arrays) -> float:
     )
 
 
+def _mse(b: Arrays) -> float:
+    return float(np.mean((_logits(b["x"]) - b["y"]) ** 2))
+
+
+def _huber(b: Arrays) -> float:
+    errors = np.abs(_logits(b["x"]) - 3 * b["y"])
+    assert errors.min() < 1 < errors.max()
+    return float(np.mean(np.where(errors <= 1, errors**2 / 2, errors - 0.5)))
+
+
+def _bce(b: Arrays) -> float:
+    shares = 1 / (1 + np.exp(-_logits(b["x"])))
+    return float(-np.mean(np.where(b["y"] > 0, np.log(shares), np.log(1 - shares))))
+
+
 _ORACLES: dict[str, Callable[[Arrays], float]] = {
     "moon": _moon,
     "prototype_mse": _prototype_mse,
     "cdfl": _cdfl,
+    "mse": _mse,
+    "bce": _bce,
 }
 
 
@@ -125,6 +147,26 @@ def test_the_loss_is_its_formula(name: str, seed: int) -> None:
     """Term by term and example by example in NumPy."""
     batch = _batch(name, seed=seed)
     assert _loss(name, batch) == pytest.approx(_ORACLES[name](batch), rel=1e-5)
+
+
+def test_huber_is_its_formula_and_pytorchs() -> None:
+    """On both sides of the threshold; its gradient is bounded."""
+    batch = _batch("huber")
+    scaled = {**batch, "y": np.float32(3) * batch["y"]}
+    expected = torch.nn.functional.huber_loss(
+        Flat()(torch.from_numpy(batch["x"])), torch.from_numpy(scaled["y"])
+    )
+    assert _loss("huber", scaled) == pytest.approx(_huber(batch), rel=1e-5)
+    assert _loss("huber", scaled) == pytest.approx(expected.item(), rel=1e-6)
+    far = {**batch, "y": batch["y"] + np.float32(1e6)}
+    assert np.abs(_gradient("huber", far, "x")).max() <= 1 / _C
+
+
+def test_certain_and_wrong_logits_have_a_finite_loss_and_gradient() -> None:
+    batch = {"x": np.array([[200.0, -200, 0]], "f4"), "y": np.array([[0, 1, 0, 0]], "f4")}
+    expected = (200 + 200 + 2 * np.log(2)) / 4
+    assert _loss("bce", batch) == pytest.approx(expected, rel=1e-6)
+    assert np.isfinite(_gradient("bce", batch, "x")).all()
 
 
 def test_prototype_distance_is_its_formula() -> None:
@@ -233,8 +275,8 @@ def _spec(shape: tuple[int, ...], objectives: tuple[str, ...], classes: int = 10
     )
 
 
-_EVERY = tuple(OBJECTIVES)
-_COMMON = tuple(name for name in OBJECTIVES if name != "prototype_distance")
+_EVERY = _CLASSIFIERS
+_COMMON = tuple(name for name in _CLASSIFIERS if name != "prototype_distance")
 _CNN = {"size": 16, "filters": [4, 6]}
 _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]] = {
     "mlp": ({"hidden": [8, 6]}, (64,), 10, _COMMON),
@@ -266,7 +308,28 @@ def test_objectives_pass_parity(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", _COMMON)
+@pytest.mark.parametrize("name", _WITH_TARGETS)
+def test_objectives_of_targets_pass_parity_in_both_runtimes(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    spec = BundleSpec(
+        name="toy",
+        strategy="fedavg",
+        task="multilabel" if name == "bce" else "regression",
+        targets=tuple("abcd"),
+        preprocessing=Preprocessing(input_shape=(_D,)),
+        objectives=(name,),
+    )
+    model = build_model("mlp", inputs=_D, hidden=(_D,), classes=_C)
+    report = export_bundle(model, spec, out=tmp_path / "a.pfb", key=_KEY)
+    assert report.left_out == {}
+    assert all(record.worst_error < 2e-5 for record in report.parity)
+    manifest = Bundle.open(tmp_path / "a.pfb").manifest
+    (y,) = (port for port in manifest.programs["train"].inputs if port.key == "y")
+    assert (manifest.outputs, y.dtype, y.shape) == (tuple("abcd"), "float32", ("batch", _C))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*_COMMON, *_WITH_TARGETS])
 def test_every_input_of_a_program_changes_its_result(name: str) -> None:
     """No term is lost on the way, and batches of one run."""
     model = build_model("mlp", inputs=_D, hidden=(_D,), classes=_C)

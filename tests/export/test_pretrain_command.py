@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from protofleet.cli._task import OutputOptions, resolve_outputs
 from protofleet.cli.pretrain import pretrain
 from protofleet.errors import InputError
 from protofleet.export.pretraining.checkpoints import load_checkpoint, load_model
@@ -141,3 +142,49 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(tmp_path):
     for out in (tmp_path / "file", tmp_path / "file" / "run", "/proc/run"):
         with pytest.raises(InputError, match=f"--out '{out}': cannot write in"):
             _pretrain(*MLP, "--data", data, "--out", str(out))
+
+
+def _targets(path, y, **arrays):
+    return _npz(path, x=blobs()["x"].numpy(), y=y, **arrays)
+
+
+def test_a_regression_is_trained_with_its_loss_and_the_export_finds_task_and_names(tmp_path):
+    x = blobs()["x"].numpy()
+    data = _targets(tmp_path / "d.npz", np.stack([x.sum(1), x[:, 0]], 1), targets=["sum", "first"])
+    common = (*MLP, "--data", data, "--lr", "0.02", "--epochs", "2", "--task", "regression")
+    result = _pretrain(*common, "--loss", "huber", "--out", str(tmp_path / "run"), "--json")
+    assert json.loads(result.stdout)["accuracy"] is None
+    _, about = load_checkpoint(tmp_path / "run" / "model.safetensors")
+    assert (about["task"], about["objective"]) == ("regression", "huber")
+    assert json.loads(about["targets"]) == ["sum", "first"]
+    nothing = OutputOptions(task=None, loss=None)
+    outputs = resolve_outputs(nothing, about, lambda _: 9)
+    assert (outputs.task, outputs.loss, outputs.targets) == (
+        "regression",
+        "huber",
+        ("sum", "first"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("y", "task", "message"),
+    [
+        (np.full((96, 2), np.nan), "regression", "NaN"),
+        (np.full((96, 2), 0.5), "multilabel", "expected 0 and 1 for each of 2 labels"),
+        (np.full(96, "a"), "regression", "y: expected numbers"),
+        (np.zeros((96, 2), np.int64), "classification", "expected class numbers"),
+    ],
+)
+def test_true_values_that_do_not_fit_the_task_are_refused(tmp_path, y, task, message):
+    data = _targets(tmp_path / "d.npz", y)
+    with pytest.raises(InputError, match=message):
+        _pretrain(*MLP, "--data", data, "--out", str(tmp_path / "run"), "--task", task)
+
+
+def test_a_loss_of_another_task_and_targets_named_wrongly_are_refused(tmp_path):
+    data = _targets(tmp_path / "d.npz", np.zeros((96, 2)), targets=["only"])
+    common = (*MLP, "--data", data, "--out", str(tmp_path / "run"), "--task", "multilabel")
+    with pytest.raises(InputError, match="--loss: expected bce for --task multilabel, got 'mse'"):
+        _pretrain(*common, "--loss", "mse")
+    with pytest.raises(InputError, match="a column for each of the targets"):
+        _pretrain(*common)

@@ -9,8 +9,9 @@ from packed import pack_update
 
 from protofleet.errors import RefusedError
 from protofleet.federation.admission import admit
-from protofleet.federation.coding import decode_update
+from protofleet.federation.coding import decode_update, to_evaluation
 from protofleet.federation.records import Costs
+from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.types import Evaluation, TensorForm, Update, Uplink
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
@@ -162,3 +163,34 @@ def test_bytes_that_are_no_update_are_refused(tiny):
     assert _rule(b"nonsense" * 10, tiny.expected) == "blob-header"
     assert _rule(blobs.encode(tiny.tensors()), tiny.expected) == "update-schema"
     assert _rule(bytes(20_000), tiny.expected) == "blob-size"
+
+
+_TRUTH = np.array([[1, 0, 2], [4, 1, 0]], np.float32)
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_honest_claims_of_a_bundle_of_targets_are_let_in_and_others_refused(tiny, task):
+    """What arrives is what was sent; claims of another task, or with a number changed, are not."""
+    expected = replace(tiny.expected, task=TASKS[task])
+    y = _TRUTH if task == "regression" else (_TRUTH > 1).astype(np.float32)
+    own = TASKS[task].statistics(_TRUTH - 1, y, 3)
+    record = _admitted(_blob(tiny.tensors(), evaluation=Evaluation(own=own)), expected)
+    np.testing.assert_array_equal(to_evaluation(record.evaluation).own, own)
+    counts = Evaluation(own=np.eye(3, dtype=np.int64))
+    assert _rule(_blob(tiny.tensors(), evaluation=counts), expected) == "evaluation"
+    more = own.copy()
+    more[0, 0] += 1
+    for further in ({"pooled": more}, {"more": {"early": own[:2]}}):
+        claim = Evaluation(own=own, **further)
+        assert _rule(_blob(tiny.tensors(), evaluation=claim), expected) == "evaluation"
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "1e60", "true", "null", '"1"', "9" * 400])
+def test_claims_that_are_no_numbers_are_refused(tiny, number):
+    expected = replace(tiny.expected, task=TASKS["regression"])
+    rows = json.dumps([[2.0, 1.0, 1.0, 1.0, 1.0]] * 3).replace("1.0", number, 1)
+    record = f'{{"client_id":"a","round_id":3,"num_examples":5,"evaluation":{{"own":{rows}}}}}'
+    assert _rule(blobs.encode(tiny.tensors(), {"update": record}), expected) in {
+        "evaluation",
+        "update-schema",
+    }

@@ -5,12 +5,13 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
-from protofleet.bundle import write_bundle
+from protofleet.bundle import Bundle, write_bundle
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import AggregationSettings, StrategySettings
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.optimisers import Adam
+from protofleet.strategies.tasks import TASKS
 
 
 def test_the_file_s_settings_go_over_the_bundle_s(tiny, tmp_path):
@@ -70,3 +71,35 @@ def test_a_rule_for_a_strategy_that_takes_none_is_refused_by_name(tiny):
 def test_an_unknown_rule_is_refused_by_name(tiny):
     with pytest.raises(InputError, match="aggregation 'krum': unknown; expected one of mean"):
         _with(tiny, "fedavg", kind="krum")
+
+
+def _without_classes(tmp_path, task):
+    """The tiny bundle's manifest as that of a task with targets; its programs are not to be run."""
+    key = Ed25519PrivateKey.generate()
+    tiny = Bundle.open(tiny_bundle(tmp_path / "classes.pfb", key))
+    names, declared = tiny.manifest.classes, tiny.manifest.programs
+    y = msgspec.structs.replace(
+        declared["train"].inputs[-1], dtype="float32", shape=("batch", len(names))
+    )
+    train = msgspec.structs.replace(
+        declared["train"],
+        inputs=(*declared["train"].inputs[:-1], y),
+        objective=next(iter(TASKS[task].losses)),
+    )
+    programs = {"infer": declared["infer"], "train": train}
+    manifest = msgspec.structs.replace(
+        tiny.manifest, task=task, classes=(), targets=names, programs=programs
+    )
+    kept = ("params.safetensors", *(program.file for program in programs.values()))
+    write_bundle(tmp_path / "other.pfb", manifest, {path: tiny.read(path) for path in kept}, key)
+    return tmp_path / "other.pfb"
+
+
+@pytest.mark.parametrize("task", ["regression", "multilabel"])
+def test_a_strategy_that_looks_at_classes_is_refused_before_any_device_comes(tiny, tmp_path, task):
+    config = msgspec.structs.replace(tiny.plan.config, bundle=_without_classes(tmp_path, task))
+    plan = make_plan(config)
+    assert (plan.model.task, plan.model.num_classes) == (task, 0)
+    mine = StrategySettings(name="fedproto")
+    with pytest.raises(InputError, match=f"'fedproto': .* got {task}; use one of ditto, fedala, "):
+        make_plan(msgspec.structs.replace(config, strategy=mine))

@@ -44,7 +44,7 @@ def _write(path, document):
 
 def test_the_documented_fields_are_the_record(tmp_path):
     result = load_record(_write(tmp_path / "result.json", _result()), RunRecord)
-    assert result.scores.global_.macro_f1.mean == 0.5
+    assert result.scores.global_["macro_f1"].mean == 0.5
     assert result.devices[0].infer_ms == Percentiles(p50=1.0, p95=2.0, p99=3.0)
 
 
@@ -72,16 +72,16 @@ def test_details_come_from_what_the_coordinator_leaves(tmp_path):
     samples = [float(index) for index in range(3 * MAX_SAMPLES)]
     about = {"num_examples": 5, "rounds": 2}
     devices = [
-        {"id": "a", **about, "train_step_ms": samples, "infer_ms": [], "confusion": {"own": None}},
+        {"id": "a", **about, "train_step_ms": samples, "infer_ms": [], "evaluation": {"own": None}},
         {
             "id": "b",
             **about,
             "train_step_ms": [1.0],
             "infer_ms": [2.0],
-            "confusion": {"own": [[1, 0], [2, 3]]},
+            "evaluation": {"own": [[1, 0], [2, 3]]},
         },
     ]
-    _write(tmp_path / "devices.json", {"classes": ["x", "y"], "devices": devices})
+    _write(tmp_path / "devices.json", {"outputs": ["x", "y"], "devices": devices})
     details = details_of_run(tmp_path, title="t", data="d", bundle="00")
     assert details.classes == ("x", "y")
     assert (details.confusion.device_id, details.confusion.counts) == ("b", ((1, 0), (2, 3)))

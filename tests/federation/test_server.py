@@ -133,7 +133,7 @@ def test_a_closed_round_is_aggregated_and_its_clients_are_scored(tiny, server):
     for name, value in expected.tensors.items():
         np.testing.assert_array_equal(state.tensors[name], value)
     np.testing.assert_array_equal(state.tensors["params/b"], np.full(3, 2.0, np.float32))
-    assert scores.personalisation.macro_f1.mean == 1.0
+    assert scores.personalisation["macro_f1"].mean == 1.0
     assert scores.global_ is None
 
 
@@ -149,7 +149,7 @@ def test_after_the_final_fit_only_the_clients_are_scored(tiny, server):
     assert state.round_id == 4
     assert state.tensors is before.tensors
     assert scored == []
-    assert (scores.personalisation.accuracy.mean, scores.global_) == (1.0, None)
+    assert (scores.personalisation["accuracy"].mean, scores.global_) == (1.0, None)
 
 
 def test_a_strategy_that_returns_another_round_s_state_is_named(tiny, server):

@@ -1,6 +1,7 @@
 """Fleet files, and virtual devices as real processes."""
 
 import json
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -12,6 +13,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.windows import Windows
 from protofleet.errors import InputError
+from protofleet.firmware_sim import virtual_device
 from protofleet.firmware_sim.fleet import Fleet
 from protofleet.firmware_sim.imu import ImuProfile
 from protofleet.firmware_sim.motion import ACTIVITIES, synthesise
@@ -141,3 +143,10 @@ def test_motion_and_data_exclude_each_other(tmp_path):
     with pytest.raises(InputError, match="not both"):
         VirtualDevice(id="a", data=tmp_path, motion=tmp_path)
     assert msgspec.structs.replace(VirtualDevice(id="a"), data=tmp_path).data == tmp_path
+
+
+def test_played_motion_is_refused_for_a_bundle_without_classes():
+    spec = SimpleNamespace(device=SimpleNamespace(id="wrist", data=None))
+    manifest = SimpleNamespace(task="regression")
+    with pytest.raises(InputError, match=r"'wrist': recorded motion is labelled .* regression"):
+        virtual_device._own_data(spec, manifest)

@@ -64,7 +64,7 @@ def cdfl(network, batch, _rng):
 
 def server_tools():
     return ServerTools(
-        grad_fns={"cross_entropy": cross_entropy}, predict=predict, rng=np.random.default_rng(0)
+        grad_fns={"task_loss": cross_entropy}, predict=predict, rng=np.random.default_rng(0)
     )
 
 
@@ -73,7 +73,7 @@ def case(make_tools, _toy):
         tools, seen = make_tools(client_id, examples)
         y = np.arange(len(tools.training.y)) % 2
         changes = {"x": images(examples), "y": y, "features": features, "predict": predict}
-        programs = {"cross_entropy": cross_entropy, "cdfl": cdfl}
+        programs = {"task_loss": cross_entropy, "cdfl": cdfl}
         return changed(tools, grad_fns=programs, **changes), seen
 
     return Case(

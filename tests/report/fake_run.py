@@ -41,7 +41,9 @@ def write_run(
         strategy="fedali" if prototypes else "fedavg",
         seed=seed,
         rounds=done,
-        scores=max((item.scores for item in done), key=lambda s: s.personalisation.accuracy.mean),
+        scores=max(
+            (item.scores for item in done), key=lambda s: s.personalisation["accuracy"].mean
+        ),
         devices=tuple(_device(rng, one, rounds) for one in latencies),
     )
     save_record(result, folder / "result.json")

@@ -85,7 +85,7 @@ def test_the_page_has_every_plot_with_a_text_for_those_who_cannot_see_it(page):
 def test_the_page_shows_the_numbers_of_the_run(run, page):
     result = load_record(run / "result.json", RunRecord)
     text = " ".join(page.text)
-    best = result.scores.personalisation.macro_f1
+    best = result.scores.personalisation["macro_f1"]
     assert f"{100 * best.mean:.1f} % ± {100 * best.std:.1f}" in text
     assert "fedali" in text
     assert "UCI-HAR" in text
@@ -207,3 +207,31 @@ def test_losses_and_further_scores_are_rows_and_a_final_fit_is_told(tmp_path):
     assert "fit after the last round" in text
     assert "for 2 rounds" in text
     assert "over 2 rounds" in page.pictures["scores"]["alt"]
+
+
+def _regression(rmse):
+    both = {"rmse": Spread(mean=rmse, std=0.5), "r2": Spread(mean=0.25, std=0.0)}
+    return Scores(
+        task="regression",
+        personalisation=both,
+        more={"early": both},
+        targets={"heart rate": {"rmse": 3.25, "mae": 2.0, "r2": 0.75}, "constant": {"mae": 0.0}},
+    )
+
+
+def test_a_regression_is_shown_in_its_own_scores_and_by_target(run, tmp_path):
+    result = load_record(run / "result.json", RunRecord)
+    rounds = tuple(msgspec.structs.replace(one, scores=_regression(4.5)) for one in result.rounds)
+    changed = msgspec.structs.replace(result, rounds=rounds, scores=_regression(4.25))
+    save_record(changed, tmp_path / "result.json")
+    details = msgspec.structs.replace(load_details(run / "details.json"), confusion=None)
+    save_details(details, tmp_path / "details.json")
+    page = _page(tmp_path)
+    text = " ".join(" ".join(page.text).split())
+    assert "4.25 ± 0.5" in text
+    assert "RMSE R² 0.25 ± 0" in text
+    assert "early, RMSE 4.25 0.5" in text
+    assert "heart rate 3.25 2 0.75 constant - 0 -" in text
+    assert "macro-F1" not in text
+    assert "confusion" not in page.pictures
+    assert "RMSE" in page.pictures["scores"]["alt"]

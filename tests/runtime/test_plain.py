@@ -116,11 +116,28 @@ def test_the_metadata_say_what_the_numbers_mean(made, network, raw):
         one.name.decode(): bytes(model.buffers[one.buffer].data).decode() for one in model.metadata
     }
     assert onnx == tflite
-    assert json.loads(onnx["classes"]) == ["a", "b"]
+    assert (json.loads(onnx["task"]), json.loads(onnx["outputs"])) == ("classification", ["a", "b"])
     inputs = json.loads(onnx["preprocessing"])
     assert inputs["input_shape"] == [3]
     assert inputs["mean"] == ([0.0] if raw else [1.0, 2.0, 3.0])
     assert json.loads(onnx["provenance"]) == {"bundle": "hand-made", "round_id": 7}
+
+
+@pytest.mark.parametrize("format_", sorted(_STOCK))
+def test_labels_have_probabilities_of_their_own_and_a_regression_none(
+    made, network, monkeypatch, format_
+):
+    x = np.random.default_rng(3).normal(size=(4, 3)).astype(np.float32)
+    logits = open_classifier(made, model=network).predict(x, batch_size=4)
+    for task in ("multilabel", "regression"):
+        manifest = msgspec.structs.replace(made.manifest, task=task, classes=(), targets=("t",))
+        monkeypatch.setattr(type(made), "manifest", manifest)
+        found = _STOCK[format_](plain_model(made, format_, model=network, provenance={}), x)
+        np.testing.assert_allclose(found["logits"], logits, atol=1e-5)
+        shares = found.get("probabilities")
+        assert (shares is None) == (task == "regression")
+        if shares is not None:
+            np.testing.assert_allclose(shares, 1 / (1 + np.exp(-logits)), atol=1e-5)
 
 
 def test_a_rule_that_no_program_can_stand_for_is_refused(made, network):

@@ -47,14 +47,14 @@ def make_tools():
                 name=f"client '{client_id}'",
                 x=x,
                 y=np.zeros(len(x), np.int64),
-                grad_fns={"cross_entropy": recorded},
+                grad_fns={"task_loss": recorded},
                 rng=np.random.default_rng(1),
             ),
             predict=None,
             features=None,
             layers=None,
             evaluate=evaluate,
-            confusion=lambda _network, **_: None,
+            statistics=lambda _network, **_: None,
         )
         return tools, seen
 

@@ -53,7 +53,7 @@ class Client:
         x = rng.normal(size=(n, 4)).astype(np.float32)
         y = rng.integers(0, 2, n)
         self.seen = []
-        self.tools = changed(tools, x=x, y=y, grad_fns={"cross_entropy": self.program})
+        self.tools = changed(tools, x=x, y=y, grad_fns={"task_loss": self.program})
 
     def program(self, network, batch, _rng):
         params = network.params
@@ -167,7 +167,7 @@ def _passes(model, make_tools, losses, **settings):
         calls.append(1)
         return inner(*arguments)
 
-    client.tools.training.grad_fns["cross_entropy"] = counted
+    client.tools.training.grad_fns["task_loss"] = counted
     client.merge({}, model.buffers, **settings)
     return len(calls)
 
@@ -206,7 +206,7 @@ def test_the_loss_of_a_pass_is_that_of_its_last_batch(model, make_tools):
         grads = TensorMap.zeros(network.params.layout)
         return Step(loss=loss, grads=grads, buffers=network.buffers)
 
-    client.tools.training.grad_fns["cross_entropy"] = program
+    client.tools.training.grad_fns["task_loss"] = program
     probe = Probe(tools=client.tools.training, batch_size=4, fit=Fit())
     received = Network(params=client.received, buffers=model.buffers)
     local_aggregation(Ala(), client.own, received, {}, probe)
@@ -214,7 +214,7 @@ def test_the_loss_of_a_pass_is_that_of_its_last_batch(model, make_tools):
 
 
 def test_a_loss_that_is_not_finite_names_the_client(model, make_tools):
-    with pytest.raises(InputError, match="client 'a': expected a finite loss of 'cross_entropy'"):
+    with pytest.raises(InputError, match="client 'a': expected a finite loss of 'task_loss'"):
         _passes(model, make_tools, [math.inf])
 
 

@@ -17,7 +17,7 @@ def test_json_says_name_paper_programs_and_what_travels():
     by_name = {item["name"]: item for item in listed}
     assert by_name.keys() == STRATEGIES.keys()
     assert by_name["fedali"]["travels"]["down"] == ["parameters", "global prototypes"]
-    assert by_name["fedavg"]["programs"] == ["cross_entropy"]
+    assert by_name["fedavg"]["programs"] == ["task_loss"]
     assert "arXiv:1602.05629" in by_name["fedavg"]["paper"]
 
 
@@ -31,11 +31,13 @@ def test_people_read_the_same():
 def test_people_read_what_a_strategy_asks_of_server_and_registration():
     listed = CliRunner().invoke(strategies).stdout.split("\n\n")
     by_name = {item.partition("\n")[0]: item for item in listed}
-    assert "server programs      cross_entropy" in by_name["cdfl"]
+    assert "server programs      task_loss" in by_name["cdfl"]
     assert "devices register     training samples of each class" in by_name["fedhp"]
     assert "final fit            after the last round" in by_name["fedhp"]
     assert "register" not in by_name["fedavg"]
     assert "goes down            nothing" in by_name["local"]
+    assert "tasks                classification, regression, multilabel" in by_name["local"]
+    assert "tasks                classification\n" in by_name["moon"]
 
 
 def test_the_program_knows_the_command():

@@ -83,7 +83,7 @@ def test_every_epoch_sees_every_example_once_in_a_new_order(model, make_tools):
         orders.append(batch["x"][:, 0].astype(int).tolist())
         return Step(loss=0.0, grads=TensorMap.zeros(network.params.layout), buffers=network.buffers)
 
-    tools.training.grad_fns["cross_entropy"] = recording
+    tools.training.grad_fns["task_loss"] = recording
     train(model.network.copy(), tools.training, Training(epochs=2, batch_size=20))
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(20))
     assert orders[0] != orders[1] != sorted(orders[1])
@@ -135,12 +135,10 @@ def test_a_trainer_shows_its_network_as_it_is_between_steps(model, make_tools):
 
 def test_a_loss_that_is_not_finite_names_client_and_objective(model, make_tools):
     tools, _ = make_tools("kitchen", [[2, 2]])
-    tools.training.grad_fns["cross_entropy"] = lambda network, _batch, _rng: Step(
+    tools.training.grad_fns["task_loss"] = lambda network, _batch, _rng: Step(
         loss=math.nan, grads=network.params, buffers=network.buffers
     )
-    with pytest.raises(
-        InputError, match="client 'kitchen': expected a finite loss of 'cross_entropy'"
-    ):
+    with pytest.raises(InputError, match="client 'kitchen': expected a finite loss of 'task_loss'"):
         train(model.network.copy(), tools.training, Training())
 
 

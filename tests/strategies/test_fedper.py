@@ -14,7 +14,7 @@ _QUARTER = {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.25}}
 
 def _tools(make_tools, name, examples):
     tools, seen = make_tools(name, examples)
-    return changed(tools, grad_fns={"cross_entropy": headed_grad_fn}), seen
+    return changed(tools, grad_fns={"task_loss": headed_grad_fn}), seen
 
 
 def test_bodies_meet_at_the_weighted_mean_and_heads_stay(make_tools):

@@ -17,7 +17,7 @@ def _tools(make_tools, name, examples):
         moved.append({key: value.tolist() for key, value in network.params.items()})
         return headed_grad_fn(network, *rest)
 
-    return changed(tools, grad_fns={"cross_entropy": recorded}), seen, moved
+    return changed(tools, grad_fns={"task_loss": recorded}), seen, moved
 
 
 def test_the_head_moves_first_and_the_body_after_it(make_tools):

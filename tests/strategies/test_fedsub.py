@@ -434,7 +434,7 @@ def test_the_model_is_scored_before_its_training_and_again_after_it(make_tools):
         counted.append(network.params.copy())
         return np.eye(3, dtype=np.int64)
 
-    tools = with_programs(tools, x=_X, y=_Y, confusion=confusion)
+    tools = with_programs(tools, x=_X, y=_Y, statistics=confusion)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     state, update = strategy.client_update(strategy.client_init(model), payload, tools)
     np.testing.assert_array_equal(seen.evaluated[0].params.buffer, model.params.buffer)

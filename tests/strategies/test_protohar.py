@@ -127,7 +127,7 @@ def test_the_model_is_scored_before_its_training_and_again_after_it(make_tools, 
         counted.append(network.params.copy())
         return np.eye(3, dtype=np.int64)
 
-    tools = with_programs(tools, x=_X, y=_Y, confusion=confusion)
+    tools = with_programs(tools, x=_X, y=_Y, statistics=confusion)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     body = {n: v + 1 for n, v in payload.tensors.items() if n.startswith("params/")}
     payload = dataclasses.replace(payload, tensors={**payload.tensors, **body})

@@ -56,7 +56,7 @@ class Clients:
             grads["w"][...] = curvature * (network.params["w"] - batch["x"].mean(axis=0))
             return Step(loss=0.0, grads=grads, buffers=network.buffers)
 
-        return changed(tools, grad_fns={"cross_entropy": grad_fn})
+        return changed(tools, grad_fns={"task_loss": grad_fn})
 
 
 def _gradients():
@@ -188,7 +188,7 @@ def _pulled_to(make_tools):
             return Step(loss=0.0, grads=grads, buffers=network.buffers)
 
         tools, seen = make_tools(name, [[0, 0]])
-        return changed(tools, grad_fns={"cross_entropy": grad_fn}), seen
+        return changed(tools, grad_fns={"task_loss": grad_fn}), seen
 
     return make
 

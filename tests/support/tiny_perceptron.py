@@ -80,7 +80,7 @@ def with_programs(tools, **changes):
     """``tools`` that run this model's programs."""
     return changed(
         tools,
-        grad_fns={"cross_entropy": cross_entropy, "prototype_mse": prototype_mse},
+        grad_fns={"task_loss": cross_entropy, "prototype_mse": prototype_mse},
         predict=predict,
         features=features,
         layers=layers,

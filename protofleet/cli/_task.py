@@ -1,0 +1,136 @@
+"""Options that say what a model's outputs are: task, loss, names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from protofleet.errors import InputError
+
+if TYPE_CHECKING:
+    from protofleet.tensors import TaskName
+
+_TASKS = ("classification", "regression", "multilabel")
+_LOSSES = ("cross_entropy", "mse", "huber", "bce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputOptions:
+    """What a command line says of a model's outputs; None where it says nothing."""
+
+    task: TaskName | None
+    loss: str | None
+    classes: str | None = None
+    targets: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outputs:
+    """A model's outputs.
+
+    Attributes:
+        task: what they are.
+        loss: the objective that is the task's own loss.
+        names: of classes, targets or labels, in their order.
+    """
+
+    task: TaskName
+    loss: str
+    names: tuple[str, ...]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names, where they are of classes."""
+        return self.names if self.task == "classification" else ()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The names, where they are of targets or labels."""
+        return () if self.task == "classification" else self.names
+
+
+def task_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``--task`` and ``--loss``."""
+    options = (
+        click.option(
+            "--task",
+            type=click.Choice(_TASKS),
+            help="What the outputs are: scores of classes (the default), numbers, or logits of "
+            "labels of which any may hold.",
+        ),
+        click.option(
+            "--loss",
+            type=click.Choice(_LOSSES),
+            help="The task's own loss; default: cross_entropy, mse or bce, by the task.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def resolve_task(given: OutputOptions, metadata: Mapping[str, str]) -> tuple[TaskName, str]:
+    """Task and loss: as given, else the checkpoint's, else classification and the task's default.
+
+    Args:
+        given: from the command line.
+        metadata: of a checkpoint; empty without one.
+
+    Raises:
+        InputError: the task has no such loss.
+    """
+    from protofleet.strategies.tasks import TASKS
+
+    found = [name for name in TASKS if name == (given.task or metadata.get("task"))]
+    named = found[0] if found else "classification"
+    task = TASKS[named]
+    if given.loss is not None and given.loss not in task.losses:
+        raise InputError(
+            f"--loss: expected {' or '.join(task.losses)} for --task {named}, got '{given.loss}'"
+        )
+    return named, given.loss or task.loss_of([metadata.get("objective", "")])
+
+
+def resolve_outputs(
+    given: OutputOptions, metadata: Mapping[str, str], width: Callable[[TaskName], int]
+) -> Outputs:
+    """What ``resolve_task`` says, and names: as given, else the checkpoint's, else numbers.
+
+    Args:
+        given: from the command line.
+        metadata: of a checkpoint; empty without one.
+        width: checks the model for a task, and says how many outputs it has.
+
+    Raises:
+        InputError: the task has no such loss, or names of the other kind were given.
+    """
+    task, loss = resolve_task(given, metadata)
+    texts = {"classes": given.classes, "targets": given.targets}
+    kind = "classes" if task == "classification" else "targets"
+    text = texts.pop(kind)
+    for other, surplus in texts.items():
+        if surplus is not None:
+            raise InputError(
+                f"--{other}: --task {task} has {kind}, name them with --{kind}, got '{surplus}'"
+            )
+    count = width(task)
+    names = _split(kind, text) or _listed(metadata.get(kind)) or tuple(map(str, range(count)))
+    return Outputs(task=task, loss=loss, names=names)
+
+
+def _split(kind: str, text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    names = tuple(name.strip() for name in text.split(","))
+    if "" in names or len(set(names)) < len(names):
+        raise InputError(f"--{kind}: expected different names as in sit,walk, got '{text}'")
+    return names
+
+
+def _listed(text: str | None) -> tuple[str, ...]:
+    names: Sequence[object] = json.loads(text) if text else ()
+    return tuple(str(name) for name in names)
