@@ -37,7 +37,13 @@ def run(tmp_path_factory):
     base = tmp_path_factory.mktemp("demo")
     folder = base / "run"
     options = ["--devices", "2", "--rounds", "3", "--seed", "5", "--out", str(folder)]
-    first = subprocess.Popen([*_DEMO, *options], stdout=subprocess.PIPE, text=True, cwd=base)
+    first = subprocess.Popen(
+        [*_DEMO, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=base,
+    )
     for line in first.stdout:
         if line.startswith("round   1/3"):
             break

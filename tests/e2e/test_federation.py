@@ -124,7 +124,7 @@ def test_a_device_that_diverges_is_named_and_stays(make_federation, tmp_path, ke
         (2, "device0", "diverged"),
         (3, "device0", "diverged"),
     ]
-    assert "expected a finite loss of 'cross_entropy'" in refused[0]["reason"]
+    assert "expected a finite loss of 'task_loss'" in refused[0]["reason"]
     closed = [e for e in coordinator.events if e["event"] == "round_closed"]
     assert [e["participants"] for e in closed] == [2, 1, 1]
     assert read_personal(federation.folder / "store-device0")[1].round_id == 1
