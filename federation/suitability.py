@@ -51,7 +51,7 @@ def why_not(bundle: Bundle) -> dict[str, str]:
         try:
             build_for(manifest, model, name, declared)
         except InputError as error:
-            reasons[name] = str(error)
+            reasons[name] = str(error).removeprefix(f"strategy '{name}': ")
         else:
             reasons[name] = ""
     return reasons
