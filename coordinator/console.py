@@ -97,7 +97,8 @@ _LINES: dict[type[events.Report], Any] = {
     ),
     events.RoundClosed: _closed,
     events.Finished: lambda e: (
-        f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores, 'best ')}; "
+        f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
+        f"{_scores(e.scores, 'best ')}; "
         f"{escape(e.result)}; to look at it: protofleet report {escape(str(Path(e.result).parent))}"
     ),
 }
