@@ -50,7 +50,7 @@ def _closed(e: events.RoundClosed) -> str:
     )
 
 
-def _scores(scores: Scores) -> str:
+def _scores(scores: Scores, which: str = "") -> str:
     headline = TASKS[scores.task].headline
     metric = METRICS[headline]
     parts = [
@@ -58,7 +58,7 @@ def _scores(scores: Scores) -> str:
         for name, metrics in scores.sections.items()
         if headline in metrics
     ]
-    return f"; {metric.label}: {', '.join(parts)}" if parts else ""
+    return f"; {which}{metric.label}: {', '.join(parts)}" if parts else ""
 
 
 def _round(e: events.RoundOpened | events.RoundClosed) -> str:
@@ -97,7 +97,8 @@ _LINES: dict[type[events.Report], Any] = {
     ),
     events.RoundClosed: _closed,
     events.Finished: lambda e: (
-        f"[bold green]finished[/bold green] after {e.rounds} rounds{_scores(e.scores)}; "
+        f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
+        f"{_scores(e.scores, 'best ')}; "
         f"{escape(e.result)}; to look at it: protofleet report {escape(str(Path(e.result).parent))}"
     ),
 }

@@ -305,12 +305,13 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
     channels = preprocessing.channels
     if named and len(channels) == size and set(channels) <= set(values):
         return _Table(where, names, manifest, channels)
-    by_name = f"columns {', '.join(channels)} of sensor samples, or " if channels else ""
     if len(values) != size or (named and len(channels) == size):
+        by_name = f"a first row that names the columns {', '.join(channels)} of sensor samples, or "
+        shape = f"channels {', '.join(channels)}" if channels else "input"
         raise InputError(
-            f"{where}: expected {by_name if preprocessing.window else ''}{size} numbers of an "
-            f"example in each row ({'channels ' + ', '.join(channels) if channels else 'input '}"
-            f"{preprocessing.input_shape}), got the columns {', '.join(values)[:200]}"
+            f"{where}: expected {by_name if channels and preprocessing.window else ''}{size} "
+            f"numbers of an example in each row ({shape} {preprocessing.input_shape}), got the "
+            f"columns {', '.join(values)[:200]}"
         )
     return _Table(where, names, manifest, values)
 

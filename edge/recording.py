@@ -57,7 +57,12 @@ def _labelled(blocks: list[Examples], manifest: Manifest, *, raw: bool) -> Windo
     y = np.concatenate([np.zeros(0, np.int64), *(one.y for one in blocks)])
     known = y != NO_LABEL
     if not known.all():
-        _log.warning("%d of %d examples have no label and are left out", (~known).sum(), len(known))
+        _log.warning(
+            "%d of %d examples have no label and are left out%s",
+            (~known).sum(),
+            len(known),
+            " (a window has one if it is the same throughout)" if inputs.window else "",
+        )
     start_s = np.concatenate([np.zeros(0), *starts])[known]
     length_s = inputs.window / inputs.rate_hz if inputs.window and inputs.rate_hz else 0.0
     with np.errstate(invalid="ignore"):

@@ -31,13 +31,14 @@ def build_for(manifest: Manifest, model: Model, name: str, settings: Mapping[str
         strategy = build(name, settings, model)
     except UnsuitableModelError as error:
         command = _command(manifest, name, error.flags)
-        raise InputError(f"{error}; export it anew: {command}") from error
+        raise InputError(f"{error}; export it anew, other options as before: {command}") from error
     if lack := _lack(manifest, strategy.description):
         headless = strategy.description.features and not manifest.head
         command = _command(manifest, name, "--head NAME" if headless else "")
         raise InputError(
             f"strategy '{name}': needs {lack}, bundle '{manifest.name}' has "
-            f"{', '.join(sorted(manifest.programs))}; export it anew: {command}"
+            f"{', '.join(sorted(manifest.programs))}; export it anew, other options as "
+            f"before: {command}"
         )
     return strategy
 
@@ -51,7 +52,7 @@ def why_not(bundle: Bundle) -> dict[str, str]:
         try:
             build_for(manifest, model, name, declared)
         except InputError as error:
-            reasons[name] = str(error)
+            reasons[name] = str(error).removeprefix(f"strategy '{name}': ")
         else:
             reasons[name] = ""
     return reasons

@@ -116,6 +116,22 @@ def _tokens(preprocessing: Preprocessing) -> str:
     return "" if preprocessing.tokens is None else f", {preprocessing.tokens} tokens"
 
 
+def _sensor(preprocessing: Preprocessing) -> dict[str, str]:
+    """What readings are before they become the input."""
+    rows = {}
+    if preprocessing.window and preprocessing.rate_hz:
+        rows["windows"] = (
+            f"{preprocessing.window} samples at {preprocessing.rate_hz:g} Hz, "
+            f"one every {preprocessing.hop or preprocessing.window}"
+        )
+    if preprocessing.channels:
+        rows["channels"] = ", ".join(preprocessing.channels)
+    if preprocessing.tokens is None:
+        rows["mean"] = ", ".join(f"{one:g}" for one in preprocessing.mean)
+        rows["std"] = ", ".join(f"{one:g}" for one in preprocessing.std)
+    return rows
+
+
 def _file(opened: Bundle, path: str | None, kind: str) -> str:
     """Programs may share a file."""
     if path is None:
@@ -135,6 +151,7 @@ def _lines(opened: Bundle) -> list[str]:
         "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
         "state": f"{len(model.buffers)} tensors, {model.buffers.layout.size:,} values",
         "input": f"{list(manifest.preprocessing.input_shape)}{_tokens(manifest.preprocessing)}",
+        **_sensor(manifest.preprocessing),
         "task": manifest.task,
         "classes" if manifest.classes else "targets": ", ".join(manifest.outputs),
         "strategy": f"{manifest.strategy.name} {manifest.strategy.settings}",

@@ -226,7 +226,8 @@ def _tell_methods(methods: Methods) -> None:
     for note in methods.notes:
         click.echo(note, err=True)
     for name, reason in methods.left_out.items():
-        click.echo(f"left out, strategy {name}: {reason}", err=True)
+        why = reason.removeprefix(f"strategy '{name}': ")
+        click.echo(f"left out, strategy {name}: {why}", err=True)
 
 
 def _tell_untrained(spec: str) -> None:

@@ -47,10 +47,8 @@ def _tell_fitting(path: Path, *, as_json: bool) -> None:
         listed = [{"name": name, "runs": not why, "why": why} for name, why in reasons.items()]
         click.echo(json.dumps(listed, indent=2))
         return
-    width = max(map(len, reasons)) + 2
-    for name, why in reasons.items():
-        label = click.style(f"{name:{width}}", bold=True)
-        click.echo(f"{label}{'no: ' + why if why else 'runs'}")
+    told = {name: f"no: {why}" if why else "runs" for name, why in reasons.items()}
+    click.echo("\n".join(in_rows(told)))
 
 
 def _describe(item: Description) -> str:

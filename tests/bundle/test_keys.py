@@ -82,7 +82,10 @@ def test_the_commands_make_a_key_trust_it_and_verify(tmp_path):
     assert json.loads(run(command, ["verify", path, "--json"]).stdout)["valid"] is True
     shown = json.loads(run(command, ["inspect", path, "--json"]).stdout)
     assert shown["signer"] == keys.fingerprint(keys.load_public_key(tmp_path / "me.pem"))
-    assert "class0" in run(command, ["inspect", path]).stdout
+    told = run(command, ["inspect", path]).stdout
+    assert "class0" in told
+    assert "\nmean " in told
+    assert "\nstd " in told
 
 
 def test_a_refusal_is_one_line_and_exit_status_1(tmp_path, capsys):

@@ -45,7 +45,7 @@ def test_a_line_has_the_first_score_of_the_task():
         rounds=2, result="r", scores=Scores(task="regression", personalisation=metrics)
     )
     end = "r; to look at it: protofleet report ."
-    assert _plain(finished) == f"finished after 2 rounds; RMSE: personalisation 12.35; {end}"
+    assert _plain(finished) == f"finished after 2 rounds; best RMSE: personalisation 12.35; {end}"
     undefined = Scores(task="multilabel", personalisation={})
     unscored = events.Finished(rounds=2, result="r", scores=undefined)
     assert _plain(unscored) == f"finished after 2 rounds; {end}"

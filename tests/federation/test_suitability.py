@@ -48,4 +48,5 @@ def test_every_strategy_is_answered_for(tiny):
     reasons = why_not(tiny.plan.bundle)
     assert list(reasons) == sorted(DESCRIPTIONS)
     assert reasons["fedavg"] == reasons["scaffold"] == ""
+    assert reasons["cdfl"].startswith("expected images")
     assert all(reasons[name] for name in ("cdfl", "fedali", "fedhp", "fedper", "fedsub", "moon"))
