@@ -196,9 +196,11 @@ def _objective(name: str) -> Objective:
 
 
 def example_of(preprocessing: Preprocessing, batch: int) -> Tensor:
-    """A batch of zeros such as the model takes: float32, or int64 tokens."""
-    dtype = torch.float32 if preprocessing.tokens is None else torch.int64
-    return torch.zeros(batch, *preprocessing.input_shape, dtype=dtype)
+    """A batch such as the model takes: zeros in float32, or int64 tokens 1 (0 often is padding)."""
+    shape = (batch, *preprocessing.input_shape)
+    if preprocessing.tokens is None:
+        return torch.zeros(shape)
+    return torch.full(shape, min(1, preprocessing.tokens - 1), dtype=torch.int64)
 
 
 def _example(objective: Objective, x: Tensor, sizes: Mapping[str, int | str]) -> dict[str, Tensor]:

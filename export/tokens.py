@@ -27,12 +27,16 @@ def find_tokens(model: nn.Module, input_shape: Sequence[int]) -> int | None:
         ExportError: it takes int64 examples only, and no ``nn.Embedding`` reads them.
     """
     shape = (_BATCH, *input_shape)
-    if _runs(model, torch.zeros(shape)) or not _runs(model, torch.zeros(shape, dtype=torch.int64)):
+    ones = torch.ones(shape, dtype=torch.int64)  # 0 is padding to many: nothing but it may fail
+    if _runs(model, torch.zeros(shape)) or not _runs(model, ones):
         return None
-    zeros, ones = ([*_looked_up(model, fill, shape)] for fill in (0, 1))
+    other = ones.clone()
+    other[..., -1] = 0
     sizes = [
         table.num_embeddings
-        for (table, before), (_, after) in zip(zeros, ones, strict=True)
+        for (table, before), (_, after) in zip(
+            _looked_up(model, ones), _looked_up(model, other), strict=True
+        )
         if not torch.equal(before, after)
     ]
     if not sizes:
@@ -53,9 +57,9 @@ def _runs(model: nn.Module, example: Tensor) -> bool:
 
 
 def _looked_up(
-    model: nn.Module, fill: int, shape: Sequence[int]
+    model: nn.Module, example: Tensor
 ) -> list[tuple[nn.Embedding | nn.EmbeddingBag, Tensor]]:
-    """Tables and what was looked up in them, in order, by an example of equal numbers."""
+    """Tables and what was looked up in them, in order, for a batch of tokens."""
     found: list[tuple[nn.Embedding | nn.EmbeddingBag, Tensor]] = []
     hooks = [
         table.register_forward_pre_hook(lambda table, args: found.append((table, args[0].clone())))
@@ -64,7 +68,7 @@ def _looked_up(
     ]
     try:
         with _evaluating(model):
-            model(torch.full(tuple(shape), fill, dtype=torch.int64))
+            model(example)
     finally:
         for hook in hooks:
             hook.remove()

@@ -44,6 +44,17 @@ def test_a_model_that_takes_float32_has_no_tokens() -> None:
     assert find_tokens(build_model("fasttext", vocabulary=50, width=8), (12,)) is None
 
 
+class _FailsOnPadding(Words):
+    def forward(self, x: Tensor) -> Tensor:
+        if not bool(x.any()):
+            raise ValueError("nothing but padding")
+        return super().forward(x)
+
+
+def test_a_model_that_fails_on_nothing_but_padding_takes_tokens() -> None:
+    assert find_tokens(_FailsOnPadding(), (LENGTH,)) == TOKENS
+
+
 def test_a_table_that_is_no_module_is_asked_for() -> None:
     with pytest.raises(ExportError, match="say how many tokens there are with --tokens"):
         find_tokens(_ByFunction(), (5,))
