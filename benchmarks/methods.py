@@ -244,16 +244,19 @@ def _data(case: Case, seed: int) -> LocalData:
     return LocalData(own=own)
 
 
-def architectures(only: str | None) -> tuple[Case, ...]:
-    """The sweep's whole classifiers that a pattern fits, as ``all_cases``.
+def architectures(only: Sequence[str] = ()) -> tuple[Case, ...]:
+    """The sweep's whole classifiers that one of the patterns fits, as ``all_cases``; else all.
 
     Raises:
-        InputError: there is none.
+        InputError: a pattern fits none.
     """
-    found = tuple(case for case in all_cases(only) if case.whole)
-    if not found:
-        raise InputError(f"--only '{only}': that is no architecture")
-    return found
+    chosen: dict[str, Case] = {}
+    for pattern in only or (None,):
+        found = {case.name: case for case in all_cases(pattern) if case.whole}
+        if not found:
+            raise InputError(f"--only '{pattern}': that is no architecture")
+        chosen |= found
+    return tuple(chosen.values())
 
 
 def run(cases: Sequence[Case], strategies: Sequence[str]) -> Iterator[Cell]:

@@ -217,15 +217,23 @@ class _Placed(fx.Interpreter):
         self._node = n
         try:
             return super().run_node(n)
-        except ExportError as error:
-            raise ExportError(f"{place_of(n)}: {error}") from error
+        except (ExportError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ExportError(f"{place_of(n)}: {reason}") from error
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """As ``fx.Interpreter``, but for lookups by known places."""
+        """As ``fx.Interpreter``, but for lookups by known places, and views of whatever strides."""
         result = rewritten(self._node, self._known, args)
         if result is not NotImplemented:
             return result
-        return super().call_function(target, args, kwargs)
+        try:
+            return super().call_function(target, args, kwargs)
+        except (RuntimeError, ValueError):
+            if target is not torch.ops.aten.view.default:
+                raise
+            # What an operator is broken down to may leave its result in another order.
+            x, size = args
+            return x.contiguous().view(size)
 
 
 def _multiply_sizes(graph: fx.Graph, inputs: Sequence[Tensor], *, placeholder: int) -> None:

@@ -71,14 +71,16 @@ def kernels(
 
 
 @bench.command()
-@click.option("--only", metavar="PATTERN", help="Such architectures, e.g. mobile; default: all.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help="Such architectures, e.g. mobile; repeat."
+)
 @click.option(
     "--strategy", "strategies", multiple=True, metavar="NAME", help="Such methods; repeat."
 )
 @click.option(
     "--out", type=_FILE, callback=writable, help="Also write the table, as Markdown, to FILE."
 )
-def methods(only: str | None, strategies: tuple[str, ...], out: Path | None) -> None:
+def methods(only: tuple[str, ...], strategies: tuple[str, ...], out: Path | None) -> None:
     """Every method on every architecture: a federation of two devices each; an hour."""
     from protofleet.benchmarks import methods as matrix
     from protofleet.strategies import DESCRIPTIONS
@@ -89,8 +91,8 @@ def methods(only: str | None, strategies: tuple[str, ...], out: Path | None) -> 
     for cell in matrix.run(matrix.architectures(only), strategies or tuple(sorted(DESCRIPTIONS))):
         click.echo(f"{cell.architecture}, {cell.strategy}: {cell.outcome} {cell.note}".rstrip())
         cells.append(cell)
-    if out is not None:
-        out.write_text(matrix.page(cells), encoding="utf-8")
+        if out is not None:
+            out.write_text(matrix.page(cells), encoding="utf-8")
     if failed := [cell for cell in cells if cell.outcome == "failed"]:
         raise UnavailableError(f"{len(failed)} of {len(cells)} federations failed")
 

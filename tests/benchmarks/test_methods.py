@@ -14,7 +14,7 @@ def test_a_method_runs_with_both_runtimes_or_says_what_to_do():
     """One for each way in which a bundle is made, and one that wants images."""
     found = {
         cell.strategy: cell
-        for cell in run(architectures("1-D CNN"), ("cdfl", "fedali", "fedhp", "fedper"))
+        for cell in run(architectures(["1-D CNN"]), ("cdfl", "fedali", "fedhp", "fedper"))
     }
     assert {name: cell.outcome for name, cell in found.items()} == {
         "cdfl": "refused",
@@ -41,4 +41,4 @@ def test_the_page_numbers_what_is_said_once():
 
 def test_an_operator_is_no_architecture():
     with pytest.raises(InputError, match=r"F\.pad, constant.: that is no architecture"):
-        architectures("F.pad, constant")
+        architectures(["F.pad, constant"])
