@@ -11,7 +11,7 @@ from torch import nn
 
 from protofleet import strategies
 from protofleet.errors import InputError
-from protofleet.export.build import BundleSpec, example_of, initial_values
+from protofleet.export.build import BundleSpec, example_of, initial_values, objective_named
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
 from protofleet.export.objectives import OBJECTIVES, Y
 from protofleet.strategies import DESCRIPTIONS
@@ -54,7 +54,7 @@ def choose_methods(
     Raises:
         InputError: a strategy that was named, one of its settings, an objective or a wish does not
             fit.
-        ExportError: the model fails on an example.
+        ExportError: the model fails on an example, or an objective is unknown.
     """
     for objective in spec.objectives:
         _check_objective(objective, spec.task)
@@ -85,7 +85,7 @@ def choose_methods(
 
 
 def _check_objective(name: str, task: TaskName) -> None:
-    takes_classes = OBJECTIVES[name].inputs["y"] == Y
+    takes_classes = objective_named(name).inputs["y"] == Y
     if takes_classes != (task == "classification"):
         labels = "classes" if takes_classes else "numbers"
         fitting = " or ".join(TASKS[task].losses)
