@@ -26,7 +26,7 @@ from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
 from protofleet.edge.identity import Identity, Registration
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, TrainingThread
-from protofleet.edge.waiting import Waiting
+from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.client import (
     ReceivedPayload,
@@ -112,7 +112,7 @@ class Agent:
         self._training = TrainingThread(learner, device.wake)
         self._stopped = False
         self._joined = False
-        self._waiting = Waiting(who.binding.federation, device)
+        self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
         """Take part until the federation has finished.

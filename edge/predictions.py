@@ -84,13 +84,13 @@ class Predictions:
             return [tuple(np.array(self.names)[row].tolist()) for row in self.outputs > 0]
         return [self.names[index] for index in self.indices]
 
-    def rows(self, y: NDArray[Any]) -> list[Row]:
+    def rows(self, y: NDArray[Any]) -> list[PredictionRow]:
         """One row for each example, with what ``y`` says is true; as in ``Examples``."""
         return _OUTPUTS[self.task].rows(self, y)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class PredictionRow:
     """One example's prediction for a person and for programs.
 
     Attributes:
@@ -163,14 +163,14 @@ def _logistic(scores: Scores) -> NDArray[np.float32]:
     return shares
 
 
-def _class_rows(found: Predictions, y: NDArray[Any]) -> list[Row]:
+def _class_rows(found: Predictions, y: NDArray[Any]) -> list[PredictionRow]:
     made = []
     for index, shares, label in zip(found.indices.tolist(), found.values, y.tolist(), strict=True):
         name, true = found.names[index], found.names[label] if label != NO_LABEL else None
         figures = {"class": name, "probability": float(shares[index])}
         figures |= {} if true is None else {"label": true}
         made.append(
-            Row(
+            PredictionRow(
                 cells=(name, f"{shares[index]:.4f}", true or ""),
                 figures={**figures, "probabilities": shares.tolist()},
             )
@@ -178,14 +178,14 @@ def _class_rows(found: Predictions, y: NDArray[Any]) -> list[Row]:
     return made
 
 
-def _label_rows(found: Predictions, y: NDArray[Any]) -> list[Row]:
+def _label_rows(found: Predictions, y: NDArray[Any]) -> list[PredictionRow]:
     made = []
     known = known_rows(y)
     for held, shares, true, is_known in zip(found.labels, found.values, y, known, strict=True):
         names = [name for name, flag in zip(found.names, true, strict=True) if flag > 0]
         figures = {"labels": list(held), "probabilities": shares.tolist()}
         made.append(
-            Row(
+            PredictionRow(
                 cells=(
                     ", ".join(held) or "-",
                     " ".join(f"{share:.2f}" for share in shares),
@@ -197,14 +197,14 @@ def _label_rows(found: Predictions, y: NDArray[Any]) -> list[Row]:
     return made
 
 
-def _value_rows(found: Predictions, y: NDArray[Any]) -> list[Row]:
+def _value_rows(found: Predictions, y: NDArray[Any]) -> list[PredictionRow]:
     made = []
     for values, true, known in zip(found.values, y, known_rows(y), strict=True):
         figures = {"values": dict(zip(found.names, values.tolist(), strict=True))}
         if known:
             figures["true"] = dict(zip(found.names, true.tolist(), strict=True))
         shown = tuple(f"{value:.4g}" for value in (*values, *(true if known else ())))
-        made.append(Row(cells=shown, figures=figures))
+        made.append(PredictionRow(cells=shown, figures=figures))
     return made
 
 
@@ -220,7 +220,7 @@ class _Output:
 
     values: Callable[[Scores], NDArray[np.float32]]
     columns: Callable[[tuple[str, ...]], tuple[str, ...]]
-    rows: Callable[[Predictions, NDArray[Any]], list[Row]]
+    rows: Callable[[Predictions, NDArray[Any]], list[PredictionRow]]
 
 
 _OUTPUTS: Mapping[TaskName, _Output] = {

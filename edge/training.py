@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 EVALUATION_BATCH = 32
 """ALP couples the examples of a batch, so the scores of the paper belong to this number."""
 
-Examples = tuple[NDArray[np.float32], NDArray[Any]]
+LabelledExamples = tuple[NDArray[np.float32], NDArray[Any]]
 
 
 class TrainingCancelledError(Exception):
@@ -76,7 +76,7 @@ class LocalData:
     """
 
     own: DeviceData
-    pooled: Examples | None = None
+    pooled: LabelledExamples | None = None
     later: tuple[tuple[int, DeviceData], ...] = ()
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class Endpoint(Protocol):
         """Those that were announced since, and no more."""
 
 
-class Waiting:
+class WaitingLog:
     """Tells, at intervals that double from 10 s to an hour, what an idle device waits for.
 
     Args:

@@ -180,7 +180,7 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
             f"{programs['infer'].outputs[0].shape}"
         )
     for index, name in enumerate(spec.objectives):
-        objective = _objective(name)
+        objective = objective_named(name)
         if not sizes.keys() >= objective.sizes:
             raise ExportError(f"objective '{name}' needs features: {parts.missing}")
         example = _example(objective, x, sizes)
@@ -189,7 +189,8 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
     return programs
 
 
-def _objective(name: str) -> Objective:
+def objective_named(name: str) -> Objective:
+    """The objective, or ExportError if there is none of this name."""
     if name not in OBJECTIVES:
         raise ExportError(f"objective '{name}': expected one of {', '.join(sorted(OBJECTIVES))}")
     return OBJECTIVES[name]

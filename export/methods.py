@@ -11,13 +11,13 @@ from torch import nn
 
 from protofleet import strategies
 from protofleet.errors import InputError
-from protofleet.export.build import BundleSpec, example_of, initial_values
+from protofleet.export.build import BundleSpec, example_of, initial_values, objective_named
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
-from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.objectives import OBJECTIVES, Y
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.tasks import TASKS, objectives_of
 from protofleet.strategies.types import Description
-from protofleet.tensors import Model, ModelLayer, TensorMap
+from protofleet.tensors import Model, ModelLayer, TaskName, TensorMap
 
 _EXAMPLES = 2
 _FIRST_OF_ALL = "fedavg"
@@ -52,9 +52,12 @@ def choose_methods(
         loss: the objective that is the task's own loss; None: the task's default.
 
     Raises:
-        InputError: a strategy that was named, one of its settings or a wish does not fit.
-        ExportError: the model fails on an example.
+        InputError: a strategy that was named, one of its settings, an objective or a wish does not
+            fit.
+        ExportError: the model fails on an example, or an objective is unknown.
     """
+    for objective in spec.objectives:
+        _check_objective(objective, spec.task)
     loss = TASKS[spec.task].loss_of(filter(None, [loss]))
     ready = prepare(model, example_of(spec.preprocessing, _EXAMPLES), wishes)
     initial = _initial(model, spec, ready)
@@ -79,6 +82,17 @@ def choose_methods(
         layers=any(one.layers for one in fitting),
     )
     return Methods(spec=chosen, notes=ready.notes, left_out=left_out)
+
+
+def _check_objective(name: str, task: TaskName) -> None:
+    takes_classes = objective_named(name).inputs["y"] == Y
+    if takes_classes != (task == "classification"):
+        labels = "classes" if takes_classes else "numbers"
+        fitting = " or ".join(TASKS[task].losses)
+        raise InputError(
+            f"objective '{name}': expected one for task {task}, got one whose labels are {labels}; "
+            f"leave it out: the task's own loss is {fitting}"
+        )
 
 
 def _initial(model: nn.Module, spec: BundleSpec, ready: Prepared) -> Model:

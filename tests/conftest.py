@@ -24,6 +24,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 def pytest_configure() -> None:
     """A shell's background job ignores Ctrl-C and its children inherit that: tests need it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Processes of pytest-xdist have it, and tables would be folded for a terminal.
+    os.environ.pop("COLUMNS", None)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -52,7 +52,7 @@ def function(
     return Case(name=name, group=group, build=lambda: _Function(apply), input_shape=input_shape)
 
 
-class Probe(nn.Module):
+class AsClassifier(nn.Module):
     """A classifier around a module, so that gradients reach it from both sides.
 
     Every entry of the example has a trained scale and shift before the module, and all that comes
@@ -93,4 +93,4 @@ def classifier(case: Case) -> nn.Module:
     """The module that the sweep exports for a case."""
     torch.manual_seed(0)
     inner = case.build()
-    return inner if case.whole else Probe(inner, case.input_shape, case.tokens)
+    return inner if case.whole else AsClassifier(inner, case.input_shape, case.tokens)

@@ -229,7 +229,7 @@ def _conv_mixer() -> nn.Module:
     return nn.Sequential(*stem, *block(16), *block(16), *rest)
 
 
-class Vit(nn.Module):
+class PlainVit(nn.Module):
     """Patches, a class token, learned positions, PyTorch's own encoder."""
 
     def __init__(self, width: int = 32, patch: int = 8) -> None:
@@ -398,7 +398,7 @@ CASES: tuple[Case, ...] = (
     _case("ShuffleNetV2", shufflenet, _COLOUR),
     _case("ConvNeXt", convnext, _COLOUR),
     _case("ConvMixer", _conv_mixer, _COLOUR),
-    _case("ViT", Vit, _COLOUR),
+    _case("ViT", PlainVit, _COLOUR),
     _case("Swin", Swin, _COLOUR),
     _case("MLP-Mixer", Mixer, _COLOUR),
 )

@@ -56,7 +56,7 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class SweepRow:
     """A case's line of the table.
 
     Attributes:
@@ -71,13 +71,14 @@ class Row:
     seconds: float = 0.0
 
 
-def prove(case: Case) -> Row:
+def prove(case: Case) -> SweepRow:
     """Export a case the way a user does, and train it; what fails is told in the row."""
     started = time.perf_counter()
     try:
         return _proved(case, None)
     except Exception as error:  # noqa: BLE001 - any failure is a finding
-        whole = Row(name=case.name, group=case.group, proofs=dict.fromkeys(FORMATS, _line(error)))
+        failed = dict.fromkeys(FORMATS, _line(error))
+        whole = SweepRow(name=case.name, group=case.group, proofs=failed)
     proofs: dict[Format, Proof | str] = {}
     for one in FORMATS:
         try:
@@ -87,7 +88,7 @@ def prove(case: Case) -> Row:
     return replace(whole, proofs=proofs, seconds=time.perf_counter() - started)
 
 
-def _proved(case: Case, formats: tuple[Format, ...] | None) -> Row:
+def _proved(case: Case, formats: tuple[Format, ...] | None) -> SweepRow:
     model = classifier(case)
     spec = BundleSpec(
         name="sweep",
@@ -107,7 +108,7 @@ def _proved(case: Case, formats: tuple[Format, ...] | None) -> Row:
             one: _trained(case, model, bundle, one, report) for one in written
         }
     left_out = {one: reason.replace(_REPOSITORY, "") for one, reason in report.left_out.items()}
-    return Row(name=case.name, group=case.group, proofs=proofs | left_out, seconds=seconds)
+    return SweepRow(name=case.name, group=case.group, proofs=proofs | left_out, seconds=seconds)
 
 
 def _trained(

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from protofleet.export.formats import FORMATS
 from protofleet.export.sweep.cases import Case
 from protofleet.export.sweep.collect import all_cases
-from protofleet.export.sweep.prove import Row, prove
+from protofleet.export.sweep.prove import SweepRow, prove
 
 _TIMEOUT_S = 900.0
 _ENDING_S = 5.0
@@ -17,14 +17,14 @@ _ENDING_S = 5.0
 _CASES_PER_PROCESS = 25
 
 
-def run(cases: Sequence[Case]) -> Iterator[Row]:
+def run(cases: Sequence[Case]) -> Iterator[SweepRow]:
     """Prove cases one after the other."""
     left = list(cases)
     while left:
         yield from _in_one_process(left)
 
 
-def _in_one_process(left: list[Case]) -> Iterator[Row]:
+def _in_one_process(left: list[Case]) -> Iterator[SweepRow]:
     """Take cases off the list until one crashes, or there have been enough."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -37,7 +37,7 @@ def _in_one_process(left: list[Case]) -> Iterator[Row]:
             ours.send(case.name)
             row = _received(case, ours)
             if isinstance(row, str):
-                yield Row(name=case.name, group=case.group, proofs=dict.fromkeys(FORMATS, row))
+                yield SweepRow(name=case.name, group=case.group, proofs=dict.fromkeys(FORMATS, row))
                 break
             yield row
     finally:
@@ -46,12 +46,12 @@ def _in_one_process(left: list[Case]) -> Iterator[Row]:
         process.kill()
 
 
-def _received(case: Case, connection: Connection) -> Row | str:
+def _received(case: Case, connection: Connection) -> SweepRow | str:
     """The case's row, or what became of its process."""
     try:
         if not connection.poll(_TIMEOUT_S):
             return f"no result after {_TIMEOUT_S:.0f} s"
-        row: Row = connection.recv()
+        row: SweepRow = connection.recv()
     except (EOFError, ConnectionError):
         return f"the process that exported '{case.name}' ended: PyTorch or a runtime crashed"
     return row

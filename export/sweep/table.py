@@ -9,7 +9,7 @@ import torch
 
 from protofleet.export.formats import FORMATS, Format
 from protofleet.export.sweep.cases import Case
-from protofleet.export.sweep.prove import Proof, Row
+from protofleet.export.sweep.prove import Proof, SweepRow
 
 _NAMES: Mapping[Format, str] = {"onnx": "ONNX Runtime", "tflite": "LiteRT"}
 _INTRODUCTION = """\
@@ -30,7 +30,7 @@ as a multiple of PyTorch's own (batch 32, one thread, in turns in the same proce
 """
 
 
-def page(rows: Iterable[Row], before: str, cases: Sequence[Case]) -> str:
+def page(rows: Iterable[SweepRow], before: str, cases: Sequence[Case]) -> str:
     """The page's text.
 
     Args:
@@ -67,7 +67,7 @@ def _head(case: Case) -> str:
     return f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}"
 
 
-def _line(row: Row) -> str:
+def _line(row: SweepRow) -> str:
     proofs = [row.proofs.get(one, "not tried") for one in FORMATS]
     good = [proof for proof in proofs if isinstance(proof, Proof)]
     cells = [f"`{_cell(row.name)}`", *(_verdict(proof) for proof in proofs)]
@@ -86,7 +86,7 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def _remarks(row: Row) -> list[str]:
+def _remarks(row: SweepRow) -> list[str]:
     """Why a format cannot be used, a line each."""
     return [
         f"- `{_cell(row.name)}`, {_NAMES[one]}: {proof}"
@@ -112,7 +112,7 @@ def _lines_of(text: str) -> dict[tuple[str, str], tuple[str, list[str]]]:
     return found
 
 
-def summary(rows: Sequence[Row]) -> str:
+def summary(rows: Sequence[SweepRow]) -> str:
     """How many of them train in each runtime, in one line."""
     counts = (
         f"{sum(isinstance(row.proofs.get(one), Proof) for row in rows)} train in {_NAMES[one]}"

@@ -1,8 +1,7 @@
-"""What export and pretrain read and write, looked at before anything takes minutes."""
+"""Files that export and pretrain read, looked at before anything takes minutes."""
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,36 +23,6 @@ from protofleet.errors import InputError, MissingDataError, RefusedError
 if TYPE_CHECKING:
     from protofleet.bundle.manifest import Preprocessing
     from protofleet.tensors import TaskName
-
-
-def check_writable_bundle(out: Path) -> None:
-    """Raise InputError if no bundle can be written to ``out``: ``*.pfb``, else a folder."""
-    from protofleet.bundle.bundle import SUFFIX
-    from protofleet.bundle.files import MANIFEST
-
-    check_writable(out.parent, option="--out", named=out)
-    if out.suffix == SUFFIX and out.is_dir():
-        raise InputError(f"--out '{out}': is a folder; give another name, or remove it")
-    if out.suffix != SUFFIX and out.exists() and not (out / MANIFEST).is_file():
-        raise InputError(f"--out '{out}': exists and is no bundle; give another path, or remove it")
-
-
-def check_writable(folder: Path, *, option: str, named: Path | None = None) -> None:
-    """Raise InputError unless files can be made in the folder, which may be still to be made.
-
-    Args:
-        folder: it, or the nearest one above it that exists, is tried.
-        option: and ``named``: as the message says it.
-        named: None: the folder itself.
-    """
-    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
-    try:
-        with tempfile.TemporaryFile(dir=nearest):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{option} '{named or folder}': cannot write in '{nearest}': {error.strerror}"
-        ) from error
 
 
 def read_preprocessing(file: Path) -> Preprocessing:

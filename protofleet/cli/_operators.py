@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protofleet.cli._files import check_writable
+from protofleet.cli._outputs import check_writable_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def _operators(only: str | None, out: Path | None) -> None:
     if out is None:
         _tell(cases)
         return
-    check_writable(out.parent, option="--out", named=out)
+    check_writable_folder(out.parent, "--out", named=out)
     out.parent.mkdir(parents=True, exist_ok=True)
     from protofleet.export.sweep.prove import Proof
     from protofleet.export.sweep.run import run

@@ -1,4 +1,4 @@
-"""Files that a command writes at its end, tried at its beginning."""
+"""What a command writes at its end, tried at its beginning."""
 
 from __future__ import annotations
 
@@ -28,14 +28,38 @@ def writable_picture(
     return writable(context, option, path)
 
 
-def check_writable_file(path: Path, named: str) -> None:
-    """Raise InputError unless a file or folder can be made at ``path``."""
+def check_writable_file(path: Path, option: str) -> None:
+    """Raise InputError unless ``path`` can be made, in a folder that exists."""
+    if not path.parent.exists():
+        raise InputError(f"{option} '{path}': no such folder: '{path.parent}'")
+    check_writable_folder(path.parent, option, named=path)
+
+
+def check_writable_bundle(out: Path) -> None:
+    """Raise InputError if no bundle can be written to ``out``: ``*.pfb``, else a folder."""
+    from protofleet.bundle.bundle import SUFFIX
+    from protofleet.bundle.files import MANIFEST
+
+    check_writable_folder(out.parent, "--out", named=out)
+    if out.suffix == SUFFIX and out.is_dir():
+        raise InputError(f"--out '{out}': is a folder; give another name, or remove it")
+    if out.suffix != SUFFIX and out.exists() and not (out / MANIFEST).is_file():
+        raise InputError(f"--out '{out}': exists and is no bundle; give another path, or remove it")
+
+
+def check_writable_folder(folder: Path, option: str, *, named: Path | None = None) -> None:
+    """Raise InputError unless files can be made in the folder, which may be still to be made.
+
+    Args:
+        folder: it, or the nearest one above it that exists, is tried.
+        option: as the message says it.
+        named: what the option says; None: the folder itself.
+    """
+    nearest = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     try:
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.TemporaryFile(dir=nearest):
             pass
-    except FileNotFoundError as error:
-        raise InputError(f"{named} '{path}': no such folder: '{path.parent}'") from error
     except OSError as error:
         raise InputError(
-            f"{named} '{path}': nothing can be written there: {error.strerror}"
+            f"{option} '{named or folder}': cannot write in '{nearest}': {error.strerror}"
         ) from error

@@ -1,4 +1,4 @@
-"""Which device store, or whose bundle, a command reads."""
+"""What a device's command reads: which store or bundle, and in what form its examples come."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protofleet.cli._trust import trusted_keys
+from protofleet.cli._trust import bundle_trust_option, trusted_keys
 
 if TYPE_CHECKING:
     from protofleet.edge import PersonalModel
@@ -18,6 +18,32 @@ _PATH = click.Path(path_type=Path)
 
 store_option = click.option(
     "--store", type=_PATH, help="A device's folder; default: the only one in the user's data."
+)
+
+program_options = (
+    bundle_trust_option,
+    click.option(
+        "--threads", type=click.IntRange(1), default=1, show_default=True, help="For programs."
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(["auto", "onnx", "litert"]),
+        default="auto",
+        show_default=True,
+        help="Who runs programs; auto: ONNX Runtime where it is installed, else LiteRT.",
+    ),
+)
+"""Whose programs run, and how."""
+
+raw_option = click.option(
+    "--raw", is_flag=True, help="Examples are readings as they come: normalise them as the bundle."
+)
+rate_option = click.option(
+    "--rate",
+    "rate_hz",
+    type=click.FloatRange(0, min_open=True),
+    metavar="HZ",
+    help="Of sensor samples; default: from their times, else the bundle's.",
 )
 
 
@@ -30,23 +56,7 @@ def model_options(command: Callable[..., None]) -> Callable[..., None]:
             type=_PATH,
             help="Folder or .pfb file. Without --store: its own values, as they were exported.",
         ),
-        click.option(
-            "--trust",
-            "trust_files",
-            type=_PATH,
-            multiple=True,
-            help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
-        ),
-        click.option(
-            "--threads", type=click.IntRange(1), default=1, show_default=True, help="For programs."
-        ),
-        click.option(
-            "--backend",
-            type=click.Choice(["auto", "onnx", "litert"]),
-            default="auto",
-            show_default=True,
-            help="Who runs programs; auto: ONNX Runtime where it is installed, else LiteRT.",
-        ),
+        *program_options,
     ]
     for option in reversed(options):
         command = option(command)

@@ -8,6 +8,14 @@ from typing import Any
 
 import click
 
+bundle_trust_option = click.option(
+    "--trust",
+    "trust_files",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
+)
+
 
 def trust_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """``--trust`` beside a file that lists keys itself, as ``trust_files``."""

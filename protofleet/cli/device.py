@@ -14,6 +14,7 @@ import click
 
 from protofleet.cli._broker import broker_options
 from protofleet.cli._process import start_process
+from protofleet.cli._store import program_options
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._verbosity import verbosity
 from protofleet.cli.export_model import export_model
@@ -65,23 +66,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
             "--data", required=True, help="FILE.npz, or uci-har:N with --data-root: subject N."
         ),
         click.option("--data-root", type=_PATH, help="Folder of the published data sets."),
-        click.option(
-            "--trust",
-            "trust_files",
-            type=_PATH,
-            multiple=True,
-            help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
-        ),
-        click.option(
-            "--threads", type=click.IntRange(1), default=1, show_default=True, help="For programs."
-        ),
-        click.option(
-            "--backend",
-            type=click.Choice(["auto", "onnx", "litert"]),
-            default="auto",
-            show_default=True,
-            help="Who runs programs; auto: ONNX Runtime where it is installed, else LiteRT.",
-        ),
+        *program_options,
         click.option("--json", "as_json", is_flag=True, help="Print JSON for programs."),
     ]
     for option in reversed(options):

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protofleet.cli._files import (
-    check_writable_bundle,
-    checked_preprocessing,
-    read_preprocessing,
-)
+from protofleet.cli._files import checked_preprocessing, read_preprocessing
 from protofleet.cli._operators import FLAG, WithOperators
+from protofleet.cli._outputs import check_writable_bundle
 from protofleet.cli._settings import SET_HELP, parse_pairs
 from protofleet.cli._task import OutputOptions, resolve_outputs, task_options
 from protofleet.errors import InputError, RefusedError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from protofleet.cli._process import start_process
-from protofleet.cli._store import model_options, opened_model
+from protofleet.cli._store import model_options, opened_model, rate_option, raw_option
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,16 +30,8 @@ _PATH = click.Path(path_type=Path)
     help="FILE.npz, FILE.csv, uci-har:N with --data-root, or - for a CSV on standard input.",
 )
 @click.option("--data-root", type=_PATH, help="Folder of the published data sets.")
-@click.option(
-    "--raw", is_flag=True, help="Examples are readings as they come: normalise them as the bundle."
-)
-@click.option(
-    "--rate",
-    "rate_hz",
-    type=click.FloatRange(0, min_open=True),
-    metavar="HZ",
-    help="Of sensor samples; default: from their times, else the bundle's.",
-)
+@raw_option
+@rate_option
 @click.option(
     "--batch",
     "batch_size",

@@ -10,7 +10,8 @@ import click
 
 from protofleet.cli._outputs import writable
 from protofleet.cli._process import start_process
-from protofleet.cli._trust import trusted_keys
+from protofleet.cli._store import rate_option, raw_option
+from protofleet.cli._trust import bundle_trust_option, trusted_keys
 
 _PATH = click.Path(path_type=Path)
 
@@ -25,23 +26,9 @@ _PATH = click.Path(path_type=Path)
     callback=writable,
     help="FILE.npz for 'device join --data'.",
 )
-@click.option(
-    "--trust",
-    "trust_files",
-    type=_PATH,
-    multiple=True,
-    help="Public key (PEM) whose bundles to accept, beside those of 'bundle trust'.",
-)
-@click.option(
-    "--raw", is_flag=True, help="Examples are readings as they come: normalise them as the bundle."
-)
-@click.option(
-    "--rate",
-    "rate_hz",
-    type=click.FloatRange(0, min_open=True),
-    metavar="HZ",
-    help="Of sensor samples; default: from their times, else the bundle's.",
-)
+@bundle_trust_option
+@raw_option
+@rate_option
 @click.option(
     "--test-share",
     type=click.FloatRange(0, 1, max_open=True),

@@ -14,7 +14,8 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.cli._files import check_writable, read_training_data
+from protofleet.cli._files import read_training_data
+from protofleet.cli._outputs import check_writable_folder
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._task import OutputOptions, resolve_task, task_options
@@ -88,7 +89,7 @@ def pretrain(
 
     if (out / STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
-    check_writable(out, option="--out")
+    check_writable_folder(out, "--out")
     learned, loss = resolve_task(OutputOptions(task=task, loss=loss), {})
     arrays, names = read_training_data(data, supervised=objective == "supervised", task=learned)
     settings = parse_pairs(pairs)

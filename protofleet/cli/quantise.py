@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from protofleet.cli._outputs import check_writable_file
+from protofleet.cli._outputs import check_writable_bundle
 from protofleet.errors import InputError, MissingDataError, ProvisionError
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def quantise(
     float16 halves the file; int8 quarters it and computes with 8 bits. Every variant is scored on
     the test part in each runtime; if one loses more macro-F1 than allowed, nothing is written.
     """
-    check_writable_file(out, "--out")
+    check_writable_bundle(out)
     from protofleet.bundle import Bundle, keys, write_bundle
     from protofleet.edge import load_local_data
     from protofleet.export.quantise import check_loss, doubts, measure

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work(command, tmp_pat
     path = tmp_path / "file" / "x.json"
     group, *rest = command.split()
     command = {"bench": bench, "experiment": experiment}[group]
-    with pytest.raises(InputError, match="nothing can be written there: Not a directory"):
+    with pytest.raises(InputError, match=r"cannot write in .*: Not a directory"):
         CliRunner().invoke(command, [*rest, "--json", str(path)], catch_exceptions=False)
     with pytest.raises(InputError, match="no such folder"):
         CliRunner().invoke(

@@ -49,6 +49,21 @@ def _methods(model: nn.Module, shape: tuple[int, ...], *names: str, **wishes: An
     return choose_methods(model, spec, Wishes(strategies=names, **wishes))
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "moon"])
+def test_an_objective_of_another_task_is_refused_before_the_work(name):
+    spec = BundleSpec(
+        name="mine",
+        strategy="",
+        task="regression",
+        targets=("a", "b", "c"),
+        preprocessing=Preprocessing(input_shape=_ROWS),
+        objectives=(name,),
+    )
+    expected = f"objective '{name}': expected one for task regression, got one whose labels"
+    with pytest.raises(InputError, match=expected):
+        choose_methods(perceptron(), spec, Wishes(strategies=("fedavg",)))
+
+
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, signing_key):
     """Bundles, each exported once: which model, shape, strategies and other wishes."""

@@ -13,7 +13,7 @@ from protofleet.errors import InputError
 from protofleet.export.sweep import images, sequences
 from protofleet.export.sweep.cases import CLASSES, Case, classifier, function
 from protofleet.export.sweep.collect import all_cases
-from protofleet.export.sweep.prove import Proof, Row, prove
+from protofleet.export.sweep.prove import Proof, SweepRow, prove
 from protofleet.export.sweep.run import run
 from protofleet.export.sweep.table import page, summary
 
@@ -137,9 +137,9 @@ def test_a_process_that_ends_costs_one_case() -> None:
     assert isinstance(second.proofs["onnx"], Proof)
 
 
-def _row(name: str, *, good: bool = True, step: float | None = None) -> Row:
+def _row(name: str, *, good: bool = True, step: float | None = None) -> SweepRow:
     proof = Proof(error=2.4e-7, kilobytes=4.6, step=step)
-    return Row(
+    return SweepRow(
         name=name,
         group="padding",
         proofs={"onnx": proof, "tflite": proof if good else "module 'a', b.py:3: no form"},
