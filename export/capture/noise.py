@@ -72,10 +72,16 @@ class NoiseReplay:
 def explicit_noise(draw: Draw) -> Iterator[None]:
     """Inside, random operators use ``draw`` instead of a generator.
 
-    Attention is computed by its plain formula: a fused kernel hides its dropout.
+    Attention is computed by its plain formula: a fused kernel hides its dropout, and PyTorch's fast
+    path for encoders in evaluation gathers what no mask hides, which has no fixed size.
     """
-    with sdpa_kernel(SDPBackend.MATH), _NoiseMode(draw):
-        yield
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), _NoiseMode(draw):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class _NoiseMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

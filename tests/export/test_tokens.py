@@ -14,6 +14,7 @@ from protofleet.bundle import Bundle
 from protofleet.cli.export import export
 from protofleet.cli.pretrain import pretrain
 from protofleet.errors import ExportError, InputError
+from protofleet.export.capture import capture
 from protofleet.export.models import build_model
 from protofleet.export.tokens import find_tokens
 from protofleet.runtime import open_programs
@@ -102,3 +103,25 @@ def test_tokens_are_pretrained_from_integers_of_any_kind(tmp_path: Path) -> None
     arguments = ["--model", _MODEL, "--data", str(data), "--out", str(tmp_path / "central")]
     result = CliRunner().invoke(pretrain, [*arguments, "--epochs", "1"])
     assert result.exit_code == 0, result.output
+
+
+class _Masked(nn.Module):
+    """PyTorch's encoder as it comes, told which words are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(TOKENS, 16, padding_idx=0)
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 1
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.encoder(self.words(x), src_key_padding_mask=x == 0)
+        return rows.mean(1)
+
+
+def test_padding_is_masked_in_evaluation_too() -> None:
+    """PyTorch's fast path would leave it out, and sizes would depend on the words."""
+    program = capture(_Masked(), None, {"x": torch.ones(4, LENGTH, dtype=torch.int64)})
+    assert program.outputs[0].shape == ("batch", 16)
+    assert torch.backends.mha.get_fastpath_enabled()
