@@ -56,6 +56,7 @@ from protofleet.wire.broker_access import BrokerAccess
 _ROUNDS = 2
 _EXAMPLES = 20
 _LIMIT_S = 120.0
+_IMAGE_AXES = 3  # channels, height, width: numbers from 0 to 1
 _BACKENDS: Mapping[str, BackendName] = {"on-onnx": "onnx", "on-litert": "litert"}
 _NAMES = tuple(f"class {number}" for number in range(CLASSES))
 
@@ -235,6 +236,8 @@ def _data(case: Case, seed: int) -> LocalData:
         ones = [1] * len(case.input_shape)
         if case.tokens is None:
             x = rng.normal(size=(count, *case.input_shape)) + y.reshape(-1, *ones)
+            if len(ones) == _IMAGE_AXES:
+                x = (x - x.min()) / (x.max() - x.min())
             return x.astype(np.float32), y
         words = rng.integers(0, case.tokens // CLASSES, (count, *case.input_shape)) * CLASSES
         return (words + y.reshape(-1, *ones)).astype(np.float32), y
