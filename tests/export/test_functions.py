@@ -34,7 +34,8 @@ class _Functions(nn.Module):
         even = (x.cosh(), x.asinh(), (y + 1).acosh(), x.atanh(), x.exp2(), y.log2(), y.log10())
         rounded = (x * (3 * x).trunc(), x * (3 * x).round(), (3 * x).fmod(0.7), (3 * x) % 0.7)
         rounded += (x * torch.div(x, 0.3, rounding_mode="floor"), x * x.sign(), 0.4**x)
-        random = (self.slopes(x), functional.gumbel_softmax(x), y.log1p())
+        drawn = functional.gumbel_softmax(x) if self.training else x.softmax(1)
+        random = (self.slopes(x), drawn, y.log1p())
         return self.head(torch.cat((*odd, *even, *rounded, *random), 1))
 
 

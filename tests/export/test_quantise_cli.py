@@ -184,11 +184,21 @@ def test_a_store_of_another_bundle_is_refused(quantise, digits_bundle, tmp_path)
         quantise("--store", store, bundle=out.rename(tmp_path / "other.pfb"))
 
 
-def test_a_strategy_that_does_not_use_the_head_is_refused(quantise, digits_bundle, tmp_path):
-    present = {"present": np.ones(10, np.float32)}
-    store = _store(tmp_path / "store", digits_bundle[0], "fedproto", present)
+def test_a_strategy_that_does_not_use_the_head_is_refused(
+    quantise, digits_bundle, signing_key, tmp_path
+):
+    """Its bundle gives features, too; that they are logits here is all the same."""
+    plain = digits_bundle[0]
+    infer = plain.manifest.programs["infer"]
+    outputs = (msgspec.structs.replace(infer.outputs[0], key="features"),)
+    programs = {"infer": infer, "features": msgspec.structs.replace(infer, outputs=outputs)}
+    manifest = msgspec.structs.replace(plain.manifest, programs=programs)
+    files = {path: plain.read(path) for path in manifest.files}
+    write_bundle(tmp_path / "both.pfb", manifest, files, signing_key[0])
+    bundle = Bundle.open(tmp_path / "both.pfb")
+    store = _store(tmp_path / "store", bundle, "fedproto", {"present": np.ones(10, np.float32)})
     with pytest.raises(InputError, match="'fedproto' classifies by features"):
-        quantise("--store", store)
+        quantise("--store", store, bundle=tmp_path / "both.pfb")
 
 
 def test_quantising_again_replaces_what_was_there(quantise, tmp_path):

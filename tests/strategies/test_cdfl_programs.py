@@ -95,7 +95,9 @@ def run(bundle, learners):
     model = bundle.model()
     server = strategy.server_init(model, server_rng(_SEED, 0))
     expected = expect_updates(
-        SimpleNamespace(strategy=strategy, model=model, config=SimpleNamespace(limits=limits))
+        SimpleNamespace(
+            bundle=bundle, strategy=strategy, model=model, config=SimpleNamespace(limits=limits)
+        )
     )
     tools = make_server_tools(bundle, strategy, seed=_SEED)
     servers, blobs, states = [server], [], dict.fromkeys(learners)
