@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
 import shutil
 import signal
 import subprocess
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deadly_writes import die_at_write
 from trained_round import trained_round
 
 from protofleet.edge.journal import read_blob
@@ -165,19 +165,7 @@ def test_byte_counters_add_up_over_restarts(tmp_path):
 
 def _rounds(folder: Path, fatal: int) -> None:
     """Three rounds on the store; SIGKILL before the ``fatal``-th fsync, rename or removal."""
-    calls = itertools.count(1)
-
-    def deadly(function):
-        def call(*args, **kwargs):
-            if next(calls) == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return call
-
-    os.fsync = deadly(os.fsync)
-    Path.replace = deadly(Path.replace)
-    Path.unlink = deadly(Path.unlink)
+    die_at_write(fatal)
     with Store.open(folder, device_id="d") as store:
         while _advance(store, folder):
             pass
