@@ -303,11 +303,10 @@ class Service:
             self._apply(schedule.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
-        known = device_id in self._state.live
-        self._apply(schedule.DeviceAppeared(device_id))
-        if not known:
+        if device_id not in self._state.live:
             live = len(self._registry.live)
             self._sink(events.DeviceOnline(device_id=device_id, live=live))
+        self._apply(schedule.DeviceAppeared(device_id))
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live

@@ -17,29 +17,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, assert_never
 
-import msgspec
-
-from protofleet.edge.decide import Decision, DevicePhase, RoundProgress, decide
+from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
 from protofleet.edge.identity import Identity, Registration
-from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, TrainingThread
+from protofleet.edge.move import Membership
+from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
-from protofleet.errors import ProvisionError, RefusedError, UnavailableError
+from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.client import (
     ReceivedPayload,
-    RoundConfig,
     TrainedRound,
     open_payload,
     receive_payload,
 )
-from protofleet.federation.records import percentiles
-from protofleet.strategies.tasks import LearningTask, defined
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import Strategy
-from protofleet.wire.codecs import Codec
 from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, HeartbeatPhase, Task, TransferOffer
@@ -53,27 +46,8 @@ HEARTBEAT_S = 60.0
 """Below every sensible liveness limit of a coordinator; 15 kB an hour."""
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, waiting, task, trained, delivered, dropped, left; before all of
-them moved, if the store went to another bundle) and its figures."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActiveRound:
-    """The round in progress, up to its commit."""
-
-    task: Task
-    payload: TransferOffer
-    strategy: Strategy
-
-    @property
-    def order(self) -> RoundConfig:
-        """What the task asks for."""
-        return RoundConfig(
-            round_id=self.task.round_id,
-            seed=self.task.seed,
-            final=self.task.final,
-            codec=Codec.of(self.task.update_codec, self.task.update_keep),
-        )
+"""Takes an event's name (joined, moved, waiting, task, trained, delivered, dropped, left) and its
+figures."""
 
 
 class Agent:
@@ -81,7 +55,7 @@ class Agent:
 
     Args:
         device: the wire's device end, not yet started.
-        store: bound to the federation and the bundle.
+        membership: of the store in the federation; committed when that is known to run the bundle.
         learner: trains, scores and measures.
         report: told what happens, in the agent's thread.
         who: what the device says about itself; the link's will says the same.
@@ -90,13 +64,14 @@ class Agent:
     def __init__(
         self,
         device: DeviceEndpoint,
-        store: Store,
+        membership: Membership,
         learner: Learner,
         report: Report,
         who: Identity,
     ) -> None:
         self._endpoint = device
-        self._store = store
+        self._membership = membership
+        self._store = membership.store
         self._learner = learner
         self._meter = learner.meter
         self._report = report
@@ -146,10 +121,18 @@ class Agent:
 
     def _resume(self) -> None:
         """Continue where the store says that the process before this one stood."""
+        if not self._membership.committed:
+            return
+        self._remember_transfers()
         pending = self._store.journal.pending
         if pending is not None:
             _log.info("round %d: continuing to deliver its update", pending.round_id)
             self._send_update(pending.round_id)
+
+    def _remember_transfers(self) -> None:
+        """Payloads that the store has, or had, are not to be fetched again."""
+        for transfer_id in self._store.journal.transfers:
+            self._endpoint.remember(transfer_id)
 
     def _handle(self, event: Event) -> None:
         match event:
@@ -203,11 +186,14 @@ class Agent:
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         self._waiting.announced(announcement, retained=retained)
-        if announcement.phase != "finished":
-            if self._fits(announcement, retained=retained):
-                # An update in the outbox belongs to the data of its own round.
-                round_id = self._progress().round_id or announcement.round_id
-                self._register(announcement.strategy, round_id)
+        finished = announcement.phase == "finished"
+        if not self._fits(announcement, retained=retained or finished):
+            return
+        self._commit_membership()
+        if not finished:
+            # An update in the outbox belongs to the data of its own round.
+            round_id = self._progress().round_id or announcement.round_id
+            self._register(announcement.strategy, round_id)
         elif self._store.journal.last_round_id or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
@@ -228,6 +214,15 @@ class Agent:
             return False
         return True
 
+    def _commit_membership(self) -> None:
+        """The federation runs this device's bundle: from here on the store belongs to both."""
+        if self._membership.committed:
+            return
+        move = self._membership.commit()
+        self._remember_transfers()
+        if move is not None:
+            self._report("moved", {"bundle": self._who.binding.bundle, **move.by_fate()})
+
     def _register(self, strategy: str, round_id: int) -> None:
         """Tell what the strategy asks of the round's data; without a link, when it is back."""
         if self._registration.update(strategy, round_id):
@@ -235,6 +230,7 @@ class Agent:
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)
+        self._commit_membership()
         decision = decide(self._progress(), task)
         if decision is Decision.BEGIN:
             self._begin(task)
@@ -257,7 +253,11 @@ class Agent:
         self._phase = DevicePhase.RECEIVE
         self._meter.enter("receive")
         self._register(task.strategy, task.round_id)
-        self._strategy = self._build(task)
+        try:
+            self._strategy = self._build(task)
+        except (InputError, ProvisionError) as error:
+            self._tell_unable(task.payload, error)
+            raise
         self._round = ActiveRound(task=task, payload=task.payload, strategy=self._strategy)
         if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
@@ -273,8 +273,14 @@ class Agent:
         known = (journal.strategy, journal.settings) == (task.strategy, task.settings)
         if self._strategy is not None and known:
             return self._strategy
+        self._store.check_strategy(task.strategy)
+        strategy = self._learner.strategy(task.strategy, task.settings)
         self._store.bind_strategy(task.strategy, task.settings)
-        return self._learner.strategy(task.strategy, task.settings)
+        return strategy
+
+    def _tell_unable(self, payload: TransferOffer, error: Exception) -> None:
+        """This device leaves with ``error``; let nobody wait for its update."""
+        self._endpoint.reject(payload.transfer_id, "strategy", str(error))
 
     def _answer_again(self, task: Task) -> None:
         if task.payload is not None:
@@ -354,6 +360,10 @@ class Agent:
                 trained = self._training.take()
             except DivergedError as error:
                 self._on_diverged(str(error))
+            except (InputError, ProvisionError) as error:
+                if self._round is not None:
+                    self._tell_unable(self._round.payload, error)
+                raise
             else:
                 self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
@@ -386,7 +396,7 @@ class Agent:
             return
         with self._meter.phase("encode"):
             self._store.commit_trained(trained, transfer_id=self._round.payload.transfer_id)
-        self._report("trained", _figures(trained, self._learner.task))
+        self._report("trained", trained_figures(trained, self._learner.task))
         self._send_update(trained.update.round_id)
 
     def _send_update(self, round_id: int) -> None:
@@ -474,18 +484,3 @@ class Agent:
         up, down = self._store.counters.totals
         finished = self._phase is DevicePhase.LEAVE
         self._report("left", {"finished": finished, "bytes_up": up, "bytes_down": down})
-
-
-def _figures(trained: TrainedRound, task: LearningTask) -> dict[str, Any]:
-    """What a person or a program wants to know of a trained round."""
-    own, costs = trained.update.evaluation.own, trained.costs
-    return {
-        "round_id": trained.update.round_id,
-        "num_examples": trained.update.num_examples,
-        "loss": trained.update.loss,
-        task.headline: None if own is None else defined(task.score(own)).get(task.headline),
-        "train_s": costs.phases_s.get("train", 0.0),
-        "train_step_ms": msgspec.to_builtins(percentiles(costs.train_step_ms, 50, 95)),
-        "infer_ms": msgspec.to_builtins(percentiles(costs.infer_ms, 50, 95, 99)),
-        "peak_rss_bytes": costs.peak_rss_bytes,
-    }

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from protofleet.wire.messages import Task
+from protofleet.federation.client import RoundConfig
+from protofleet.strategies.types import Strategy
+from protofleet.wire.codecs import Codec
+from protofleet.wire.messages import Task, TransferOffer
 
 
 class DevicePhase(Enum):
@@ -50,6 +53,25 @@ class RoundProgress:
     transfer_id: str = ""
     last_round_id: int = 0
     last_transfer_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveRound:
+    """The round in progress, up to its commit."""
+
+    task: Task
+    payload: TransferOffer
+    strategy: Strategy
+
+    @property
+    def order(self) -> RoundConfig:
+        """What the task asks for."""
+        return RoundConfig(
+            round_id=self.task.round_id,
+            seed=self.task.seed,
+            final=self.task.final,
+            codec=Codec.of(self.task.update_codec, self.task.update_keep),
+        )
 
 
 def decide(progress: RoundProgress, task: Task) -> Decision:

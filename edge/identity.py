@@ -115,8 +115,11 @@ class Identity:
         """Raise ProvisionError unless the coordinator runs what this device is bound to."""
         for name in ("federation", "bundle", "layout_hash"):
             ours, theirs = getattr(self.binding, name), getattr(message, name, None)
-            if theirs is not None and ours != theirs:
-                raise ProvisionError(
-                    f"federation '{message.federation}': its {name} is '{theirs}', this device "
-                    f"has '{ours}'; join with the federation's own bundle"
-                )
+            if theirs is None or ours == theirs:
+                continue
+            if name != "federation":
+                ours, theirs = ours[:16], theirs[:16]  # as other commands show digests
+            raise ProvisionError(
+                f"federation '{message.federation}': its {name} is '{theirs}', this device has "
+                f"'{ours}'; join with the federation's own bundle"
+            )

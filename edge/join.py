@@ -16,9 +16,9 @@ from protofleet.edge.agent import Agent, Report
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
-from protofleet.edge.move import bind
+from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
-from protofleet.edge.training import Learner, LocalData
+from protofleet.edge.training import Learner, LocalData, check_data
 from protofleet.errors import UnavailableError
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
@@ -97,16 +97,21 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         ProtofleetError: bundle, store and data do not fit.
     """
     bundle = Bundle.open(options.bundle, trusted=options.trusted)
+    check_data(data, bundle.manifest)  # before a store is made
     with Store.open(options.store, device_id=options.device_id) as store:
         binding = Binding(
             federation=options.federation,
             bundle=bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
         )
-        moved = bind(store, binding, bundle, keep_bundle=options.keep_bundle)
+        membership = Membership(store, binding, bundle, keep_bundle=options.keep_bundle)
         _log.info("device '%s', its store: %s", store.device_id, store.folder)
-        if moved is not None:
-            report("moved", {"bundle": bundle.digest, **moved.by_fate()})
+        if (bound := store.journal.binding) and not membership.committed:
+            _log.info(
+                "it has bundle %s, and moves to %s when the federation runs that",
+                bound.bundle[:16],
+                binding.bundle[:16],
+            )
         learner = open_learner(
             bundle,
             data,
@@ -120,7 +125,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             binding=binding,
             num_examples=learner.num_examples(1),
         )
-        yield Agent(_endpoint(options, store, who), store, learner, report, who)
+        yield Agent(_endpoint(options, store, who), membership, learner, report, who)
 
 
 def open_learner(
@@ -145,7 +150,7 @@ def open_learner(
 
 
 def _endpoint(options: JoinOptions, store: Store, who: Identity) -> DeviceEndpoint:
-    device = DeviceEndpoint.create(
+    return DeviceEndpoint.create(
         options.broker,
         options.federation,
         who.device_id,
@@ -153,9 +158,6 @@ def _endpoint(options: JoinOptions, store: Store, who: Identity) -> DeviceEndpoi
         will=who.presence("offline"),
         keepalive_s=options.keepalive_s,
     )
-    for transfer_id in store.journal.transfers:
-        device.remember(transfer_id)
-    return device
 
 
 @contextlib.contextmanager

@@ -86,8 +86,11 @@ class Move:
         return f"tensors: {', '.join(found) or 'none is kept'}"
 
 
-def bind(store: Store, binding: Binding, bundle: Bundle, *, keep_bundle: bool) -> Move | None:
-    """Tie the store to a federation and a bundle; move it there if it has another bundle.
+class Membership:
+    """A store's way to a federation and a bundle: planned when it is made, then committed once.
+
+    In between nothing in the store has changed, so that a device can learn first whether the
+    federation runs this bundle at all.
 
     Args:
         store: open.
@@ -95,29 +98,57 @@ def bind(store: Store, binding: Binding, bundle: Bundle, *, keep_bundle: bool) -
         bundle: verified.
         keep_bundle: whether the store keeps a copy, with which it predicts, and moves later.
 
-    Returns:
-        What was taken along, if the store has moved; it is in the log, too.
+    Attributes:
+        store: the store.
 
     Raises:
         ProvisionError: the store belongs to another federation, or its state cannot move.
-        UnavailableError: the disk fails.
     """
-    bound, former = store.journal.binding, store.journal.former
-    if bound is None or bound == binding or bound.federation != binding.federation:
-        store.bind(binding)
-        if keep_bundle:
+
+    def __init__(
+        self, store: Store, binding: Binding, bundle: Bundle, *, keep_bundle: bool = True
+    ) -> None:
+        self.store, self._binding = store, binding
+        self._bundle, self._keep_bundle = bundle, keep_bundle
+        bound, former = store.journal.binding, store.journal.former
+        self._restored = former if former and former.binding == binding else None
+        self._move: Move | None = None
+        if self.committed and keep_bundle:
             store.keep_bundle(bundle)
-        return None
-    if former is not None and former.binding == binding:
-        store.commit_restored(former)
-        _log.warning("back at bundle %s: no round has counted since", _short(binding.bundle))
-        return None
-    move = _planned(store, bundle)
-    if keep_bundle:
-        store.keep_bundle(bundle)
-    _tell(move, bound.bundle, binding.bundle)
-    store.commit_moved(binding, move.start)
-    return move
+        elif bound is not None and not self.committed:
+            store.check_bound(binding, "federation")
+            self._move = None if self._restored else _planned(store, bundle)
+
+    @property
+    def committed(self) -> bool:
+        """Whether the store belongs to the federation and the bundle."""
+        return self.store.journal.binding == self._binding
+
+    def commit(self) -> Move | None:
+        """Tie the store to them, by a move if it has another bundle; nothing if it is tied.
+
+        Returns:
+            What was taken along, if the store has moved; it is in the log, too.
+
+        Raises:
+            UnavailableError: the disk fails.
+        """
+        store, bound, move = self.store, self.store.journal.binding, self._move
+        if self.committed:
+            return None
+        if self._keep_bundle:
+            store.keep_bundle(self._bundle)
+        if bound is None:
+            store.bind(self._binding)
+        elif self._restored is not None:
+            store.commit_restored(self._restored)
+            _log.warning(
+                "back at bundle %s: no round has counted since", _short(self._binding.bundle)
+            )
+        elif move is not None:
+            _tell(move, bound.bundle, self._binding.bundle)
+            store.commit_moved(self._binding, move.start)
+        return move
 
 
 def plan(personal: PersonalState, state: ClientState, old: Bundle, new: Bundle) -> Move:

@@ -158,8 +158,13 @@ class Store:
         if bound is None:
             self._commit(msgspec.structs.replace(self.journal, binding=binding))
             return
-        for name in binding.__struct_fields__:
-            ours, theirs = getattr(bound, name), getattr(binding, name)
+        self.check_bound(binding, *binding.__struct_fields__)
+
+    def check_bound(self, binding: Binding, *names: str) -> None:
+        """Raise ProvisionError if the store is tied to something else in the fields ``names``."""
+        for name in names:
+            theirs = getattr(binding, name)
+            ours = getattr(self.journal.binding, name, theirs)
             if ours != theirs:
                 raise ProvisionError(
                     f"device store '{self.folder}': belongs to {name} '{ours}', got '{theirs}'; "
@@ -238,14 +243,18 @@ class Store:
         Raises:
             ProvisionError: the state in the store was made by another strategy.
         """
+        self.check_strategy(name)
+        if (self.journal.strategy, self.journal.settings) != (name, dict(settings)):
+            change = {"strategy": name, "settings": dict(settings)}
+            self._commit(msgspec.structs.replace(self.journal, **change))
+
+    def check_strategy(self, name: str) -> None:
+        """Raise ProvisionError if the state in the store was made by another strategy."""
         if self.journal.state is not None and self.journal.strategy != name:
             raise ProvisionError(
                 f"device store '{self.folder}': its state is of strategy "
                 f"'{self.journal.strategy}', the federation runs '{name}'; {self.remedy}"
             )
-        if (self.journal.strategy, self.journal.settings) != (name, dict(settings)):
-            change = {"strategy": name, "settings": dict(settings)}
-            self._commit(msgspec.structs.replace(self.journal, **change))
 
     def load_memory(self) -> ClientMemory:
         """What the last delivered round has left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,8 @@ def only_store() -> Path:
         InputError: there is none, or there are several.
     """
     found = list_stores()
+    # One whose federation has never answered, such as that of a misspelt name, holds nothing yet.
+    found = [one for one in found if one.federation or one.problem] or found
     if len(found) == 1:
         return found[0].path
     if not found:
@@ -77,6 +80,15 @@ def only_store() -> Path:
         for one in found
     )
     raise InputError(f"device store: there are {len(found)}, choose one: {listed}")
+
+
+def store_option(path: Path) -> str:
+    """What a command that reads a store needs to find this one: ``''`` if it does by itself."""
+    try:
+        found = only_store().resolve() == path.resolve()
+    except InputError:
+        found = False
+    return "" if found else f"--store {shlex.quote(str(path))}"
 
 
 def summarise(path: Path) -> StoreSummary:

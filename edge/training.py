@@ -12,6 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,11 +28,11 @@ from protofleet.federation.client import (
     train_round,
 )
 from protofleet.federation.randomness import client_rng
-from protofleet.federation.records import Costs
+from protofleet.federation.records import Costs, percentiles
 from protofleet.runtime import Programs, release
 from protofleet.strategies import build
 from protofleet.strategies.scores import Statistics
-from protofleet.strategies.tasks import TASKS
+from protofleet.strategies.tasks import TASKS, LearningTask, defined
 from protofleet.strategies.training import Training, check_batch_sizes, uneven_batch
 from protofleet.strategies.types import (
     Batch,
@@ -305,6 +306,21 @@ class Learner:
         if not len(y):
             return None
         return self.task.statistics(scores, y, len(self._manifest.outputs))
+
+
+def trained_figures(trained: TrainedRound, task: LearningTask) -> dict[str, Any]:
+    """What a person or a program wants to know of a trained round."""
+    own, costs = trained.update.evaluation.own, trained.costs
+    return {
+        "round_id": trained.update.round_id,
+        "num_examples": trained.update.num_examples,
+        "loss": trained.update.loss,
+        task.headline: None if own is None else defined(task.score(own)).get(task.headline),
+        "train_s": costs.phases_s.get("train", 0.0),
+        "train_step_ms": msgspec.to_builtins(percentiles(costs.train_step_ms, 50, 95)),
+        "infer_ms": msgspec.to_builtins(percentiles(costs.infer_ms, 50, 95, 99)),
+        "peak_rss_bytes": costs.peak_rss_bytes,
+    }
 
 
 def check_data(data: LocalData, manifest: Manifest) -> None:

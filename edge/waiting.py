@@ -100,7 +100,10 @@ class WaitingLog:
         if known.phase == "finished":
             return f"a new run of federation '{name}', which has finished"
         stands = f"round {known.round_id} of {known.rounds}"
-        doing = "waits for devices" if known.phase == "waiting" else "runs without this device"
+        if known.phase == "waiting":
+            doing = "waits for devices"
+        else:
+            doing = "runs, this device has nothing to do in it now"
         kept = "; the broker remembers this, the coordinator itself may be down"
         return f"the next task: {stands} {doing}{kept if self._retained else ''}"
 

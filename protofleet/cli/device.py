@@ -131,7 +131,18 @@ def join(
         stopped = signal.Signals(status - 128).name
         told = f"protofleet: stopped by {stopped}; to go on: the same command"
         click.echo(f"{told} ('{options.store}' keeps the state)", err=True)
+    if verbosity() >= 0:
+        _tell_predict(options.store)
     sys.exit(status)
+
+
+def _tell_predict(store: Path) -> None:
+    """How to use the model that the rounds have made, if one has counted."""
+    from protofleet.edge.stores import store_option, summarise
+
+    if summarise(store).round_id:
+        words = ["protofleet device predict --data FILE", store_option(store)]
+        click.echo(f"to use the model: {' '.join(filter(None, words))}", err=True)
 
 
 @device.command("try")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from protofleet.cli._store import chosen_store, store_option
+from protofleet.errors import InputError
 from protofleet.units import byte_text
 
 _PATH = click.Path(path_type=Path)
@@ -62,7 +63,17 @@ def reset(store: Path | None, with_identity: bool, yes: bool) -> None:
         f"will be deleted for good; {kept}",
         err=True,
     )
-    if not yes:
-        click.confirm("Delete?", abort=True, err=True)
+    if not yes and not _agreed():
+        raise click.Abort
     reset_store(folder, with_identity=with_identity)
     click.echo(f"{folder}: reset", err=True)
+
+
+def _agreed() -> bool:
+    try:
+        return click.confirm("Delete?", err=True)
+    except click.Abort as error:
+        raise InputError(
+            "device reset: expected an answer, got none, so nothing is deleted; without a "
+            "terminal: --yes"
+        ) from error

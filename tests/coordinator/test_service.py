@@ -77,8 +77,8 @@ def test_a_round_goes_from_presence_to_commit_and_farewell(open_federation):
         "waiting",
         "device_online",
         "waiting",
-        "round_opened",
         "device_online",
+        "round_opened",
         "update_received",
         "update_received",
         "round_closed",
@@ -192,7 +192,9 @@ def test_a_payload_in_an_unknown_codec_is_sent_raw(open_federation):
     assert fed.told(events.TaskRefused) == []
 
 
-@pytest.mark.parametrize("rules", [("finite",), ("diverged",), ("base",), ("codec", "codec")])
+@pytest.mark.parametrize(
+    "rules", [("finite",), ("diverged",), ("strategy",), ("base",), ("codec", "codec")]
+)
 def test_a_device_that_refuses_its_payload_in_every_form_is_not_awaited(open_federation, rules):
     """Of round 1 there is no payload with a reference, and a raw one is in no other codec."""
     fed = open_federation(codec=CodecSettings(down="int8"))

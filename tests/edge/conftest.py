@@ -26,6 +26,7 @@ from protofleet.edge.agent import Agent
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
+from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData
 from protofleet.runtime import open_programs
@@ -153,18 +154,25 @@ class Device:
             bundle=self.bundle.digest,
             layout_hash=self.bundle.manifest.layout_hash,
         )
-        store.bind(binding)
-        for transfer_id in store.journal.transfers:
-            self.endpoint.remember(transfer_id)
+        membership = Membership(store, binding, self.bundle)
         who = Identity(device_id=_NAME, boot_id="1", binding=binding, num_examples=40)
         self.agent = Agent(
             self.endpoint,
-            store,
+            membership,
             self.learner(kind),
             lambda *report: self.reports.append(report),
             who,
         )
         return self.agent
+
+    def other_bundle(self):
+        """From now on the device is started with another bundle of the same model."""
+        self.bundle = Bundle.open(
+            tiny_bundle(
+                self.world.root / "other", Ed25519PrivateKey.generate(), settings={"epochs": 7}
+            )
+        )
+        self.programs = open_programs(self.bundle)
 
     def learner(self, kind=Learner):
         return kind(self.bundle, self.programs, self.data, Meter(), _NAME)

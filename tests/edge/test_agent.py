@@ -257,6 +257,9 @@ def test_a_coded_payload_serves_as_the_reference_of_the_next(device):
 def test_an_unknown_strategy_ends_the_device_with_its_name(device):
     with pytest.raises(InputError, match="strategy 'fedfancy': unknown"):
         device.play(CONNECTED, device.round(strategy="fedfancy")[0])
+    assert (device.answers(), device.fetched()) == (["strategy"], [])
+    assert "unknown" in device.endpoint.receipts[0].reason
+    assert device.journal.strategy == ""
     assert device.endpoint.published[-1].status == "left"
     assert device.endpoint.closed
 
@@ -266,6 +269,40 @@ def test_another_strategy_than_that_of_the_state_ends_the_device(device):
         device.play(
             CONNECTED, device.round(), device.delivered, device.round(2, strategy="fedper")[0]
         )
+    assert device.answers() == ["done", "strategy"]
+
+
+def test_what_shows_only_in_training_is_told_before_the_device_ends(device):
+    """Such as boxes that its data have not: the round does not wait for it."""
+
+    class Unable(Learner):
+        def train(self, *_args, **_settings):
+            raise InputError("expected boxes with the data, got none")
+
+    with pytest.raises(InputError, match="expected boxes"):
+        device.play(CONNECTED, device.round(), kind=Unable)
+    assert device.answers() == ["done", "strategy"]
+    assert device.endpoint.receipts[-1].reason == "expected boxes with the data, got none"
+    assert device.endpoint.published[-1].status == "left"
+
+
+def test_a_store_moves_only_when_the_federation_is_known_to_run_the_bundle(device):
+    """Given by mistake, a bundle costs nothing: not even the update in the outbox."""
+    device.play(CONNECTED, device.round(), device.delivered, device.round(2))
+    before = device.journal
+    old = device.announced
+    retained, live = old(retained=True), old()
+    over = old(phase="finished", retained=True)
+    device.other_bundle()
+    with pytest.raises(ProvisionError, match=f"its bundle is '{before.binding.bundle[:16]}'"):
+        device.play(CONNECTED, retained, over, live)
+    assert device.journal == before
+    assert (device.sent(), device.endpoint.remembered) == ([], [])
+    assert "moved" not in device.names()
+    device.play(CONNECTED, over, device.announced(phase="waiting", retained=True), device.round())
+    assert device.journal.binding.bundle == device.bundle.digest
+    assert device.journal.former.binding == before.binding
+    assert device.names()[-5:] == ["joined", "moved", "task", "trained", "left"]
 
 
 def test_a_task_of_another_federation_ends_the_device(device):
@@ -397,7 +434,7 @@ def test_a_device_that_nobody_coordinates_says_what_it_waits_for_at_growing_inte
 @pytest.mark.parametrize(
     ("changes", "awaited"),
     [
-        ({}, "the next task: round 1 of 2 runs without this device"),
+        ({}, "the next task: round 1 of 2 runs, this device has nothing to do"),
         (
             {"retained": True, "phase": "waiting"},
             "the next task: round 1 of 2 waits for devices; the broker remembers this",

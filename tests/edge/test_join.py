@@ -258,13 +258,16 @@ def test_a_federation_with_another_bundle_is_refused(world, mosquitto_url):
         _, err = device.communicate(timeout=60)
     assert device.returncode == 1
     assert "join with the federation's own bundle" in err.splitlines()[-1]
+    assert read_journal(world.root / "anna").binding is None
 
 
 def test_the_personal_model_infers_beside_and_after_the_federation(world, mosquitto_url):
     with _coordinator(world, mosquitto_url) as coordinator:
         device = world.start(world.arguments(mosquitto_url, "anna"))
         coordinator.wait()
-        _events(device)
+        _, err = device.communicate(timeout=60)
+    hint = f"to use the model: protofleet device predict --data FILE --store {world.root / 'anna'}"
+    assert err.splitlines()[-1] == hint
     arguments = ["device", "predict", "--json", "--latency", "--store", str(world.root / "anna")]
     model, *predictions, scores = _events(world.start([*arguments, "--data", str(world.data(1))]))
     own = coordinator.updates[2]["anna"].evaluation.own

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from deadly_writes import die_at_write
 from trained_round import trained_round
 
 from protofleet.bundle import Bundle, write_bundle
@@ -24,7 +23,7 @@ from protofleet.bundle.manifest import (
     TensorDecl,
 )
 from protofleet.edge.journal import Binding, bundle_path
-from protofleet.edge.move import bind
+from protofleet.edge.move import Membership
 from protofleet.edge.store import Store, read_personal
 from protofleet.errors import ProvisionError
 from protofleet.strategies.types import ClientState
@@ -91,7 +90,7 @@ def _binding(bundle: Bundle, federation: str = "fed") -> Binding:
 
 
 def _bind(store: Store, bundle: Bundle, federation: str = "fed") -> Any:
-    return bind(store, _binding(bundle, federation), bundle, keep_bundle=True)
+    return Membership(store, _binding(bundle, federation), bundle).commit()
 
 
 def _state(bundle: Bundle, round_id: int, **more: Any) -> ClientState:
@@ -282,7 +281,7 @@ def test_another_federation_is_refused(store, old):
 
 def test_a_store_without_a_copy_of_its_bundle_cannot_move(tmp_path, old):
     with Store.open(tmp_path / "store") as store:
-        bind(store, _binding(old), old, keep_bundle=False)
+        Membership(store, _binding(old), old, keep_bundle=False).commit()
         _deliver(store, old, 1)
         with pytest.raises(ProvisionError, match="no copy of its bundle"):
             _bind(store, _Model(value=1.0).bundle(tmp_path))
@@ -290,19 +289,7 @@ def test_a_store_without_a_copy_of_its_bundle_cannot_move(tmp_path, old):
 
 def _moved(folder: Path, new: Path, fatal: int) -> None:
     """Join with the new bundle; SIGKILL before the ``fatal``-th write."""
-    calls = itertools.count(1)
-
-    def deadly(function):
-        def call(*args, **kwargs):
-            if next(calls) == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return function(*args, **kwargs)
-
-        return call
-
-    os.fsync = deadly(os.fsync)
-    Path.replace = deadly(Path.replace)
-    Path.unlink = deadly(Path.unlink)
+    die_at_write(fatal)
     with Store.open(folder) as store:
         _bind(store, Bundle.open(new))
 

@@ -14,8 +14,10 @@ from tiny_bundle import tiny_data
 import protofleet
 from protofleet.cli.main import main
 from protofleet.cli.stores import reset
+from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store
 from protofleet.edge.stores import default_store
+from protofleet.errors import InputError
 
 
 @pytest.fixture
@@ -148,6 +150,10 @@ def test_reset_says_what_goes_and_asks(personal_store, run):
     assert "federation 'test-fed', its personal model of round 2, " in done.output
     assert "the device id 'anna' stays" in done.output
     assert (personal_store / "journal.json").exists()
+    done = CliRunner().invoke(reset, ["--store", str(personal_store)])
+    assert isinstance(done.exception, InputError)
+    assert "without a terminal: --yes" in str(done.exception)
+    assert read_journal(personal_store).last_round_id
     status, _, err = run("reset", "--store", personal_store, "--yes")
     assert (status, err.splitlines()[-1]) == (0, f"{personal_store}: reset")
     status, _, err = run("predict", "--store", personal_store, "--data", "x.csv")

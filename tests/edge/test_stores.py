@@ -11,6 +11,7 @@ from protofleet.edge.stores import (
     list_stores,
     only_store,
     reset_store,
+    store_option,
     stores_folder,
     summarise,
 )
@@ -28,7 +29,11 @@ def test_the_only_store_is_found_and_of_several_all_are_named(world):
     first, second = default_store("home", None), default_store("home", "berta")
     opened_store(first, world.bundle).close()
     assert only_store() == first
-    Store.open(second, device_id="berta").close()
+    assert store_option(first) == ""
+    assert store_option(world.root / "my store") == f"--store '{world.root}/my store'"
+    Store.open(second, device_id=second.name).close()
+    assert only_store() == first  # no federation has ever answered the other one
+    opened_store(second, world.bundle).close()
     with pytest.raises(InputError, match="there are 2, choose one") as error:
         only_store()
     for path in (first, second):

@@ -10,7 +10,7 @@ from trained_round import trained_round
 
 from protofleet.bundle import Bundle
 from protofleet.edge.journal import Binding
-from protofleet.edge.move import bind
+from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
 from protofleet.strategies.types import ClientState
 
@@ -20,7 +20,7 @@ def opened_store(folder: Path, bundle: Bundle, *, scale: float = 3.0) -> Store:
     store = Store.open(folder, device_id=folder.name)
     layout = bundle.manifest.layout_hash
     binding = Binding(federation=FEDERATION, bundle=bundle.digest, layout_hash=layout)
-    bind(store, binding, bundle, keep_bundle=True)
+    Membership(store, binding, bundle).commit()
     store.bind_strategy("fedavg", {})
     deliver_personal(store, 2, scale=scale)
     return store
