@@ -16,8 +16,12 @@ FORMAT_VERSION = 1
 MAX_TOKENS = 2**24
 """As far as float32 counts: examples are kept in float32 arrays everywhere."""
 
-MAX_TFLITE_BATCH = 256
-"""Largest batch that TFLite programs are written for; smaller ones are exact at any size."""
+MAX_TFLITE_BATCH = 257
+"""Largest batch that TFLite programs are written for; smaller ones are exact at any size.
+
+A ``batch_size`` of 256, and the one example that is joined to it where a model normalises over the
+batch (``strategies.training.spans``).
+"""
 
 Role = Literal["param", "state", "input", "noise", "loss", "grad", "output"]
 
