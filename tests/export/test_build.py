@@ -109,6 +109,17 @@ def test_a_batch_of_one_leaves_a_device_with_batch_normalisation_usable(
         assert [said in record.message for record in caplog.records] == [True]
 
 
+@pytest.mark.parametrize("backend", ["onnx", "litert"])
+def test_the_largest_batch_of_litert_takes_the_example_that_is_left_over(
+    normalising: Bundle, backend: BackendName
+) -> None:
+    learner = _learner(normalising, 257, backend)
+    strategy = learner.strategy("fedavg", {"epochs": 1, "batch_size": 256})
+    payload = strategy.downlink(strategy.server_init(learner.model, np.random.default_rng(0)), "a")
+    _, update = learner.train(strategy, None, payload, seed=1)
+    assert np.isfinite(update.loss)
+
+
 def test_batches_of_one_are_refused_at_the_start_where_they_have_no_variance(
     normalising: Bundle,
 ) -> None:
