@@ -72,8 +72,11 @@ class Bundle:
         path = Path(path)
         if not path.exists():
             raise InputError(f"bundle '{path}': no such file or directory")
-        source = DirectorySource(path) if path.is_dir() else SingleFileSource(path)
-        return cls.verified(source, trusted=trusted)
+        try:
+            source = DirectorySource(path) if path.is_dir() else SingleFileSource(path)
+            return cls.verified(source, trusted=trusted)
+        except RefusedError as error:
+            raise RefusedError(error.rule, f"'{path}': {error}") from error
 
     @classmethod
     def verified(cls, source: Source, *, trusted: Collection[bytes] | None = None) -> Self:

@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 SIGNATURE = "manifest.sig"
 MAX_BUNDLE_BYTES = 1024**3
 
+_LOCAL_MAGIC = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
@@ -178,7 +179,7 @@ def _ordered(names: Mapping[str, object]) -> list[str]:
 
 def _local(name: str, size: int, crc: int) -> bytes:
     fields = (_VERSION, 0, _STORED, _TIME, _DATE, crc, size, size, len(name.encode()), 0)
-    return _LOCAL.pack(b"PK\x03\x04", *fields) + name.encode()
+    return _LOCAL.pack(_LOCAL_MAGIC, *fields) + name.encode()
 
 
 def _directory(entries: Mapping[str, tuple[int, ...]]) -> bytes:
@@ -196,6 +197,10 @@ def _directory(entries: Mapping[str, tuple[int, ...]]) -> bytes:
 def _bad_header(name: str, header: bytes) -> RefusedError:
     if name == SIGNATURE and SIGNATURE.encode() not in header:
         return RefusedError("unsigned", f"bundle: no '{SIGNATURE}' after '{MANIFEST}'")
+    if name == MANIFEST and not header.startswith(_LOCAL_MAGIC):
+        return RefusedError(
+            "container", "bundle: expected what 'protofleet export' writes, got another file"
+        )
     return RefusedError(
         "container", f"bundle: expected the plain, uncompressed archive entry of '{name}'"
     )

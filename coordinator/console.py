@@ -72,7 +72,9 @@ def _since(waited_s: float) -> str:
 _LINES: dict[type[events.Report], Any] = {
     events.Started: _started,
     events.BrokerConnected: lambda e: f"connected to the broker, MQTT {e.protocol}",
-    events.BrokerDisconnected: lambda e: f"[yellow]broker lost[/yellow]: {escape(e.reason)}",
+    events.BrokerDisconnected: lambda e: (
+        f"[yellow]no connection to the broker[/yellow]: {escape(e.reason)}; trying again"
+    ),
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
     events.DeviceRefused: lambda e: (

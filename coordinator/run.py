@@ -36,8 +36,9 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     except BrokenPipeError:
         raise
     except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
         raise UnavailableError(
-            f"run folder {config.run_dir}: {error}; nothing committed is lost: put it right and "
+            f"run folder '{config.run_dir}': {reason}; nothing committed is lost: put it right and "
             "start again"
         ) from error
 

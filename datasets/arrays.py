@@ -36,26 +36,36 @@ def read_arrays(
         InputError: it is no ``.npz`` of plain arrays, lacks one of ``names``, or has one twice.
     """
     if not path.is_file():
+        got = "a folder" if path.is_dir() else "no such file"
         raise MissingDataError(
-            f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got no such file"
+            f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got {got}"
         )
     if not zipfile.is_zipfile(path):
         raise InputError(
             f"data '{path}': not a plain .npz file; expected the arrays {', '.join(names)}, as "
-            f"np.savez('data.npz', {names[0]}=…, …) writes them"
+            f"np.savez('data.npz', {names[0]}=…, …) writes them{_made_from(path)}"
         )
     try:
         with np.load(path, allow_pickle=False) as archive:
-            _check_members(path, archive.files, (*names, *optional), ignored)
+            found = archive.files
+            _check_members(path, found, (*names, *optional), ignored)
             chosen = [name for name in (*names, *optional) if name in archive.files]
             arrays = {name: _member(path, archive, name) for name in chosen}
     except (ValueError, zipfile.BadZipFile, OSError, EOFError, AttributeError) as error:
         raise InputError(f"data '{path}': not a plain .npz file ({error})") from error
     if missing := [name for name in names if name not in arrays]:
         raise InputError(
-            f"data '{path}': lacks the array '{missing[0]}', has {', '.join(arrays) or 'none'}"
+            f"data '{path}': expected the arrays {', '.join(names)}, got "
+            f"{', '.join(found) or 'none'}: '{missing[0]}' is missing"
         )
     return arrays
+
+
+def _made_from(path: Path) -> str:
+    """What makes an ``.npz`` of such a file; '' if nothing does."""
+    if path.suffix.lower() != ".csv":
+        return ""
+    return "; from a CSV: protofleet device prepare"
 
 
 def _check_members(

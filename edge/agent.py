@@ -182,7 +182,7 @@ class Agent:
             )
         if event.final:
             raise UnavailableError(f"broker: {reason}")
-        _log.warning("no connection to the broker: %s", reason)
+        _log.warning("no connection to the broker: %s; trying again", reason)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         self._waiting.announced(announcement, retained=retained)

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.manifest import Manifest, Preprocessing
 from protofleet.datasets.arrays import read_arrays, to_labels, to_targets
 from protofleet.edge.intake import SensorIntake, Window
-from protofleet.edge.local_data import load_local_data
+from protofleet.edge.local_data import UCI_HAR, load_local_data
 from protofleet.edge.predictions import NO_LABEL
 from protofleet.edge.training import check_data
 from protofleet.errors import InputError, MissingDataError
@@ -44,6 +44,10 @@ _SENSOR = "csv"
 _BLOCK_BYTES = 1 << 16
 _RATE_SAMPLES = 16
 """Samples whose times tell a stream's rate, before any of them is used."""
+
+
+_FAR_BELOW, _FAR_ABOVE = 4, 100
+"""Factors by which a stream's rate may differ from the bundle's before its times are doubted."""
 
 
 class ByteStream(Protocol):
@@ -93,22 +97,27 @@ def load_examples(
         if not path.is_file():
             raise MissingDataError(f"data '{path}': no such file")
         return _read_file(path, manifest, rate_hz)
-    if path.suffix.lower() == ".npz" and path.is_file() and _holds_plain(path):
+    if path.suffix.lower() == ".npz" and not is_device_data(source):
         arrays = read_arrays(path, ("x",), ("y",), ignored=("classes", "targets"))
         return iter((_plain(path, arrays, manifest),))
+    if path.suffix.lower() != ".npz" and not source.startswith(f"{UCI_HAR}:"):
+        raise InputError(
+            f"data '{source}': expected FILE.npz, FILE.csv, - for standard input, or {UCI_HAR}:N "
+            "with --data-root"
+        )
     data = load_local_data(source, manifest.preprocessing, data_root=data_root)
     check_data(data, manifest)
     return iter((Examples(x=data.own.x_test, y=data.own.y_test),))
 
 
+def is_device_data(source: str) -> bool:
+    """Whether a file has a train and a test part already."""
+    return zipfile.is_zipfile(source) and "x_train.npy" in zipfile.ZipFile(source).namelist()
+
+
 def _read_file(path: Path, manifest: Manifest, rate_hz: float | None) -> Iterator[Examples]:
     with path.open("rb") as file:
         yield from read_csv(file, f"data '{path}'", manifest, rate_hz=rate_hz)
-
-
-def _holds_plain(path: Path) -> bool:
-    """Whether a file has an array ``x``; what is no such file at all is told by who reads it."""
-    return zipfile.is_zipfile(path) and "x.npy" in zipfile.ZipFile(path).namelist()
 
 
 def _plain(path: Path, arrays: dict[str, NDArray[Any]], manifest: Manifest) -> Examples:
@@ -173,7 +182,11 @@ def _row_blocks(stream: ByteStream, where: str) -> Iterator[list[_Row]]:
         try:
             texts = [one.decode("utf-8-sig" if line == 0 else "utf-8") for one in lines]
         except UnicodeDecodeError as error:
-            raise InputError(f"{where}: not a text file ({error})") from error
+            byte = error.object[error.start]
+            raise InputError(
+                f"{where}: expected text in UTF-8, got the byte 0x{byte:02x}; save it as a CSV in "
+                "UTF-8"
+            ) from error
         found = []
         for text, cells in zip(texts, csv.reader(texts), strict=False):
             line += 1
@@ -311,9 +324,22 @@ def _example_table(where: str, header: Sequence[str], manifest: Manifest, *, nam
         raise InputError(
             f"{where}: expected {by_name if channels and preprocessing.window else ''}{size} "
             f"numbers of an example in each row ({shape} {preprocessing.input_shape}), got the "
-            f"columns {', '.join(values)[:200]}"
+            f"columns {', '.join(values)[:200]}{_near_miss(names, channels)}"
         )
     return _Table(where, names, manifest, values)
+
+
+def _near_miss(names: Sequence[str], channels: Sequence[str]) -> str:
+    """What may be wrong with a first row that does not name the channels; '' if nobody can say."""
+    lacking = [name for name in channels if name not in names]
+    alike = {name.strip().lower() for name in names} >= {name.lower() for name in channels}
+    if len(names) == 1 and any(mark in names[0] for mark in ";\t"):
+        return "; expected commas between them"
+    if lacking and alike:
+        return "; small and capital letters differ"
+    if 0 < len(lacking) < len(channels):
+        return f"; it lacks {', '.join(lacking)}"
+    return ""
 
 
 def _examples(
@@ -341,10 +367,18 @@ def _windows(
     rate_hz: float | None,
 ) -> Iterator[Examples]:
     """Windows of sensor samples, each block as soon as it is complete."""
-    stream = _SampleStream(table, preprocessing, rate_hz)
+    stream, count = _SampleStream(table, preprocessing, rate_hz), 0
     for rows in blocks:
-        yield from _joined(stream.push(rows), table.manifest)
-    yield from _joined(stream.flush(), table.manifest)
+        found = stream.push(rows)
+        count += len(found)
+        yield from _joined(found, table.manifest)
+    found = stream.flush()
+    yield from _joined(found, table.manifest)
+    if not count + len(found):
+        raise InputError(
+            f"{table.where}: expected samples for a window, {preprocessing.window} at "
+            f"{preprocessing.rate_hz:g} Hz, got {stream.count}"
+        )
 
 
 class _SampleStream:
@@ -357,11 +391,13 @@ class _SampleStream:
         self._rate_hz = known
         self._intake = self._made(known) if known else None
         self._waiting: list[_Row] = []
-        self._count = 0
+        self._timed = 0
+        self.count = 0
         self._label = NO_LABEL
 
     def push(self, rows: Sequence[_Row]) -> list[Window]:
         """The windows that are complete now."""
+        self.count += len(rows)
         if self._intake is None:
             self._waiting += rows
             if len(self._waiting) < _RATE_SAMPLES:
@@ -391,9 +427,23 @@ class _SampleStream:
         gaps = np.diff(times) if times is not None else np.zeros(0)
         steps = gaps[np.isfinite(gaps) & (gaps > 0)]
         if not len(steps):
-            raise InputError(f"{self._table.where}: expected times that ascend, got {times}")
+            got = "none" if times is None else ", ".join(f"{time:g}" for time in times[:4])
+            raise InputError(
+                f"{self._table.where}: expected times that ascend, got {got}, …; sort the rows by "
+                f"'{self._table.time}'"
+            )
         self._rate_hz = float(1 / np.median(steps))
         _log.info("sensor samples at %.4g Hz", self._rate_hz)
+        wanted = self._preprocessing.rate_hz
+        if not wanted / _FAR_BELOW <= self._rate_hz <= wanted * _FAR_ABOVE:
+            _log.warning(
+                "%s: %.4g samples a second by its column '%s', the bundle wants %.4g: seconds "
+                "stand in time_s, milliseconds in time_ms",
+                self._table.where,
+                self._rate_hz,
+                self._table.time,
+                wanted,
+            )
         self._intake = self._made(self._rate_hz)
 
     def _made(self, rate_hz: float) -> SensorIntake:
@@ -404,8 +454,8 @@ class _SampleStream:
             return []
         times = self._table.times_s(rows)
         if times is None:
-            times = (self._count + np.arange(len(rows))) / self._rate_hz
-        self._count += len(rows)
+            times = (self._timed + np.arange(len(rows))) / self._rate_hz
+        self._timed += len(rows)
         for time_s, label in zip(times.tolist(), self._table.labels(rows).tolist(), strict=True):
             if label != self._label and np.isfinite(time_s):
                 self._intake.mark(time_s, label)

@@ -24,6 +24,7 @@ from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.topics import check_id
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,8 @@ def join(options: JoinOptions, data: LocalData, report: Report) -> int:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise UnavailableError(f"device store '{options.store}': {error}") from error
+        reason = error.strerror or error
+        raise UnavailableError(f"device store '{options.store}': {reason}") from error
 
 
 def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
@@ -97,7 +99,9 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         ProtofleetError: bundle, store and data do not fit.
     """
     bundle = Bundle.open(options.bundle, trusted=options.trusted)
-    check_data(data, bundle.manifest)  # before a store is made
+    # Before a store is made:
+    check_id(options.federation, "federation")
+    check_data(data, bundle.manifest)
     with Store.open(options.store, device_id=options.device_id) as store:
         binding = Binding(
             federation=options.federation,

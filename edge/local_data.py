@@ -14,7 +14,7 @@ from protofleet.errors import InputError
 
 _log = logging.getLogger(__name__)
 
-_UCI_HAR = "uci-har"
+UCI_HAR = "uci-har"
 
 
 def load_local_data(
@@ -63,7 +63,7 @@ def doubts(data: LocalData, preprocessing: Preprocessing) -> Iterator[str]:
 
 def _own(source: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:
     name, _, which = source.partition(":")
-    if name == _UCI_HAR:
+    if name == UCI_HAR:
         return _uci_har(which, preprocessing, data_root)
     return load_device_data(Path(source))
 
@@ -74,7 +74,7 @@ def _uci_har(which: str, preprocessing: Preprocessing, data_root: Path | None) -
 
     if data_root is None or not which.isdecimal():
         raise InputError(
-            f"data '{_UCI_HAR}:{which}': expected a subject, as in {_UCI_HAR}:5, and --data-root"
+            f"data '{UCI_HAR}:{which}': expected a subject, as in {UCI_HAR}:5, and --data-root"
         )
     windows = load_ucihar(data_root).of(int(which))
     normalised = normalise(windows, preprocessing.mean, preprocessing.std)

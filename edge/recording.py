@@ -43,8 +43,8 @@ def to_device_data(
     windows = _labelled(list(blocks), manifest, raw=raw)
     if not len(windows.y):
         raise InputError(
-            "recording: expected examples with a label (column 'label'), got none; a window has "
-            "one if it is the same throughout"
+            "recording: expected examples with a label (column 'label'), got none with one; a "
+            "window has a label if it is the same throughout"
         )
     return split_in_time(windows, manifest.classes, test_fraction=test_share)
 

@@ -130,7 +130,10 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             owned = lock_store(folder)
         except OSError as error:
-            raise UnavailableError(f"device store '{folder}': {error}") from error
+            raise UnavailableError(
+                f"device store '{folder}': expected a folder to write in: "
+                f"{error.strerror or error}; use another --store"
+            ) from error
         try:
             return cls(folder, owned, _identity(folder, device_id))
         except (ProtofleetError, OSError):

@@ -5,6 +5,7 @@ Mosquitto where it is installed; else amqtt (the ``demo`` extra), which is named
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -151,8 +152,7 @@ def _checked_port(options: BrokerOptions) -> int:
             port: int = probe.getsockname()[1]
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"broker at {options.host}:{options.port}: {_reason(error)}; perhaps a broker runs "
-            "there already: use it, or choose another port"
+            f"broker at {options.host}:{options.port}: {_reason(error)}; {_remedy(error)}"
         ) from error
     users = options.password_file
     if users is not None:
@@ -163,6 +163,17 @@ def _checked_port(options: BrokerOptions) -> int:
                 f"users '{users}': {error.strerror}; make it with: mosquitto_passwd -c {users} NAME"
             ) from error
     return port
+
+
+_REMEDIES = {
+    errno.EADDRINUSE: "perhaps a broker runs there already: use it, or choose another port",
+    errno.EADDRNOTAVAIL: f"choose an address of this machine, or {EVERYWHERE} for all of them",
+    errno.EACCES: "choose a port above 1023",
+}
+
+
+def _remedy(error: Exception) -> str:
+    return _REMEDIES.get(getattr(error, "errno", None) or 0, "choose another host or another port")
 
 
 def _reason(error: Exception) -> str:

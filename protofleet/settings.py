@@ -55,7 +55,9 @@ def _reworded(what: str, steps: list[str], kind: Any, value: Any) -> str:
         numbers = " or a number" if any(isinstance(node, _NUMBERS) for node in here) else ""
         return f"expected one of {_listed(values)}{numbers}, got {found[1]}" if values else what
     if found := _KIND.fullmatch(what):
-        return f"expected {_in_words(found[1])}, got {_in_words(found[2])}"
+        keys = _listed(_keys(here, None)) if "object" in found[1].split(" | ") else ""
+        with_keys = f" with the keys {keys}" if keys else ""
+        return f"expected {_in_words(found[1])}{with_keys}, got {_in_words(found[2])}"
     return what
 
 

@@ -64,7 +64,7 @@ class Frozen:
             if name == self.program.tflite:
                 return freeze_tflite(model, f"{name}:{self._name}", self._values)
             return freeze_onnx(model, name, self._values)
-        except ProtofleetError:
+        except (ProtofleetError, ModuleNotFoundError):
             raise
         except Exception as error:  # what reading damaged bytes raises has no narrower root
             raise ProvisionError(f"program '{name}': does not load: {error}") from error

@@ -207,7 +207,7 @@ class Connection:
             client.connect(address.host, address.port, self._options.keepalive_s)
         except (OSError, ValueError) as error:
             self._on_exit()
-            return Ending(reason=f"{where}: {error}")
+            return Ending(reason=f"{where}: {getattr(error, 'strerror', None) or error}")
         client.loop_start()
         if not self._progress.wait(OPEN_TIMEOUT_S):
             self.abort(Ending(reason=f"{where}: no answer from the broker"))

@@ -63,7 +63,7 @@ def export_model(
     from protofleet.durable import write_whole
 
     model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)
-    for out in outs:
-        data = model.plain(_format(out), raw=raw)
+    made = [(out, model.plain(_format(out), raw=raw)) for out in outs]
+    for out, data in made:
         write_whole(out, data)
         click.echo(f"{out}: model of round {model.round_id}, {len(data) / 1000:,.1f} kB")

@@ -12,6 +12,7 @@ from protofleet.cli._outputs import writable
 from protofleet.cli._process import start_process
 from protofleet.cli._store import rate_option, raw_option
 from protofleet.cli._trust import bundle_trust_option, trusted_keys
+from protofleet.errors import InputError
 
 _PATH = click.Path(path_type=Path)
 
@@ -56,14 +57,21 @@ def prepare(
     import numpy as np
 
     from protofleet.bundle import Bundle
-    from protofleet.edge.examples import ByteStream, load_examples, read_csv
+    from protofleet.edge.examples import ByteStream, is_device_data, load_examples, read_csv
     from protofleet.edge.recording import to_device_data
 
+    if out.suffix != ".npz":
+        raise InputError(f"--out '{out}': expected FILE.npz, for 'device join --data'")
     manifest = Bundle.open(bundle, trusted=trusted_keys(trust_files)).manifest
     if source == "-":
         stream = cast("ByteStream", sys.stdin.buffer)
         blocks = read_csv(stream, "standard input", manifest, rate_hz=rate_hz)
     else:
+        if is_device_data(source):
+            raise InputError(
+                f"data '{source}': expected a recording, got a device's data: give them to "
+                "'device join --data' as they are"
+            )
         blocks = load_examples(source, manifest, rate_hz=rate_hz)
     data = to_device_data(blocks, manifest, raw=raw, test_share=test_share)
     data.save(out)

@@ -94,4 +94,5 @@ def test_a_refusal_is_one_line_and_exit_status_1(tmp_path, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["bundle", "inspect", str(path)])
     assert caught.value.code == 1
-    assert capsys.readouterr().err == "protofleet: bundle file 'surplus': not in the manifest\n"
+    said = capsys.readouterr().err
+    assert said == f"protofleet: '{path}': bundle file 'surplus': not in the manifest\n"

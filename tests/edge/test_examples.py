@@ -104,6 +104,33 @@ def test_sensor_samples_become_windows_as_the_intake_makes_them(sensor):
     np.testing.assert_allclose(starts, [window.start_s for window in expected])
 
 
+@pytest.mark.parametrize(
+    ("header", "rows", "words"),
+    [
+        ("time_s,ax", "0,1", r"got the columns time_s, ax; it lacks ay$"),
+        ("Time_s,AX,AY", "0,1,2", r"small and capital letters differ$"),
+        ("time_s;ax;ay", "0;1;2", r"got the columns time_s;ax;ay; expected commas between them$"),
+        ("time_s,ax,ay", "0,1,2\n0.1,1,2", r"a window, 8 at 10 Hz, got 2$"),
+        ("time_s,ax,ay", "5,1,2\n4,1,2\n3,1,2", r"got 5, 4, 3, …; sort the rows by 'time_s'$"),
+    ],
+)
+def test_what_is_no_recording_is_answered_with_the_remedy(sensor, header, rows, words):
+    with pytest.raises(InputError, match=words):
+        _read(f"{header}\n{rows}\n", sensor)
+
+
+def test_times_of_another_unit_are_doubted(sensor, caplog):
+    times, values = _samples(10.0, 5.0)
+    _read(_csv(times, values, scale=1000), sensor)
+    assert "0.01 samples a second by its column 'time_s', the bundle wants 10" in caplog.text
+    assert "milliseconds in time_ms" in caplog.text
+
+
+def test_another_encoding_is_named(sensor):
+    with pytest.raises(InputError, match="expected text in UTF-8, got the byte 0xdf"):
+        list(read_csv(io.BytesIO("Straße,1\n".encode("latin-1")), "data", sensor))
+
+
 def test_times_in_milliseconds_and_none_at_all_give_the_same(sensor):
     times, values = _samples(10.0, 5.0)
     seconds = _read(_csv(times, values), sensor)

@@ -68,7 +68,7 @@ _X, _Y = np.zeros((65, 4)), np.arange(65) % 3
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": _X}, "lacks the array 'y', has x"),
+        ({"x": _X}, "expected the arrays x, y, got x: 'y' is missing"),
         ({"x": _X, "y": np.full(65, 0.7)}, "got 65 of 65 that are not whole, such as 0.7"),
         ({"x": _X, "y": np.arange(65).astype(str)}, r"got '0', .*save y.astype\(np.int64\)"),
         ({"x": _X, "y": np.array([{}, 1], object)}, "array 'y' holds Python objects"),

@@ -37,7 +37,7 @@ def test_relative_paths_start_at_the_files_folder(tmp_path):
     [
         ("round_s = 3\n", "unknown key `round_s`; known are federation, broker, bundle"),
         ("[cohort]\nminimun = 3\n", "`cohort`: unknown key `minimun`; known are size, min"),
-        ("cohort = 3\n", "`cohort`: expected a table, got a whole number"),
+        ("cohort = 3\n", "`cohort`: expected a table with the keys minimum, size, wait_s, got"),
         ("[codec]\nup = 'int9'\n", "`codec.up`: expected one of .*int8.*, got 'int9'"),
         ("trusted = [1]\n", r"`trusted\[0\]`: expected text, got a whole number"),
         ("[round]\nquorum = 1.5\n", "quorum"),

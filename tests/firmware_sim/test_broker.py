@@ -106,7 +106,7 @@ def test_the_command_takes_users_and_no_others(tmp_path):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"host": "192.0.2.77"}, "perhaps a broker runs there already"),
+        ({"host": "192.0.2.77"}, "choose an address of this machine, or 0.0.0.0"),
         ({"password_file": Path("nothing")}, "make it with: mosquitto_passwd -c nothing NAME"),
     ],
 )

@@ -27,7 +27,7 @@ def test_defaults_are_the_paper_s(model):
 
 
 def test_local_aggregation_cannot_be_left_out(model):
-    with pytest.raises(InputError, match="`local_init`: expected a table, got nothing"):
+    with pytest.raises(InputError, match=r"`local_init`: expected a table.*, got nothing"):
         build("fedala", {"local_init": None}, model)
 
 
