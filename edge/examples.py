@@ -434,7 +434,7 @@ class _SampleStream:
             )
         self._rate_hz = float(1 / np.median(steps))
         _log.info("sensor samples at %.4g Hz", self._rate_hz)
-        wanted = self._preprocessing.rate_hz
+        wanted = self._preprocessing.rate_hz or self._rate_hz
         if not wanted / _FAR_BELOW <= self._rate_hz <= wanted * _FAR_ABOVE:
             _log.warning(
                 "%s: %.4g samples a second by its column '%s', the bundle wants %.4g: seconds "

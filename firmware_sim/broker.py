@@ -173,7 +173,7 @@ _REMEDIES = {
 
 
 def _remedy(error: Exception) -> str:
-    return _REMEDIES.get(getattr(error, "errno", None) or 0, "choose another host or another port")
+    return _REMEDIES.get(getattr(error, "errno", None) or 0, "choose another port or host")
 
 
 def _reason(error: Exception) -> str:
