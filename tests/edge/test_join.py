@@ -333,6 +333,16 @@ def test_data_that_no_program_takes_end_the_command_before_it_connects(world, ch
     assert device.returncode == 1
     assert re.search(said, err.splitlines()[-1])
     assert "Traceback" not in err
+    assert not (world.root / "anna").exists()
+
+
+def test_a_name_that_no_federation_has_makes_no_store(world):
+    arguments = world.arguments("mqtt://127.0.0.1:1", "anna")
+    arguments[arguments.index("--federation") + 1] = "my study"
+    _, err = (device := world.start(arguments)).communicate(timeout=60)
+    assert device.returncode == 1
+    assert "federation: expected 1 to 64 characters" in err.splitlines()[-1]
+    assert not (world.root / "anna").exists()
 
 
 def test_an_untrusted_signer_is_refused_with_the_way_to_trust_it(world, mosquitto_url):

@@ -69,3 +69,29 @@ def test_the_command_makes_what_a_device_joins_with(world, tmp_path, capsys, mon
     assert said[:2] == ["class0: 7 to train, 3 to test", "class1: 7 to train, 3 to test"]
     data = load_device_data(out)
     assert (data.x_train.shape, data.classes) == ((14, 4), world.bundle.manifest.classes)
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "told"),
+    [
+        ("data-1.npz", "b.npz", "expected a recording, got a device's data"),
+        ("mine.csv", "b.csv", "b.csv': expected FILE.npz"),
+    ],
+)
+def test_what_makes_no_data_of_a_device_is_refused(world, capsys, source, out, told):
+    world.data(1)
+    (world.root / "mine.csv").write_text("1,2,3,4\n")
+    options = ["--bundle", str(world.bundle_path), "--trust", str(world.trust)]
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "device",
+                "prepare",
+                str(world.root / source),
+                "--out",
+                str(world.root / out),
+                *options,
+            ]
+        )
+    assert told in capsys.readouterr().err
+    assert not (world.root / out).exists()
