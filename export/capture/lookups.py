@@ -163,11 +163,15 @@ def _of_each_example(node: fx.Node, x: Tensor, indices: Any) -> Tensor | None:
     counted: Any = node.args[1]
     if len(counted) != 2 or any(index is None or index.dim() != 1 for index in indices):
         return None
-    first, value = counted[0], indices[0]
+    first = counted[0]
     begins = first.target is _COUNTS[0] or first.args[:1] == (0,)
     if first.target not in _COUNTS or not begins or first.args[2:] not in {(), (1,)}:
         return None
-    if isinstance(value.shape[0], int) or value.shape[0].node.expr != x.shape[0].node.expr:
+    sizes = {
+        n if isinstance(n, int) else n.node.expr for n in (index.shape[0] for index in indices)
+    }
+    batch: Any = x.shape[0]
+    if isinstance(batch, int) or sizes != {batch.node.expr}:
         return None
     index = indices[1]
     index = torch.where(index < 0, index + x.shape[1], index)
