@@ -88,9 +88,8 @@ def trace(
     """
     shapes = ShapeEnv()
     fake = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    # The cache outlives a trace, and what one trace learnt about the batch size is not true of the
-    # next.
-    fake.cache_enabled = False
+    # What one trace learnt about the batch size is not true of the next.
+    FakeTensorMode.cache_clear()
     inputs = _fake_inputs(fake, fixed, batch)
     size: Any = inputs[len(fixed)].shape[0]
     # Read now: once a trace has pinned the size to a number, the expression is that number.
