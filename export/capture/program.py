@@ -22,7 +22,7 @@ from protofleet.export.capture.ports import Names, finish
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, trace
-from protofleet.export.classifier import Classifier, Parts, find_parts
+from protofleet.export.classifier import ClassifierView, Parts, find_parts
 from protofleet.export.objectives import Inputs, Objective
 
 
@@ -89,7 +89,7 @@ def model_tensors(model: nn.Module) -> ModelTensors:
 
 
 def evaluate(
-    classifier: Classifier,
+    classifier: ClassifierView,
     objective: Objective | None,
     batch: Inputs,
     *,
@@ -222,7 +222,7 @@ class _Joint(nn.Module):
     def forward(self, batch: Inputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         goal = self._goal
         return evaluate(
-            Classifier(self.model, goal.parts),
+            ClassifierView(self.model, goal.parts),
             goal.objective,
             batch,
             features=goal.features,
@@ -282,7 +282,7 @@ class _Pure:
 
 
 def _loss_and_logits(
-    classifier: Classifier, objective: Objective, batch: Inputs
+    classifier: ClassifierView, objective: Objective, batch: Inputs
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and the logits if the objective calls the model as a whole."""
     logits: list[Tensor] = []

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 
 from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
 from protofleet.export.capture.noise import Distribution, Draw, explicit_noise
-from protofleet.export.classifier import Classifier
+from protofleet.export.classifier import ClassifierView
 from protofleet.export.models.alp import transport_plan
 from protofleet.export.parity.inputs import Arrays, draw_inputs
 
@@ -74,7 +74,7 @@ class Reference:
         with torch.set_grad_enabled(program.objective is not None):
             with explicit_noise(_replay(noise)), _alp_margins() as margins:
                 loss, outputs = evaluate(
-                    Classifier(self._model, program.parts),
+                    ClassifierView(self._model, program.parts),
                     program.objective,
                     batch,
                     features=program.features,
