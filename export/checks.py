@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import protofleet
 from protofleet.errors import InputError
-from protofleet.export.capture.source import is_users
+from protofleet.export.places import (
+    ModuleStack,
+    at_line,
+    first_line,
+    is_users,
+    labelled,
+    line_here,
+    line_of,
+    runs_models,
+)
 from protofleet.tensors import TaskName
 
 _aten = torch.ops.aten
@@ -102,7 +106,7 @@ def check_tensors(model: nn.Module) -> None:
     Persistent float32 buffers must be finite, too: they travel in the bundle.
     """
     for path, module in model.named_modules():
-        where = _label(path, module)
+        where = labelled(path, module)
         for name, value in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - in place, by their owner
             if value is None:
                 continue
@@ -112,7 +116,7 @@ def check_tensors(model: nn.Module) -> None:
                 _check_finite(where, name, value)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
-            f"{_label('', model)}: has no parameter to train; set requires_grad on some of its "
+            f"{labelled('', model)}: has no parameter to train; set requires_grad on some of its "
             "parameters"
         )
 
@@ -181,17 +185,18 @@ def run_example(model: nn.Module, x: Tensor) -> tuple[Tensor, SquashedEnd | None
     return output, squashed.get(id(output))
 
 
+@runs_models
 def _run(model: nn.Module, x: Tensor) -> tuple[Any, dict[int, SquashedEnd]]:
     ends = _Ends(model)
     with _mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            with ends.following(), ends:
+            with ends.stack.following(), ends:
                 return model(x), ends.squashed
         except Exception as error:
+            place = ends.stack.place(line_of(error.__traceback__))
             raise InputError(
-                f"{ends.place(_line_of(error.__traceback__))}: does not take examples of shape "
-                f"{tuple(x.shape[1:])}: {_first_line(error)}; set its sizes with --set, or the "
-                "shape with --input-shape"
+                f"{place}: does not take examples of shape {tuple(x.shape[1:])}: "
+                f"{first_line(error)}; set its sizes with --set, or the shape with --input-shape"
             ) from error
 
 
@@ -328,27 +333,8 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.squashed: dict[int, SquashedEnd] = {}
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self._stack: list[nn.Module] = []
+        self.stack = ModuleStack(model, outside="model")
         self._kept: list[Tensor] = []  # so that no other tensor gets the id of one of these
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follow which module runs; one that fails stays the last."""
-        before = module_hooks.register_module_forward_pre_hook(self._enter)
-        after = module_hooks.register_module_forward_hook(self._leave)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def place(self, line: str) -> str:
-        """The module that runs, and the line."""
-        if not self._stack:
-            return _at("model", line)
-        module = self._stack[-1]
-        return _at(_label(self._names[id(module)], module), line)
 
     def __torch_dispatch__(
         self,
@@ -359,7 +345,7 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self._SQUASHING:
-            end = SquashedEnd(name=self._SQUASHING[func], place=self.place(_line_here()))
+            end = SquashedEnd(name=self._SQUASHING[func], place=self.stack.place(line_here()))
             self._note(result, end)
         elif func in self._VIEWS and (known := self.squashed.get(id(args[0]))):
             self._note(result, known)
@@ -369,61 +355,11 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept.append(result)
         self.squashed[id(result)] = end
 
-    def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 - hook signature
-        if id(module) in self._names:
-            self._stack.append(module)
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002 - as above
-        if self._stack and self._stack[-1] is module:
-            self._stack.pop()
-
-
-def _label(path: str, module: nn.Module) -> str:
-    kind = type(module)
-    name = f"module '{path}'" if path else "model"
-    return f"{name} ({kind.__module__}.{kind.__qualname__})"
-
 
 def _forward_of(model: nn.Module) -> str:
     """The model and where its forward is written."""
     try:
         file, line = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)[1]
     except (OSError, TypeError):
-        return _label("", model)
-    return _at(_label("", model), f"{file}:{line}" if file and _is_models(file) else "")
-
-
-def _at(label: str, line: str) -> str:
-    return f"{label}, {line}" if line else label
-
-
-_OWN = (str(Path(protofleet.__file__).parent), str(Path(__file__).parent))
-_MODELS = str(Path(__file__).parent / "models")
-
-
-def _is_models(file: str) -> bool:
-    """Whether a file may hold the model's code: the user's, or one of our models'."""
-    return is_users(file) and (file.startswith(_MODELS) or not file.startswith(_OWN))
-
-
-def _line_here() -> str:
-    """The line of the model that runs, not of who called it."""
-    frames: list[tuple[str, int]] = []
-    for frame, number in traceback.walk_stack(None):
-        if frame.f_code is _run.__code__:
-            break
-        frames.append((frame.f_code.co_filename, number))
-    return _last(frames[::-1])
-
-
-def _line_of(trace: TracebackType | None) -> str:
-    return _last([(frame.f_code.co_filename, n) for frame, n in traceback.walk_tb(trace)])
-
-
-def _last(frames: Sequence[tuple[str, int]]) -> str:
-    lines = [f"{file}:{number}" for file, number in frames if _is_models(file)]
-    return lines[-1] if lines else ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return labelled("", model)
+    return at_line(labelled("", model), f"{file}:{line}" if file and is_users(file) else "")

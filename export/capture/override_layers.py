@@ -195,6 +195,13 @@ def _max_norm() -> ExportError:
     )
 
 
+def _global_average(x: Tensor, size: int | Sequence[int | None]) -> Any:
+    """A mean: PyTorch's own gives channels that lie last back as they lay, by their strides."""
+    if size not in (1, (1, 1), [1, 1]):
+        return NotImplemented
+    return x.mean((-2, -1), keepdim=True)
+
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.conv3d: _conv3d,
     torch.conv_transpose3d: _conv_transpose3d,
@@ -202,6 +209,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.local_response_norm: _local_response_norm,
     torch._weight_norm: _weight_norm,  # noqa: SLF001 - what torch.nn.utils calls
     torch.bilinear: _bilinear,
+    functional.adaptive_avg_pool2d: _global_average,
     functional.embedding: _embedding,
     functional.embedding_bag: _embedding_bag,
 }

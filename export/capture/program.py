@@ -164,7 +164,7 @@ def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     fixed = [*tensors.all().values(), *whole.values()]
     first = len(tensors.params) + len(tensors.buffers)
     unchanging = dict(enumerate(tensors.constants.values(), start=first))
-    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=unchanging)
+    result: Trace = trace(pure, pure.joint.model, fixed, list(batch.values()), constants=unchanging)
     if pure.goal.objective is None:
         _refuse_noise(result)
     names = Names(

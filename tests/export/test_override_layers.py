@@ -115,3 +115,9 @@ def test_what_a_program_cannot_do_is_refused_with_what_to_do():
             nn.Embedding(7, 3, max_norm=1.0)(flat)
         with pytest.raises(ExportError, match=r"max_norm: .* leave max_norm out"):
             nn.EmbeddingBag(7, 3, max_norm=1.0)(flat[None])
+
+
+@pytest.mark.parametrize("size", [1, (1, 1), (2, 1), 2])
+def test_a_global_average_of_channels_that_lie_last(size):
+    x = torch.randn(2, 5, 4, 3).movedim(-1, 1)
+    _agree(nn.AdaptiveAvgPool2d(size), x)
