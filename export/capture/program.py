@@ -17,8 +17,8 @@ from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
-from protofleet.export.capture.functions import ProgramFunctions
-from protofleet.export.capture.ports import Names, finish
+from protofleet.export.capture.functions import ProgramFunctions, symbolic_lengths
+from protofleet.export.capture.ports import Names, finish, holds_infinity
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, trace
@@ -34,6 +34,7 @@ class ModelTensors:
         params: trained: ``requires_grad``.
         buffers: float32 tensors that are not trained: persistent buffers and frozen parameters.
         constants: the remaining buffers (counters, masks); embedded where a program reads it.
+            Among them are persistent ones that hold an infinity: what travels is finite.
     """
 
     params: dict[str, Tensor]
@@ -83,7 +84,7 @@ def model_tensors(model: nn.Module) -> ModelTensors:
         kind[name] = value.detach()
     kept = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
-        travels = name in kept and buffer.dtype == torch.float32
+        travels = name in kept and buffer.dtype == torch.float32 and not holds_infinity(buffer)
         (tensors.buffers if travels else tensors.constants)[name] = buffer
     return tensors
 
@@ -275,7 +276,7 @@ class _Pure:
     def _forward(
         self, tensors: dict[str, Tensor], batch: Inputs
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        with ProgramFunctions():
+        with ProgramFunctions(), symbolic_lengths(self.joint.model):
             loss, outputs = functional_call(self.joint, tensors, (batch,))
         self.output_keys = tuple(outputs)
         return loss, outputs

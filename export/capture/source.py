@@ -94,8 +94,8 @@ def place_of(node: torch.fx.Node) -> str:
 def _refuse_data_dependence(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
     if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - an operator's name
         raise ExportError(
-            "a tensor's value is used as a Python number (if, while, .item()), but a program is "
-            "one fixed graph: use torch.where or arithmetic"
+            "a tensor's value is used as a Python number (if, while, float(), .item()), but "
+            "a program is one fixed graph: use torch.where or arithmetic on tensors"
         )
     if torch.Tag.dynamic_output_shape in func.tags and not _indexes_by_numbers(func, args):
         raise ExportError(
