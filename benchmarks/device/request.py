@@ -125,7 +125,7 @@ def take_examples(request: Request, manifest: Manifest) -> ProgramInputs:
 def device_data(path: str, manifest: Manifest, *, seed: int, examples: int = 64) -> DeviceData:
     """The data in ``path``, or, where it is empty, random ones that fit the bundle."""
     if path:
-        return load_device_data(Path(path))
+        return load_device_data(Path(path), tokens=manifest.preprocessing.tokens is not None)
     rng = np.random.default_rng(seed)
     shape, classes = manifest.preprocessing.input_shape, len(manifest.classes)
 

@@ -134,7 +134,8 @@ def _model(
 
     model = build_model(spec, **settings)
     check_tensors(model)
-    if find_tokens(model, arrays["x"].shape[1:]) is not None:
+    if (tokens := find_tokens(model, arrays["x"].shape[1:])) is not None:
+        click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
         arrays["x"] = arrays["x"].astype(np.int64)
     if init is not None:
         _initialise(model, init)
