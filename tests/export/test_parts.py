@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from protofleet.errors import ExportError, InputError
 from protofleet.export.capture import capture
 from protofleet.export.classifier import ClassifierView, LayerPart, find_parts
 from protofleet.export.models import build_model
+from protofleet.export.models.layers import PrototypeHead
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
@@ -192,3 +195,42 @@ def test_objectives_of_features_pass_parity_with_dropout_in_the_head(objective: 
     program = capture(model, OBJECTIVES[objective], batch, parts=parts)
     assert sum(port.role == "noise" for port in program.inputs) == 1
     check_parity(model, program, to_onnx(program, name="train"), name="train")
+
+
+class _Repeated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + torch.relu(self.block(x))
+        return self.out(x)
+
+
+class _Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x[..., None])[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), ""),
+        (
+            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)),
+            "tanh behind '0'",
+        ),
+        (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "linear behind '0'"),
+        (_Repeated(), "several runs of 'block' in a pass"),
+        (_Steps(), "LSTM 'rnn'"),
+        (TwoHeads(), "no head: several heads: .* --head second"),
+        (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), PrototypeHead(4, 3)), "a head of 2.prototypes"),
+    ],
+)
+def test_what_stands_in_the_place_of_hidden_layers_is_told(model: nn.Module, told: str) -> None:
+    assert re.fullmatch(told, find_parts(model, torch.randn(2, 5)).no_layers)
