@@ -21,6 +21,7 @@ from protofleet.export.capture import (
     override_layers,
     override_numbers,
     override_order,
+    override_python,
     override_recurrent,
 )
 from protofleet.export.capture.complex_pairs import apply, makes_complex
@@ -31,6 +32,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     **override_layers.FUNCTIONS,
     **override_numbers.FUNCTIONS,
     **override_order.FUNCTIONS,
+    **override_python.FUNCTIONS,
     **override_recurrent.FUNCTIONS,
 }
 

@@ -21,6 +21,7 @@ from protofleet.export.capture.axis_maps import put, take
 _aten = torch.ops.aten
 _EXPAND = _aten.expand.default
 _LARGEST = 1 << 20
+_COUNTS = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.zeros_like.default)
 
 Places = list[tuple[int, NDArray[np.int64]]]
@@ -157,11 +158,32 @@ def _shape(x: Tensor, places: Places) -> list[Any]:
     return [*x.shape[: places[0][0]], *_common(places), *x.shape[places[-1][0] + 1 :]]
 
 
+def _of_each_example(node: fx.Node, x: Tensor, indices: Any) -> Tensor | None:
+    """The places of ``x[torch.arange(len(x)), places]`` as ``gather`` wants them, or None."""
+    counted: Any = node.args[1]
+    if len(counted) != 2 or any(index is None or index.dim() != 1 for index in indices):
+        return None
+    first = counted[0]
+    begins = first.target is _COUNTS[0] or first.args[:1] == (0,)
+    if first.target not in _COUNTS or not begins or first.args[2:] not in {(), (1,)}:
+        return None
+    sizes = {
+        n if isinstance(n, int) else n.node.expr for n in (index.shape[0] for index in indices)
+    }
+    batch: Any = x.shape[0]
+    if isinstance(batch, int) or sizes != {batch.node.expr}:
+        return None
+    index = indices[1]
+    index = torch.where(index < 0, index + x.shape[1], index)
+    return index.reshape(-1, *[1] * (x.dim() - 1)).expand(-1, 1, *x.shape[2:])
+
+
 def _index(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     x: Tensor = args[0]
     places = _places(node, known, x)
     if places is None:
-        return NotImplemented
+        own = _of_each_example(node, x, args[1])
+        return NotImplemented if own is None else x.gather(1, own).squeeze(1)
     apart, found = _apart(places), x
     if apart is None:
         found = take(_merged(x, places), places[0][0], _flat(places, x))
@@ -175,7 +197,11 @@ def _index_put(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     x, _, values, *rest = args
     places = _places(node, known, x)
     if places is None:
-        return NotImplemented
+        own = _of_each_example(node, x, args[1])
+        if own is None:
+            return NotImplemented
+        wide = values.expand(x.shape[0], *x.shape[2:]).unsqueeze(1)
+        return x.scatter_add(1, own, wide) if rest and rest[0] else x.scatter(1, own, wide)
     values = values.expand(_shape(x, places))
     if not (rest and rest[0]):
         return _assigned(x, places, values)
