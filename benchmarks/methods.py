@@ -39,7 +39,7 @@ from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.classifier.prepare import ALL, Wishes
 from protofleet.export.methods import choose_methods
-from protofleet.export.sweep.cases import CLASSES, Case, classifier
+from protofleet.export.sweep.cases import CLASSES, SweepCase, classifier
 from protofleet.export.sweep.collect import all_cases
 from protofleet.federation.settings import (
     CohortSettings,
@@ -104,7 +104,7 @@ class Cell:
 
 
 def run_architecture(
-    case: Case, strategies: Sequence[str], broker: str, folder: Path
+    case: SweepCase, strategies: Sequence[str], broker: str, folder: Path
 ) -> Iterator[Cell]:
     """A cell for each of ``strategies``.
 
@@ -134,7 +134,7 @@ def run_architecture(
         yield Cell(architecture=case.name, strategy=name, outcome="refused", note=reason)
 
 
-def _export(case: Case, wishes: Wishes, path: Path) -> Path:
+def _export(case: SweepCase, wishes: Wishes, path: Path) -> Path:
     model = classifier(case)
     spec = BundleSpec(
         name=path.stem,
@@ -149,7 +149,7 @@ def _export(case: Case, wishes: Wishes, path: Path) -> Path:
     return path
 
 
-def _run(case: Case, strategy: str, bundle: Path, broker: BrokerAccess, folder: Path) -> Cell:
+def _run(case: SweepCase, strategy: str, bundle: Path, broker: BrokerAccess, folder: Path) -> Cell:
     """One federation to its end."""
     folder.mkdir()
     started = time.perf_counter()
@@ -179,7 +179,7 @@ def _run(case: Case, strategy: str, bundle: Path, broker: BrokerAccess, folder: 
     )
 
 
-def _federate(config: FederationConfig, case: Case, folder: Path) -> None:
+def _federate(config: FederationConfig, case: SweepCase, folder: Path) -> None:
     """Raise ProtofleetError unless both devices' updates count in every round."""
     failures: list[ProtofleetError] = []
 
@@ -229,7 +229,7 @@ def _device(
             thread.join(_LIMIT_S)
 
 
-def _data(case: Case, seed: int) -> LocalData:
+def _data(case: SweepCase, seed: int) -> LocalData:
     """Classes that differ in their mean, or in their tokens."""
     rng = np.random.default_rng(seed)
 
@@ -249,13 +249,13 @@ def _data(case: Case, seed: int) -> LocalData:
     return LocalData(own=own)
 
 
-def architectures(only: Sequence[str] = ()) -> tuple[Case, ...]:
+def architectures(only: Sequence[str] = ()) -> tuple[SweepCase, ...]:
     """The sweep's whole classifiers that one of the patterns fits, as ``all_cases``; else all.
 
     Raises:
         InputError: a pattern fits none.
     """
-    chosen: dict[str, Case] = {}
+    chosen: dict[str, SweepCase] = {}
     for pattern in only or (None,):
         found = {case.name: case for case in all_cases(pattern) if case.whole}
         if not found:
@@ -264,7 +264,7 @@ def architectures(only: Sequence[str] = ()) -> tuple[Case, ...]:
     return tuple(chosen.values())
 
 
-def run(cases: Sequence[Case], strategies: Sequence[str]) -> Iterator[Cell]:
+def run(cases: Sequence[SweepCase], strategies: Sequence[str]) -> Iterator[Cell]:
     """Every pair, over a broker that is started for it.
 
     Raises:

@@ -138,6 +138,7 @@ class Bundle:
                 )
                 for layer in manifest.layers
             ),
+            no_layers=manifest.no_layers,
         )
 
     def copy_to(self, path: Path) -> None:

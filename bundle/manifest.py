@@ -147,6 +147,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             a logit for each label in ``targets``.
         classes, targets: names, in the order of the outputs; a bundle has one of the two.
         head: names of the parameters that make outputs of features; empty where none are known.
+        no_layers: what the model has in the place of hidden layers and a dense head, for people;
+            empty where it has both, whether ``layers`` tells of them or not.
     """
 
     format: int
@@ -165,6 +167,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, FileEntry]
     head: tuple[str, ...] = ()
     layers: tuple[LayerDecl, ...] = ()
+    no_layers: str = ""
 
     @property
     def outputs(self) -> tuple[str, ...]:

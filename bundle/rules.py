@@ -127,6 +127,7 @@ def _check_texts(manifest: Manifest) -> None:
     labels = [manifest.name, manifest.strategy.name, *manifest.programs]
     labels += [*manifest.classes, *manifest.targets]
     labels += [*manifest.provenance, *manifest.provenance.values()]
+    labels += filter(None, [manifest.no_layers])
     for label in labels:
         if not 0 < len(label) <= 1024 or not label.isprintable():
             raise RefusedError("manifest", f"{MANIFEST}: text {label[:40]!r} is not allowed")

@@ -127,6 +127,11 @@ def to_examples(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     return made
 
 
+def to_tokens(x: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers of any type as float32, which holds every token; others as they are."""
+    return x.astype(np.float32) if x.dtype.kind in "iu" else x
+
+
 def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDArray[np.int64]:
     """``(n,)`` as int64 class indices; class names and whole numbers of other types become such.
 

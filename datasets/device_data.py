@@ -16,6 +16,7 @@ from protofleet.datasets.arrays import (
     to_examples,
     to_labels,
     to_targets,
+    to_tokens,
 )
 from protofleet.errors import InputError
 
@@ -78,8 +79,12 @@ class DeviceData:
             np.savez(file, **{name: value for name, value in arrays.items() if value is not None})
 
 
-def load_device_data(path: Path) -> DeviceData:
+def load_device_data(path: Path, *, tokens: bool = False) -> DeviceData:
     """Read what ``DeviceData.save`` wrote: ``classes`` or ``targets`` tells what ``y`` is.
+
+    Args:
+        path: of the file.
+        tokens: examples are tokens, which may be whole numbers of any type.
 
     Raises:
         MissingDataError: there is no such file.
@@ -88,6 +93,8 @@ def load_device_data(path: Path) -> DeviceData:
     arrays = read_arrays(path, _ARRAYS, (*_BOXES, *_NAMES))
     if not arrays.keys() & set(_NAMES):
         raise InputError(f"data '{path}': lacks the array 'classes' (or 'targets'), names of y")
+    if tokens:
+        arrays |= {n: to_tokens(arrays[n]) for n in ("x_train", "x_test")}
     boxes = {n: arrays[n].astype(np.float32, copy=False) for n in _BOXES if n in arrays}
     try:
         names = _names(arrays, "device data")
@@ -110,12 +117,13 @@ def _names(arrays: Mapping[str, NDArray[Any]], what: str) -> dict[str, tuple[str
     return {n: to_class_names(arrays[n], f"{what}: {n}") for n in _NAMES if n in arrays}
 
 
-def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
+def load_pooled(path: Path, *, tokens: bool = False) -> tuple[NDArray[np.float32], NDArray[Any]]:
     """Read the union of all devices' test parts: ``x (n, *input_shape)``, ``y`` as in DeviceData.
 
     Args:
         path: an ``.npz`` file with ``x_test`` and ``y_test``, and ``targets`` where ``y_test`` has
             some, or ``classes`` if it has names.
+        tokens: as in ``load_device_data``.
 
     Raises:
         MissingDataError: there is no such file.
@@ -124,7 +132,8 @@ def load_pooled(path: Path) -> tuple[NDArray[np.float32], NDArray[Any]]:
     arrays = read_arrays(path, ("x_test", "y_test"), _NAMES, ignored=(*_ARRAYS, *_BOXES))
     what = f"pooled data '{path}'"
     names = _names(arrays, what)
-    x = to_examples(arrays["x_test"], f"{what}: x_test")
+    given = to_tokens(arrays["x_test"]) if tokens else arrays["x_test"]
+    x = to_examples(given, f"{what}: x_test")
     y = arrays["y_test"]
     if "targets" in names:
         y = to_targets(y, f"{what}: y_test", names["targets"])

@@ -39,9 +39,10 @@ def load_local_data(
         MissingDataError: a file is absent.
         InputError: a file has a wrong form, the name is unknown, or rounds do not ascend.
     """
+    tokens = preprocessing.tokens is not None
     data = LocalData(
         own=_own(source, preprocessing, data_root),
-        pooled=None if pooled is None else load_pooled(pooled),
+        pooled=None if pooled is None else load_pooled(pooled, tokens=tokens),
         later=tuple((first, _own(other, preprocessing, data_root)) for first, other in later),
     )
     for doubt in doubts(data, preprocessing):
@@ -65,7 +66,7 @@ def _own(source: str, preprocessing: Preprocessing, data_root: Path | None) -> D
     name, _, which = source.partition(":")
     if name == UCI_HAR:
         return _uci_har(which, preprocessing, data_root)
-    return load_device_data(Path(source))
+    return load_device_data(Path(source), tokens=preprocessing.tokens is not None)
 
 
 def _uci_har(which: str, preprocessing: Preprocessing, data_root: Path | None) -> DeviceData:

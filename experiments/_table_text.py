@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.table import Cell, MethodRow, Table
+from protofleet.experiments.table import MethodRow, SectionScore, Table
 from protofleet.strategies.tasks import METRICS
 
 _UNLIMITED = 10_000
@@ -144,7 +144,7 @@ def _stacked(table: Table, section: Section) -> tuple[str, list[str]]:
     ]
 
 
-def _parts(cell: Cell) -> list[str]:
+def _parts(cell: SectionScore) -> list[str]:
     mark = _CLIENTS if cell.over == "clients" else ""
     paper = cell.paper
     return [

@@ -20,7 +20,7 @@ from protofleet.strategies.scores import MetricName
 _BASELINE = "fedavg"
 
 
-class Cell(msgspec.Struct, frozen=True, kw_only=True):
+class SectionScore(msgspec.Struct, frozen=True, kw_only=True):
     """One method's score in one section, in per cent.
 
     Attributes:
@@ -58,7 +58,7 @@ class MethodRow(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str
     strategy: str
-    cells: dict[Section, Cell]
+    cells: dict[Section, SectionScore]
     rounds_to_target: float | None = None
     seconds_per_round: float | None = None
     seconds_ratio: float | None = None
@@ -195,15 +195,15 @@ def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -
 
 def _cell(
     runs: Sequence[MethodResult], section: Section, settings: ScoreSettings, paper: Printed | None
-) -> Cell:
+) -> SectionScore:
     scored = (
         score_of(run, quoted_scores(run, settings.select), section, settings.metric) for run in runs
     )
     values = [value for value in scored if value is not None]
     if not values:
-        return Cell(paper=paper)
+        return SectionScore(paper=paper)
     mean = float(np.mean([value[0] for value in values]))
-    return Cell(
+    return SectionScore(
         mean=mean,
         **_spread(values, one_model=section == "global" or runs[0].clients == 1),
         paper=paper,
@@ -297,7 +297,9 @@ def _compared(
     )
 
 
-def _with_loss(row: MethodRow, cell: Cell, twin: MethodRow, other: Cell) -> Cell:
+def _with_loss(
+    row: MethodRow, cell: SectionScore, twin: MethodRow, other: SectionScore
+) -> SectionScore:
     if cell.mean is None or other.mean is None or row.seeds_done != twin.seeds_done:
         return cell
     return msgspec.structs.replace(cell, lost=other.mean - cell.mean)

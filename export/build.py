@@ -257,6 +257,7 @@ def _manifest(
         files={},
         head=captured["infer"].parts.head_params,
         layers=_layers(captured),
+        no_layers=captured["infer"].parts.no_layers,
     )
 
 

@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.modules import module as module_hooks
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import protofleet
-from protofleet.errors import InputError
-from protofleet.export.capture.source import is_users
+from protofleet.errors import ExportError, InputError
+from protofleet.export.capture.functions import TensorsOnly
+from protofleet.export.capture.ports import holds_infinity
+from protofleet.export.places import (
+    ModuleStack,
+    at_line,
+    first_line,
+    is_users,
+    labelled,
+    line_here,
+    line_of,
+    runs_models,
+)
 from protofleet.tensors import TaskName
 
 _aten = torch.ops.aten
@@ -40,12 +46,14 @@ class ExpectedOutput:
 
     Attributes:
         loss: as messages call it.
+        values: what the output holds, and of what, as messages call them.
         width: how many numbers an example has, by the names that they have; None: any.
         least: fewest numbers of an example, and why.
         scores: the loss is of scores without bounds: a Softmax or Sigmoid before it is an error.
     """
 
     loss: str = "cross-entropy"
+    values: tuple[str, str] = ("logits", "classes")
     width: Sequence[str] | None = None
     least: int = 2
     scores: bool = True
@@ -60,8 +68,12 @@ def expected_output(task: TaskName, names: Sequence[str] | None = None) -> Expec
     """What a task wants, of outputs with these names; None: of any number."""
     kinds: dict[TaskName, ExpectedOutput] = {
         "classification": classification(names),
-        "regression": ExpectedOutput(loss="a regression", width=names, least=1, scores=False),
-        "multilabel": ExpectedOutput(loss="binary cross-entropy", width=names, least=1),
+        "regression": ExpectedOutput(
+            loss="a regression", values=("values", "targets"), width=names, least=1, scores=False
+        ),
+        "multilabel": ExpectedOutput(
+            loss="binary cross-entropy", values=("logits", "labels"), width=names, least=1
+        ),
     }
     return kinds[task]
 
@@ -85,7 +97,7 @@ def check_model(
         InputError: the model cannot be exported or trained for this task.
     """
     check_tensors(model)
-    output, end = run_example(model, x)
+    output, end = run_example(model, x, expected)
     check_output(model, output, len(x), expected)
     if expected.scores and end is not None and not allow_probabilities:
         raise InputError(
@@ -93,16 +105,32 @@ def check_model(
             f"before it and does that itself; with both, gradients nearly vanish: leave {end.name} "
             "out (--allow-probabilities trains it as it is)"
         )
+    _check_written(model, x)
     return output
+
+
+def _check_written(model: nn.Module, x: Tensor) -> None:
+    """Raise InputError where training writes a buffer that is a constant for being infinite."""
+    kept = model.state_dict(keep_vars=True).keys()
+    buffers = model.named_buffers()
+    constant = {name for name, value in buffers if name in kept and holds_infinity(value)}
+    if not constant:
+        return
+    for name in sorted(constant & _trained_once(model, x).written):
+        raise InputError(
+            f"buffer '{name}': holds infinite values, and training writes it: what training writes "
+            "travels and must be finite; start it with finite numbers (a mask: -1e9), or do not "
+            "write it"
+        )
 
 
 def check_tensors(model: nn.Module) -> None:
     """Raise InputError unless parameters are initialised, float32, finite and in main memory.
 
-    Persistent float32 buffers must be finite, too: they travel in the bundle.
+    No persistent float32 buffer may hold NaN; one that holds an infinity is a constant.
     """
     for path, module in model.named_modules():
-        where = _label(path, module)
+        where = labelled(path, module)
         if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"{where}: expected a module in Python, got TorchScript; leave torch.jit out"
@@ -111,27 +139,23 @@ def check_tensors(model: nn.Module) -> None:
             if value is None:
                 continue
             _check_tensor(where, name, value)
-            travels = name not in module._non_persistent_buffers_set  # noqa: SLF001 - as above
-            if travels and value.dtype == torch.float32:
+            kept = name not in module._non_persistent_buffers_set  # noqa: SLF001 - as above
+            if kept and value.dtype == torch.float32:
                 _check_finite(where, name, value)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise InputError(
-            f"{_label('', model)}: has no parameter to train; set requires_grad on some of its "
+            f"{labelled('', model)}: has no parameter to train; set requires_grad on some of its "
             "parameters"
         )
 
 
 def _check_finite(where: str, name: str, value: Tensor) -> None:
-    if bool(torch.isfinite(value).all()):
-        return
-    if isinstance(value, nn.Parameter):
+    if isinstance(value, nn.Parameter) and not bool(torch.isfinite(value).all()):
         raise InputError(
             f"{where}: parameter '{name}' holds NaN or infinite values; look at what set it"
         )
-    raise InputError(
-        f"{where}: buffer '{name}' holds NaN or infinite values; register a mask with "
-        "persistent=False, or look at what set it"
-    )
+    if bool(torch.isnan(value).any()):
+        raise InputError(f"{where}: buffer '{name}' holds NaN; look at what set it")
 
 
 def _check_tensor(where: str, name: str, value: Tensor) -> None:
@@ -172,7 +196,9 @@ class SquashedEnd:
     place: str
 
 
-def run_example(model: nn.Module, x: Tensor) -> tuple[Tensor, SquashedEnd | None]:
+def run_example(
+    model: nn.Module, x: Tensor, expected: ExpectedOutput
+) -> tuple[Tensor, SquashedEnd | None]:
     """The model's output for ``x`` in evaluation mode, and what squashed it.
 
     Raises:
@@ -181,21 +207,24 @@ def run_example(model: nn.Module, x: Tensor) -> tuple[Tensor, SquashedEnd | None
     _check_signature(model)
     output, squashed = _run(model, x)
     if not isinstance(output, Tensor):
-        raise InputError(f"{_forward_of(model)}: {_unwrap(output)}")
+        raise InputError(f"{_forward_of(model)}: {_unwrap(output, expected)}")
     return output, squashed.get(id(output))
 
 
+@runs_models
 def _run(model: nn.Module, x: Tensor) -> tuple[Any, dict[int, SquashedEnd]]:
     ends = _Ends(model)
     with _mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            with ends.following(), ends:
+            with ends.stack.following(), ends, TensorsOnly():
                 return model(x), ends.squashed
         except Exception as error:
+            place = ends.stack.place(line_of(error.__traceback__))
+            if isinstance(error, ExportError):
+                raise InputError(f"{place}: {error}") from error
             raise InputError(
-                f"{ends.place(_line_of(error.__traceback__))}: does not take examples of shape "
-                f"{tuple(x.shape[1:])}: {_first_line(error)}; set its sizes with --set, or the "
-                "shape with --input-shape"
+                f"{place}: does not take examples of shape {tuple(x.shape[1:])}: "
+                f"{first_line(error)}; set its sizes with --set, or the shape with --input-shape"
             ) from error
 
 
@@ -217,9 +246,10 @@ def _check_signature(model: nn.Module) -> None:
         )
 
 
-def _unwrap(output: object) -> str:
+def _unwrap(output: object, expected: ExpectedOutput) -> str:
     """What came instead of a tensor, and how to return the tensor."""
-    name = type(output).__name__
+    name, (values, of) = type(output).__name__, expected.values
+    wanted = f"expected a tensor of {values} (n, {of})"
     if isinstance(output, Mapping):
         keys = [str(key) for key in output]
         chosen = "logits" if "logits" in keys else (keys or ["logits"])[0]
@@ -232,10 +262,10 @@ def _unwrap(output: object) -> str:
         fields = list(getattr(output, "_fields", ()))
         found, part = f"a {name} of {', '.join(fields) or len(output)}", "[0]"
     else:
-        return f"returns {name}, expected a tensor of logits (n, classes)"
+        return f"returns {name}, {wanted}"
     return (
-        f"returns {found}, expected a tensor of logits (n, classes); wrap the model in a module "
-        f"whose forward(self, x) returns self.model(x){part}"
+        f"returns {found}, {wanted}; wrap the model in a module whose forward(self, x) returns "
+        f"self.model(x){part}"
     )
 
 
@@ -243,12 +273,13 @@ def check_output(model: nn.Module, output: Tensor, examples: int, expected: Expe
     """Raise InputError unless the output for so many examples is what the task wants."""
     where, got = _forward_of(model), tuple(output.shape)
     if not output.is_floating_point():
-        raise InputError(f"{where}: returns {output.dtype}, expected float32 scores, no argmax")
-    if len(got) != 2 or got[0] != examples:
-        axes = "pool the other axes, as in x.mean(1)" if len(got) > 2 else "keep the batch axis"
         raise InputError(
-            f"{where}: returns {got} for {examples} examples, expected ({examples}, classes); "
-            f"{axes}"
+            f"{where}: returns {output.dtype}, expected float32 {expected.values[0]}, no argmax"
+        )
+    if len(got) != 2 or got[0] != examples:
+        raise InputError(
+            f"{where}: returns {got} for {examples} examples, expected ({examples}, "
+            f"{expected.values[1]}); {_other_axes(got, examples, expected)}"
         )
     if got[1] < expected.least:
         raise InputError(
@@ -261,6 +292,19 @@ def check_output(model: nn.Module, output: Tensor, examples: int, expected: Expe
             f"{where}: expected {len(expected.width)} numbers for an example, one for each name "
             f"({names}), got {got[1]}; set the model's size with --set, or --classes (--targets)"
         )
+
+
+def _other_axes(got: tuple[int, ...], examples: int, expected: ExpectedOutput) -> str:
+    """The remedy for an output without its two axes."""
+    if got == (examples,):
+        one = "a single one is (n, 1)" if expected.least == 1 else "two for yes or no"
+        return (
+            f"keep an axis for the {expected.values[1]}, {one}: leave out what removes it, such as "
+            "Flatten(0) or squeeze()"
+        )
+    if len(got) > 2:
+        return "pool the other axes, as in x.mean(1)"
+    return "keep the batch axis, as nn.Flatten(1) does"
 
 
 def smallest_batch(model: nn.Module, x: Tensor) -> int:
@@ -276,19 +320,43 @@ def smallest_batch(model: nn.Module, x: Tensor) -> int:
 
 
 def _trains_on(model: nn.Module, x: Tensor) -> bool:
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    try:
+        done = _trained_once(model, x)
+    except Exception:  # noqa: BLE001 - whatever the user's code raises
+        return False
+    before = dict(model.named_buffers())
+    pairs = ((value, before[name]) for name, value in done.buffers.items())
+    output = done.output if isinstance(done.output, Tensor) else torch.zeros(())
+    return bool(torch.isfinite(output).all()) and all(
+        bool((torch.isfinite(value) | (value == old)).all())
+        for value, old in pairs
+        if value.is_floating_point()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TrainedOnce:
+    """What a forward pass in training mode gave and left.
+
+    Attributes:
+        output: the model's.
+        buffers: by name.
+        written: names of those that it wrote, be it the same values.
+    """
+
+    output: object
+    buffers: Mapping[str, Tensor]
+    written: frozenset[str]
+
+
+def _trained_once(model: nn.Module, x: Tensor) -> _TrainedOnce:
+    given = {name: value.clone() for name, value in model.named_buffers()}
+    buffers = dict(given)
     quiet = warnings.catch_warnings(action="ignore")
     with quiet, _mode(model, training=True), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            output = functional_call(model, buffers, (x,))
-        except Exception:  # noqa: BLE001 - whatever the user's code raises
-            return False
-    values = [output, *buffers.values()]
-    return all(
-        bool(torch.isfinite(value).all())
-        for value in values
-        if isinstance(value, Tensor) and value.is_floating_point()
-    )
+        output = functional_call(model, buffers, (x,))
+    written = (n for n, v in buffers.items() if v is not given[n] or v._version)  # noqa: SLF001 - no public way to ask
+    return _TrainedOnce(output=output, buffers=buffers, written=frozenset(written))
 
 
 @contextmanager
@@ -332,27 +400,8 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.squashed: dict[int, SquashedEnd] = {}
-        self._names = {id(module): name for name, module in model.named_modules()}
-        self._stack: list[nn.Module] = []
+        self.stack = ModuleStack(model, outside="model")
         self._kept: list[Tensor] = []  # so that no other tensor gets the id of one of these
-
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Follow which module runs; one that fails stays the last."""
-        before = module_hooks.register_module_forward_pre_hook(self._enter)
-        after = module_hooks.register_module_forward_hook(self._leave)
-        try:
-            yield
-        finally:
-            before.remove()
-            after.remove()
-
-    def place(self, line: str) -> str:
-        """The module that runs, and the line."""
-        if not self._stack:
-            return _at("model", line)
-        module = self._stack[-1]
-        return _at(_label(self._names[id(module)], module), line)
 
     def __torch_dispatch__(
         self,
@@ -363,7 +412,7 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         if func in self._SQUASHING:
-            end = SquashedEnd(name=self._SQUASHING[func], place=self.place(_line_here()))
+            end = SquashedEnd(name=self._SQUASHING[func], place=self.stack.place(line_here()))
             self._note(result, end)
         elif func in self._VIEWS and (known := self.squashed.get(id(args[0]))):
             self._note(result, known)
@@ -373,61 +422,11 @@ class _Ends(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kept.append(result)
         self.squashed[id(result)] = end
 
-    def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 - hook signature
-        if id(module) in self._names:
-            self._stack.append(module)
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002 - as above
-        if self._stack and self._stack[-1] is module:
-            self._stack.pop()
-
-
-def _label(path: str, module: nn.Module) -> str:
-    kind = type(module)
-    name = f"module '{path}'" if path else "model"
-    return f"{name} ({kind.__module__}.{kind.__qualname__})"
-
 
 def _forward_of(model: nn.Module) -> str:
     """The model and where its forward is written."""
     try:
         file, line = inspect.getsourcefile(model.forward), inspect.getsourcelines(model.forward)[1]
     except (OSError, TypeError):
-        return _label("", model)
-    return _at(_label("", model), f"{file}:{line}" if file and _is_models(file) else "")
-
-
-def _at(label: str, line: str) -> str:
-    return f"{label}, {line}" if line else label
-
-
-_OWN = (str(Path(protofleet.__file__).parent), str(Path(__file__).parent))
-_MODELS = str(Path(__file__).parent / "models")
-
-
-def _is_models(file: str) -> bool:
-    """Whether a file may hold the model's code: the user's, or one of our models'."""
-    return is_users(file) and (file.startswith(_MODELS) or not file.startswith(_OWN))
-
-
-def _line_here() -> str:
-    """The line of the model that runs, not of who called it."""
-    frames: list[tuple[str, int]] = []
-    for frame, number in traceback.walk_stack(None):
-        if frame.f_code is _run.__code__:
-            break
-        frames.append((frame.f_code.co_filename, number))
-    return _last(frames[::-1])
-
-
-def _line_of(trace: TracebackType | None) -> str:
-    return _last([(frame.f_code.co_filename, n) for frame, n in traceback.walk_tb(trace)])
-
-
-def _last(frames: Sequence[tuple[str, int]]) -> str:
-    lines = [f"{file}:{number}" for file, number in frames if _is_models(file)]
-    return lines[-1] if lines else ""
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+        return labelled("", model)
+    return at_line(labelled("", model), f"{file}:{line}" if file and is_users(file) else "")

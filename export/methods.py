@@ -111,6 +111,7 @@ def _initial(model: nn.Module, spec: BundleSpec, ready: Prepared) -> Model:
             ModelLayer(name=one.name, before=one.before, hidden=one.hidden)
             for one in ready.parts.layers
         ),
+        no_layers=ready.parts.no_layers,
     )
 
 
@@ -129,5 +130,5 @@ def _fitted(
     strategies.check_task(description, model.task)
     objectives = objectives_of(description, loss)
     if not ready.features and any("features" in OBJECTIVES[one].sizes for one in objectives):
-        raise InputError(f"strategy '{description.name}' needs features: {ready.parts.missing}")
+        raise InputError(f"strategy '{description.name}': needs features: {ready.parts.missing}")
     return strategies.build(description.name, settings, model).description

@@ -29,7 +29,7 @@ Inputs = Mapping[str, Tensor]
 
 
 class ModelCall(Protocol):
-    """What an objective sees of a model (``export.classifier.Classifier``).
+    """What an objective sees of a model (``export.classifier.ClassifierView``).
 
     An objective that looks at features and logits calls ``head(features(x))``: one pass.
     """

@@ -95,7 +95,7 @@ def make_scorer(bundle: Bundle, strategy: Strategy, settings: EvaluationSettings
 
 
 def _load_fitting(path: Path, bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[Any]]:
-    x, y = load_pooled(path)
+    x, y = load_pooled(path, tokens=bundle.manifest.preprocessing.tokens is not None)
     shape = tuple(bundle.manifest.preprocessing.input_shape)
     if x.shape[1:] != shape:
         raise InputError(

@@ -67,11 +67,11 @@ def main(path: Path) -> int:
 
 
 def _local_data(spec: DeviceSpec, manifest: Manifest) -> LocalData:
-    pooled = spec.device.pooled
+    pooled, tokens = spec.device.pooled, manifest.preprocessing.tokens is not None
     data = LocalData(
         own=_own_data(spec, manifest),
-        pooled=None if pooled is None else load_pooled(pooled),
-        later=tuple((start, load_device_data(path)) for start, path in spec.device.later),
+        pooled=None if pooled is None else load_pooled(pooled, tokens=tokens),
+        later=tuple((n, load_device_data(path, tokens=tokens)) for n, path in spec.device.later),
     )
     for doubt in doubts(data, manifest.preprocessing):
         logging.getLogger(__name__).warning("%s", doubt)
@@ -80,7 +80,8 @@ def _local_data(spec: DeviceSpec, manifest: Manifest) -> LocalData:
 
 def _own_data(spec: DeviceSpec, manifest: Manifest) -> DeviceData:
     if spec.device.data is not None:
-        return load_device_data(spec.device.data)
+        tokens = manifest.preprocessing.tokens is not None
+        return load_device_data(spec.device.data, tokens=tokens)
     if manifest.task != "classification":
         raise InputError(
             f"device '{spec.device.id}': recorded motion is labelled with activities, the bundle's "

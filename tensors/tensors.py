@@ -185,6 +185,8 @@ class Model:
         head: names of the head's parameters; empty: the bundle names none.
         features: width d of the features that the head takes; 0: the bundle has none.
         layers: dense layers and convolutions in the order of a forward pass.
+        no_layers: what there is in the place of hidden layers and a dense head; empty: both are,
+            whether ``layers`` tells of them or not.
     """
 
     params: TensorMap
@@ -195,6 +197,7 @@ class Model:
     head: tuple[str, ...] = ()
     features: int = 0
     layers: tuple[ModelLayer, ...] = ()
+    no_layers: str = ""
 
     @property
     def network(self) -> Network:

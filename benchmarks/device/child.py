@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from protofleet.benchmarks.device.request import Examples, Request
+    from protofleet.benchmarks.device.request import ProgramInputs, Request
     from protofleet.bundle import Bundle
     from protofleet.runtime import Classifier
 
@@ -57,7 +57,9 @@ def main(text: str) -> None:
         _train(phases, bundle, request, examples)
 
 
-def _infer(phases: Phases, classifier: Classifier, request: Request, examples: Examples) -> None:
+def _infer(
+    phases: Phases, classifier: Classifier, request: Request, examples: ProgramInputs
+) -> None:
     one, many = examples.windows(1), examples.windows(request.stream_batch)
     phases.repeat(
         "infer", lambda: classifier.predict(one, batch_size=1), batch=1, least=request.least_infer
@@ -79,7 +81,7 @@ def _infer(phases: Phases, classifier: Classifier, request: Request, examples: E
     say(score={**score(counts), "examples": len(y)})
 
 
-def _train(phases: Phases, bundle: Bundle, request: Request, examples: Examples) -> None:
+def _train(phases: Phases, bundle: Bundle, request: Request, examples: ProgramInputs) -> None:
     import numpy as np  # noqa: PLC0415 as above
 
     from protofleet.runtime import open_programs  # noqa: PLC0415 as above

@@ -47,7 +47,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examples:
+class ProgramInputs:
     """Inputs of the programs.
 
     Attributes:
@@ -105,10 +105,10 @@ def open_bundle(request: Request) -> Bundle:
     return bundle
 
 
-def take_examples(request: Request, manifest: Manifest) -> Examples:
+def take_examples(request: Request, manifest: Manifest) -> ProgramInputs:
     """The given data, or random examples of the declared shape."""
     data = device_data(request.data, manifest, seed=request.seed)
-    return Examples(
+    return ProgramInputs(
         x=data.x_train,
         y=data.y_train,
         test=(data.x_test, data.y_test) if request.data and len(data.y_test) else None,
@@ -125,7 +125,7 @@ def take_examples(request: Request, manifest: Manifest) -> Examples:
 def device_data(path: str, manifest: Manifest, *, seed: int, examples: int = 64) -> DeviceData:
     """The data in ``path``, or, where it is empty, random ones that fit the bundle."""
     if path:
-        return load_device_data(Path(path))
+        return load_device_data(Path(path), tokens=manifest.preprocessing.tokens is not None)
     rng = np.random.default_rng(seed)
     shape, classes = manifest.preprocessing.input_shape, len(manifest.classes)
 

@@ -64,7 +64,8 @@ def _table(factory: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def table(*args: Any, **kwargs: Any) -> Tensor:
         with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001 - no public one
             values = factory(*args, **kwargs)
-        return torch.tensor(values.tolist(), dtype=values.dtype)
+            numbers = values.tolist()
+        return torch.tensor(numbers, dtype=values.dtype)
 
     return table
 

@@ -186,10 +186,20 @@ def _port(trace: Trace, node: fx.Node, name: str, role: Role, key: str) -> Port:
     return Port(name=name, role=role, key=key, dtype=dtype, shape=shape)
 
 
+def holds_infinity(value: Tensor) -> bool:
+    """Whether a tensor is a mask for sums before a softmax, or the like."""
+    return value.is_floating_point() and bool(torch.isinf(value).any())
+
+
 def _check_constant(name: str, value: Tensor) -> None:
     if value.nbytes > _MAX_CONSTANT_BYTES:
+        remedy = (
+            "make it in forward, as torch.full(…).triu(1), or of finite numbers (a mask: -1e9) in a"
+            if holds_infinity(value)
+            else "register it as a"
+        )
         raise ExportError(
             f"constant '{name}' of shape {tuple(value.shape)}: expected at most "
-            f"{_MAX_CONSTANT_BYTES} bytes, got {value.nbytes}: register it as a persistent float32 "
+            f"{_MAX_CONSTANT_BYTES} bytes, got {value.nbytes}: {remedy} persistent float32 "
             "buffer, so that it travels with the parameters"
         )

@@ -17,12 +17,12 @@ from torch.func import functional_call
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import ExportError
-from protofleet.export.capture.functions import ProgramFunctions
-from protofleet.export.capture.ports import Names, finish
+from protofleet.export.capture.functions import ProgramFunctions, symbolic_lengths
+from protofleet.export.capture.ports import Names, finish, holds_infinity
 from protofleet.export.capture.rematerialise import rematerialise, tidy
 from protofleet.export.capture.source import place_of
 from protofleet.export.capture.tracing import Trace, trace
-from protofleet.export.classifier import Classifier, Parts, find_parts
+from protofleet.export.classifier import ClassifierView, Parts, find_parts
 from protofleet.export.objectives import Inputs, Objective
 
 
@@ -34,6 +34,7 @@ class ModelTensors:
         params: trained: ``requires_grad``.
         buffers: float32 tensors that are not trained: persistent buffers and frozen parameters.
         constants: the remaining buffers (counters, masks); embedded where a program reads it.
+            Among them are persistent ones that hold an infinity: what travels is finite.
     """
 
     params: dict[str, Tensor]
@@ -83,13 +84,13 @@ def model_tensors(model: nn.Module) -> ModelTensors:
         kind[name] = value.detach()
     kept = model.state_dict(keep_vars=True).keys()
     for name, buffer in model.named_buffers():
-        travels = name in kept and buffer.dtype == torch.float32
+        travels = name in kept and buffer.dtype == torch.float32 and not holds_infinity(buffer)
         (tensors.buffers if travels else tensors.constants)[name] = buffer
     return tensors
 
 
 def evaluate(
-    classifier: Classifier,
+    classifier: ClassifierView,
     objective: Objective | None,
     batch: Inputs,
     *,
@@ -164,7 +165,7 @@ def _capture(pure: _Pure, whole: Inputs, batch: Inputs) -> CapturedProgram:
     fixed = [*tensors.all().values(), *whole.values()]
     first = len(tensors.params) + len(tensors.buffers)
     unchanging = dict(enumerate(tensors.constants.values(), start=first))
-    result: Trace = trace(pure, pure.joint, fixed, list(batch.values()), constants=unchanging)
+    result: Trace = trace(pure, pure.joint.model, fixed, list(batch.values()), constants=unchanging)
     if pure.goal.objective is None:
         _refuse_noise(result)
     names = Names(
@@ -222,7 +223,7 @@ class _Joint(nn.Module):
     def forward(self, batch: Inputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         goal = self._goal
         return evaluate(
-            Classifier(self.model, goal.parts),
+            ClassifierView(self.model, goal.parts),
             goal.objective,
             batch,
             features=goal.features,
@@ -275,14 +276,14 @@ class _Pure:
     def _forward(
         self, tensors: dict[str, Tensor], batch: Inputs
     ) -> tuple[Tensor | None, dict[str, Tensor]]:
-        with ProgramFunctions():
+        with ProgramFunctions(), symbolic_lengths(self.joint.model):
             loss, outputs = functional_call(self.joint, tensors, (batch,))
         self.output_keys = tuple(outputs)
         return loss, outputs
 
 
 def _loss_and_logits(
-    classifier: Classifier, objective: Objective, batch: Inputs
+    classifier: ClassifierView, objective: Objective, batch: Inputs
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss, and the logits if the objective calls the model as a whole."""
     logits: list[Tensor] = []

@@ -3,73 +3,52 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
-import onnxscript
 import torch
 from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch.fx import traceback as fx_traceback
-from torch.nn.modules import module as module_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofleet.errors import ExportError
-
-_NOT_THE_USERS = (
-    str(Path(torch.__file__).parent),
-    str(Path(onnxscript.__file__).parent),
-    sysconfig.get_path("stdlib"),
-    f"{Path(__file__).resolve().parent}{os.sep}",
-    "<",
-)
+from protofleet.export.places import ModuleStack, first_line, line_here, line_of
 
 _KEY = "protofleet_source"
 _INDICES = (torch.int64, torch.int32)
 
 
 class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows which module of ``root`` runs and writes it onto the nodes that are traced.
+    """Follows which module of ``model`` runs and writes it onto the nodes that are traced.
 
     Backward operators carry the place of the forward operator that caused them: autograd gives
     both the same sequence number.
 
     Args:
-        root: whose modules are named.
+        model: whose modules are named.
         table: decompositions by operator, applied on the way.
     """
 
-    def __init__(self, root: nn.Module, table: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, model: nn.Module, table: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._table = table
-        self._names = {id(module): name for name, module in root.named_modules()}
-        self._stack: list[tuple[str, nn.Module]] = []
+        self._stack = ModuleStack(model, outside="objective")
         self._by_sequence: dict[int, str] = {}
 
     @contextlib.contextmanager
     def tracking(self) -> Iterator[None]:
         """Follow modules and annotate nodes; a failure inside becomes an ExportError."""
-        before = module_hooks.register_module_forward_pre_hook(self._enter)
-        after = module_hooks.register_module_forward_hook(self._leave)
         try:
-            self._stack.clear()
-            with fx_traceback.preserve_node_meta(), self:
+            with self._stack.following(), fx_traceback.preserve_node_meta(), self:
                 yield
         except Exception as error:
             raise self.explain(error) from error
-        finally:
-            before.remove()
-            after.remove()
 
     def explain(self, error: Exception) -> ExportError:
         """The error as one line that begins with the place in the user's code."""
-        place = self._place(_line_of(error.__traceback__))
-        return ExportError(f"{place}: {_first_line(error)}")
+        place = self._stack.place(line_of(error.__traceback__))
+        return ExportError(f"{place}: {first_line(error)}")
 
     def __torch_dispatch__(
         self,
@@ -94,29 +73,12 @@ class SourceTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if node is not None:
             sequence = node._sequence_nr()  # noqa: SLF001 - as above
             return self._by_sequence.get(sequence, "backward pass")
-        place = self._place(_line_here())
+        place = self._stack.place(line_here())
         # The running operator's autograd node, if it has one, took the last number; what runs after
         # it without one must not take its place.
         last = torch._C._autograd._get_sequence_nr() - 1  # noqa: SLF001 - as above
         self._by_sequence.setdefault(last, place)
         return place
-
-    def _place(self, line: str) -> str:
-        if not self._stack:
-            return f"objective, {line}"
-        name, module = self._stack[-1]
-        kind = type(module)
-        label = f"module '{name}'" if name else "model"
-        return f"{label} ({kind.__module__}.{kind.__qualname__}), {line}"
-
-    def _enter(self, module: nn.Module, args: Any) -> None:  # noqa: ARG002 - hook signature
-        name = self._names.get(id(module))
-        if name:
-            self._stack.append((name.removeprefix("model.") if name != "model" else "", module))
-
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:  # noqa: ARG002 - as above
-        if self._stack and self._stack[-1][1] is module:
-            self._stack.pop()
 
 
 def _nothing(*_args: Any, **_kwargs: Any) -> Any:
@@ -132,8 +94,8 @@ def place_of(node: torch.fx.Node) -> str:
 def _refuse_data_dependence(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
     if func is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001 - an operator's name
         raise ExportError(
-            "a tensor's value is used as a Python number (if, while, .item()), but a program is "
-            "one fixed graph: use torch.where or arithmetic"
+            "a tensor's value is used as a Python number (if, while, float(), .item()), but "
+            "a program is one fixed graph: use torch.where or arithmetic on tensors"
         )
     if torch.Tag.dynamic_output_shape in func.tags and not _indexes_by_numbers(func, args):
         raise ExportError(
@@ -146,29 +108,3 @@ def _indexes_by_numbers(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> b
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(index is None or index.dtype in _INDICES for index in args[1])
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def is_users(filename: str) -> bool:
-    """Whether a file is the user's: not PyTorch's, Python's or this capture's own."""
-    return not filename.startswith(_NOT_THE_USERS)
-
-
-def _line_of(trace: TracebackType | None) -> str:
-    lines = [
-        f"{frame.f_code.co_filename}:{number}"
-        for frame, number in traceback.walk_tb(trace)
-        if is_users(frame.f_code.co_filename)
-    ]
-    return lines[-1] if lines else "no line of the user's code"
-
-
-def _line_here() -> str:
-    frames: Iterator[tuple[FrameType, int]] = traceback.walk_stack(None)
-    for frame, number in frames:
-        if is_users(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{number}"
-    return "no line of the user's code"

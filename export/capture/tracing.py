@@ -32,7 +32,8 @@ from protofleet.errors import ExportError
 from protofleet.export.capture.decompositions import backward_table, forward_table
 from protofleet.export.capture.lookups import KnownValues, rewritten
 from protofleet.export.capture.noise import NoiseRecorder, NoiseReplay, NoiseRequest, explicit_noise
-from protofleet.export.capture.source import SourceTracker, is_users, place_of
+from protofleet.export.capture.source import SourceTracker, place_of
+from protofleet.export.places import is_users, runs_models
 
 
 class PureFunction(Protocol):
@@ -68,7 +69,7 @@ class Trace:
 
 def trace(
     function: PureFunction,
-    root: nn.Module,
+    model: nn.Module,
     fixed: Sequence[Tensor],
     batch: Sequence[Tensor],
     *,
@@ -78,7 +79,7 @@ def trace(
 
     Args:
         function: may draw random numbers.
-        root: the module whose parts errors name.
+        model: whose parts errors name.
         fixed: tensors of fixed shape.
         batch: tensors whose leading axis is the batch.
         constants: values that never change, by their place in ``fixed``.
@@ -94,7 +95,7 @@ def trace(
     size: Any = inputs[len(fixed)].shape[0]
     # Read now: once a trace has pinned the size to a number, the expression is that number.
     symbol = size.node.expr
-    tracker = SourceTracker(root, backward_table())
+    tracker = SourceTracker(model, backward_table())
     noise = _find_noise(function, tracker, fake, inputs, symbol)
     _check_guards(shapes, symbol)
     with fake:
@@ -155,6 +156,7 @@ def _fake_tensor(fake: FakeTensorMode, value: Tensor, name: str, *, dynamic: boo
     )
 
 
+@runs_models
 def _find_noise(
     function: PureFunction,
     tracker: SourceTracker,
@@ -181,6 +183,7 @@ def _record(
     noise: Sequence[Tensor],
     constants: Mapping[int, Tensor],
 ) -> fx.GraphModule:
+    @runs_models
     def joint(*args: Tensor) -> tuple[Tensor, ...]:
         drawn = args[len(inputs) :]
         with tracker.tracking(), explicit_noise(NoiseReplay(drawn)):
@@ -265,14 +268,18 @@ def _check_guards(shapes: ShapeEnv, symbol: sympy.Symbol) -> None:
     Inequalities inside PyTorch choose between implementations of one operator; they are its own.
     """
     for guard in shapes.guards:
-        place = guard.sloc.framework_loc
-        own = isinstance(place, FrameSummary) and is_users(place.filename)
-        if not own and not isinstance(guard.expr, sympy.Eq):
+        line = _users_line(guard.sloc.framework_loc)
+        if not line and not isinstance(guard.expr, sympy.Eq):
             continue
         if any(guard.expr.subs(symbol, size) == sympy.false for size in _BATCH_SIZES):
-            where = f"{place.filename}:{place.lineno}" if isinstance(place, FrameSummary) else place
             raise ExportError(
-                f"{where}: the batch size decides what is computed ({guard.expr} where {symbol} is "
-                "the batch size), but a program must run with any batch size: take it from "
-                "x.shape[0], not from len(x), and do not compare it"
+                f"{line or 'model'}: the batch size decides what is computed ({guard.expr} where "
+                f"{symbol} is the batch size), but a program must run with any batch size: take it "
+                "from x.shape[0], not from len(x), and do not compare it"
             )
+
+
+def _users_line(place: object) -> str:
+    if not isinstance(place, FrameSummary) or not is_users(place.filename):
+        return ""
+    return f"{place.filename}:{place.lineno}"

@@ -2,6 +2,6 @@
 
 from protofleet.export.classifier.layers import LayerPart
 from protofleet.export.classifier.parts import Parts, find_parts
-from protofleet.export.classifier.view import Classifier
+from protofleet.export.classifier.view import ClassifierView
 
-__all__ = ["Classifier", "LayerPart", "Parts", "find_parts"]
+__all__ = ["ClassifierView", "LayerPart", "Parts", "find_parts"]

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from protofleet.errors import InputError
 from protofleet.export.classifier.calls import evaluation
 from protofleet.export.classifier.parts import Parts
-from protofleet.export.classifier.view import Classifier
+from protofleet.export.classifier.view import ClassifierView
 from protofleet.export.models.layers import PrototypeHead
 
 
 def features_width(model: nn.Module, parts: Parts, x: Tensor) -> int:
     """Width d of the features that the model makes of examples ``x``."""
     with evaluation(model):
-        return int(Classifier(model, parts).features(x).shape[1])
+        return int(ClassifierView(model, parts).features(x).shape[1])
 
 
 def with_prototypes(model: nn.Module, parts: Parts, x: Tensor) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -35,6 +36,9 @@ _AFTER = (
 """May stand between an activation and the next layer: its inputs are still one unit's each."""
 
 
+_SHOWN = 3
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPart:
     """A dense layer or convolution.
@@ -64,6 +68,7 @@ class LayerFinder:
     Attributes:
         before: by layer, ``LayerPart.before``, in the order of the pass.
         activations: ``(B, units)`` by hidden layer, means over positions (images, series, tokens).
+        behind: by layer without an activation, the function that follows it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -72,21 +77,26 @@ class LayerFinder:
         self._places: dict[int, _Place] = {}
         self.before: dict[str, str | None] = {}
         self.activations: dict[str, Tensor] = {}
+        self.behind: dict[str, str] = {}
 
     def __call__(self, call: Call) -> None:
         """Note one call."""
-        place = self._places.get(call.sources[0]) if len(call.sources) == 1 else None
+        places = [self._places.get(source) for source in call.sources]
+        place = places[0] if len(places) == 1 else None
         if self._is_layer(call):
             self.before[call.module] = self._layer_before(call.module, place)
             self._places[call.index] = _Place(call.module, active=False)
         elif place is None:
-            return
+            pass
         elif call.name in (_AFTER if place.active else _BETWEEN):
             self._places[call.index] = place
         elif self._rectifies(call) and not place.active:
             self._places[call.index] = _Place(place.layer, active=True)
             if place.layer not in self.activations:
                 self.activations[place.layer] = self._by_unit(place.layer, call.output)
+        if call.index not in self._places or self._is_layer(call):
+            ended = [one.layer for one in places if one is not None and not one.active]
+            self.behind |= {layer: call.name for layer in ended if layer not in self.behind}
 
     def parts(self, recorder: CallRecorder) -> tuple[LayerPart, ...]:
         """The layers that ran once."""
@@ -97,6 +107,23 @@ class LayerFinder:
             for name, before in self.before.items()
             if name in once
         )
+
+    def instead(self, recorder: CallRecorder) -> str:
+        """What the model has where hidden layers are looked for, for people."""
+        found = [
+            f"{name} behind {_some([layer for layer, n in self.behind.items() if n == name])}"
+            for name in dict.fromkeys(self.behind.values())
+        ]
+        often = [name for name in self.before if recorder.runs[name] > 1]
+        if often:
+            found.append(f"several runs of {_some(often)} in a pass")
+        kinds: dict[str, list[str]] = {}
+        for name, module in self._modules.items():
+            own = next(module.parameters(recurse=False), None) is not None
+            if own and name not in self.before and "Norm" not in type(module).__name__:
+                kinds.setdefault(type(module).__name__, []).append(name)
+        found += [f"{kind} {_some(names)}" for kind, names in kinds.items()]
+        return ", ".join(found[:_SHOWN]) or "none"
 
     def _rectifies(self, call: Call) -> bool:
         # torch.nn.ReLU6 calls it so.
@@ -130,3 +157,8 @@ class LayerFinder:
         if not isinstance(weight, Tensor):
             raise TypeError(f"layer '{name}': no weight")
         return weight
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name or 'model'}'" for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -20,6 +20,8 @@ from protofleet.export.classifier.layers import LayerFinder, LayerPart
 from protofleet.export.models.layers import PrototypeHead
 
 _EQUAL = 1e-5
+_LONGEST = 500
+"""Of a text that the bundle takes along."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +34,15 @@ class Parts:
         head_params: names of the head's parameters.
         layers: dense layers and convolutions in the order of a forward pass.
         missing: why there is no head, and what to do.
+        no_layers: what there is in the place of hidden layers and a dense head; ``""``: there are
+            both.
     """
 
     head: str | None
     head_params: tuple[str, ...] = ()
     layers: tuple[LayerPart, ...] = ()
     missing: str = ""
+    no_layers: str = ""
 
 
 def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts:
@@ -64,9 +69,16 @@ def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts
             raise ExportError(f"model: expected a tensor of logits, got {type(logits).__name__}")
         found = _head_parts(model, recorder, logits, head)
     layers = _told(model, finder.parts(recorder), x)
-    return Parts(
-        head=found.head, head_params=found.head_params, layers=layers, missing=found.missing
-    )
+    no_hidden = "" if any(layer.hidden for layer in layers) else finder.instead(recorder)
+    return replace(found, layers=layers, no_layers=no_hidden or _no_dense_head(found, layers))
+
+
+def _no_dense_head(found: Parts, layers: Iterable[LayerPart]) -> str:
+    if found.head is None:
+        return f"no head: {found.missing}"[:_LONGEST]
+    if any(f"{one.name}.weight" in found.head_params for one in layers if not one.hidden):
+        return ""
+    return f"a head of {', '.join(found.head_params) or 'no parameters'}"
 
 
 def _head_parts(

@@ -14,7 +14,7 @@ from protofleet.export.classifier.layers import LayerFinder
 from protofleet.export.classifier.parts import Parts, own_layers
 
 
-class Classifier:
+class ClassifierView:
     """Features, head and layers of any module (``export.objectives.ModelCall``).
 
     Where the head is a module inside of the model, ``features`` runs the whole model: features are

@@ -130,8 +130,17 @@ def _settings(spec: str, factory: ModelFactory) -> Mapping[str, inspect.Paramete
     return inspect.signature(_CONFIGS.get(spec, factory)).parameters
 
 
+def _must_be_set(parameter: inspect.Parameter) -> bool:
+    by_name = {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}
+    return parameter.default is parameter.empty and parameter.kind in by_name
+
+
 def _check_settings(spec: str, factory: ModelFactory, settings: Mapping[str, Any]) -> None:
     parameters = _settings(spec, factory)
+    missing = [name for name, p in parameters.items() if _must_be_set(p) and name not in settings]
+    if missing:
+        given = " ".join(f"--set {name}=VALUE" for name in missing)
+        raise InputError(f"model '{spec}': expected values of {', '.join(missing)}: {given}")
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return
     unknown = settings.keys() - parameters.keys()

@@ -60,6 +60,8 @@ def to_onnx(program: CapturedProgram, *, name: str) -> bytes:
     if program.objective is not None:
         onnx.helper.set_model_props(model, {"objective": program.objective.name})
     _check(model, program)
+    for value, port in zip(_ends(model.graph), (*program.inputs, *program.outputs), strict=True):
+        _set_shape(value, port)
     data: bytes = model.SerializeToString(deterministic=True)
     return data
 
@@ -231,7 +233,7 @@ def _strip(graph: onnx.GraphProto) -> None:
     """Remove what no runtime reads: origins of nodes and the shapes of intermediate values."""
     graph.ClearField("value_info")
     graph.ClearField("metadata_props")
-    for value in (*graph.input, *graph.output):
+    for value in _ends(graph):
         value.ClearField("metadata_props")
     for node in graph.node:
         node.ClearField("metadata_props")
@@ -254,6 +256,22 @@ def _put_results_last(graph: onnx.GraphProto) -> None:
     ordered = [*others, *reversed(results)]
     del graph.node[:]
     graph.node.extend(ordered)
+
+
+def _ends(graph: onnx.GraphProto) -> tuple[onnx.ValueInfoProto, ...]:
+    return (*graph.input, *graph.output)
+
+
+def _set_shape(value: onnx.ValueInfoProto, port: Port) -> None:
+    """As the port says it: the exporter calls the batch by a symbol of its trace."""
+    shape = onnx.TensorShapeProto()
+    for size in port.shape:
+        axis = shape.dim.add()
+        if isinstance(size, int):
+            axis.dim_value = size
+        else:
+            axis.dim_param = size
+    value.type.tensor_type.shape.CopyFrom(shape)
 
 
 def _check(model: onnx.ModelProto, program: CapturedProgram) -> None:

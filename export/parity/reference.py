@@ -20,12 +20,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
+from protofleet.export.capture.alp_nodes import node_attributes
 from protofleet.export.capture.noise import Distribution, Draw, explicit_noise
-from protofleet.export.classifier import Classifier
+from protofleet.export.classifier import ClassifierView
 from protofleet.export.models.alp import transport_plan
 from protofleet.export.parity.inputs import Arrays, draw_inputs
 
 _SAME = 1e-5
+
+_ALP: dict[Any, Any] = {
+    torch.ops.onnx_symbolic._symbolic.default: torch.ops.protofleet.alp_infer,  # noqa: SLF001 - its name
+    torch.ops.onnx_symbolic._symbolic_multi_out.default: torch.ops.protofleet.alp_train,  # noqa: SLF001 - as above
+}
 
 
 class Reference:
@@ -74,7 +80,7 @@ class Reference:
         with torch.set_grad_enabled(program.objective is not None):
             with explicit_noise(_replay(noise)), _alp_margins() as margins:
                 loss, outputs = evaluate(
-                    Classifier(self._model, program.parts),
+                    ClassifierView(self._model, program.parts),
                     program.objective,
                     batch,
                     features=program.features,
@@ -141,7 +147,16 @@ def _constants(program: CapturedProgram) -> list[Tensor]:
 
 
 class _Double(fx.Interpreter):
-    """Asks for double precision where the graph asks for single."""
+    """Asks for double precision where the graph asks for single; runs what writers spell out."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        """As ``fx.Interpreter``, and ALP's nodes by the operators that they stand for."""
+        operator = _ALP.get(n.target)
+        if operator is None:
+            return super().run_node(n)
+        tensors, *_ = n.args
+        given: Any = self.map_nodes_to_values(tensors, n)
+        return operator(*given, **node_attributes(n))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operator."""

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from protofleet.errors import InputError
 from protofleet.export.checks import smallest_batch
-from protofleet.export.classifier import Classifier, Parts
+from protofleet.export.classifier import ClassifierView, Parts
 from protofleet.export.models.alp import Alignment
 from protofleet.export.objectives import OBJECTIVES, Inputs, Objective
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
@@ -157,7 +157,7 @@ def supervised(model: nn.Module, objective: Objective = OBJECTIVES["cross_entrop
         objective=objective.name,
         model=model,
         module=model,
-        loss=lambda batch: objective.loss(Classifier(model, Parts(head="")), batch),
+        loss=lambda batch: objective.loss(ClassifierView(model, Parts(head="")), batch),
         correct=correct if has_classes else None,
     )
 

@@ -14,7 +14,7 @@ _BATCH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SweepCase:
     """One row of the table.
 
     Attributes:
@@ -47,9 +47,11 @@ class _Function(nn.Module):
 
 def function(
     name: str, group: str, apply: Callable[[Tensor], Tensor], input_shape: tuple[int, ...] = (4, 6)
-) -> Case:
+) -> SweepCase:
     """The case of an operator without parameters."""
-    return Case(name=name, group=group, build=lambda: _Function(apply), input_shape=input_shape)
+    return SweepCase(
+        name=name, group=group, build=lambda: _Function(apply), input_shape=input_shape
+    )
 
 
 class AsClassifier(nn.Module):
@@ -61,7 +63,7 @@ class AsClassifier(nn.Module):
     Args:
         inner: takes ``(B, *input_shape)``.
         input_shape: of one example.
-        tokens: as in ``Case``; examples then reach the module as they are.
+        tokens: as in ``SweepCase``; examples then reach the module as they are.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class AsClassifier(nn.Module):
         return logits
 
 
-def classifier(case: Case) -> nn.Module:
+def classifier(case: SweepCase) -> nn.Module:
     """The module that the sweep exports for a case."""
     torch.manual_seed(0)
     inner = case.build()

@@ -7,12 +7,12 @@ import importlib
 import importlib.util
 
 from protofleet.errors import InputError
-from protofleet.export.sweep.cases import Case
+from protofleet.export.sweep.cases import SweepCase
 
 _MODULES = ("shapes", "numbers", "signals", "layers", "recurrent", "images", "sequences")
 
 
-def all_cases(only: str | None = None) -> tuple[Case, ...]:
+def all_cases(only: str | None = None) -> tuple[SweepCase, ...]:
     """The cases whose name or group a pattern fits, in the table's order.
 
     Args:
@@ -36,9 +36,9 @@ def all_cases(only: str | None = None) -> tuple[Case, ...]:
     return found
 
 
-def _of_module(name: str) -> tuple[Case, ...]:
+def _of_module(name: str) -> tuple[SweepCase, ...]:
     full = f"{__package__}.{name}"
     if importlib.util.find_spec(full) is None:
         return ()
-    cases: tuple[Case, ...] = importlib.import_module(full).CASES
+    cases: tuple[SweepCase, ...] = importlib.import_module(full).CASES
     return cases

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from protofleet.export.sweep.cases import CLASSES, Case
+from protofleet.export.sweep.cases import CLASSES, SweepCase
 
 _GROUP = "architectures"
 _SIDE = 32
@@ -379,13 +379,13 @@ def convnext() -> nn.Module:
     return _pooled(stem, _ConvNextBlock(16), *between, _ConvNextBlock(32), width=32)
 
 
-def _case(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Case:
-    return Case(name=name, group=_GROUP, build=build, input_shape=shape, whole=True)
+def _case(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> SweepCase:
+    return SweepCase(name=name, group=_GROUP, build=build, input_shape=shape, whole=True)
 
 
 _COLOUR = (3, _SIDE, _SIDE)
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[SweepCase, ...] = (
     _case("LeNet-5", lenet, (1, 28, 28)),
     _case("VGG, as in torchvision", Vgg, _COLOUR),
     _case("ResNet with GroupNorm", resnet_group_norm, _COLOUR),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from protofleet.export.sweep.cases import Case, function
+from protofleet.export.sweep.cases import SweepCase, function
 
 _SERIES = (4, 12)
 _IMAGE = (4, 6, 6)
@@ -26,8 +26,8 @@ def _layer(
     *,
     group: str,
     tokens: int | None = None,
-) -> Case:
-    return Case(name=name, group=group, build=build, input_shape=input_shape, tokens=tokens)
+) -> SweepCase:
+    return SweepCase(name=name, group=group, build=build, input_shape=input_shape, tokens=tokens)
 
 
 class _Bilinear(nn.Module):
@@ -87,7 +87,9 @@ def _encoder(**kwargs: Any) -> nn.TransformerEncoderLayer:
     return nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, **kwargs)
 
 
-def _convolution(kind: type[nn.Module], shape: tuple[int, ...], *args: Any, **kwargs: Any) -> Case:
+def _convolution(
+    kind: type[nn.Module], shape: tuple[int, ...], *args: Any, **kwargs: Any
+) -> SweepCase:
     given = [*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())]
     name = f"nn.{kind.__name__}({', '.join(given)})"
     return _layer(name, lambda: kind(*args, **kwargs), shape, group="convolutions")
@@ -257,7 +259,7 @@ _ATTENTION = (
         lambda x: functional.scaled_dot_product_attention(x, x.tanh(), x.sin(), is_causal=True),
         _TOKENS,
     ),
-    Case(
+    SweepCase(
         name="F.scaled_dot_product_attention, mask",
         group="attention",
         build=_MaskedAttention,
@@ -266,4 +268,4 @@ _ATTENTION = (
 )
 
 
-CASES: tuple[Case, ...] = (*_CONVOLUTIONS, *_NORMALISATION, *_LAYERS, *_ATTENTION)
+CASES: tuple[SweepCase, ...] = (*_CONVOLUTIONS, *_NORMALISATION, *_LAYERS, *_ATTENTION)

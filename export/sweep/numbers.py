@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from protofleet.export.sweep.cases import Case, function
+from protofleet.export.sweep.cases import SweepCase, function
 
 _TABLE = (4, 6)
 _SERIES = (3, 10)
 
 
-def _activation(module: type[nn.Module], *args: object, **kwargs: object) -> Case:
+def _activation(module: type[nn.Module], *args: object, **kwargs: object) -> SweepCase:
     given = [*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())]
-    return Case(
+    return SweepCase(
         name=f"nn.{module.__name__}" + (f"({', '.join(given)})" if given else ""),
         group="activations",
         build=lambda: module(*args, **kwargs),
@@ -93,7 +93,7 @@ _ACTIVATIONS = (
     _activation(nn.Softmin, dim=1),
     function("torch.clamp, two numbers", "activations", lambda x: x.clamp(-0.4, 0.9), _TABLE),
     function("torch.clamp, one number", "activations", lambda x: x.clamp(min=-0.4), _TABLE),
-    Case(name="torch.clamp, tensors", group="activations", build=_Bounds, input_shape=_TABLE),
+    SweepCase(name="torch.clamp, tensors", group="activations", build=_Bounds, input_shape=_TABLE),
 )
 
 _ARITHMETIC = tuple(
@@ -214,6 +214,8 @@ _REDUCTIONS = tuple(
     }.items()
 )
 
-_RANDOM = (Case(name="F.gumbel_softmax", group="reductions", build=_Gumbel, input_shape=_SERIES),)
+_RANDOM = (
+    SweepCase(name="F.gumbel_softmax", group="reductions", build=_Gumbel, input_shape=_SERIES),
+)
 
-CASES: tuple[Case, ...] = (*_ACTIVATIONS, *_ARITHMETIC, *_REDUCTIONS, *_RANDOM)
+CASES: tuple[SweepCase, ...] = (*_ACTIVATIONS, *_ARITHMETIC, *_REDUCTIONS, *_RANDOM)

@@ -23,7 +23,7 @@ from protofleet.errors import ExportError
 from protofleet.export.build import BundleSpec, ExportReport, export_bundle
 from protofleet.export.capture.noise import Distribution, explicit_noise
 from protofleet.export.formats import FORMATS, Format
-from protofleet.export.sweep.cases import CLASSES, Case, classifier
+from protofleet.export.sweep.cases import CLASSES, SweepCase, classifier
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import Batch, GradFn
 from protofleet.tensors import Network
@@ -71,7 +71,7 @@ class SweepRow:
     seconds: float = 0.0
 
 
-def prove(case: Case) -> SweepRow:
+def prove(case: SweepCase) -> SweepRow:
     """Export a case the way a user does, and train it; what fails is told in the row."""
     started = time.perf_counter()
     try:
@@ -88,7 +88,7 @@ def prove(case: Case) -> SweepRow:
     return replace(whole, proofs=proofs, seconds=time.perf_counter() - started)
 
 
-def _proved(case: Case, formats: tuple[Format, ...] | None) -> SweepRow:
+def _proved(case: SweepCase, formats: tuple[Format, ...] | None) -> SweepRow:
     model = classifier(case)
     spec = BundleSpec(
         name="sweep",
@@ -112,7 +112,7 @@ def _proved(case: Case, formats: tuple[Format, ...] | None) -> SweepRow:
 
 
 def _trained(
-    case: Case, model: nn.Module, bundle: Bundle, one: Format, report: ExportReport
+    case: SweepCase, model: nn.Module, bundle: Bundle, one: Format, report: ExportReport
 ) -> Proof:
     """Take a few steps in the runtime and in PyTorch.
 
@@ -146,7 +146,7 @@ def _shown(losses: Sequence[float]) -> str:
     return ", ".join(f"{loss:.4f}" for loss in losses)
 
 
-def _batch(case: Case, size: int = _BATCH) -> Batch:
+def _batch(case: SweepCase, size: int = _BATCH) -> Batch:
     rng = np.random.default_rng(0)
     shape = (size, *case.input_shape)
     x = (
@@ -203,7 +203,7 @@ def _drawn_from(rng: np.random.Generator) -> Callable[[Sequence[Any], Distributi
     return draw
 
 
-def _step_ratio(case: Case, model: nn.Module, bundle: Bundle, step: GradFn) -> float:
+def _step_ratio(case: SweepCase, model: nn.Module, bundle: Bundle, step: GradFn) -> float:
     """Median time of a training step over that of PyTorch's, one thread each, taken in turns."""
     batch, rng = _batch(case, _TIMED_BATCH), np.random.default_rng(0)
     initial = bundle.model()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from protofleet.export.sweep.cases import CLASSES, Case
+from protofleet.export.sweep.cases import CLASSES, SweepCase
 
 _GROUP = "recurrent networks"
 _CHANNELS, _HIDDEN = 6, 16
@@ -151,8 +151,10 @@ class _AttentiveGru(nn.Module):
         return logits
 
 
-def _layer(name: str, kind: str, *, steps: int = _SHORT, first: bool = True, **given: Any) -> Case:
-    return Case(
+def _layer(
+    name: str, kind: str, *, steps: int = _SHORT, first: bool = True, **given: Any
+) -> SweepCase:
+    return SweepCase(
         name=name,
         group=_GROUP,
         build=lambda: Recurrent(kind, batch_first=first, **given),
@@ -160,8 +162,8 @@ def _layer(name: str, kind: str, *, steps: int = _SHORT, first: bool = True, **g
     )
 
 
-def _cells(kind: str, steps: int) -> Case:
-    return Case(
+def _cells(kind: str, steps: int) -> SweepCase:
+    return SweepCase(
         name=f"{kind} in a loop, {steps} steps",
         group=_GROUP,
         build=lambda: Cells(kind),
@@ -169,11 +171,11 @@ def _cells(kind: str, steps: int) -> Case:
     )
 
 
-def _network(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Case:
-    return Case(name=name, group="architectures", build=build, input_shape=shape, whole=True)
+def _network(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> SweepCase:
+    return SweepCase(name=name, group="architectures", build=build, input_shape=shape, whole=True)
 
 
-def _options(kind: str) -> tuple[Case, ...]:
+def _options(kind: str) -> tuple[SweepCase, ...]:
     return (
         _layer(f"{kind}, 128 steps", kind, steps=_WINDOW, result="last"),
         _layer(f"{kind}, steps first", kind, first=False),
@@ -205,7 +207,7 @@ def _options(kind: str) -> tuple[Case, ...]:
     )
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[SweepCase, ...] = (
     *(case for kind in ("LSTM", "GRU", "RNN") for case in _options(kind)),
     _layer("RNN, ReLU, 128 steps", "RNN", steps=_WINDOW, nonlinearity="relu", result="last"),
     _layer(

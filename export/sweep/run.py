@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
 from protofleet.export.formats import FORMATS
-from protofleet.export.sweep.cases import Case
+from protofleet.export.sweep.cases import SweepCase
 from protofleet.export.sweep.collect import all_cases
 from protofleet.export.sweep.prove import SweepRow, prove
 
@@ -17,14 +17,14 @@ _ENDING_S = 5.0
 _CASES_PER_PROCESS = 25
 
 
-def run(cases: Sequence[Case]) -> Iterator[SweepRow]:
+def run(cases: Sequence[SweepCase]) -> Iterator[SweepRow]:
     """Prove cases one after the other."""
     left = list(cases)
     while left:
         yield from _in_one_process(left)
 
 
-def _in_one_process(left: list[Case]) -> Iterator[SweepRow]:
+def _in_one_process(left: list[SweepCase]) -> Iterator[SweepRow]:
     """Take cases off the list until one crashes, or there have been enough."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -46,7 +46,7 @@ def _in_one_process(left: list[Case]) -> Iterator[SweepRow]:
         process.kill()
 
 
-def _received(case: Case, connection: Connection) -> SweepRow | str:
+def _received(case: SweepCase, connection: Connection) -> SweepRow | str:
     """The case's row, or what became of its process."""
     try:
         if not connection.poll(_TIMEOUT_S):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.parametrizations import weight_norm
 
-from protofleet.export.sweep.cases import CLASSES, Case
+from protofleet.export.sweep.cases import CLASSES, SweepCase
 
 _GROUP = "architectures"
 _TIME, _CHANNELS = 128, 6
@@ -324,17 +324,19 @@ def _fasttext() -> nn.Module:
     return nn.Sequential(nn.EmbeddingBag(_TOKENS, 16, mode="mean"), nn.Linear(16, CLASSES))
 
 
-def _window(name: str, build: Callable[[], nn.Module]) -> Case:
+def _window(name: str, build: Callable[[], nn.Module]) -> SweepCase:
     shape = (_TIME, _CHANNELS)
-    return Case(name=name, group=_GROUP, build=build, input_shape=shape, whole=True)
+    return SweepCase(name=name, group=_GROUP, build=build, input_shape=shape, whole=True)
 
 
-def _text(name: str, build: Callable[[], nn.Module]) -> Case:
+def _text(name: str, build: Callable[[], nn.Module]) -> SweepCase:
     shape = (_LENGTH,)
-    return Case(name=name, group=_GROUP, build=build, input_shape=shape, tokens=_TOKENS, whole=True)
+    return SweepCase(
+        name=name, group=_GROUP, build=build, input_shape=shape, tokens=_TOKENS, whole=True
+    )
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[SweepCase, ...] = (
     _window("MLP", _mlp),
     _window("1-D CNN", _cnn),
     _window("TCN", _tcn),

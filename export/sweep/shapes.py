@@ -6,18 +6,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from protofleet.export.sweep.cases import Case, function
+from protofleet.export.sweep.cases import SweepCase, function
 
 _PADS, _SIZES, _PARTS = "padding", "resizing and pooling", "parts and lookups"
 _MOVES, _ORDER = "shapes", "order and running values"
 _SIGNAL, _IMAGE, _VOLUME = (3, 8), (2, 6, 5), (2, 4, 3, 4)
 
 
-def _module(name: str, group: str, module: nn.Module, input_shape: tuple[int, ...]) -> Case:
-    return Case(name=name, group=group, build=lambda: module, input_shape=input_shape)
+def _module(name: str, group: str, module: nn.Module, input_shape: tuple[int, ...]) -> SweepCase:
+    return SweepCase(name=name, group=group, build=lambda: module, input_shape=input_shape)
 
 
-def _padded(mode: str, widths: tuple[int, ...], input_shape: tuple[int, ...]) -> Case:
+def _padded(mode: str, widths: tuple[int, ...], input_shape: tuple[int, ...]) -> SweepCase:
     return function(
         f"F.pad, {mode}, {len(widths) // 2}-d",
         _PADS,
@@ -26,7 +26,7 @@ def _padded(mode: str, widths: tuple[int, ...], input_shape: tuple[int, ...]) ->
     )
 
 
-def _pads() -> tuple[Case, ...]:
+def _pads() -> tuple[SweepCase, ...]:
     by_rank = (((2, 1), _SIGNAL), ((2, 1, 1, 3), _IMAGE), ((1, 2, 2, 1, 1, 2), _VOLUME))
     functions = (
         _padded(mode, widths, shape)
@@ -63,7 +63,7 @@ def _pads() -> tuple[Case, ...]:
     )
 
 
-def _resized(name: str, input_shape: tuple[int, ...], **options: object) -> Case:
+def _resized(name: str, input_shape: tuple[int, ...], **options: object) -> SweepCase:
     return function(
         f"interpolate, {name}",
         _SIZES,
@@ -229,7 +229,7 @@ _ORDERED = (
     function("quantile", _ORDER, lambda x: x.quantile(0.3, dim=-1)),
 )
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[SweepCase, ...] = (
     *_pads(),
     *_INTERPOLATIONS,
     *_POOLS,

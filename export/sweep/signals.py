@@ -7,10 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from protofleet.export.sweep.cases import Case, function
+from protofleet.export.sweep.cases import SweepCase, function
 
 
-def _of(name: str, apply: Callable[[Tensor], Tensor], *shape: int) -> Case:
+def _of(name: str, apply: Callable[[Tensor], Tensor], *shape: int) -> SweepCase:
     return function(name, "spectra", apply, shape)
 
 
@@ -60,7 +60,7 @@ class _GlobalFilter(nn.Module):
         return signal
 
 
-CASES: tuple[Case, ...] = (
+CASES: tuple[SweepCase, ...] = (
     _of("torch.fft.rfft, abs", lambda x: torch.fft.rfft(x).abs(), 3, 32),
     _of("torch.fft.rfft, power", lambda x: torch.fft.rfft(x, norm="ortho").abs().square(), 128),
     _of("torch.fft.rfft, 250 numbers", lambda x: torch.fft.rfft(x, norm="ortho").abs(), 250),
@@ -118,13 +118,13 @@ CASES: tuple[Case, ...] = (
         4,
         5,
     ),
-    Case(
+    SweepCase(
         name="torch.stft, 64 of 320",
         group="spectra",
         build=lambda: _Spectrogram(64, 16),
         input_shape=(320,),
     ),
-    Case(
+    SweepCase(
         name="torch.stft, 400 and 160 of 1600",
         group="spectra",
         build=lambda: _Spectrogram(400, 160),
@@ -135,8 +135,8 @@ CASES: tuple[Case, ...] = (
         lambda x: torch.stft(x, 20, 7, center=False, return_complex=True, onesided=False).abs(),
         75,
     ),
-    Case(name="FNet mixing", group="spectra", build=_FourierMixing, input_shape=(10, 8)),
-    Case(
+    SweepCase(name="FNet mixing", group="spectra", build=_FourierMixing, input_shape=(10, 8)),
+    SweepCase(
         name="GFNet filter",
         group="spectra",
         build=lambda: _GlobalFilter(12, 4),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from protofleet.export.formats import FORMATS, Format
-from protofleet.export.sweep.cases import Case
+from protofleet.export.sweep.cases import SweepCase
 from protofleet.export.sweep.prove import Proof, SweepRow
 
 _NAMES: Mapping[Format, str] = {"onnx": "ONNX Runtime", "tflite": "LiteRT"}
@@ -30,7 +30,7 @@ as a multiple of PyTorch's own (batch 32, one thread, in turns in the same proce
 """
 
 
-def page(rows: Iterable[SweepRow], before: str, cases: Sequence[Case]) -> str:
+def page(rows: Iterable[SweepRow], before: str, cases: Sequence[SweepCase]) -> str:
     """The page's text.
 
     Args:
@@ -59,7 +59,7 @@ def page(rows: Iterable[SweepRow], before: str, cases: Sequence[Case]) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _head(case: Case) -> str:
+def _head(case: SweepCase) -> str:
     first = "network" if case.whole else "operator"
     columns = [first, "ONNX Runtime", "LiteRT", "error", "s", "kB ONNX", "kB TFLite"]
     if case.whole:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram
-from protofleet.export.tflite import (
+from protofleet.export.tflite import (  # noqa: F401 - they register how operators are written
     activations,
     alp,
     convolution,
@@ -28,20 +28,6 @@ from protofleet.export.tflite.lower import Lowering
 from protofleet.runtime import open_interpreter
 
 __all__ = ["tflite_runner", "to_tflite"]
-
-# They register how operators are written.
-_ = (
-    activations,
-    alp,
-    convolution,
-    elementwise,
-    functions,
-    linear,
-    lookups,
-    moves,
-    order,
-    recurrent,
-)
 
 _SCHEMA_VERSION = 3
 

@@ -12,7 +12,7 @@ from protofleet.cli._outputs import check_writable_folder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from protofleet.export.sweep.cases import Case
+    from protofleet.export.sweep.cases import SweepCase
 
 FLAG = "--list-operators"
 
@@ -45,7 +45,7 @@ def _operators(only: str | None, out: Path | None) -> None:
     click.echo(f"{out}: {summary(rows)}")
 
 
-def _tell(cases: Sequence[Case]) -> None:
+def _tell(cases: Sequence[SweepCase]) -> None:
     for group in dict.fromkeys(case.group for case in cases):
         names = [case.name for case in cases if case.group == group]
         click.echo(f"{group} ({len(names)})")

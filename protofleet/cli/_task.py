@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protofleet.cli._groups import gathered
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -53,24 +54,28 @@ class Outputs:
         return () if self.task == "classification" else self.names
 
 
-def task_options(command: Callable[..., None]) -> Callable[..., None]:
-    """``--task`` and ``--loss``."""
-    options = (
-        click.option(
-            "--task",
-            type=click.Choice(_TASKS),
-            help="What the outputs are: scores of classes (the default), numbers, or logits of "
-            "labels of which any may hold.",
-        ),
-        click.option(
-            "--loss",
-            type=click.Choice(_LOSSES),
-            help="The task's own loss; default: cross_entropy, mse or bce, by the task.",
-        ),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_TASK_OPTIONS = (
+    click.option(
+        "--task",
+        type=click.Choice(_TASKS),
+        help="What the outputs are: scores of classes (the default), numbers, or logits of "
+        "labels of which any may hold.",
+    ),
+    click.option(
+        "--loss",
+        type=click.Choice(_LOSSES),
+        help="The task's own loss; default: cross_entropy, mse or bce, by the task.",
+    ),
+)
+_NAME_OPTIONS = (
+    click.option("--classes", help="Class names, comma-separated, in the order of the logits."),
+    click.option("--targets", help="Names of targets or labels, comma-separated, as --classes."),
+)
+
+task_options = gathered(OutputOptions, "given", _TASK_OPTIONS)
+"""``--task`` and ``--loss``."""
+output_options = gathered(OutputOptions, "given", (*_TASK_OPTIONS, *_NAME_OPTIONS))
+"""These, and the outputs' names."""
 
 
 def resolve_task(given: OutputOptions, metadata: Mapping[str, str]) -> tuple[TaskName, str]:

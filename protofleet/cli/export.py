@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._export_options import (
+    ExampleOptions,
+    MethodOptions,
+    example_options,
+    method_options,
+)
 from protofleet.cli._files import checked_preprocessing, read_preprocessing
 from protofleet.cli._operators import FLAG, WithOperators
 from protofleet.cli._outputs import check_writable_bundle
 from protofleet.cli._settings import SET_HELP, parse_pairs
-from protofleet.cli._task import OutputOptions, resolve_outputs, task_options
+from protofleet.cli._task import OutputOptions, output_options, resolve_outputs
 from protofleet.errors import InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -55,67 +61,22 @@ def _formats(value: str) -> tuple[str, ...]:
 
 
 _FORMATS = ("onnx", "tflite")
-_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
 
 
 @click.command(cls=WithOperators)
 @click.argument("model")
 @click.option("--set", "pairs", multiple=True, metavar="KEY=VALUE", help=SET_HELP)
-@click.option(
-    "--strategy",
-    "strategies",
-    multiple=True,
-    required=True,
-    help="Name, see 'protofleet strategies'; may be repeated: one bundle then serves all of them, "
-    "and names the first. 'all' is every one that can run on the model as it is.",
-)
-@click.option(
-    "--strategy-set",
-    "strategy_pairs",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="A default setting of the (first) strategy, as --set.",
-)
-@click.option("--head", metavar="NAME", help="Module that takes the features; default: found.")
-@click.option(
-    "--head-kind",
-    type=click.Choice(["own", "prototypes"]),
-    default="own",
-    help="'prototypes' replaces the head by a learned prototype per class (fedhp).",
-)
-@click.option(
-    "--align",
-    "aligned",
-    multiple=True,
-    metavar="MODULE=PROTOTYPES",
-    help="Put an alignment layer (fedali) behind a module, e.g. 'encoder.layers.*=64'; may be "
-    "repeated.",
-)
-@click.option(
-    "--objective",
-    "objectives",
-    multiple=True,
-    type=click.Choice(_OBJECTIVES),
-    help="A training program beside those that the strategy needs; may be repeated.",
-)
+@method_options
 @click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
 @click.option("--checkpoint", type=_PATH, help="Trained tensors (safetensors), from pretrain.")
-@task_options
-@click.option("--classes", help="Class names, comma-separated, in the order of the logits.")
-@click.option("--targets", help="Names of targets or labels, comma-separated, as --classes.")
-@click.option("--input-shape", help="Shape of one example, e.g. 128,6.")
-@click.option(
-    "--tokens",
-    type=click.IntRange(1, 2**24),
-    help="Examples are int64 numbers below this; default: found where the model needs them.",
-)
+@output_options
+@example_options
 @click.option(
     "--formats",
     type=_formats,
     metavar="FORMATS",
     help="onnx,tflite or one of them; default: both, or the one in which the model can be written.",
 )
-@click.option("--preprocessing", type=_PATH, help="JSON file, see docs/bundle.md.")
 @click.option("--key", type=_PATH, help="Signing key (PEM); default: this user's own.")
 @click.option(
     "--allow-probabilities",
@@ -134,22 +95,12 @@ def export(
     *,
     model: str,
     pairs: tuple[str, ...],
-    strategies: tuple[str, ...],
-    strategy_pairs: tuple[str, ...],
-    head: str | None,
-    head_kind: str,
-    aligned: tuple[str, ...],
-    objectives: tuple[str, ...],
+    methods: MethodOptions,
     out: Path,
     checkpoint: Path | None,
-    task: TaskName | None,
-    loss: str | None,
-    classes: str | None,
-    targets: str | None,
-    input_shape: str | None,
-    tokens: int | None,
+    given: OutputOptions,
+    example: ExampleOptions,
     formats: tuple[Format, ...] | None,
-    preprocessing: Path | None,
     key: Path | None,
     allow_probabilities: bool,
     as_json: bool,
@@ -163,43 +114,34 @@ def export(
     """
     from protofleet.bundle import keys
     from protofleet.export.build import BundleSpec, export_bundle
-    from protofleet.export.classifier.prepare import Wishes
     from protofleet.export.methods import choose_methods
 
     check_writable_bundle(out)
     signing = keys.load_signing_key(key) if key else keys.load_or_create_signing_key()
-    prepared = _preprocessing(model, input_shape, preprocessing)
+    prepared = _preprocessing(model, example)
     built, metadata = _model(model, parse_pairs(pairs), checkpoint)
-    prepared = _with_tokens(built, prepared, tokens)
-    given = OutputOptions(task=task, loss=loss, classes=classes, targets=targets)
+    prepared = _with_tokens(built, prepared, example.tokens)
     check = partial(_width_of_outputs, built, prepared, allow_probabilities=allow_probabilities)
     outputs = resolve_outputs(given, metadata, check)
-    provenance = {"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})}
     spec = BundleSpec(
         name=out.stem,
-        strategy=strategies[0],
-        settings=parse_pairs(strategy_pairs),
-        objectives=objectives,
+        strategy=methods.strategies[0],
+        settings=methods.settings,
+        objectives=methods.objectives,
         task=outputs.task,
         classes=outputs.classes,
         targets=outputs.targets,
         preprocessing=prepared,
         formats=formats,
-        provenance=provenance,
+        provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
         allow_probabilities=allow_probabilities,
     )
-    wishes = Wishes(
-        strategies=strategies,
-        head=head,
-        prototypes=head_kind == "prototypes",
-        align=_counts(aligned),
-    )
-    methods = choose_methods(built, spec, wishes, loss=outputs.loss)
-    _tell_methods(methods)
+    chosen = choose_methods(built, spec, methods.wishes(), loss=outputs.loss)
+    _tell_methods(chosen)
     if checkpoint is None:
         _tell_untrained(model)
     started = time.perf_counter()
-    report = export_bundle(built, methods.spec, out=out, key=signing)
+    report = export_bundle(built, chosen.spec, out=out, key=signing)
     _tell(report, time.perf_counter() - started, as_json=as_json)
 
 
@@ -238,20 +180,12 @@ def _tell_untrained(spec: str) -> None:
     )
 
 
-def _counts(aligned: tuple[str, ...]) -> dict[str, int]:
-    """Prototypes by module."""
-    counts = parse_pairs(aligned)
-    for name, count in counts.items():
-        if type(count) is not int:
-            raise InputError(f"--align {name}={count}: expected a number of prototypes, e.g. =64")
-    return counts
-
-
-def _preprocessing(model: str, shape: str | None, file: Path | None) -> Preprocessing:
+def _preprocessing(model: str, example: ExampleOptions) -> Preprocessing:
     from protofleet.bundle.manifest import Preprocessing
 
-    if file is not None:
-        return read_preprocessing(file)
+    if example.preprocessing is not None:
+        return read_preprocessing(example.preprocessing)
+    shape = example.input_shape
     if shape is None:
         if model not in _INPUT_SHAPES:
             raise InputError(

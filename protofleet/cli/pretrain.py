@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from protofleet.export.pretraining.training import TrainProgress, TrainResult
-    from protofleet.tensors import TaskName
 
 
 @click.command()
@@ -64,8 +63,7 @@ def pretrain(
     spec: str,
     pairs: tuple[str, ...],
     objective: Literal["supervised", "mae"],
-    task: TaskName | None,
-    loss: str | None,
+    given: OutputOptions,
     data: Path,
     out: Path,
     init: Path | None,
@@ -79,45 +77,36 @@ def pretrain(
 
     from protofleet.export import checks
     from protofleet.export.objectives import OBJECTIVES
-    from protofleet.export.pretraining.training import (
-        STATE_FILE,
-        TrainOptions,
-        masked,
-        supervised,
-        train,
-    )
+    from protofleet.export.pretraining import training
 
-    if (out / STATE_FILE).exists() and not resume:
+    if (out / training.STATE_FILE).exists() and not resume:
         raise InputError(f"'{out}' holds a run: go on with --resume, or choose another --out")
     check_writable_folder(out, "--out")
-    learned, loss = resolve_task(OutputOptions(task=task, loss=loss), {})
-    arrays, names = read_training_data(data, supervised=objective == "supervised", task=learned)
-    settings = parse_pairs(pairs)
-    if names:
-        settings = _with_classes(spec, settings, len(names))
-    chosen = TrainOptions(**options)
+    task, loss = resolve_task(given, {})
+    arrays, names = read_training_data(data, supervised=objective == "supervised", task=task)
+    settings = _with_classes(spec, parse_pairs(pairs), len(names))
+    chosen = training.TrainOptions(**options)
     torch.manual_seed(chosen.seed)
     model = _model(spec, settings, arrays, init)
-    if objective == "mae":
-        trained = masked(model, torch.from_numpy(arrays["x"][:1]))
-    else:
-        example = torch.from_numpy(arrays["x"][:2])
-        expected = checks.expected_output(learned, names)
-        checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
-        trained = supervised(model, OBJECTIVES[loss])
-    known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
-    kind = "classes" if learned == "classification" else "targets"
-    made = {"settings": json.dumps(settings, sort_keys=True), kind: json.dumps(names)}
-    made |= {"task": learned} if objective == "supervised" else {}
     tensors = {key: torch.from_numpy(values) for key, values in arrays.items()}
+    known = {"model": spec, "data": _digest(data), "init": init.name if init else ""}
+    known |= {"settings": json.dumps(settings, sort_keys=True)}
+    known |= {"classes" if task == "classification" else "targets": json.dumps(names)}
+    if objective == "mae":
+        trained = training.masked(model, tensors["x"][:1])
+    else:
+        expected, example = checks.expected_output(task, names), tensors["x"][:2]
+        checks.check_model(model, example, expected, allow_probabilities=allow_probabilities)
+        trained = training.supervised(model, OBJECTIVES[loss])
+        known |= {"task": task}
     advice = "to go on: the same command with --resume"
     with on_interrupt(advice), _progress(quiet=as_json) as on_progress:
-        result = train(
+        result = training.train(
             trained,
             tensors,
             chosen,
             folder=out,
-            provenance={**known, **made},
+            provenance=known,
             resume=resume,
             on_progress=on_progress,
         )
@@ -134,7 +123,8 @@ def _model(
 
     model = build_model(spec, **settings)
     check_tensors(model)
-    if find_tokens(model, arrays["x"].shape[1:]) is not None:
+    if (tokens := find_tokens(model, arrays["x"].shape[1:])) is not None:
+        click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
         arrays["x"] = arrays["x"].astype(np.int64)
     if init is not None:
         _initialise(model, init)
@@ -159,10 +149,10 @@ def _digest(path: Path) -> str:
 
 
 def _with_classes(spec: str, settings: dict[str, Any], count: int) -> dict[str, Any]:
-    """Set ``classes`` from the data where the model has that setting."""
+    """Set ``classes`` from the data, where they name some and the model has that setting."""
     from protofleet.export.models import has_setting
 
-    return {"classes": count, **settings} if has_setting(spec, "classes") else settings
+    return {"classes": count, **settings} if count and has_setting(spec, "classes") else settings
 
 
 @contextlib.contextmanager

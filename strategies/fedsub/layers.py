@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.errors import InputError
 from protofleet.strategies.common import PARAMS, listed
 from protofleet.strategies.fedsub.fusion import Active, Flags
 from protofleet.strategies.types import UnsuitableModelError
@@ -63,8 +64,15 @@ def fused_layers(model: Model, *, output: bool) -> tuple[Layer, ...]:
         output: whether the head's layers are fused too.
 
     Raises:
-        UnsuitableModelError: no hidden layers, or no output layer.
+        UnsuitableModelError: the bundle does not tell of them.
+        InputError: the model has no hidden layers, or no output layer.
     """
+    if model.no_layers:
+        raise InputError(
+            "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like "
+            f"behind them and a dense layer as head, got {model.no_layers}; with the model as it "
+            "is take ditto, fedala or fedper"
+        )
     told = [one for one in model.layers if one.hidden or _is_output(one, model)]
     if not any(one.hidden for one in told) or not any(not one.hidden for one in told):
         raise UnsuitableModelError(

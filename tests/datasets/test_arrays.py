@@ -8,7 +8,13 @@ import zipfile
 import numpy as np
 import pytest
 
-from protofleet.datasets.arrays import doubt_of_scale, read_arrays, to_examples, to_labels
+from protofleet.datasets.arrays import (
+    doubt_of_scale,
+    read_arrays,
+    to_examples,
+    to_labels,
+    to_tokens,
+)
 from protofleet.errors import InputError
 
 _CLASSES = ("sit", "walk", "run")
@@ -28,6 +34,12 @@ def test_numbers_of_other_types_are_converted_and_that_is_said(dtype, caplog):
     assert [r.message for r in caplog.records] == [
         f"x_train: taken as float32, was {np.dtype(dtype)}"
     ]
+
+
+@pytest.mark.parametrize(("dtype", "said"), [(np.int64, 0), (np.uint8, 0), (np.float64, 1)])
+def test_tokens_are_whole_numbers_of_any_type(dtype, said, caplog):
+    made = to_examples(to_tokens(np.full((3, 2), 7, dtype)), "x_train")
+    assert (made.dtype, made.max(), len(caplog.records)) == (np.float32, 7, said)
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,17 @@ def test_what_is_converted_or_doubtful_is_said(tmp_path, caplog):
     ]
 
 
+def test_of_tokens_that_are_whole_numbers_nothing_is_said(tmp_path, caplog):
+    """Their type is what the model takes; wherever they are kept, they stay the same."""
+    words = np.array([[1, 5], [0, 2]] * 3)
+    source = _file(tmp_path / "own.npz", x_train=words, x_test=words[:2])
+    texts = Preprocessing(input_shape=(2,), tokens=6)
+    data = load_local_data(source, texts, pooled=tmp_path / "own.npz")
+    assert data.pooled is not None
+    assert (data.own.x_train.tolist(), data.own.x_train.dtype) == (words.tolist(), np.float32)
+    assert not [said for said in caplog.messages if "float32" in said]
+
+
 def test_no_examples_and_another_scale_are_doubted(tmp_path, caplog):
     raw = np.random.default_rng(0).normal(9800, 2000, (6, 2)).astype(np.float32)
     measured = Preprocessing(input_shape=(2,), mean=(9.8, 9.8), std=(2.0, 2.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from protofleet.export.classifier.align import place_by_default
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
+from protofleet.export.parity.reference import Reference, run_in_double
 from protofleet.nn import AlignedOutput, align
 from protofleet.strategies import build
 from protofleet.tensors import Model, TensorMap
@@ -193,3 +195,21 @@ def test_an_aligned_model_passes_parity() -> None:
     moved = [port.key for port in program.outputs if port.role == "state"]
     assert moved == [f"encoder.layers.{index}.align.local_prototypes" for index in range(3)]
     check_parity(model, program, to_onnx(program, name="train"), name="train")
+
+
+def test_an_aligned_model_runs_in_double_precision() -> None:
+    """What the parity check falls back to; channels that lie last go on as PyTorch takes them."""
+    torch.manual_seed(0)
+    model = align(
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        after=["0"],
+        prototypes=[3],
+    ).append(nn.Linear(4, 3))
+    example = {"x": torch.zeros(4, 1, 6, 6), "y": torch.zeros(4, dtype=torch.int64)}
+    program = capture(model, OBJECTIVES["cross_entropy"], example)
+    to_onnx(program, name="train")
+    reference = Reference(model, program, dtype=torch.float64)
+    feed = reference.draw(4, np.random.default_rng(0))
+    expected, _ = reference(feed)
+    for name, value in run_in_double(program, feed).items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-9, atol=1e-12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from protofleet.export.capture import capture, model_tensors
 from protofleet.export.capture.source import place_of
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
+from protofleet.export.parity import check_parity
 from tests.export.toys import Perceptron, batch
 
 pytestmark = pytest.mark.slow(seconds=1)
@@ -97,6 +99,22 @@ class _Counting(nn.Module):
         return -x
 
 
+class _Rounding(nn.Module):
+    """A number of Python by one of its ways."""
+
+    def __init__(self, take: Callable[[Tensor], float]) -> None:
+        super().__init__()
+        self.take = take
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.take(x.mean())
+
+
+class _Reshaping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.reshape(len(x), -1) / len(self.__dict__) + x.sum() / len(x)
+
+
 class _Choosing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x[x[:, 0] > 0]
@@ -138,6 +156,10 @@ def _line(part: nn.Module, text: str) -> str:
     ("part", "text", "reason"),
     [
         (_Branching(), "if x.sum()", "used as a Python number"),
+        (_Rounding(float), "self.take(", "used as a Python number"),
+        (_Rounding(Tensor.item), "self.take(", "used as a Python number"),
+        (_Rounding(Tensor.tolist), "self.take(", "values leave PyTorch"),
+        (_Rounding(Tensor.numpy), "self.take(", "values leave PyTorch"),
         (_Choosing(), "return x[x", "depends on the data"),
         (_Shuffling(), "randperm", "has no explicit form"),
         (_Exotic(), "airy", "has no ONNX form"),
@@ -161,6 +183,14 @@ def test_a_branch_on_the_batch_size_is_refused() -> None:
     with pytest.raises(ExportError, match="batch size decides") as raised:
         capture(_with(part), _OBJECTIVE, batch((5,)))
     assert _line(part, "if len(x)") in str(raised.value)
+
+
+def test_a_length_is_the_batch_size_as_a_symbol() -> None:
+    """In the model's own file ``len`` of a tensor is its first size, and itself again after."""
+    model = _with(_Reshaping())
+    program = capture(model, _OBJECTIVE, batch((5,)))
+    check_parity(model, program, to_onnx(program, name="train"), name="train", batch_sizes=(2, 7))
+    assert "len" not in globals()
 
 
 def test_an_operator_that_only_backward_needs_blames_the_forward_line() -> None:

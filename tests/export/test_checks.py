@@ -6,17 +6,20 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from protofleet.errors import InputError
+from protofleet.export.capture import model_tensors
 from protofleet.export.checks import (
     ExpectedOutput,
     check_model,
     check_tensors,
     classification,
+    expected_output,
     smallest_batch,
 )
 from tests.export.toys import Images, Perceptron, Signals
@@ -194,7 +197,7 @@ def test_tensors_are_checked_without_an_example():
 class _Masked(nn.Module):
     """Minus infinity above the diagonal, as attention has it."""
 
-    def __init__(self, *, persistent: bool) -> None:
+    def __init__(self, *, persistent: bool = True) -> None:
         super().__init__()
         self.head = _linear()
         mask = torch.full((5, 5), -torch.inf).triu(1)
@@ -204,7 +207,67 @@ class _Masked(nn.Module):
         return self.head(torch.softmax(x[:, None] + self.mask, 2).sum(1))
 
 
-def test_a_mask_of_infinities_is_a_constant_but_no_state():
-    check_model(_Masked(persistent=False), _X, _CLASSES)
-    with pytest.raises(InputError, match=r"buffer 'mask' holds .*persistent=False"):
-        check_model(_Masked(persistent=True), _X, _CLASSES)
+class _Lowest(nn.Module):
+    """Keeps the largest values that it saw, from minus infinity on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = _linear()
+        self.register_buffer("highest", torch.full((5,), -torch.inf))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.highest = torch.maximum(self.highest, x.detach().amax(0))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_mask_of_infinities_is_a_constant_whether_it_is_kept_or_not(persistent):
+    model = _Masked(persistent=persistent)
+    check_model(model, _X, _CLASSES)
+    tensors = model_tensors(model)
+    assert tensors.constants.keys() == {"mask"}
+    assert not tensors.buffers
+    normed = nn.Sequential(nn.BatchNorm1d(5), model)
+    assert smallest_batch(normed, _X) == 2
+
+
+def test_what_training_writes_must_be_finite():
+    model = _Lowest()
+    with pytest.raises(InputError, match=r"buffer 'highest': .*training writes it.*-1e9"):
+        check_model(model, _X, _CLASSES)
+    assert torch.isinf(model.highest).all()
+    masked = _Masked()
+    masked.mask[0, 0] = torch.nan
+    with pytest.raises(InputError, match="buffer 'mask' holds NaN"):
+        check_model(masked, _X, _CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("task", "make", "said"),
+    [
+        (
+            "regression",
+            lambda y: y[:, 0],
+            r"\(2, targets\); keep an axis .* a single one is \(n, 1\)",
+        ),
+        ("multilabel", lambda y: y[:, 0], r"\(2, labels\); keep an axis for the labels"),
+        ("regression", lambda y: y.flatten(0), r"expected \(2, targets\); keep the batch axis"),
+        ("regression", lambda y: (y, y), r"expected a tensor of values \(n, targets\); wrap"),
+        ("multilabel", lambda _: None, r"expected a tensor of logits \(n, labels\)"),
+        ("regression", lambda y: y.argmax(1), "expected float32 values"),
+    ],
+)
+def test_other_tasks_are_told_in_their_own_words(task, make, said):
+    with pytest.raises(InputError, match=said) as told:
+        check_model(_Returns(make), _X, expected_output(task))
+    assert "class" not in str(told.value)
+
+
+@pytest.mark.parametrize("leave", [Tensor.numpy, np.asarray, Tensor.tolist])
+def test_arrays_of_numpy_in_a_forward_are_told_with_the_line(leave):
+    model = _Returns(lambda y: torch.tensor(leave(y)))
+    with pytest.raises(
+        InputError, match=r"_Returns\), .*test_checks.py:\d+: .*use torch's functions"
+    ):
+        check_model(model, _X, _CLASSES)

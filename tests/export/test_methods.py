@@ -224,7 +224,7 @@ def test_what_cannot_be_replaced_is_refused() -> None:
 def test_a_strategy_that_was_named_is_refused_with_the_remedy() -> None:
     """Before anything is captured."""
     for name, model, why in (
-        ("moon", TwoHeads(), "strategy 'moon' needs features: several heads.*--head second"),
+        ("moon", TwoHeads(), "strategy 'moon': needs features: several heads.*--head second"),
         ("fedper", Tied(), "--head NAME"),
         ("fedhp", nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "--head-kind prototypes"),
         ("fedsub", nn.Linear(5, 3), "expected dense layers or convolutions with a ReLU"),

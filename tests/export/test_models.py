@@ -167,6 +167,7 @@ def test_vit_cuts_images_row_by_row():
         ("no_such_package:f", {}, "no module named 'no_such_package'"),
         ("json:nope", {}, "has no function 'nope'"),
         ("json:loads", {"s": "{}"}, "expected a torch.nn.Module, got dict"),
+        ("torch.nn:Linear", {"in_features": 2}, "of out_features: --set out_features=VALUE"),
         ("mlp", {"input": 3}, "unknown setting 'input', known are classes, hidden, inputs"),
         ("hart", {"prototypes": (8,)}, "one prototype count per block"),
         ("hart", {"fidelity": "paper"}, "fidelity default or code"),

@@ -17,7 +17,7 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.errors import ExportError, InputError
 from protofleet.export.build import BundleSpec, capture_programs, export_bundle
 from protofleet.export.capture import capture
-from protofleet.export.classifier import Classifier, Parts
+from protofleet.export.classifier import ClassifierView, Parts
 from protofleet.export.models import build_model, layers
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
@@ -181,7 +181,7 @@ def test_prototype_distance_is_its_formula() -> None:
     logits = [[-np.linalg.norm(f - p) for p in prototypes] for f in features]
     pull = sum(1 - _cos(p, a) for p, a in zip(prototypes, batch["anchors"], strict=True))
     expected = _cross_entropy(np.array(logits), batch["y"]) + batch["weight"] * pull
-    view = Classifier(model, Parts(head=""))
+    view = ClassifierView(model, Parts(head=""))
     assert _loss("prototype_distance", batch, view) == pytest.approx(expected, rel=1e-5)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from protofleet.errors import ExportError
 from protofleet.export.capture import capture
 from protofleet.export.models import alp
-from protofleet.export.objectives import OBJECTIVES
+from protofleet.export.objectives import OBJECTIVES, Objective
 from protofleet.export.onnx import to_onnx
 from protofleet.export.onnx.alp import define_functions
 from protofleet.export.parity import check_parity, stock_runner
@@ -44,6 +44,19 @@ def test_inference_runs_at_any_batch_size(kind: type[nn.Module]) -> None:
     program = capture(model, None, {"x": batch(INPUT_SHAPES[kind])["x"]}, features=True)
     data = to_onnx(program, name="features")
     check_parity(model, program, data, name="features", batch_sizes=(1, 2, 7, 64))
+
+
+@pytest.mark.parametrize("objective", [None, _OBJECTIVE], ids=["infer", "train"])
+def test_the_batch_axis_is_called_batch(objective: Objective | None) -> None:
+    """Axes have the sizes and names of the ports, not the symbols of a trace."""
+    examples = batch((5,)) if objective else {"x": batch((5,))["x"]}
+    program = capture(Perceptron(), objective, examples)
+    graph = onnx.load_from_string(to_onnx(program, name="p")).graph
+    for value, port in zip(
+        (*graph.input, *graph.output), (*program.inputs, *program.outputs), strict=True
+    ):
+        axes = value.type.tensor_type.shape.dim
+        assert tuple(axis.dim_param or axis.dim_value for axis in axes) == port.shape
 
 
 def test_training_runs_at_any_batch_size() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from protofleet.errors import ExportError, InputError
 from protofleet.export.capture import capture
-from protofleet.export.classifier import Classifier, LayerPart, find_parts
+from protofleet.export.classifier import ClassifierView, LayerPart, find_parts
 from protofleet.export.models import build_model
+from protofleet.export.models.layers import PrototypeHead
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
@@ -45,7 +48,7 @@ def test_the_head_is_the_last_linear_and_what_follows_it(name: str) -> None:
     assert (parts.head, list(parts.head_params), parts.missing) == (head, params, "")
     assert [module.training for module in model.modules()] == modes
     model.eval()
-    view = Classifier(model, parts)
+    view = ClassifierView(model, parts)
     features = view.features(x)
     assert features.shape == (4, width)
     torch.testing.assert_close(view.head(features), model(x), rtol=0, atol=0)
@@ -99,7 +102,7 @@ def test_activations_are_means_over_positions() -> None:
     """Of a convolution's channels, behind its batch norm and ReLU."""
     torch.manual_seed(0)
     model, x = Images().eval(), torch.randn(4, 1, 12, 12)
-    outputs = Classifier(model, find_parts(model, x)).outputs(x, layers=True)
+    outputs = ClassifierView(model, find_parts(model, x)).outputs(x, layers=True)
     assert list(outputs)[2:] == ["layers.features.0", "layers.features.4", "layers.classifier.0"]
     first = torch.relu(model.features[1](model.features[0](x))).mean((2, 3))
     torch.testing.assert_close(outputs["layers.features.0"], first)
@@ -121,11 +124,11 @@ def test_a_doubtful_head_is_asked_for_by_name(
     parts = find_parts(model, x)
     assert parts.head is None
     with pytest.raises(ExportError, match=why):
-        Classifier(model, parts).features(x)
+        ClassifierView(model, parts).features(x)
     named = find_parts(model, x, head=name)
     assert named.head == name
     assert len(named.head_params) == params
-    view = Classifier(model, named)
+    view = ClassifierView(model, named)
     torch.testing.assert_close(view.head(view.features(x)), model(x))
 
 
@@ -144,7 +147,7 @@ def test_a_convolution_as_the_last_layer_is_asked_for() -> None:
     x = torch.randn(2, 2, 7)
     parts = find_parts(model, x)
     assert "no torch.nn.Linear" in parts.missing
-    view = Classifier(model, find_parts(model, x, head="2"))
+    view = ClassifierView(model, find_parts(model, x, head="2"))
     assert view.features(x).shape == (2, 15)
 
 
@@ -192,3 +195,42 @@ def test_objectives_of_features_pass_parity_with_dropout_in_the_head(objective: 
     program = capture(model, OBJECTIVES[objective], batch, parts=parts)
     assert sum(port.role == "noise" for port in program.inputs) == 1
     check_parity(model, program, to_onnx(program, name="train"), name="train")
+
+
+class _Repeated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.out = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + torch.relu(self.block(x))
+        return self.out(x)
+
+
+class _Steps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.out = nn.LSTM(1, 4, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x[..., None])[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), ""),
+        (
+            nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)),
+            "tanh behind '0'",
+        ),
+        (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "linear behind '0'"),
+        (_Repeated(), "several runs of 'block' in a pass"),
+        (_Steps(), "LSTM 'rnn'"),
+        (TwoHeads(), "no head: several heads: .* --head second"),
+        (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), PrototypeHead(4, 3)), "a head of 2.prototypes"),
+    ],
+)
+def test_what_stands_in_the_place_of_hidden_layers_is_told(model: nn.Module, told: str) -> None:
+    assert re.fullmatch(told, find_parts(model, torch.randn(2, 5)).no_layers)

@@ -22,7 +22,7 @@ from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.onnx import to_onnx
 from protofleet.export.parity import check_parity
 from protofleet.export.parity.reference import Reference, run_in_double
-from protofleet.export.sweep.cases import Case, classifier
+from protofleet.export.sweep.cases import SweepCase, classifier
 from protofleet.export.sweep.recurrent import CASES, Recurrent, Sequential
 from protofleet.export.tflite import tflite_runner, to_tflite
 from protofleet.runtime import open_classifier
@@ -65,7 +65,7 @@ def _agrees(model: nn.Module, program: CapturedProgram, name: str) -> float:
 @pytest.mark.parametrize("name", _PROVED)
 def test_every_gradient_agrees_with_autograd(name: str) -> None:
     """Loss and gradients at two batch sizes in ONNX Runtime and LiteRT, with the same noise."""
-    case: Case = _CASES[name]
+    case: SweepCase = _CASES[name]
     model = classifier(case)
     program = capture(model, _OBJECTIVE, batch(case.input_shape))
     assert _agrees(model, program, "train") < 2e-5
@@ -75,7 +75,7 @@ def test_every_gradient_agrees_with_autograd(name: str) -> None:
 def test_inference_is_the_standard_operator(kind: str) -> None:
     """A layer without a gradient is the operator for which runtimes have kernels; no loop."""
     model = classifier(
-        Case(
+        SweepCase(
             name=kind,
             group="",
             build=lambda: Recurrent(kind, batch_first=True, bidirectional=True, result="both"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofleet.cli.main import main
 from protofleet.errors import InputError
 from protofleet.export.sweep import images, sequences
-from protofleet.export.sweep.cases import CLASSES, Case, classifier, function
+from protofleet.export.sweep.cases import CLASSES, SweepCase, classifier, function
 from protofleet.export.sweep.collect import all_cases
 from protofleet.export.sweep.prove import Proof, SweepRow, prove
 from protofleet.export.sweep.run import run
@@ -27,7 +27,7 @@ def test_an_operator_is_classified_between_trained_tensors() -> None:
 
 
 def test_tokens_reach_the_operator_as_they_are() -> None:
-    case = Case(
+    case = SweepCase(
         name="Embedding",
         group="layers",
         build=lambda: nn.Embedding(9, 2),
@@ -39,12 +39,12 @@ def test_tokens_reach_the_operator_as_they_are() -> None:
 
 def test_an_architecture_is_taken_whole() -> None:
     build = lambda: nn.Linear(4, CLASSES)  # noqa: E731 - a factory, as a user writes it
-    case = Case(name="line", group="architectures", build=build, input_shape=(4,), whole=True)
+    case = SweepCase(name="line", group="architectures", build=build, input_shape=(4,), whole=True)
     assert type(classifier(case)) is nn.Linear
 
 
 @pytest.mark.parametrize("case", [*images.CASES, *sequences.CASES], ids=lambda case: case.name)
-def test_an_architecture_is_a_classifier_of_its_input(case: Case) -> None:
+def test_an_architecture_is_a_classifier_of_its_input(case: SweepCase) -> None:
     model = classifier(case).train()
     x = torch.rand(4, *case.input_shape)
     if case.tokens is not None:
@@ -55,7 +55,7 @@ def test_an_architecture_is_a_classifier_of_its_input(case: Case) -> None:
 class _Beside(nn.Module):
     """Several operators on the same example: one export proves them all."""
 
-    def __init__(self, cases: list[Case]) -> None:
+    def __init__(self, cases: list[SweepCase]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(case.build() for case in cases)
 
@@ -103,7 +103,7 @@ def test_representative_operators_train_in_both_runtimes(names: tuple[str, ...])
     found = {case.name: case for case in all_cases()}
     cases = [found[name] for name in names]
     (shape,) = {case.input_shape for case in cases}
-    beside = Case(name="beside", group="all", build=lambda: _Beside(cases), input_shape=shape)
+    beside = SweepCase(name="beside", group="all", build=lambda: _Beside(cases), input_shape=shape)
     proofs = prove(beside).proofs
     assert {one: type(proof) for one, proof in proofs.items()} == {"onnx": Proof, "tflite": Proof}
 
@@ -131,7 +131,7 @@ def test_what_cannot_be_exported_is_told_in_its_row() -> None:
 
 @pytest.mark.slow(seconds=20)
 def test_a_process_that_ends_costs_one_case() -> None:
-    unknown = Case(name="unknown", group="none", build=nn.Identity, input_shape=(4,))
+    unknown = SweepCase(name="unknown", group="none", build=nn.Identity, input_shape=(4,))
     first, second = run([unknown, *all_cases("movedim")])
     assert "ended" in str(first.proofs["onnx"])
     assert isinstance(second.proofs["onnx"], Proof)
@@ -161,7 +161,7 @@ def test_a_page_keeps_the_lines_of_cases_that_were_not_run() -> None:
 
 def test_a_page_gives_the_step_of_an_architecture() -> None:
     build = lambda: nn.Linear(4, CLASSES)  # noqa: E731 - a factory
-    case = Case(name="line", group="padding", build=build, input_shape=(4,), whole=True)
+    case = SweepCase(name="line", group="padding", build=build, input_shape=(4,), whole=True)
     text = page([_row("line", step=0.731)], "", [case])
     assert "step ONNX | step LiteRT |" in text
     assert "| 0.73 | 0.73 |" in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import pytest
 
@@ -50,3 +52,14 @@ def test_every_strategy_is_answered_for(tiny):
     assert reasons["fedavg"] == reasons["scaffold"] == ""
     assert reasons["cdfl"].startswith("expected images")
     assert all(reasons[name] for name in ("cdfl", "fedali", "fedhp", "fedper", "fedsub", "moon"))
+
+
+def test_what_no_export_can_find_is_not_asked_for_again(tiny):
+    """The bundle tells what the model has instead; the advice is another method."""
+    manifest = msgspec.structs.replace(tiny.plan.bundle.manifest, no_layers="LSTM 'rnn'")
+    model = dataclasses.replace(tiny.plan.model, no_layers=manifest.no_layers)
+    with pytest.raises(
+        InputError, match=r"got LSTM 'rnn'; with the model as it is take ditto"
+    ) as told:
+        build_for(manifest, model, "fedsub", {})
+    assert "protofleet export" not in str(told.value)

@@ -466,3 +466,7 @@ def test_a_model_without_hidden_dense_layers_is_refused():
     )
     with pytest.raises(InputError, match=r"expected dense layers .* export with --strategy fedsub"):
         build("fedsub", {}, model)
+    recurrent = dataclasses.replace(model, no_layers="LSTM 'rnn'")
+    with pytest.raises(InputError, match=r"got LSTM 'rnn'; .* take ditto") as told:
+        build("fedsub", {}, recurrent)
+    assert "export" not in str(told.value)

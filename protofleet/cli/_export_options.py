@@ -1,0 +1,132 @@
+"""Options of ``protofleet export`` that say what an example is and which methods are served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from protofleet.cli._groups import gathered
+from protofleet.cli._settings import parse_pairs
+from protofleet.errors import InputError
+
+if TYPE_CHECKING:
+    from protofleet.export.classifier.prepare import Wishes
+
+_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodOptions:
+    """What a command line says of methods, as it stands there."""
+
+    strategies: tuple[str, ...]
+    strategy_pairs: tuple[str, ...]
+    head: str | None
+    head_kind: str
+    aligned: tuple[str, ...]
+    objectives: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Of the first strategy."""
+        return parse_pairs(self.strategy_pairs)
+
+    def wishes(self) -> Wishes:
+        """What is asked of the model.
+
+        Raises:
+            InputError: a count of prototypes is no number.
+        """
+        from protofleet.export.classifier.prepare import Wishes
+
+        counts = parse_pairs(self.aligned)
+        for name, count in counts.items():
+            if type(count) is not int:
+                raise InputError(
+                    f"--align {name}={count}: expected a number of prototypes, e.g. =64"
+                )
+        return Wishes(
+            strategies=self.strategies,
+            head=self.head,
+            prototypes=self.head_kind == "prototypes",
+            align=counts,
+        )
+
+
+method_options = gathered(
+    MethodOptions,
+    "methods",
+    [
+        click.option(
+            "--strategy",
+            "strategies",
+            multiple=True,
+            required=True,
+            help="Name, see 'protofleet strategies'; may be repeated: one bundle then serves all "
+            "of them, and names the first. 'all' is every one that can run on the model as it is.",
+        ),
+        click.option(
+            "--strategy-set",
+            "strategy_pairs",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="A default setting of the (first) strategy, as --set.",
+        ),
+        click.option(
+            "--head", metavar="NAME", help="Module that takes the features; default: found."
+        ),
+        click.option(
+            "--head-kind",
+            type=click.Choice(["own", "prototypes"]),
+            default="own",
+            help="'prototypes' replaces the head by a learned prototype per class (fedhp).",
+        ),
+        click.option(
+            "--align",
+            "aligned",
+            multiple=True,
+            metavar="MODULE=PROTOTYPES",
+            help="Put an alignment layer (fedali) behind a module, e.g. 'encoder.layers.*=64'; may "
+            "be repeated.",
+        ),
+        click.option(
+            "--objective",
+            "objectives",
+            multiple=True,
+            type=click.Choice(_OBJECTIVES),
+            help="A training program beside those that the strategy needs; may be repeated.",
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExampleOptions:
+    """What a command line says of an example; None where it says nothing."""
+
+    input_shape: str | None
+    tokens: int | None
+    preprocessing: Path | None
+
+
+example_options = gathered(
+    ExampleOptions,
+    "example",
+    [
+        click.option("--input-shape", help="Shape of one example, e.g. 128,6."),
+        click.option(
+            "--tokens",
+            type=click.IntRange(1, 2**24),
+            help="Examples are int64 numbers below this; default: found where the model needs "
+            "them.",
+        ),
+        click.option(
+            "--preprocessing",
+            type=click.Path(path_type=Path),
+            help="JSON file, see docs/bundle.md.",
+        ),
+    ],
+)
