@@ -89,14 +89,7 @@ def to_examples(x: NDArray[Any], what: str) -> NDArray[np.float32]:
         InputError: complex numbers, text, objects, no axis beside the examples', NaN, or numbers
             that float32 does not hold.
     """
-    if x.dtype.kind == "c":
-        raise InputError(
-            f"{what}: expected real numbers, got {x.dtype}; keep the parts as channels: "
-            "np.stack([x.real, x.imag], -1)"
-        )
-    if x.dtype.kind not in "fiub":
-        remedy = "x.astype(np.float32)" if x.dtype.kind in "US" else "numbers in rows of one length"
-        raise InputError(f"{what}: expected numbers, got {_kind(x)}; save {remedy}")
+    check_numbers(x, what)
     if x.ndim < 2:
         raise InputError(
             f"{what}: expected (n, …), got {x.shape}; one number for an example is x[:, None]"
@@ -115,6 +108,18 @@ def to_examples(x: NDArray[Any], what: str) -> NDArray[np.float32]:
             f"in example {row}; leave such examples out"
         )
     return made
+
+
+def check_numbers(x: NDArray[Any], what: str) -> None:
+    """Raise InputError for complex numbers, text and objects, which no program takes."""
+    if x.dtype.kind == "c":
+        raise InputError(
+            f"{what}: expected real numbers, got {x.dtype}; keep the parts as channels: "
+            "np.stack([x.real, x.imag], -1)"
+        )
+    if x.dtype.kind not in "fiub":
+        remedy = "x.astype(np.float32)" if x.dtype.kind in "US" else "numbers in rows of one length"
+        raise InputError(f"{what}: expected numbers, got {_kind(x)}; save {remedy}")
 
 
 def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDArray[np.int64]:
