@@ -2,6 +2,8 @@
 
 As fixed maps along an axis (``axis_maps``) they have gradients in both runtimes, of which TFLite
 has no lookup but by rows. What a graph computes from constants alone is known as well.
+
+Places that each example has of its own, as in ``x[torch.arange(B), last]``, are gathered.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from protofleet.export.capture.axis_maps import put, take
 
 _aten = torch.ops.aten
 _EXPAND = _aten.expand.default
+_WIDER = (_EXPAND, _aten.unsqueeze.default, _aten.view.default)
+_RANGES = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 _LARGEST = 1 << 20
 _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.zeros_like.default)
 
@@ -161,7 +165,7 @@ def _index(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     x: Tensor = args[0]
     places = _places(node, known, x)
     if places is None:
-        return NotImplemented
+        return _index_each(node, args)
     apart, found = _apart(places), x
     if apart is None:
         found = take(_merged(x, places), places[0][0], _flat(places, x))
@@ -171,11 +175,81 @@ def _index(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     return found.reshape(_shape(x, places))
 
 
+def _index_each(node: fx.Node, args: tuple[Any, ...]) -> Any:
+    """``x[torch.arange(B), places]``."""
+    x, indices = args
+    if not _begins_with_examples(node, x):
+        return NotImplemented
+    if len(indices) == 1:
+        return x.clone()
+    return x.gather(1, _own_places(x, indices[1])).reshape(*indices[1].shape, *x.shape[2:])
+
+
+def _index_put_each(node: fx.Node, args: tuple[Any, ...]) -> Any:
+    """``x[torch.arange(B), places] = values``, or added to what is there."""
+    x, indices, values, *rest = args
+    adds = bool(rest and rest[0])
+    if not _begins_with_examples(node, x):
+        return NotImplemented
+    if len(indices) == 1:
+        return x + values if adds else values.expand(x.shape)
+    places = _own_places(x, indices[1])
+    source = values.expand(*indices[1].shape, *x.shape[2:]).reshape(places.shape)
+    if adds:
+        return x.scatter_add(1, places, source)
+    # Of several for one place none is sure to stay.
+    return x.scatter(1, places, source) if places.shape[1] == 1 else NotImplemented
+
+
+def _begins_with_examples(node: fx.Node, x: Tensor) -> bool:
+    """Whether a lookup takes places of every example, its own ones on axis 1, or none there."""
+    indices: Any = node.args[1]
+    if None in indices or len(indices) > 2 or not _is_range(indices[0], x):
+        return False
+    ranks = [index.meta["val"].dim() for index in indices]
+    own = indices[-1].meta["val"]
+    return (
+        len(set(ranks)) == 1
+        and _is_batch(own.shape[0], x)
+        and own.dtype == torch.int64
+        and (len(indices) == 1 or isinstance(x.shape[1], int))
+        and (len(indices) == 2 or own.dim() == 1)
+    )
+
+
+def _is_range(node: fx.Node, x: Tensor) -> bool:
+    """Whether a value is the number of each example of ``x`` on its first axis."""
+    while node.target in _WIDER and _is_batch(node.meta["val"].shape[0], x):
+        node = node.all_input_nodes[0]
+    numbers: Any = node.args
+    plain = len(numbers) == 1 or numbers[0] == 0
+    return (
+        node.target in _RANGES
+        and plain
+        and numbers[2:] in {(), (1,)}
+        and _is_batch(node.meta["val"].shape[0], x)
+    )
+
+
+def _is_batch(size: Any, x: Tensor) -> bool:
+    batch = x.shape[0]
+    symbolic = isinstance(size, torch.SymInt) and isinstance(batch, torch.SymInt)
+    return symbolic and bool(size.node.expr == batch.node.expr)
+
+
+def _own_places(x: Tensor, places: Tensor) -> Tensor:
+    """``(B, …)`` places on axis 1 as ``(B, m, *rest)``, from 0."""
+    size, rest = int(x.shape[1]), x.shape[2:]
+    counted = torch.where(places < 0, places + size, places)
+    rows = counted.reshape(x.shape[0], math.prod(places.shape[1:]), *(1 for _ in rest))
+    return rows.expand(-1, -1, *rest)
+
+
 def _index_put(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     x, _, values, *rest = args
     places = _places(node, known, x)
     if places is None:
-        return NotImplemented
+        return _index_put_each(node, args)
     values = values.expand(_shape(x, places))
     if not (rest and rest[0]):
         return _assigned(x, places, values)

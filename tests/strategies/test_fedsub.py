@@ -458,7 +458,11 @@ def test_a_model_that_does_not_tell_its_layers_is_an_error(make_tools):
     ("layers", "head", "why"),
     [
         ((), "head", "which the bundle does not tell of: an export with --strategy fedsub looks"),
-        ((ModelLayer(name="head", hidden=False),), "head", r"none before the head has one .of head"),
+        (
+            (ModelLayer(name="head", hidden=False),),
+            "head",
+            r"none before the head has one .of head",
+        ),
         ((ModelLayer(name="head"),), "", "but the head is not known: name it, --head NAME"),
         ((ModelLayer(name="head"),), "other", "but the head is other.weight, other.bias$"),
     ],
