@@ -78,7 +78,7 @@ def test_a_head_that_is_not_of_the_parameters_is_refused(forge, head):
     ],
 )
 def test_layers_that_do_not_fit_the_parameters_are_refused(forge, layers, match):
-    """Layers a (4 units), b and c exist, a is hidden; c tells nothing; d has 7 inputs; e tells of 3 units."""
+    """Layers a (4 units), b and c exist, a is hidden; c tells nothing; d has 7 inputs, e lies."""
     shapes = {"a": (4, 3), "b": (2, 4), "c": (2, 4), "d": (2, 7), "e": (2, 4), "vector": (3,)}
     forge.change_params(
         lambda tensors: tensors.update(
