@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from protofleet.errors import ExportError
+from protofleet.export.classifier.calls import evaluation
 
 _TABLES = (nn.Embedding, nn.EmbeddingBag)
 _BATCH = 2
@@ -48,7 +48,7 @@ def find_tokens(model: nn.Module, input_shape: Sequence[int]) -> int | None:
 
 
 def _runs(model: nn.Module, example: Tensor) -> bool:
-    with _evaluating(model):
+    with evaluation(model):
         try:
             model(example)
         except Exception:  # noqa: BLE001 - whatever the user's code raises
@@ -67,20 +67,9 @@ def _looked_up(
         if isinstance(table, _TABLES)
     ]
     try:
-        with _evaluating(model):
+        with evaluation(model):
             model(example)
     finally:
         for hook in hooks:
             hook.remove()
     return found
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        model.train(was_training)
