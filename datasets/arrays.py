@@ -122,6 +122,18 @@ def check_numbers(x: NDArray[Any], what: str) -> None:
         raise InputError(f"{what}: expected numbers, got {_kind(x)}; save {remedy}")
 
 
+def check_tokens(what: str, x: NDArray[np.float32], tokens: int | None) -> None:
+    """Raise InputError unless ``x`` holds numbers below ``tokens`` (``Preprocessing.tokens``)."""
+    if tokens is None or not x.size:
+        return
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high >= tokens or not np.array_equal(x, np.trunc(x)):
+        raise InputError(
+            f"{what}: expected tokens, whole numbers from 0 to {tokens - 1}, got numbers from "
+            f"{low:g} to {high:g}"
+        )
+
+
 def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDArray[np.int64]:
     """``(n,)`` as int64 class indices; class names and whole numbers of other types become such.
 

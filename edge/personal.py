@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.datasets.arrays import check_numbers, doubt_of_scale
+from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_scale
 from protofleet.edge.examples import Examples
 from protofleet.edge.journal import PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.edge.predictions import Predictions
 from protofleet.edge.store import load_state, read_in_use
 from protofleet.edge.stores import only_store
-from protofleet.edge.training import EVALUATION_BATCH, check_tokens
+from protofleet.edge.training import EVALUATION_BATCH
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import BackendName, Classifier, open_classifier, plain_model
