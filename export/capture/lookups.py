@@ -232,7 +232,7 @@ def _is_range(node: fx.Node, x: Tensor) -> bool:
 
 
 def _is_batch(size: Any, x: Tensor) -> bool:
-    batch = x.shape[0]
+    batch: Any = x.shape[0]
     symbolic = isinstance(size, torch.SymInt) and isinstance(batch, torch.SymInt)
     return symbolic and bool(size.node.expr == batch.node.expr)
 
