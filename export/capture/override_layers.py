@@ -123,6 +123,18 @@ def _local_response_norm(
     return input / (total * (alpha / size) + k) ** beta
 
 
+def _adaptive_average(rank: int) -> Callable[..., Any]:
+    """One cell is the mean; PyTorch's own sets strides by hand where channels are the last axis."""
+
+    def average(input: Tensor, output_size: int | Sequence[int | None] | None) -> Any:  # noqa: A002
+        sizes = output_size if isinstance(output_size, Sequence) else [output_size]
+        if any(size != 1 for size in sizes):
+            return NotImplemented
+        return input.mean(tuple(range(-rank, 0)), keepdim=True)
+
+    return average
+
+
 def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """``v`` with lengths ``g``: of the slices along ``dim``, or of the whole (-1)."""
     axes = [axis for axis in range(v.dim()) if dim in (-1, v.dim()) or axis != dim % v.dim()]
@@ -198,6 +210,8 @@ def _max_norm() -> ExportError:
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.conv3d: _conv3d,
     torch.conv_transpose3d: _conv_transpose3d,
+    functional.adaptive_avg_pool2d: _adaptive_average(2),
+    functional.adaptive_avg_pool3d: _adaptive_average(3),
     functional.instance_norm: _instance_norm,
     functional.local_response_norm: _local_response_norm,
     torch._weight_norm: _weight_norm,  # noqa: SLF001 - what torch.nn.utils calls

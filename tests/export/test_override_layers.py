@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
@@ -115,3 +116,23 @@ def test_what_a_program_cannot_do_is_refused_with_what_to_do():
             nn.Embedding(7, 3, max_norm=1.0)(flat)
         with pytest.raises(ExportError, match=r"max_norm: .* leave max_norm out"):
             nn.EmbeddingBag(7, 3, max_norm=1.0)(flat[None])
+
+
+@pytest.mark.parametrize(
+    ("pool", "axes", "shape"),
+    [
+        (nn.AdaptiveAvgPool2d, (0, 3, 1, 2), (2, 3, 4, 5)),
+        (nn.AdaptiveAvgPool3d, (0, 4, 1, 2, 3), (2, 3, 4, 5, 6)),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_average_over_channels_last_sets_no_strides(pool, axes, shape, size):
+    class Pooled(nn.Module):
+        def forward(self, x):
+            return pool(size)(x.permute(axes))
+
+    x = torch.randn(shape)
+    _agree(Pooled(), x)
+    with ProgramFunctions():
+        code = make_fx(Pooled())(x).code
+    assert "as_strided" not in code
