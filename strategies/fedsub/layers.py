@@ -66,32 +66,14 @@ def fused_layers(model: Model, *, output: bool) -> tuple[Layer, ...]:
         UnsuitableModelError: no hidden layers, or no output layer.
     """
     told = [one for one in model.layers if one.hidden or _is_output(one, model)]
-    _check(told, model)
-    return tuple(_layer(one, model) for one in told if one.hidden or output)
-
-
-def _check(told: Sequence[ModelLayer], model: Model) -> None:
-    """Raise UnsuitableModelError if there are no hidden layers, or no output layer."""
-    flags = ""
-    if not model.layers:
-        why = (
-            "which the bundle does not tell of: an export with --strategy fedsub looks for them, "
-            "and says what the model lacks"
+    if not any(one.hidden for one in told) or not any(not one.hidden for one in told):
+        raise UnsuitableModelError(
+            "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like and "
+            "a head that is a dense layer, which the bundle does not tell of (its layers: "
+            f"{listed([one.name for one in told])}): export with --strategy fedsub, "
+            "which finds them"
         )
-    elif not any(one.hidden for one in told):
-        names = listed([one.name for one in model.layers])
-        why = f"but none before the head has one (of {names}): add one, or take another strategy"
-    elif all(one.hidden for one in told):
-        flags = "" if model.head else "--head NAME"
-        what = f"is {listed(model.head)}" if model.head else "is not known: name it, --head NAME"
-        why = f"but the head {what}"
-    else:
-        return
-    raise UnsuitableModelError(
-        "strategy 'fedsub': expected dense layers or convolutions with a ReLU or its like and a "
-        f"head that is a dense layer, {why}",
-        flags=flags,
-    )
+    return tuple(_layer(one, model) for one in told if one.hidden or output)
 
 
 def _is_output(layer: ModelLayer, model: Model) -> bool:
