@@ -33,6 +33,7 @@ from protofleet.bundle.manifest import (
 from protofleet.errors import ExportError
 from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
+from protofleet.export.capture.override_python import plain_python
 from protofleet.export.classifier import Parts, find_parts
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
@@ -101,6 +102,7 @@ class ExportReport:
     left_out: Mapping[Format, str] = field(default_factory=dict)
 
 
+@plain_python()
 def export_bundle(
     model: nn.Module, spec: BundleSpec, *, out: Path, key: Ed25519PrivateKey
 ) -> ExportReport:

@@ -103,6 +103,10 @@ def check_tensors(model: nn.Module) -> None:
     """
     for path, module in model.named_modules():
         where = _label(path, module)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{where}: expected a module in Python, got TorchScript; leave torch.jit out"
+            )
         for name, value in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001 - in place, by their owner
             if value is None:
                 continue

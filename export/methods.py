@@ -12,6 +12,7 @@ from torch import nn
 from protofleet import strategies
 from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, example_of, initial_values, objective_named
+from protofleet.export.capture.override_python import plain_python
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
 from protofleet.export.objectives import OBJECTIVES, Y
 from protofleet.strategies import DESCRIPTIONS
@@ -38,6 +39,7 @@ class Methods:
     left_out: Mapping[str, str]
 
 
+@plain_python()
 def choose_methods(
     model: nn.Module, spec: BundleSpec, wishes: Wishes, *, loss: str | None = None
 ) -> Methods:

@@ -106,6 +106,13 @@ def _distances_backward(grad: Tensor, x: Tensor, y: Tensor, p: float, distances:
     return (grad.unsqueeze(-1) * share).sum(-2)
 
 
+def _where(condition: Tensor, x: Tensor, y: Tensor) -> Any:
+    """Truth values are chosen by logic: ONNX Runtime chooses among numbers only."""
+    if not x.dtype == y.dtype == torch.bool:
+        return NotImplemented
+    return (condition & x) | (~condition & y)
+
+
 AUTOGRAD: Mapping[Any, Callable[..., Any]] = {
     _aten.hardshrink_backward.default: _shrink_backward,
     _aten.softshrink_backward.default: _shrink_backward,
@@ -126,5 +133,6 @@ TABLE: Mapping[Any, Callable[..., Any]] = {
     _aten.erfc.default: _erfc,
     _aten.round.decimals: _round_decimals,
     _aten.var.correction: _var,
+    _aten.where.self: _where,
 }
 """Applied to the flat graph."""

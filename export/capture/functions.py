@@ -19,6 +19,7 @@ from protofleet.export.capture import (
     override_layers,
     override_numbers,
     override_order,
+    override_python,
     override_recurrent,
 )
 from protofleet.export.capture.complex_pairs import apply, makes_complex
@@ -28,6 +29,7 @@ _REPLACED: dict[Any, Callable[..., Any]] = {
     **override_layers.FUNCTIONS,
     **override_numbers.FUNCTIONS,
     **override_order.FUNCTIONS,
+    **override_python.FUNCTIONS,
     **override_recurrent.FUNCTIONS,
 }
 

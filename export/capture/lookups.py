@@ -211,7 +211,7 @@ def _begins_with_examples(node: fx.Node, x: Tensor) -> bool:
     return (
         len(set(ranks)) == 1
         and _is_batch(own.shape[0], x)
-        and own.dtype == torch.int64
+        and own.dtype in {torch.int64, torch.int32}
         and (len(indices) == 1 or isinstance(x.shape[1], int))
         and (len(indices) == 2 or own.dim() == 1)
     )
@@ -240,7 +240,7 @@ def _is_batch(size: Any, x: Tensor) -> bool:
 def _own_places(x: Tensor, places: Tensor) -> Tensor:
     """``(B, …)`` places on axis 1 as ``(B, m, *rest)``, from 0."""
     size, rest = int(x.shape[1]), x.shape[2:]
-    counted = torch.where(places < 0, places + size, places)
+    counted = torch.where(places < 0, places + size, places).long()
     rows = counted.reshape(x.shape[0], math.prod(places.shape[1:]), *(1 for _ in rest))
     return rows.expand(-1, -1, *rest)
 

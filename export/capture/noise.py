@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from protofleet.errors import ExportError
+from protofleet.export.capture.override_python import plain_python
 
 Distribution = Literal["uniform", "normal"]
 Draw = Callable[[Sequence[Any], Distribution], Tensor]
@@ -78,7 +79,7 @@ def explicit_noise(draw: Draw) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH), _NoiseMode(draw):
+        with plain_python(), sdpa_kernel(SDPBackend.MATH), _NoiseMode(draw):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

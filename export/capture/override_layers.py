@@ -210,6 +210,7 @@ def _max_norm() -> ExportError:
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.conv3d: _conv3d,
     torch.conv_transpose3d: _conv_transpose3d,
+    torch.adaptive_avg_pool1d: _adaptive_average(1),
     functional.adaptive_avg_pool2d: _adaptive_average(2),
     functional.adaptive_avg_pool3d: _adaptive_average(3),
     functional.instance_norm: _instance_norm,

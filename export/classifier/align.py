@@ -7,7 +7,7 @@ output's channels; positions, be they tokens, samples or pixels, are the tokens 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
+from protofleet.export.classifier.calls import evaluation
 from protofleet.export.models.alp import Alignment
 
 _CHILD = "align"
@@ -126,8 +127,17 @@ def align(model: nn.Module, *, after: Sequence[str], prototypes: Sequence[int]) 
     return model
 
 
-def place(model: nn.Module, wanted: Mapping[str, int]) -> tuple[Placed, ...]:
-    """``align`` by pattern; says what was put where."""
+def place(
+    model: nn.Module, wanted: Mapping[str, int], x: Tensor | None = None
+) -> tuple[Placed, ...]:
+    """``align`` by pattern; says what was put where.
+
+    Args:
+        model: changed in place.
+        wanted: prototypes by name or pattern.
+        x: a few examples, by which outputs are measured: a module may be wider than its last layer,
+            as one that joins its input to what it makes of it. None: what the last layer says.
+    """
     modules = dict(model.named_modules())
     placed: dict[str, int] = {}
     for pattern, count in wanted.items():
@@ -138,23 +148,25 @@ def place(model: nn.Module, wanted: Mapping[str, int]) -> tuple[Placed, ...]:
                 f"{', '.join(name for name in modules if name)}"
             )
         placed |= dict.fromkeys(matched, count)
+    shapes = {} if x is None else _output_shapes(model, {n: modules[n] for n in placed}, x)
     for name, count in placed.items():
-        _put(modules[name], name, count)
+        _put(modules[name], name, count, shapes.get(name))
     return tuple(Placed(module=name, prototypes=count) for name, count in placed.items())
 
 
-def place_by_default(model: nn.Module, head: str, width: int) -> tuple[Placed, ...]:
+def place_by_default(model: nn.Module, head: str, x: Tensor, width: int) -> tuple[Placed, ...]:
     """Behind the last blocks of an encoder, or before the head where there are no blocks.
 
     Args:
         model: changed in place.
         head: name of the module that takes the features.
+        x: a few examples.
         width: d of the features.
     """
     blocks = _blocks(model, head)[-len(_DEFAULT_PROTOTYPES) :]
     if blocks:
         counts = _DEFAULT_PROTOTYPES[-len(blocks) :]
-        return place(model, dict(zip(blocks, counts, strict=True)))
+        return place(model, dict(zip(blocks, counts, strict=True)), x)
     count = _DEFAULT_PROTOTYPES[0]
     layer = AlignedOutput(width, count, axis=-1)
     module = _inner(model.get_submodule(head), 0)
@@ -192,10 +204,34 @@ def _blocks(model: nn.Module, head: str) -> list[str]:
     return max(reversed(runs), key=len, default=[])
 
 
-def _put(module: nn.Module, name: str, count: int) -> None:
+def _output_shapes(
+    model: nn.Module, modules: Mapping[str, nn.Module], x: Tensor
+) -> dict[str, torch.Size]:
+    shapes: dict[str, torch.Size] = {}
+
+    def noted(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def note(_module: nn.Module, _args: Any, output: Any) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            shapes[name] = getattr(first, "shape", torch.Size())
+
+        return note
+
+    hooks = [module.register_forward_hook(noted(name)) for name, module in modules.items()]
+    try:
+        with evaluation(model):
+            model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return shapes
+
+
+def _put(module: nn.Module, name: str, count: int, shape: torch.Size | None) -> None:
     if count < 1:
         raise InputError(f"align '{name}': expected at least 1 prototype, got {count}")
     width, axis = _channels(module, name)
+    if shape is not None and len(shape) > 1:
+        width, axis = _measured(shape, width, axis)
     batch_axis = 0 if axis == 1 or _batch_first(module) else 1
     module = _inner(module, -1)
     if hasattr(module, _CHILD):
@@ -203,6 +239,14 @@ def _put(module: nn.Module, name: str, count: int) -> None:
     layer = AlignedOutput(width, count, axis=axis, batch_axis=batch_axis)
     module.add_module(_CHILD, layer)
     module.register_forward_hook(layer.of_output)
+
+
+def _measured(shape: torch.Size, width: int, axis: int) -> tuple[int, int]:
+    """Width and axis where the module's own output is not quite its last layer's."""
+    other = -1 if axis == 1 else 1
+    if shape[axis] != width == shape[other]:
+        return width, other
+    return shape[axis], axis
 
 
 def _inner(module: nn.Module, end: int) -> nn.Module:

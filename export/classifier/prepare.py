@@ -85,7 +85,7 @@ def prepare(model: nn.Module, x: Tensor, wishes: Wishes) -> Prepared:
         notes.append(f"head: '{name}' is replaced by a prototype per class")
         parts = find_parts(model, x, head=wishes.head)
     if wishes.align:
-        notes += [f"alignment: {one}" for one in place(model, wishes.align)]
+        notes += [f"alignment: {one}" for one in place(model, wishes.align, x)]
     elif any(one.alignment for one in wishes.descriptions) and not is_aligned(model):
         notes += _align_by_default(model, parts, x)
     if len(notes) > int(wishes.prototypes):
@@ -104,5 +104,5 @@ def _said(parts: Parts, width: int) -> str:
 def _align_by_default(model: nn.Module, parts: Parts, x: Tensor) -> list[str]:
     if parts.head is None:
         raise InputError(f"alignment: {parts.missing}, or say where with --align")
-    placed = place_by_default(model, parts.head or "head", features_width(model, parts, x))
+    placed = place_by_default(model, parts.head or "head", x, features_width(model, parts, x))
     return [f"alignment: {one}, as no --align 'MODULE=PROTOTYPES' says where" for one in placed]

@@ -53,8 +53,10 @@ def _near(port: Port, value: NDArray[Any], rng: np.random.Generator) -> NDArray[
     if port.role == "param":
         near = value + rng.normal(0, 0.1 * value.std() + 0.01, value.shape)
     else:
-        # Variances must stay positive, and means that start at zero must not stay there.
-        near = value * (1 + 0.1 * rng.random(value.shape)) + 0.1 * rng.random(value.shape)
+        # Variances must stay positive, and means that start at zero must not stay there; but of
+        # activations that are smaller than their mean a ReLU leaves nothing to compare.
+        least = max(float(np.abs(value).mean()), _SMALLEST_NUMBER) if value.size else 0.0
+        near = value * (1 + 0.1 * rng.random(value.shape)) + 0.1 * least * rng.random(value.shape)
     return np.asarray(near, np.float32)
 
 

@@ -203,6 +203,7 @@ class Basics:
         """Index of the first largest entry, int64."""
         shape = tuple(size for i, size in enumerate(x.shape) if i != axis)
         where = self.graph.constant(np.array(axis, np.int32), I32)
+        x = self.cast(x, I32) if x.dtype == I64 else x  # of int64 LiteRT has no form
         return self.graph.add("ARG_MAX", [x, where], shape, I64, outputType=schema.TensorType.INT64)
 
     def matmul(self, a: Value, b: Value, *, b_transposed: bool = False) -> Value:

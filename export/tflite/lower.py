@@ -23,12 +23,13 @@ Rule = Callable[["Lowering", fx.Node], Result]
 RULES: dict[Any, Rule] = {}
 """How to write an operator; the modules beside this one fill it."""
 
+# Whole numbers are counts, places and masks here, which are the same in every width.
 _DTYPES = {
     torch.float32: F32,
     torch.int64: I64,
+    torch.int32: I64,
     torch.bool: BOOL,
 }
-_NUMPY = {torch.float32: np.float32, torch.int64: np.int64, torch.bool: np.bool_}
 
 
 def rule(*targets: Any) -> Callable[[Rule], Rule]:
@@ -67,7 +68,7 @@ def dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
         ExportError: TFLite programs do not carry it.
     """
     if dtype not in _DTYPES:
-        raise ExportError(f"expected float32, int64 or bool, got {dtype}")
+        raise ExportError(f"expected float32, int64, int32 or bool, got {dtype}")
     return _DTYPES[dtype]
 
 

@@ -68,9 +68,11 @@ def _squeeze(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.cat.default)
 def _cat(low: Lowering, node: fx.Node) -> Result:
-    parts = [low.full(part) for part in args_of(node)[0]]
+    # A cache begins as a tensor (0,), which joins parts of any shape and adds nothing.
+    given = [part for part in args_of(node)[0] if 0 not in low.shape(part)] or args_of(node)[0]
+    parts = [low.full(part) for part in given]
     axis = args_of(node)[1] if len(args_of(node)) > 1 else 0
-    return low.basics.concat(parts, axis % len(parts[0].shape))
+    return low.basics.concat(parts, axis % len(parts[0].shape)) if len(parts) > 1 else parts[0]
 
 
 @rule(_aten.slice.Tensor)

@@ -105,7 +105,7 @@ def test_by_default_the_last_blocks_are_aligned_or_the_features(
     """And the head stays the head."""
     x = torch.zeros(2, *shape)
     parts = find_parts(model, x)
-    placed = place_by_default(model, parts.head, 8)
+    placed = place_by_default(model, parts.head, x, 8)
     assert [str(one).partition(" with")[0] for one in placed] == where
     assert find_parts(model, x).head_params == parts.head_params
     assert model(x).shape == (2, 3)
@@ -141,6 +141,46 @@ def test_a_width_that_was_told_wrong_is_named() -> None:
     model = align(nn.Sequential(_Wrong()), after=["0"], prototypes=[2])
     with pytest.raises(InputError, match=r"expected 4 channels on axis -1, got \(2, 3\)"):
         model(torch.zeros(2, 5))
+
+
+class _Dense(nn.Module):
+    """Wider than its last layer: what goes in comes out again."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat((x, self.conv(x)), 1)
+
+
+class _Turned(nn.Module):
+    """Its last layer has the channels behind, its output before."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mix(x.movedim(1, -1)).movedim(-1, 1)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "width"),
+    [((_Dense(3), _Dense(7)), 11), ((_Turned(3), _Turned(3)), 3)],
+    ids=["joined", "turned"],
+)
+def test_with_examples_the_width_is_that_of_the_output(
+    blocks: tuple[nn.Module, nn.Module], width: int
+) -> None:
+    """Channels are channels, whatever the last layer in the block does."""
+    rest = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 3))
+    model = nn.Sequential(nn.Sequential(*blocks), *rest)
+    x = torch.zeros(2, 3, 6, 5)
+    placed = place_by_default(model, "3", x, width)
+    assert [one.module for one in placed] == ["0.0", "0.1"]
+    assert (blocks[1].align.width, blocks[1].align.axis) == (width, 1)
+    assert model(x).shape == (2, 3)
 
 
 @pytest.mark.slow(seconds=15)

@@ -9,11 +9,7 @@ from torch.nn import functional
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import capture
-from protofleet.export.objectives import OBJECTIVES
-from protofleet.export.onnx import to_onnx
-from protofleet.export.parity import check_parity
-from protofleet.export.tflite import tflite_runner, to_tflite
-from tests.export.toys import batch
+from tests.export.both_formats import worst_error
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -39,19 +35,30 @@ class _Functions(nn.Module):
         return self.head(torch.cat((*odd, *even, *rounded, *random), 1))
 
 
-def test_functions_agree_in_both_formats():
+class _Places(nn.Module):
+    """What language models do with positions, masks and caches, (B, 5, 6) → (B, 3)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(6, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        y = torch.cat((torch.empty(0), self.mix(x)), 1)
+        counts = (x[..., 0] > 0).int().cumsum(1).type(torch.int32)
+        hidden = counts > 2
+        hidden[:, 0] = False
+        last = (torch.arange(5) * ~hidden).argmax(-1)
+        examples = torch.arange(x.shape[0])
+        z = torch.where(hidden[..., None], 0.0, y)
+        z[examples, last] = y[torch.arange(0, x.shape[0]), -1 - last]
+        return self.head(z.sum(1) + y[examples, last] * counts[:, -1:])
+
+
+@pytest.mark.parametrize(("model", "shape"), [(_Functions, (6,)), (_Places, (5, 6))])
+def test_functions_agree_in_both_formats(model, shape):
     torch.manual_seed(0)
-    model = _Functions()
-    for objective in (OBJECTIVES["cross_entropy"], None):
-        example = batch((6,)) if objective else {"x": batch((6,))["x"]}
-        program = capture(model, objective, example)
-        data = to_tflite({"program": program})
-        runners = {"LiteRT": tflite_runner(data, "program")}
-        onnx = to_onnx(program, name="program")
-        record = check_parity(
-            model, program, onnx, name="program", runners=runners, batch_sizes=(1, 5)
-        )
-        assert record.worst_error < 1e-5
+    assert worst_error(model(), shape) < 1e-5
 
 
 class _Asks(nn.Module):

@@ -121,6 +121,7 @@ def test_what_a_program_cannot_do_is_refused_with_what_to_do():
 @pytest.mark.parametrize(
     ("pool", "axes", "shape"),
     [
+        (nn.AdaptiveAvgPool1d, (0, 2, 1), (2, 3, 4)),
         (nn.AdaptiveAvgPool2d, (0, 3, 1, 2), (2, 3, 4, 5)),
         (nn.AdaptiveAvgPool3d, (0, 4, 1, 2, 3), (2, 3, 4, 5, 6)),
     ],
