@@ -206,11 +206,11 @@ def _begins_with_examples(node: fx.Node, x: Tensor) -> bool:
     indices: Any = node.args[1]
     if None in indices or len(indices) > 2 or not _is_range(indices[0], x):
         return False
-    ranks = [index.meta["val"].dim() for index in indices]
+    ranks = {index.meta["val"].dim() for index in indices}
     own = indices[-1].meta["val"]
     return (
-        len(set(ranks)) == 1
-        and _is_batch(own.shape[0], x)
+        len(ranks) == 1
+        and _is_of_each(own, x)
         and own.dtype in {torch.int64, torch.int32}
         and (len(indices) == 1 or isinstance(x.shape[1], int))
         and (len(indices) == 2 or own.dim() == 1)
@@ -219,22 +219,19 @@ def _begins_with_examples(node: fx.Node, x: Tensor) -> bool:
 
 def _is_range(node: fx.Node, x: Tensor) -> bool:
     """Whether a value is the number of each example of ``x`` on its first axis."""
-    while node.target in _WIDER and _is_batch(node.meta["val"].shape[0], x):
+    while node.target in _WIDER and _is_of_each(node.meta["val"], x):
         node = node.all_input_nodes[0]
+    if node.target not in _RANGES or not _is_of_each(node.meta["val"], x):
+        return False
     numbers: Any = node.args
-    plain = len(numbers) == 1 or numbers[0] == 0
-    return (
-        node.target in _RANGES
-        and plain
-        and numbers[2:] in {(), (1,)}
-        and _is_batch(node.meta["val"].shape[0], x)
-    )
+    return (len(numbers) == 1 or numbers[0] == 0) and numbers[2:] in {(), (1,)}
 
 
-def _is_batch(size: Any, x: Tensor) -> bool:
-    batch: Any = x.shape[0]
-    symbolic = isinstance(size, torch.SymInt) and isinstance(batch, torch.SymInt)
-    return symbolic and bool(size.node.expr == batch.node.expr)
+def _is_of_each(value: Tensor, x: Tensor) -> bool:
+    """Whether a value's first axis is the batch, as that of ``x``."""
+    sizes: list[Any] = [*value.shape[:1], *x.shape[:1]]
+    symbolic = all(isinstance(size, torch.SymInt) for size in sizes)
+    return symbolic and len({size.node.expr for size in sizes}) == 1
 
 
 def _own_places(x: Tensor, places: Tensor) -> Tensor:

@@ -68,26 +68,11 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
         raise InputError(f"model '{spec}': cannot be made: {_told(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model '{spec}': expected a torch.nn.Module, got {type(model).__name__}")
-    for name, module in model.named_modules():
-        _check_unwrapped(f"model '{spec}'" + (f": module '{name}'" if name else ""), module)
+    if isinstance(model, nn.DataParallel):
+        raise InputError(
+            f"model '{spec}': is wrapped by DataParallel, which runs copies of it; return model.module"
+        )
     return model
-
-
-def _check_unwrapped(what: str, module: nn.Module) -> None:
-    """Raise InputError for what runs a module in a way of its own, which no trace can follow."""
-    before = "the module as it was before"
-    # By name, as the module that defines it takes a second to import.
-    compiled = type(module).__name__ == "OptimizedModule"
-    wrappers = {
-        "DataParallel": (isinstance(module, nn.DataParallel), "model.module"),
-        "torch.compile": (compiled, before),
-        "torch.jit": (isinstance(module, torch.jit.ScriptModule), before),
-    }
-    for wrapper, (holds, remedy) in wrappers.items():
-        if holds:
-            raise InputError(
-                f"{what}: is wrapped by {wrapper}, expected the module itself: return {remedy}"
-            )
 
 
 def _factory(spec: str) -> ModelFactory:

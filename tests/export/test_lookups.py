@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram, capture
 from protofleet.export.objectives import OBJECTIVES
 from protofleet.export.parity.reference import Reference, run_in_double
@@ -94,6 +95,21 @@ def test_places_of_each_example_are_gathered(apply: Callable[[Tensor], Tensor]) 
     program = _checked(apply)
     assert not _used(program) & {torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default}
     assert to_tflite({"train": program})
+
+
+class _ByBuffer(nn.Module):
+    """Examples by the number that each of them holds, which is no range."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x[(x[:, 0, 0] * 0).long()]
+        return found
+
+
+def test_examples_by_other_numbers_stay_lookups() -> None:
+    program = capture(_ByBuffer(), None, {"x": torch.zeros(4, 4, 6)})
+    assert torch.ops.aten.index.Tensor in _used(program)
+    with pytest.raises(ExportError, match=r"index\.Tensor"):
+        to_tflite({"infer": program})
 
 
 def _used(program: CapturedProgram) -> set[Any]:
