@@ -169,7 +169,7 @@ def _check_parts(manifest: Manifest) -> None:
     if len(set(manifest.head)) != len(manifest.head) or not params.keys() >= {*manifest.head}:
         raise RefusedError("layout", f"{MANIFEST}: head: expected names of params, each once")
     features = manifest.programs.get("features")
-    hidden = {port.key for port in features.outputs} if features else set()
+    told = {port.key: port.shape for port in features.outputs} if features else {}
     earlier: set[str] = set()
     for layer in manifest.layers:
         what = f"{MANIFEST}: layer {layer.name[:40]!r}"
@@ -178,11 +178,14 @@ def _check_parts(manifest: Manifest) -> None:
                 "layout", f"{what}: expected params to have its weight of two axes or more, once"
             )
         if layer.before is not None and (
-            layer.before not in earlier or f"layers.{layer.before}" not in hidden
+            layer.before not in earlier or f"layers.{layer.before}" not in told
         ):
             raise RefusedError(
                 "layout", f"{what}: expected 'before' to name an earlier hidden layer"
             )
+        width = params[f"{layer.name}.weight"][0]
+        if told.get(f"layers.{layer.name}", ("batch", width)) != ("batch", width):
+            raise RefusedError("layout", f"{what}: its activations are not those of {width} units")
         inputs = math.prod(params[f"{layer.name}.weight"][1:])
         units = params[f"{layer.before}.weight"][0] if layer.before else 1
         if not units or inputs % units:
@@ -245,6 +248,7 @@ def _check_program(name: str, program: Program, manifest: Manifest) -> None:
             _check_port(f"program '{name}', port '{port.name}'", port, manifest)
     for port in (*program.inputs, *program.outputs):
         _check_task(f"program '{name}', port '{port.name}'", port, manifest)
+        _check_features(f"program '{name}', port '{port.name}'", port)
     baked = program.precision != "float32"
     if baked and any(p.role != "input" for p in program.inputs):
         raise RefusedError("port", f"program '{name}': {program.precision} takes inputs only")
@@ -264,6 +268,17 @@ def _check_task(what: str, port: Port, manifest: Manifest) -> None:
             "port",
             f"{what}: expected {expected[1]} {expected[0]} for task {manifest.task}, "
             f"got {port.shape} {port.dtype}",
+        )
+
+
+def _check_features(what: str, port: Port) -> None:
+    """Features, and activations of layers, are rows of numbers."""
+    if port.role != "output" or not (port.key == "features" or port.key.startswith("layers.")):
+        return
+    fits = len(port.shape) == 2 and port.shape[0] == "batch" and isinstance(port.shape[1], int)
+    if not fits or port.dtype != "float32":
+        raise RefusedError(
+            "port", f"{what}: expected ('batch', d) float32, got {port.shape} {port.dtype}"
         )
 
 

@@ -99,14 +99,7 @@ def to_examples(x: NDArray[Any], what: str) -> NDArray[np.float32]:
         InputError: complex numbers, text, objects, no axis beside the examples', NaN, or numbers
             that float32 does not hold.
     """
-    if x.dtype.kind == "c":
-        raise InputError(
-            f"{what}: expected real numbers, got {x.dtype}; keep the parts as channels: "
-            "np.stack([x.real, x.imag], -1)"
-        )
-    if x.dtype.kind not in "fiub":
-        remedy = "x.astype(np.float32)" if x.dtype.kind in "US" else "numbers in rows of one length"
-        raise InputError(f"{what}: expected numbers, got {_kind(x)}; save {remedy}")
+    check_numbers(x, what)
     if x.ndim < 2:
         raise InputError(
             f"{what}: expected (n, …), got {x.shape}; one number for an example is x[:, None]"
@@ -130,6 +123,30 @@ def to_examples(x: NDArray[Any], what: str) -> NDArray[np.float32]:
 def to_tokens(x: NDArray[Any]) -> NDArray[Any]:
     """Whole numbers of any type as float32, which holds every token; others as they are."""
     return x.astype(np.float32) if x.dtype.kind in "iu" else x
+
+
+def check_numbers(x: NDArray[Any], what: str) -> None:
+    """Raise InputError for complex numbers, text and objects, which no program takes."""
+    if x.dtype.kind == "c":
+        raise InputError(
+            f"{what}: expected real numbers, got {x.dtype}; keep the parts as channels: "
+            "np.stack([x.real, x.imag], -1)"
+        )
+    if x.dtype.kind not in "fiub":
+        remedy = "x.astype(np.float32)" if x.dtype.kind in "US" else "numbers in rows of one length"
+        raise InputError(f"{what}: expected numbers, got {_kind(x)}; save {remedy}")
+
+
+def check_tokens(what: str, x: NDArray[np.float32], tokens: int | None) -> None:
+    """Raise InputError unless ``x`` holds numbers below ``tokens`` (``Preprocessing.tokens``)."""
+    if tokens is None or not x.size:
+        return
+    low, high = float(x.min()), float(x.max())
+    if low < 0 or high >= tokens or not np.array_equal(x, np.trunc(x)):
+        raise InputError(
+            f"{what}: expected tokens, whole numbers from 0 to {tokens - 1}, got numbers from "
+            f"{low:g} to {high:g}"
+        )
 
 
 def to_labels(y: NDArray[Any], what: str, classes: Sequence[str] | None) -> NDArray[np.int64]:

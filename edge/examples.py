@@ -188,14 +188,25 @@ def _row_blocks(stream: ByteStream, where: str) -> Iterator[list[_Row]]:
                 "UTF-8"
             ) from error
         found = []
-        for text, cells in zip(texts, csv.reader(texts), strict=False):
+        for text in texts:
             line += 1
             if text.strip():
-                found.append(_Row(line, cells))
+                found.append(_Row(line, _cells(text, f"{where}, line {line}")))
         if found:
             yield found
         if not block:
             return
+
+
+def _cells(text: str, where: str) -> list[str]:
+    try:
+        return next(csv.reader([text], strict=True))
+    except csv.Error as error:
+        what, *_ = str(error).split(" - ")
+        raise InputError(
+            f"{where}: not a row of a CSV ({what}); expected a newline after each row, and quotes "
+            "that close in it"
+        ) from error
 
 
 def _is_number(text: str) -> bool:
@@ -252,6 +263,9 @@ class _Table:
         self.where = where
         self._width = len(header)
         names = manifest.preprocessing.channels if values is None else values
+        used = {*names, _LABEL, *manifest.targets, *_SECONDS}
+        if twice := sorted(name for name in used if header.count(name) > 1):
+            raise InputError(f"{where}: expected one column '{twice[0]}', got several")
         self.columns = [header.index(name) for name in names]
         self._label = header.index(_LABEL) if _LABEL in header else None
         self._labels = _Labels(manifest.classes)

@@ -11,14 +11,14 @@ from numpy.typing import ArrayLike, NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
-from protofleet.datasets.arrays import doubt_of_scale
+from protofleet.datasets.arrays import check_numbers, check_tokens, doubt_of_scale
 from protofleet.edge.examples import Examples
 from protofleet.edge.journal import PersonalState, bundle_path, read_journal
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.edge.predictions import Predictions
 from protofleet.edge.store import load_state, read_in_use
 from protofleet.edge.stores import only_store
-from protofleet.edge.training import EVALUATION_BATCH, check_tokens
+from protofleet.edge.training import EVALUATION_BATCH
 from protofleet.errors import InputError, ProvisionError
 from protofleet.federation.records import Percentiles, percentiles
 from protofleet.runtime import BackendName, Classifier, open_classifier, plain_model
@@ -118,7 +118,8 @@ class PersonalModel:
                 which couple the examples of a batch; the federation's scores belong to 32.
 
         Raises:
-            InputError: another shape, numbers that are not finite, or ``batch_size`` below 1.
+            InputError: no real numbers, another shape, numbers that are not finite, or
+                ``batch_size`` below 1.
             ProvisionError: the program failed.
         """
         examples = checked_examples(x, self.preprocessing, raw=raw)
@@ -284,13 +285,14 @@ def checked_examples(
         raw: normalise with its mean and std.
 
     Raises:
-        InputError: another shape, or numbers that are not finite.
+        InputError: no real numbers, another shape, or numbers that are not finite.
     """
     shape = preprocessing.input_shape
     try:
-        values = np.asarray(x, np.float64 if raw else np.float32)
-    except (TypeError, ValueError) as error:
+        values = np.asarray(x)
+    except ValueError as error:
         raise InputError(f"examples: expected numbers ({error})") from error
+    check_numbers(values, "examples")
     if values.shape == shape:
         values = values[np.newaxis]
     if values.shape[1:] != shape or not values.ndim:
@@ -300,12 +302,13 @@ def checked_examples(
         )
     if raw and preprocessing.tokens is None:
         values = (values - np.asarray(preprocessing.mean)) / np.asarray(preprocessing.std)
-    broken = ~np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
+    with np.errstate(over="ignore"):
+        examples = np.ascontiguousarray(values, np.float32)
+    broken = ~np.isfinite(examples).all(axis=tuple(range(1, examples.ndim)))
     if broken.any():
         raise InputError(
             f"examples: expected finite numbers, got NaN or infinite ones in {broken.sum()} of "
             f"{len(values)}, first in example {int(broken.argmax())}"
         )
-    examples = np.ascontiguousarray(values, np.float32)
     check_tokens("examples", examples, preprocessing.tokens)
     return examples

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.datasets import DeviceData
+from protofleet.datasets.arrays import check_tokens
 from protofleet.edge.meter import Meter, measure_windows
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.client import (
@@ -358,18 +359,6 @@ def _check_outputs(suffix: str, own: DeviceData, manifest: Manifest) -> None:
 
 def _check_labels(part: str, y: NDArray[Any], manifest: Manifest) -> None:
     TASKS[manifest.task].check_labels(f"device data: {part}", y, len(manifest.outputs))
-
-
-def check_tokens(what: str, x: NDArray[np.float32], tokens: int | None) -> None:
-    """Raise InputError unless ``x`` holds numbers below ``tokens`` (``Preprocessing.tokens``)."""
-    if tokens is None or not x.size:
-        return
-    low, high = float(x.min()), float(x.max())
-    if low < 0 or high >= tokens or not np.array_equal(x, np.trunc(x)):
-        raise InputError(
-            f"{what}: expected tokens, whole numbers from 0 to {tokens - 1}, got numbers from "
-            f"{low:g} to {high:g}"
-        )
 
 
 class _Timed:

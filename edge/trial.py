@@ -3,7 +3,8 @@
 The learning rate is found as in L. N. Smith, "Cyclical learning rates for training neural
 networks" (arXiv:1506.01186), section 3.3: one run of steps in which the rate grows geometrically
 until the loss explodes. A tenth of the rate at the lowest smoothed loss, a third and three times of
-that, and the bundle's own rate then train the same steps from the same start. The smallest rate is
+that, and the bundle's own rate then train the same steps from the same start; what they gain is
+told from the loss of the very same batches without training. The smallest rate is
 advised that gains almost as much as the best: a device has few examples, and averaging wants models
 that stay close.
 
@@ -67,7 +68,7 @@ class Trial:
         compared: mean loss at the end of ``COMPARED_STEPS`` steps, by learning rate; None where it
             diverged.
         bundle_rate: the bundle's own, if it has one for this optimiser.
-        start_loss: before any training.
+        start_loss: of the batches of ``compared`` before any training.
         curve: smoothed loss by learning rate, of the range test.
         examples, batch_size, epochs: of a round.
         step_ms: forward, backward and optimiser.
@@ -145,7 +146,7 @@ class _Trial:
         self._own, self._progress = data.own, progress
         self._step_ms: list[float] = []
         self._done = 0
-        self._total = RANGE_STEPS + COMPARED_STEPS * (len(_SHARES) + 1)
+        self._total = RANGE_STEPS + COMPARED_STEPS * (len(_SHARES) + 2)
         self._loss = TASKS[model.task].loss_of(programs.grad_fns)
         self._objective = self._plain_objective()
 
@@ -154,6 +155,9 @@ class _Trial:
         lowest = min(curve, key=lambda point: point[1])[0]
         rates = {_rounded(lowest * share) for share in _SHARES}
         rates |= set() if own_rate is None else {own_rate}
+        start = self._loss_after(0.0)
+        if start is None:
+            raise InputError("trial: the loss of the bundle's own model is not finite")
         compared = {rate: self._loss_after(rate) for rate in sorted(rates)}
         training, count = self._training, len(self._own.y_train)
         steps = training.epochs * math.ceil(count / training.batch_size)
@@ -161,10 +165,10 @@ class _Trial:
         return Trial(
             objective=self._objective,
             kind=_kind(training.optimiser),
-            learning_rate=_advised(compared, curve[0][1]),
+            learning_rate=_advised(compared, start),
             compared=compared,
             bundle_rate=own_rate,
-            start_loss=curve[0][1],
+            start_loss=start,
             curve=curve,
             examples=count,
             batch_size=training.batch_size,
@@ -219,9 +223,10 @@ class _Trial:
             yield loss
 
     def _rows(self, tools: TrainTools) -> Iterator[ExampleRows]:
-        """Batches of epochs without end."""
+        """Batches of epochs without end, alike in size: the loss of a small rest is noise."""
         count = len(self._own.y_train)
-        training = msgspec.structs.replace(self._training, drop_last=False)
+        whole = count >= self._training.batch_size
+        training = msgspec.structs.replace(self._training, drop_last=whole)
         while True:
             yield from batches(count, training, tools)
 

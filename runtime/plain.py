@@ -104,7 +104,7 @@ def plain_model(  # noqa: PLR0913 - whose model, and what a caller chooses, each
     """
     if format_ not in FORMATS:
         raise InputError(f"format: expected {' or '.join(FORMATS)}, got '{format_}'")
-    name = "infer" if score is None else "features"
+    name, output = ("infer", "logits") if score is None else ("features", "features")
     program = bundle.manifest.programs.get(name)
     file = None if program is None else _FILE[format_](program)
     if program is None or file is None:
@@ -114,7 +114,7 @@ def plain_model(  # noqa: PLR0913 - whose model, and what a caller chooses, each
         )
     plan = _Plan(
         x=next(port for port in program.inputs if port.role == "input" and port.key == "x"),
-        y=next(port for port in program.outputs if port.key in ("logits", "features")),
+        y=next(port for port in program.outputs if port.key == output),
         link=_LINKS.get(bundle.manifest.task),
         layer=_layer(score),
         scale=_scale(bundle.manifest.preprocessing) if raw else None,

@@ -180,11 +180,12 @@ def _context(settings: FedHPSettings, model: Model) -> _Context:
     shapes = model.params.layout.shapes
     named = [name for name in model.head if name.rpartition(".")[2] == _NAME]
     if len(named) != 1 or len(shapes[named[0]]) != 2 or shapes[named[0]][0] != model.num_classes:
+        flags = f"{'' if model.head else '--head NAME '}--head-kind prototypes"
         raise UnsuitableModelError(
             f"strategy 'fedhp': expected a head with a parameter '{_NAME}' of {model.num_classes} "
-            f"rows, got a head of {listed(model.head)}; export with "
-            "--head-kind prototypes, which replaces the head",
-            flags="--head-kind prototypes",
+            f"rows, got a head of {listed(model.head)}; export with {flags}, which replaces the "
+            "head",
+            flags=flags,
         )
     (head,) = named
     backbone = Group(optimiser=settings.optimiser, names=shapes.keys() - {head})

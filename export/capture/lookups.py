@@ -2,6 +2,8 @@
 
 As fixed maps along an axis (``axis_maps``) they have gradients in both runtimes, of which TFLite
 has no lookup but by rows. What a graph computes from constants alone is known as well.
+
+Places that each example has of its own, as in ``x[torch.arange(B), last]``, are gathered.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from protofleet.export.capture.axis_maps import put, take
 
 _aten = torch.ops.aten
 _EXPAND = _aten.expand.default
+_WIDER = (_EXPAND, _aten.unsqueeze.default, _aten.view.default)
+_RANGES = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 _LARGEST = 1 << 20
-_COUNTS = (_aten.arange.default, _aten.arange.start, _aten.arange.start_step)
 _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.zeros_like.default)
 
 Places = list[tuple[int, NDArray[np.int64]]]
@@ -158,32 +161,11 @@ def _shape(x: Tensor, places: Places) -> list[Any]:
     return [*x.shape[: places[0][0]], *_common(places), *x.shape[places[-1][0] + 1 :]]
 
 
-def _of_each_example(node: fx.Node, x: Tensor, indices: Any) -> Tensor | None:
-    """The places of ``x[torch.arange(len(x)), places]`` as ``gather`` wants them, or None."""
-    counted: Any = node.args[1]
-    if len(counted) != 2 or any(index is None or index.dim() != 1 for index in indices):
-        return None
-    first = counted[0]
-    begins = first.target is _COUNTS[0] or first.args[:1] == (0,)
-    if first.target not in _COUNTS or not begins or first.args[2:] not in {(), (1,)}:
-        return None
-    sizes = {
-        n if isinstance(n, int) else n.node.expr for n in (index.shape[0] for index in indices)
-    }
-    batch: Any = x.shape[0]
-    if isinstance(batch, int) or sizes != {batch.node.expr}:
-        return None
-    index = indices[1]
-    index = torch.where(index < 0, index + x.shape[1], index)
-    return index.reshape(-1, *[1] * (x.dim() - 1)).expand(-1, 1, *x.shape[2:])
-
-
 def _index(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     x: Tensor = args[0]
     places = _places(node, known, x)
     if places is None:
-        own = _of_each_example(node, x, args[1])
-        return NotImplemented if own is None else x.gather(1, own).squeeze(1)
+        return _index_each(node, args)
     apart, found = _apart(places), x
     if apart is None:
         found = take(_merged(x, places), places[0][0], _flat(places, x))
@@ -193,15 +175,78 @@ def _index(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     return found.reshape(_shape(x, places))
 
 
+def _index_each(node: fx.Node, args: tuple[Any, ...]) -> Any:
+    """``x[torch.arange(B), places]``."""
+    x, indices = args
+    if not _begins_with_examples(node, x):
+        return NotImplemented
+    if len(indices) == 1:
+        return x.clone()
+    return x.gather(1, _own_places(x, indices[1])).reshape(*indices[1].shape, *x.shape[2:])
+
+
+def _index_put_each(node: fx.Node, args: tuple[Any, ...]) -> Any:
+    """``x[torch.arange(B), places] = values``, or added to what is there."""
+    x, indices, values, *rest = args
+    adds = bool(rest and rest[0])
+    if not _begins_with_examples(node, x):
+        return NotImplemented
+    if len(indices) == 1:
+        return x + values if adds else values.expand(x.shape)
+    places = _own_places(x, indices[1])
+    source = values.expand(*indices[1].shape, *x.shape[2:]).reshape(places.shape)
+    if adds:
+        return x.scatter_add(1, places, source)
+    # Of several for one place none is sure to stay.
+    return x.scatter(1, places, source) if places.shape[1] == 1 else NotImplemented
+
+
+def _begins_with_examples(node: fx.Node, x: Tensor) -> bool:
+    """Whether a lookup takes places of every example, its own ones on axis 1, or none there."""
+    indices: Any = node.args[1]
+    if None in indices or len(indices) > 2 or not _is_range(indices[0], x):
+        return False
+    ranks = {index.meta["val"].dim() for index in indices}
+    own = indices[-1].meta["val"]
+    return (
+        len(ranks) == 1
+        and _is_of_each(own, x)
+        and own.dtype in {torch.int64, torch.int32}
+        and (len(indices) == 1 or isinstance(x.shape[1], int))
+        and (len(indices) == 2 or own.dim() == 1)
+    )
+
+
+def _is_range(node: fx.Node, x: Tensor) -> bool:
+    """Whether a value is the number of each example of ``x`` on its first axis."""
+    while node.target in _WIDER and _is_of_each(node.meta["val"], x):
+        node = node.all_input_nodes[0]
+    if node.target not in _RANGES or not _is_of_each(node.meta["val"], x):
+        return False
+    numbers: Any = node.args
+    return (len(numbers) == 1 or numbers[0] == 0) and numbers[2:] in {(), (1,)}
+
+
+def _is_of_each(value: Tensor, x: Tensor) -> bool:
+    """Whether a value's first axis is the batch, as that of ``x``."""
+    sizes: list[Any] = [*value.shape[:1], *x.shape[:1]]
+    symbolic = all(isinstance(size, torch.SymInt) for size in sizes)
+    return symbolic and len({size.node.expr for size in sizes}) == 1
+
+
+def _own_places(x: Tensor, places: Tensor) -> Tensor:
+    """``(B, …)`` places on axis 1 as ``(B, m, *rest)``, from 0."""
+    size, rest = int(x.shape[1]), x.shape[2:]
+    counted = torch.where(places < 0, places + size, places).long()
+    rows = counted.reshape(x.shape[0], math.prod(places.shape[1:]), *(1 for _ in rest))
+    return rows.expand(-1, -1, *rest)
+
+
 def _index_put(node: fx.Node, known: KnownValues, args: tuple[Any, ...]) -> Any:
     x, _, values, *rest = args
     places = _places(node, known, x)
     if places is None:
-        own = _of_each_example(node, x, args[1])
-        if own is None:
-            return NotImplemented
-        wide = values.expand(x.shape[0], *x.shape[2:]).unsqueeze(1)
-        return x.scatter_add(1, own, wide) if rest and rest[0] else x.scatter(1, own, wide)
+        return _index_put_each(node, args)
     values = values.expand(_shape(x, places))
     if not (rest and rest[0]):
         return _assigned(x, places, values)

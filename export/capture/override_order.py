@@ -91,7 +91,9 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> An
     return input
 
 
-def _running(earlier_wins: Callable[[Tensor, Tensor], Tensor], worst: float) -> Callable[..., Any]:
+def _running(
+    earlier_wins: Callable[[Tensor, Tensor], Tensor], worst: float, named: Callable[..., Any]
+) -> Callable[..., Any]:
     """Largest or smallest entry so far; of equal ones the later is named, as in PyTorch."""
 
     def running(input: Tensor, dim: int) -> Any:  # noqa: A002 - the function's signature
@@ -108,7 +110,7 @@ def _running(earlier_wins: Callable[[Tensor, Tensor], Tensor], worst: float) -> 
             input = torch.where(wins, before, input)  # noqa: A001 - as above
             places = torch.where(wins, _shifted(places, dim, by, 0), places)
             by *= 2
-        return input, places
+        return named((input, places))
 
     return running
 
@@ -139,12 +141,15 @@ def _median(
     return torch.return_types.median((values, places))
 
 
+_cummax = _running(torch.gt, -math.inf, torch.return_types.cummax)
+_cummin = _running(torch.lt, math.inf, torch.return_types.cummin)
+
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     functional.interpolate: _interpolate,
     **dict.fromkeys((torch.take_along_dim, Tensor.take_along_dim), _take_along_dim),
     **dict.fromkeys((torch.cumprod, Tensor.cumprod), _cumprod),
-    **dict.fromkeys((torch.cummax, Tensor.cummax), _running(torch.gt, -math.inf)),
-    **dict.fromkeys((torch.cummin, Tensor.cummin), _running(torch.lt, math.inf)),
+    **dict.fromkeys((torch.cummax, Tensor.cummax), _cummax),
+    **dict.fromkeys((torch.cummin, Tensor.cummin), _cummin),
     **dict.fromkeys((torch.kthvalue, Tensor.kthvalue), _kthvalue),
     **dict.fromkeys((torch.median, Tensor.median), _median),
 }

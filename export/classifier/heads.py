@@ -44,8 +44,9 @@ def with_prototypes(model: nn.Module, parts: Parts, x: Tensor) -> nn.Module:
     try:
         with evaluation(model):
             again: Tensor = model(x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        raise InputError(_unfit(name, str(error).splitlines()[0])) from error
+    except Exception as error:
+        what, *_ = f"{type(error).__name__}: {error}".splitlines()
+        raise InputError(_unfit(name, what)) from error
     if again.shape != logits.shape or not torch.isfinite(again).all():
         raise InputError(_unfit(name, f"{tuple(again.shape)} instead of {tuple(logits.shape)}"))
     return model

@@ -177,7 +177,15 @@ def _checked_last(
             missing=f"the last linear layer '{last.module}' {why}: name the module that is the "
             f"head, --head NAME (--head {last.module} for this one)",
         )
-    params = last.params | (_params(behind) - _params(earlier))
+    follows = _params(behind) - _params(earlier) - last.params
+    if weights := _matrices(model, follows):
+        return Parts(
+            head=None,
+            missing=f"the last torch.nn.Linear is '{last.module}', but '{weights[0]}' makes the "
+            "logits behind it: name the module that takes the features, --head NAME; a product "
+            "with a parameter becomes one as a torch.nn.Linear",
+        )
+    params = last.params | follows
     return Parts(head=last.module, head_params=_in_order(model, params))
 
 
@@ -237,6 +245,12 @@ def _is_an_end(calls: Sequence[Call], call: Call, linear: Sequence[Call]) -> boo
 
 def _params(calls: Iterable[Call]) -> frozenset[str]:
     return frozenset(name for call in calls for name in call.params)
+
+
+def _matrices(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Those that mix units, unlike a bias, a scale or a normalisation of each."""
+    shapes = {name: value.shape for name, value in model.named_parameters()}
+    return [name for name in _in_order(model, names) if sum(n > 1 for n in shapes[name]) > 1]
 
 
 def _in_order(model: nn.Module, names: Iterable[str]) -> tuple[str, ...]:

@@ -68,6 +68,11 @@ def build_model(spec: str, **settings: Any) -> nn.Module:
         raise InputError(f"model '{spec}': cannot be made: {_told(error)}") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"model '{spec}': expected a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, nn.DataParallel):
+        raise InputError(
+            f"model '{spec}': is wrapped by DataParallel, which runs copies of it; return "
+            "model.module"
+        )
     return model
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from protofleet.errors import ExportError
 from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
 from protofleet.export.capture.alp_nodes import node_attributes
 from protofleet.export.capture.noise import Distribution, Draw, explicit_noise
@@ -79,16 +80,27 @@ class Reference:
         self._model.zero_grad(set_to_none=True)
         with torch.set_grad_enabled(program.objective is not None):
             with explicit_noise(_replay(noise)), _alp_margins() as margins:
-                loss, outputs = evaluate(
-                    ClassifierView(self._model, program.parts),
-                    program.objective,
-                    batch,
-                    features=program.features,
-                    layers=program.layers,
-                )
+                loss, outputs = self._evaluated(batch)
             if loss is not None:
                 loss.backward()  # type: ignore[no-untyped-call]
         return self._results(loss, outputs), min(margins, default=1.0)
+
+    def _evaluated(self, batch: Mapping[str, Tensor]) -> tuple[Tensor | None, dict[str, Tensor]]:
+        program = self._program
+        try:
+            return evaluate(
+                ClassifierView(self._model, program.parts),
+                program.objective,
+                batch,
+                features=program.features,
+                layers=program.layers,
+            )
+        except IndexError as error:
+            raise ExportError(
+                f"model: fails on examples of random numbers: {error}; if it looks up rows by "
+                "numbers of its examples, an attribute 'vocabulary' of the model says below which "
+                "they lie"
+            ) from error
 
     def _results(self, loss: Tensor | None, outputs: Mapping[str, Tensor]) -> Arrays:
         params = dict(self._model.named_parameters())

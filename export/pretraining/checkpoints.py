@@ -1,7 +1,8 @@
 """Checkpoints: a model's tensors in one safetensors file, with what built it as metadata.
 
 Metadata (all strings): ``model`` (a name or ``package.module:function``), ``settings`` (JSON
-object), ``classes`` (JSON list of names), ``objective``, and free entries of provenance.
+object), ``classes`` or ``targets`` (JSON list of names), ``objective``, and free entries of
+provenance.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from protofleet.errors import InputError, MissingDataError
 from protofleet.export.models import build_model
 from protofleet.export.pickled import refuse_pickled
 
+_JSON: Mapping[str, type] = {"settings": dict, "classes": list, "targets": list}
+
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """Write tensors and metadata; the file appears whole or not at all."""
@@ -34,7 +37,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
     Raises:
         MissingDataError: there is no such file.
-        InputError: it is no safetensors file.
+        InputError: it is no safetensors file, or its metadata have another form.
     """
     if not path.is_file():
         raise MissingDataError(f"checkpoint '{path}': no such file; make one with pretrain")
@@ -42,9 +45,24 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            return tensors, dict(file.metadata() or {})
+            metadata = dict(file.metadata() or {})
     except (SafetensorError, OSError) as error:
         raise InputError(f"checkpoint '{path}': expected a safetensors file, {error}") from error
+    for name, kind in _JSON.items():
+        _check_json(path, name, metadata.get(name), kind)
+    return tensors, metadata
+
+
+def _check_json(path: Path, name: str, text: str | None, kind: type) -> None:
+    try:
+        found = kind() if text is None else json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, kind):
+        wanted = "object" if kind is dict else "list"
+        raise InputError(
+            f"checkpoint '{path}': metadata '{name}': expected a JSON {wanted}, got '{text}'"
+        )
 
 
 def load_model(

@@ -152,6 +152,11 @@ _LOOKUPS = (
     function(
         "gather by the data", _PARTS, lambda x: x.gather(2, x.argmax(1, keepdim=True)[:, :, :3] % 6)
     ),
+    function(
+        "x[torch.arange(B), i]",
+        _PARTS,
+        lambda x: x[torch.arange(x.shape[0]), x.mean(-1).argmax(1)],
+    ),
     function("take_along_dim", _PARTS, lambda x: x.take_along_dim(x.argsort(-1)[..., :2], dim=-1)),
     function("masked_fill", _PARTS, lambda x: x.masked_fill(x > 0.5, -2.0)),
     function("where", _PARTS, lambda x: torch.where(x > 0, x, 0.1 * x)),

@@ -14,10 +14,6 @@ def _of(name: str, apply: Callable[[Tensor], Tensor], *shape: int) -> SweepCase:
     return function(name, "spectra", apply, shape)
 
 
-def _logarithm(x: Tensor) -> Tensor:
-    return torch.log1p(x)
-
-
 class _Spectrogram(nn.Module):
     """Log power of overlapping Hann windows."""
 

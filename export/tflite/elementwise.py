@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import fx
 
+from protofleet.errors import ExportError
 from protofleet.export.tflite.basics import Operand
-from protofleet.export.tflite.graph import BOOL, F32, I64, Value
+from protofleet.export.tflite.graph import BOOL, F32, Value
 from protofleet.export.tflite.lower import Lowering, Result, args_of, axes_of, dtype_of, rule
 
 _aten = torch.ops.aten
@@ -187,8 +188,11 @@ def _full(low: Lowering, node: fx.Node) -> Result:
 
 @rule(_aten.arange.start_step)
 def _arange(low: Lowering, node: fx.Node) -> Result:
-    kwargs = {k: v for k, v in node.kwargs.items() if k == "dtype"}
-    return low.graph.constant(_aten.arange.start_step(*args_of(node), **kwargs).numpy(), I64)
+    numbers, kwargs = args_of(node), {k: v for k, v in node.kwargs.items() if k == "dtype"}
+    if any(isinstance(low.get(number), Value) for number in numbers):
+        raise ExportError("a range as long as the batch is no constant")
+    made = _aten.arange.start_step(*numbers, **kwargs)
+    return low.graph.constant(made.numpy(), dtype_of(made.dtype))
 
 
 @rule(_aten.sym_size.int)

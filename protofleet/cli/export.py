@@ -203,13 +203,15 @@ def _with_tokens(model: nn.Module, prepared: Preprocessing, given: int | None) -
     """With the number of tokens that was given, that the file says, or that the model needs."""
     import msgspec
 
-    from protofleet.export.tokens import find_tokens
+    from protofleet.export.tokens import find_tokens, table_rows
 
     tokens = given or prepared.tokens
     if tokens is None:
         tokens = find_tokens(model, prepared.input_shape)
         if tokens is not None:
             click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
+    elif (rows := table_rows(model, prepared.input_shape)) is not None and tokens > rows:
+        raise InputError(f"--tokens: expected at most {rows}, the rows of its table, got {tokens}")
     return msgspec.structs.replace(prepared, tokens=tokens)
 
 

@@ -19,6 +19,7 @@ from protofleet.cli._outputs import check_writable_folder
 from protofleet.cli._settings import MODEL_HELP, SET_HELP, parse_pairs
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._task import OutputOptions, resolve_task, task_options
+from protofleet.datasets.arrays import check_tokens
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,12 +120,16 @@ def _model(
     """The model, with the values of ``init``; ``x`` becomes int64 where it takes tokens."""
     from protofleet.export.checks import check_tensors
     from protofleet.export.models import build_model
-    from protofleet.export.tokens import find_tokens
+    from protofleet.export.tokens import table_rows, takes_tokens
 
     model = build_model(spec, **settings)
     check_tensors(model)
-    if (tokens := find_tokens(model, arrays["x"].shape[1:])) is not None:
-        click.echo(f"the model takes int64 examples: {tokens} tokens, from 0", err=True)
+    shape = arrays["x"].shape[1:]
+    if takes_tokens(model, shape):
+        tokens = table_rows(model, shape)
+        check_tokens("data: x", arrays["x"], tokens)
+        known = "" if tokens is None else f": {tokens} tokens, from 0"
+        click.echo(f"the model takes int64 examples{known}", err=True)
         arrays["x"] = arrays["x"].astype(np.int64)
     if init is not None:
         _initialise(model, init)

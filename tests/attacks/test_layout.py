@@ -74,11 +74,12 @@ def test_a_head_that_is_not_of_the_parameters_is_refused(forge, head):
         ([{"name": "b", "before": "b"}], "an earlier hidden layer"),
         ([{"name": "c"}, {"name": "b", "before": "c"}], "an earlier hidden layer"),
         ([{"name": "a"}, {"name": "d", "before": "a"}], "7 inputs are not those of 4 units"),
+        ([{"name": "e"}], "its activations are not those of 2 units"),
     ],
 )
 def test_layers_that_do_not_fit_the_parameters_are_refused(forge, layers, match):
-    """Layers a (4 units), b and c exist, a is hidden; c tells nothing; d has 7 inputs."""
-    shapes = {"a": (4, 3), "b": (2, 4), "c": (2, 4), "d": (2, 7), "vector": (3,)}
+    """Layers a (4 units), b and c exist, a is hidden; c tells nothing; d has 7 inputs, e lies."""
+    shapes = {"a": (4, 3), "b": (2, 4), "c": (2, 4), "d": (2, 7), "e": (2, 4), "vector": (3,)}
     forge.change_params(
         lambda tensors: tensors.update(
             {f"{name}.weight": np.zeros(shape, np.float32) for name, shape in shapes.items()}
@@ -88,9 +89,12 @@ def test_layers_that_do_not_fit_the_parameters_are_refused(forge, layers, match)
     declared |= {f"{name}.weight": shape for name, shape in shapes.items()}
     forge.manifest["params"] = [{"name": n, "shape": list(s)} for n, s in declared.items()]
     forge.manifest["layout_hash"] = Layout.of(declared).hash
-    told = {"role": "output", "dtype": "float32", "shape": ["batch", 4]}
+    told = {"role": "output", "dtype": "float32"}
     outputs = forge.manifest["programs"]["features"]["outputs"]
-    outputs += [{"name": f"layers.{name}", "key": f"layers.{name}", **told} for name in "abd"]
+    outputs += [
+        {"name": f"layers.{name}", "key": f"layers.{name}", "shape": ["batch", width], **told}
+        for name, width in {"a": 4, "b": 2, "d": 2, "e": 3}.items()
+    ]
     forge.manifest["layers"] = [{"name": "a"}, {"name": "b", "before": "a"}]
     Bundle.open(forge.directory(), trusted={PUBLIC})
     forge.manifest["layers"] = layers

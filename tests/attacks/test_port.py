@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from attacks.hostile import assert_refused
+from attacks.hostile import PUBLIC, assert_refused
+
+from protofleet.bundle import Bundle
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,20 @@ def test_classes_in_a_bundle_of_targets_are_refused(forge):
 def test_outputs_of_another_number_than_the_names_are_refused(forge, shape):
     forge.manifest["programs"]["infer"]["outputs"][0]["shape"] = shape
     assert_refused("port", *forge.both(), match="infer")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"shape": []}, {"shape": ["batch"]}, {"shape": ["batch", "batch"]}, {"dtype": "int64"}],
+    ids=str,
+)
+@pytest.mark.parametrize("key", ["features", "layers.w"])
+def test_features_and_activations_that_are_no_rows_of_numbers_are_refused(forge, key, change):
+    port = {"name": key, "key": key, "role": "output", "dtype": "float32", "shape": ["batch", 4]}
+    forge.manifest["programs"]["features"]["outputs"] = [port]
+    Bundle.open(forge.directory(), trusted={PUBLIC})
+    port.update(change)
+    assert_refused("port", *forge.both(), match=key)
 
 
 @pytest.mark.parametrize("axis", [-1, "Batch", "batch*0", "batch*9999999", "n"])

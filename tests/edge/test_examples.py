@@ -60,6 +60,11 @@ def test_named_channels_come_in_whatever_order(manifest):
         _read("ay,az\n1,2\n", named)
 
 
+def test_quotes_around_cells_are_no_part_of_them(manifest):
+    (found,) = _read('"a","b","c, d","e"\n"1",2,3,"4"\n', manifest)
+    np.testing.assert_array_equal(found.x, [[1, 2, 3, 4]])
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -70,6 +75,10 @@ def test_named_channels_come_in_whatever_order(manifest):
         ("a,b,c,d\n1,2,,4\n", "line 2: expected numbers in all columns"),
         ("a,b,c,d,label\n1,2,3,4,walk\n", "expected a class as label, class0, .*got 'walk'"),
         ("\xff", "expected"),
+        ("a,b,a,b\n1,2,3,4\n", "expected one column 'a', got several"),
+        ("a,b,c,d\r1,2,3,4\r", "line 1: not a row of a CSV .*new-line"),
+        (f"1,2,3,4\n1,2,3,{'1' * 200_000}\n", "line 2: not a row of a CSV .*field limit"),
+        ('1,2,3,4\n1,2,3,"4\n1,2,3,4\n', "line 2: not a row of a CSV .*unexpected end"),
     ],
 )
 def test_what_is_no_table_of_examples_is_named_with_its_line(manifest, text, words):

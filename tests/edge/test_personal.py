@@ -99,6 +99,10 @@ def test_examples_that_do_not_fit_are_named(personal_store):
         (np.zeros((2, 5)), r"expected \(n, 4\) as the bundle's input, got \(2, 5\)"),
         ([[1, 2, 3, np.nan], [0, 0, 0, 0]], "NaN or infinite ones in 1 of 2, first in example 0"),
         ([["a", "b", "c", "d"]], "expected numbers"),
+        ([["1", "2", "3", "4"]], "expected numbers, got text"),
+        ([[1j, 2, 3, 4]], "expected real numbers, got complex128"),
+        ([[1, 2], [3]], "expected numbers"),
+        ([[1e300, 2, 3, 4]], "NaN or infinite ones in 1 of 1"),
         (3.0, r"got \(\)"),
     ):
         with pytest.raises(InputError, match=words):

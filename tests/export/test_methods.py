@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import nn
+from torch import Tensor, nn
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
@@ -211,6 +211,23 @@ def test_a_prototype_head_leaves_the_encoder_as_it_is() -> None:
         torch.testing.assert_close(after[name], before[name], rtol=0, atol=0)
     assert methods.spec.objectives == ("prototype_distance",)
     assert methods.notes[0] == "head: 'classifier.3' is replaced by a prototype per class"
+
+
+class _Reads(nn.Module):
+    """A model that looks at its head's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(self.body(x))
+        return logits / self.fc.weight.norm()
+
+
+def test_a_head_whose_weight_the_model_reads_cannot_be_replaced() -> None:
+    with pytest.raises(InputError, match=r"'fc' cannot be replaced.*no attribute 'weight'"):
+        _methods(_Reads(), (5,), "fedhp", prototypes=True)
 
 
 def test_what_cannot_be_replaced_is_refused() -> None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from protofleet.errors import InputError
@@ -193,3 +194,10 @@ def test_a_users_module_is_found_in_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     assert build_model("lying_here:build", in_features=2, out_features=3).out_features == 3
+
+
+def test_a_module_in_data_parallel_is_asked_for_without_it(monkeypatch):
+    """Else the export would fail in a line of PyTorch's own."""
+    monkeypatch.setitem(MODELS, "wrapped", lambda: nn.DataParallel(nn.Linear(3, 2)))
+    with pytest.raises(InputError, match=r"model 'wrapped': .*DataParallel.*return model\.module"):
+        build_model("wrapped")

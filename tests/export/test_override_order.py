@@ -13,7 +13,7 @@ from protofleet.export.capture.functions import ProgramFunctions
 
 
 def _agrees(apply: Any, x: Tensor) -> None:
-    results, gradients = [], []
+    results, gradients, kinds = [], [], set()
     for replaced in (False, True):
         value = x.clone().requires_grad_()
         if replaced:
@@ -21,6 +21,7 @@ def _agrees(apply: Any, x: Tensor) -> None:
                 result = apply(value)
         else:
             result = apply(value)
+        kinds.add(type(result))
         parts = result if isinstance(result, tuple) else (result,)
         results.append([part.detach() for part in parts])
         (grad,) = torch.autograd.grad(parts[0].sin().sum(), value)
@@ -28,6 +29,7 @@ def _agrees(apply: Any, x: Tensor) -> None:
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected)
     torch.testing.assert_close(gradients[1], gradients[0])
+    assert len(kinds) == 1  # results of several parts have PyTorch's names: values, indices
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from protofleet.errors import ExportError, InputError
 from protofleet.export.capture import capture
@@ -149,6 +150,44 @@ def test_a_convolution_as_the_last_layer_is_asked_for() -> None:
     assert "no torch.nn.Linear" in parts.missing
     view = ClassifierView(model, find_parts(model, x, head="2"))
     assert view.features(x).shape == (2, 15)
+
+
+class _Cosine(nn.Module):
+    """(B, 5) → (B, 3), cosine similarities with vectors of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(5, 4)
+        self.classes = nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = functional.normalize(torch.relu(self.body(x)))
+        return rows @ functional.normalize(self.classes).T
+
+
+class _Stem(nn.Module):
+    """(B, 8, 5) → (B, 3), a linear stem before convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.out = nn.Linear(5, 4), nn.Conv1d(4, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.stem(x).transpose(1, 2)).mean(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "weight"),
+    [(_Cosine, (5,), "classes"), (_Stem, (8, 5), "out.weight")],
+)
+def test_a_linear_layer_before_another_layer_is_no_head(
+    make: type[nn.Module], shape: tuple[int, ...], weight: str
+) -> None:
+    """Else its features would be the example itself, and nearly all parameters its head's."""
+    parts = find_parts(make(), torch.randn(2, *shape))
+    assert parts.head is None
+    assert f"'{weight}' makes the logits behind it" in parts.missing
+    assert "--head NAME" in parts.missing
 
 
 class _Misleading(nn.Module):

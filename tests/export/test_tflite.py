@@ -155,6 +155,33 @@ def test_overlapping_pooling_agrees():
     assert _check(model, program, "train", (1, 3)).by_runner["LiteRT"] < 1e-5
 
 
+class _Ranges(nn.Module):
+    """Places made of a range of numbers that are not whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x * torch.cos(torch.arange(4.0) / 3) + torch.arange(0, 1, 0.25))
+
+
+def test_a_range_keeps_its_kind_of_numbers():
+    model = _Ranges()
+    _check(model, capture(model, None, {"x": batch((4,))["x"]}), "infer")
+
+
+class _Rows(nn.Module):
+    def forward(self, x):
+        return x + torch.arange(x.shape[0])[:, None]
+
+
+def test_a_range_as_long_as_the_batch_is_refused_with_its_place():
+    expected = r"test_tflite\.py:\d+.*arange.*a range as long as the batch"
+    with pytest.raises(ExportError, match=expected):
+        to_tflite({"infer": capture(_Rows(), None, {"x": batch((4,))["x"]})})
+
+
 class _Bessel(nn.Module):
     def forward(self, x):
         return torch.special.bessel_j0(x)

@@ -16,6 +16,7 @@ from protofleet.cli.pretrain import pretrain
 from protofleet.errors import ExportError, InputError
 from protofleet.export.capture import capture
 from protofleet.export.models import build_model
+from protofleet.export.parity.reference import Reference
 from protofleet.export.tokens import find_tokens
 from protofleet.runtime import open_programs
 from protofleet.tensors import Network
@@ -59,6 +60,64 @@ def test_a_model_that_fails_on_nothing_but_padding_takes_tokens() -> None:
 def test_a_table_that_is_no_module_is_asked_for() -> None:
     with pytest.raises(ExportError, match="say how many tokens there are with --tokens"):
         find_tokens(_ByFunction(), (5,))
+
+
+class _Casts(Words):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.long())
+
+
+class _CastsInside(_Casts):
+    vocabulary = TOKENS
+
+
+class _Quantises(Words):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clamp(0, TOKENS - 1).long())
+
+
+def test_a_model_that_casts_its_examples_takes_tokens() -> None:
+    """Unless it says by ``vocabulary`` that they come as float32; one that quantises takes any."""
+    assert find_tokens(_Casts(), (LENGTH,)) == TOKENS
+    assert find_tokens(_CastsInside(), (LENGTH,)) is None
+    assert find_tokens(_Quantises(), (LENGTH,)) is None
+
+
+class _Mixed(nn.Module):
+    """A kind of place, which it looks up, and three readings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.out = nn.Embedding(5, 8), nn.Linear(11, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.cat([self.kinds(x[:, 0].long()), x[:, 1:]], -1))
+
+
+def test_a_model_that_fails_on_other_numbers_is_told_of_vocabulary() -> None:
+    program = capture(_Mixed(), None, {"x": torch.zeros(4, 4)})
+    reference = Reference(_Mixed(), program)
+    with pytest.raises(ExportError, match=r"random numbers: index out of range.*'vocabulary'"):
+        reference(reference.draw(8, np.random.default_rng(0)))
+
+
+def test_more_tokens_than_the_table_has_rows_are_refused(tmp_path: Path) -> None:
+    arguments = [_MODEL, "--strategy", "fedavg", "--input-shape", str(LENGTH), "--tokens", "500"]
+    result = CliRunner().invoke(export, [*arguments, "--out", str(tmp_path / "a.pfb")])
+    assert isinstance(result.exception, InputError)
+    assert "--tokens: expected at most 50" in str(result.exception)
+
+
+@pytest.mark.parametrize("wrong", [TOKENS, -1, 0.5])
+def test_central_data_with_other_tokens_are_refused(tmp_path: Path, wrong: float) -> None:
+    x = _texts(30)
+    x[-1, 3] = wrong
+    data = tmp_path / "texts.npz"
+    np.savez(data, x=x, y=np.arange(30) % CLASSES)
+    arguments = ["--model", _MODEL, "--data", str(data), "--out", str(tmp_path / "central")]
+    result = CliRunner().invoke(pretrain, arguments)
+    assert isinstance(result.exception, InputError)
+    assert "expected tokens, whole numbers from 0 to 49" in str(result.exception)
 
 
 @pytest.fixture(scope="module")

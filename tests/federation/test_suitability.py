@@ -26,7 +26,7 @@ def _config(tiny, name):
             "fedper",
             "does not say which parameters are its head.* --strategy fedper --head NAME --out",
         ),
-        ("fedhp", "--strategy fedavg --strategy fedhp --head-kind prototypes --out"),
+        ("fedhp", "--strategy fedavg --strategy fedhp --head NAME --head-kind prototypes --out"),
         ("fedali", "--align 'MODULE=PROTOTYPES'"),
         ("fedsub", "--strategy fedavg --strategy fedsub --out NEW.pfb"),
         ("cdfl", "expected images"),
