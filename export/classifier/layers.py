@@ -101,12 +101,17 @@ class LayerFinder:
     def parts(self, recorder: CallRecorder) -> tuple[LayerPart, ...]:
         """The layers that ran once."""
         once = {name for name, runs in recorder.runs.items() if runs == 1}
-        hidden = self.activations.keys() & once
+        hidden = self.activations.keys() & once - self._split(recorder)
         return tuple(
             LayerPart(name=name, before=before if before in hidden else None, hidden=name in hidden)
             for name, before in self.before.items()
             if name in once
         )
+
+    def _split(self, recorder: CallRecorder) -> set[str]:
+        """Layers to which the parts of an example, such as its channels, are examples."""
+        count = recorder.example.shape[0]
+        return {name for name, values in self.activations.items() if values.shape[0] != count}
 
     def instead(self, recorder: CallRecorder) -> str:
         """What the model has where hidden layers are looked for, for people."""
@@ -117,6 +122,8 @@ class LayerFinder:
         often = [name for name in self.before if recorder.runs[name] > 1]
         if often:
             found.append(f"several runs of {_some(often)} in a pass")
+        if split := self._split(recorder):
+            found.append(f"several rows of each example in {_some(sorted(split))}")
         kinds: dict[str, list[str]] = {}
         for name, module in self._modules.items():
             own = next(module.parameters(recurse=False), None) is not None

@@ -116,3 +116,31 @@ def test_a_draw_that_never_has_clear_assignments_is_said(monkeypatch: pytest.Mon
     program = capture(model, None, {"x": batch((5,))["x"]})
     with pytest.raises(ExportError, match="no input among 50 has clear prototype assignments"):
         check_parity(model, program, to_onnx(program, name="infer"), name="infer")
+
+
+def test_a_difference_where_assignments_are_near_a_tie_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A runner that once chose the other side passes; one that always differs does not."""
+    monkeypatch.setattr(check, "_CLEAR_MARGIN", 2.0)
+    torch.manual_seed(0)
+    model = Perceptron()
+    program = capture(model, OBJECTIVES["cross_entropy"], batch((5,)))
+    data = to_onnx(program, name="train")
+    stock, calls = check.stock_runner(data), []
+
+    def once(feed):
+        calls.append(feed)
+        results = dict(stock(feed))
+        return results | {"loss": results["loss"] + 1} if len(calls) == 1 else results
+
+    check_parity(model, program, data, name="train", runners={"once": once})
+    assert len(calls) == 3
+    with pytest.raises(ExportError, match="tensor 'loss': always differs"):
+        check_parity(
+            model,
+            program,
+            data,
+            name="train",
+            runners={"always": lambda feed: stock(feed) | {"loss": np.float32(9)}},
+        )

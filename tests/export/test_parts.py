@@ -256,6 +256,18 @@ class _Steps(nn.Module):
         return self.out(self.rnn(x[..., None])[0][:, -1])
 
 
+class _Channels(nn.Module):
+    """Every channel is an example of its own to the layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.out = nn.Linear(1, 4), nn.Linear(5 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        channels = torch.relu(self.block(x.reshape(-1, 1)))
+        return self.out(channels.reshape(len(x), -1))
+
+
 @pytest.mark.parametrize(
     ("model", "told"),
     [
@@ -267,6 +279,7 @@ class _Steps(nn.Module):
         (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "linear behind '0'"),
         (_Repeated(), "several runs of 'block' in a pass"),
         (_Steps(), "LSTM 'rnn'"),
+        (_Channels(), "several rows of each example in 'block'"),
         (TwoHeads(), "no head: several heads: .* --head second"),
         (nn.Sequential(nn.Linear(5, 4), nn.ReLU(), PrototypeHead(4, 3)), "a head of 2.prototypes"),
     ],
