@@ -142,7 +142,6 @@ def _export(case: SweepCase, wishes: Wishes, path: Path) -> Path:
         objectives=(),
         classes=_NAMES,
         preprocessing=Preprocessing(input_shape=case.input_shape, tokens=case.tokens),
-        provenance={"model": case.name},
     )
     chosen = choose_methods(model, spec, wishes)
     export_bundle(model, chosen.spec, out=path, key=Ed25519PrivateKey.generate())
