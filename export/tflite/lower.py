@@ -26,8 +26,7 @@ RULES: dict[Any, Rule] = {}
 # Whole numbers are counts, places and masks here, which are the same in every width.
 _DTYPES = {
     torch.float32: F32,
-    torch.int64: I64,
-    torch.int32: I64,
+    **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8), I64),
     torch.bool: BOOL,
 }
 
@@ -68,7 +67,7 @@ def dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
         ExportError: TFLite programs do not carry it.
     """
     if dtype not in _DTYPES:
-        raise ExportError(f"expected float32, int64, int32 or bool, got {dtype}")
+        raise ExportError(f"expected float32, integers or bool, got {dtype}")
     return _DTYPES[dtype]
 
 
