@@ -187,8 +187,10 @@ def _port(trace: Trace, node: fx.Node, name: str, role: Role, key: str) -> Port:
 
 
 def holds_infinity(value: Tensor) -> bool:
-    """Whether a tensor is a mask for sums before a softmax, or the like."""
-    return value.is_floating_point() and bool(torch.isinf(value).any())
+    """Whether a tensor is a mask for sums before a softmax, or the like; not known without data."""
+    if value.is_meta or not value.is_floating_point():
+        return False
+    return bool(torch.isinf(value).any())
 
 
 def _check_constant(name: str, value: Tensor) -> None:
