@@ -114,7 +114,7 @@ def test_a_draw_that_never_has_clear_assignments_is_said(monkeypatch: pytest.Mon
     monkeypatch.setattr(check, "MIN_MARGIN", 2.0)
     model = Perceptron()
     program = capture(model, None, {"x": batch((5,))["x"]})
-    with pytest.raises(ExportError, match="no input among 50 has clear prototype assignments"):
+    with pytest.raises(ExportError, match="no input among 75 has clear prototype assignments"):
         check_parity(model, program, to_onnx(program, name="infer"), name="infer")
 
 
