@@ -102,3 +102,9 @@ def test_what_the_system_refuses_is_a_line_too(capsys, tmp_path):
         main(["demo", "--out", str(tmp_path / "file" / "run")])
     assert ended.value.code == 1
     assert "Not a directory" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_misspelt_command_is_answered_with_the_one_meant(capsys):
+    with pytest.raises(SystemExit):
+        main(["devcie"])
+    assert "Did you mean 'device'?" in capsys.readouterr().err

@@ -70,7 +70,13 @@ class _LazyGroup(click.Group):
         return add_options(command)
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+# Names alone, of which click suggests one for one that is misspelt.
+_NAMES = {name: click.Command(name) for name in _COMMANDS}
+
+
+@click.group(
+    cls=_LazyGroup, commands=_NAMES, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, prog_name="protofleet")
 def _root() -> None:
     """Personalised federated learning on real devices.
