@@ -27,7 +27,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.group()
 def bench() -> None:
-    """Measure this machine: a bundle, kernels, training steps, rounds, memory.
+    """Measure a bundle, kernels, training steps, rounds and memory.
 
     docs/benchmarks.md says how, and how to read the figures.
     """

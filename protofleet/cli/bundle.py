@@ -20,7 +20,10 @@ _PATH = click.Path(path_type=Path)
 
 @click.group()
 def bundle() -> None:
-    """Look into, verify, trust and quantise signed bundles (docs/bundle.md)."""
+    """Look into, verify, trust and quantise signed bundles.
+
+    docs/bundle.md has the format and its rules.
+    """
 
 
 bundle.add_command(quantise)

@@ -71,10 +71,11 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
 @click.option("--json", "as_json", is_flag=True, help="Print result.json instead of the table.")
 @click.pass_context
 def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: Any) -> None:
-    """Pretrain a model, export it, and let a fleet of device processes personalise it.
+    """Let a fleet of device processes personalise a model.
 
-    Each device is a process of its own that sees only its owner's data and talks MQTT to a
-    coordinator process. At the end: a table, DIR/report.html to look at, DIR/result.json to read.
+    The model is pretrained and exported first. Each device is a process of its own that sees only
+    its owner's data and talks MQTT to a coordinator process. At the end: a table, DIR/report.html
+    to look at, DIR/result.json to read.
     """
     from rich.console import Console
 

@@ -48,7 +48,10 @@ def _to_later(
 
 @click.group()
 def device() -> None:
-    """Take part in a federation, and use what was learned (docs/device.md)."""
+    """Take part in a federation, and use what was learned.
+
+    docs/device.md has all of it.
+    """
 
 
 device.add_command(export_model)

@@ -25,9 +25,9 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @click.group()
 def experiment() -> None:
-    """Run a paper's table again, beside the figures that it prints (docs/experiments.md).
+    """Run a paper's table again, beside the figures that it prints.
 
-    Start with: protofleet experiment list
+    docs/experiments.md has them all. Start with: protofleet experiment list
     """
 
 

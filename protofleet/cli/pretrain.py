@@ -73,7 +73,10 @@ def pretrain(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train a model centrally; its best state, model.safetensors, is what export reads."""
+    """Train a model centrally.
+
+    Its best state, model.safetensors, is what export reads.
+    """
     import torch
 
     from protofleet.export import checks

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
 def strategies(*, bundle: Path | None, as_json: bool) -> None:
-    """List the strategies: paper, programs they need, what travels and what stays."""
+    """List the strategies: paper, programs, what travels."""
     from protofleet.strategies import DESCRIPTIONS
 
     if bundle is not None:
