@@ -54,7 +54,7 @@ def _called(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:  
     return function(*args)
 
 
-def _yields_once(*_: Any) -> Iterator[None]:
+def _yields_once(*_: Any, **__: Any) -> Iterator[None]:
     yield
 
 
