@@ -7,6 +7,7 @@ then the act itself. A file that no row refers to is rubbish of a crash and is s
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -452,6 +453,25 @@ class Ledger:
         )
         self._traffic.clear()
 
+    @property
+    def run_id(self) -> str:
+        """16 hex digits, drawn when the run folder was made."""
+        return self._meta("run_id")
+
+    @property
+    def announced(self) -> int:
+        """Sequence of the latest announcement."""
+        return int(self._meta("announced"))
+
+    def note_announced(self, sequence: int) -> None:
+        """Keep the sequence of an announcement that is about to go out."""
+        with self._db:
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'announced'", (str(sequence),))
+
+    def _meta(self, key: str) -> str:
+        found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
+        return found
+
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         stored = dict(self._db.execute("SELECT key, value FROM meta"))
         if stored and stored.get("format") != identity["format"]:
@@ -467,7 +487,8 @@ class Ledger:
                 )
         with self._db:
             self._db.executemany(
-                "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)", identity.items()
+                "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
+                {**identity, "run_id": secrets.token_hex(8), "announced": "0"}.items(),
             )
 
     def _spool_file(self, round_id: int, device_id: str) -> Path:
