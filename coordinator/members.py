@@ -22,6 +22,8 @@ from protofleet.wire.topics import check_id
 KEY_FILE = "federation.pem"
 GRANT_S = 2 * 366 * 86_400
 """How long a grant lasts: longer than a study, short enough that a forgotten device ends."""
+LOOK_S = 1.0
+"""How often a running coordinator looks for revocations."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (
@@ -209,10 +211,15 @@ class Members:
             )
         return grant
 
-    def revoked(self, since_s: float) -> set[str]:
-        """Devices a grant of which was revoked after ``since_s`` (seconds since 1970)."""
-        rows = self._db.execute("SELECT device_id FROM grants WHERE revoked_s > ?", (since_s,))
-        return {device_id for (device_id,) in rows}
+    def version(self) -> int:
+        """Another number after every change by another process."""
+        found: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        return found
+
+    def revoked(self) -> set[tuple[str, int]]:
+        """Device and serial of every grant that is no longer in force."""
+        rows = self._db.execute("SELECT device_id, serial FROM grants WHERE revoked_s IS NOT NULL")
+        return set(rows)
 
     def _revoke(self, device_id: str, now: float) -> bool:
         done = self._db.execute(
@@ -228,6 +235,37 @@ class Members:
     def _meta(self, key: str) -> str:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else ""
+
+
+class Revocations:
+    """Tells a running coordinator whose grant was revoked by a command meanwhile.
+
+    Args:
+        members: of the federation.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._version = 0
+        self._known: set[tuple[str, int]] = set()
+        self._due = 0.0
+
+    def take(self, now: float) -> set[tuple[str, int]]:
+        """Device and serial of grants revoked since the last call; looks once a second.
+
+        Args:
+            now: monotonic seconds.
+        """
+        if now < self._due:
+            return set()
+        self._due = now + LOOK_S
+        version = self._members.version()
+        if version == self._version:
+            return set()
+        self._version = version
+        found = self._members.revoked()
+        fresh, self._known = found - self._known, found
+        return fresh
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -98,6 +98,10 @@ class Plain:
     def check_offer(self, device_id: str, offer: TransferOffer) -> None:
         """Raise RefusedError (rule ``signature``) unless the device has signed its offer."""
 
+    def end_session(self, device_id: str, serial: int) -> bool:  # noqa: ARG002 - of the keyed coordinator
+        """Whether a session had been begun with this grant; it is over now."""
+        return False
+
 
 class _Keyed(Plain):
     """What both keyed ends share."""
@@ -359,9 +363,13 @@ class CoordinatorProtection(_Keyed):
         ):
             raise RefusedError("signature", f"{device_id}: its offer is not signed by its key")
 
-    def forget(self, device_id: str) -> None:
-        """End the session with a device, such as one whose grant was revoked."""
-        self._peers.pop(device_id, None)
+    def end_session(self, device_id: str, serial: int) -> bool:
+        """End the session that a grant has begun, which is no longer in force."""
+        peer = self._peers.get(device_id)
+        if peer is None or peer.serial != serial:
+            return False
+        del self._peers[device_id]
+        return True
 
     def _last_will(
         self,
