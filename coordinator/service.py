@@ -279,7 +279,9 @@ class Service:
         accepted = Accepted(
             device_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
         )
-        self._ledger.accept(path, accepted, reference=self._payloads.held_reference(device_id))
+        self._ledger.accept(
+            path, accepted, offer=offer, reference=self._payloads.held_reference(device_id)
+        )
         return accepted
 
     def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:

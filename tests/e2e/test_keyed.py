@@ -11,11 +11,15 @@ from threaded import CrashError, Federation
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.coordinator import events
+from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
 from protofleet.datasets import DeviceData
+from protofleet.edge.credentials import FOLDER, device_key
 from protofleet.edge.training import LocalData
+from protofleet.federation.plan import make_plan
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
 from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.identity import public_bytes, verify_offer
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
@@ -76,6 +80,7 @@ def test_keys_change_no_bit_of_the_result_and_hide_every_record_and_blob(config,
     with Federation(config, _DATA) as federation:
         keyed = federation.finish()
     heard = eve.heard()
+    _check_audit(config)
     plain = msgspec.structs.replace(config, keys=None, run_dir=tmp_path / "plain" / "run")
     plain.run_dir.parent.mkdir()
     with Federation(plain, _DATA) as federation:
@@ -88,6 +93,26 @@ def test_keys_change_no_bit_of_the_result_and_hide_every_record_and_blob(config,
     chunks = [one.payload for one in heard if one.topic.endswith("/c")]
     assert chunks
     assert all(chunk[5] & 2 for chunk in chunks)
+
+
+def _check_audit(config):
+    """Every counted update is signed by its device, and the signature is kept."""
+    with (
+        Members(config.keys, "home") as members,
+        Ledger(config.run_dir, make_plan(config).identity) as ledger,
+    ):
+        signed = ledger.signed_offers()
+        assert [(offer.round_id, name) for name, offer in signed] == [
+            (1, "anna"),
+            (1, "berta"),
+            (2, "anna"),
+            (2, "berta"),
+        ]
+        for name, offer in signed:
+            own = device_key(config.run_dir.with_name(f"store-{name}") / FOLDER)
+            where = {"federation": members.name, "device_id": name}
+            assert verify_offer(public_bytes(own), offer.signature, offer, **where)
+            assert offer.key == ""
 
 
 def test_a_restarted_coordinator_and_device_meet_again(config):
