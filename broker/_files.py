@@ -18,6 +18,8 @@ def write_private(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
     be able to read it.
 
     Args:
+        path: the file.
+        data: its content; text as UTF-8.
         mode: permissions, as of ``chmod``.
     """
     temporary = path.with_name(path.name + TEMPORARY)

@@ -170,7 +170,12 @@ def without_account(text: str, name: str) -> str:
     inside = False
     for line in text.splitlines():
         words = line.split()
-        inside = words == ["user", name] or (inside and words[:1] == ["topic"])
+        if words == ["user", name]:
+            inside = True
+            while kept and not kept[-1].strip():
+                kept.pop()
+        else:
+            inside = inside and words[:1] == ["topic"]
         if not inside:
             kept.append(line)
     return "\n".join(kept).rstrip() + "\n"

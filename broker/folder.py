@@ -6,6 +6,7 @@
 ``coordinator.password``    for the coordinator's federation file
 ``ca.pem``, ``ca.key``      the authority; devices get ``ca.pem``, ``ca.key`` may be kept elsewhere
 ``server.pem``/``.key``     the broker's own certificate
+``protofleet-broker.service``  a unit for systemd
 ``mosquitto.pid``           while a broker runs
 ==========================  =======================================================================
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import pwd
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -39,6 +41,7 @@ PORT = 8883
 """Registered for MQTT over TLS."""
 PACKET_BYTES = MAX_PACKET_BYTES + 4464
 """Largest packet that a broker of ours takes, 70 000 bytes: the protocol's with some room."""
+_EXTRA_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin:/usr/local/opt/mosquitto/sbin"
 _LISTENER = re.compile(r"^listener +(\d+)(?: +(\S+))? *$", re.MULTILINE)
 _LOOPBACK = "127.0.0.1"
 
@@ -82,6 +85,28 @@ set_tcp_nodelay true
 pid_file {folder}/mosquitto.pid
 # Started as root, Mosquitto becomes this user, who owns these files.
 user {user}
+"""
+
+
+_SERVICE = """\
+[Unit]
+Description=MQTT broker of a Protofleet federation
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User={user}
+ExecStart={mosquitto} -c {folder}/mosquitto.conf
+ExecReload=/bin/kill -HUP $MAINPID
+Restart=on-failure
+LimitNOFILE=8192
+NoNewPrivileges=yes
+ProtectSystem=strict
+ReadWritePaths={folder}
+PrivateTmp=yes
+
+[Install]
+WantedBy=multi-user.target
 """
 
 
@@ -158,6 +183,11 @@ class BrokerFolder:
     def password_file(self) -> Path:
         """The coordinator's password."""
         return self.path / "coordinator.password"
+
+    @property
+    def service(self) -> Path:
+        """A unit for systemd, to be copied to where it looks for them."""
+        return self.path / "protofleet-broker.service"
 
     @property
     def pid_file(self) -> Path:
@@ -238,10 +268,11 @@ class BrokerFolder:
 
     def _write(self, authority: Certificate, server: Certificate, port: int) -> None:
         owner = pwd.getpwuid(self.path.stat().st_uid).pw_name
-        config = _CONFIG.format(
-            folder=self.path, port=port, packet_bytes=PACKET_BYTES, user=owner
-        )
+        config = _CONFIG.format(folder=self.path, port=port, packet_bytes=PACKET_BYTES, user=owner)
         write_private(self.path / "ca.key", authority.key)
+        mosquitto = find_mosquitto() or "/usr/sbin/mosquitto"
+        service = _SERVICE.format(folder=self.path, user=owner, mosquitto=mosquitto)
+        write_private(self.service, service, mode=0o644)
         write_private(self.ca, authority.certificate, mode=0o644)
         self._write_server(server)
         write_private(self.password_file, new_password() + "\n")
@@ -260,6 +291,11 @@ class BrokerFolder:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not UTF-8"
             raise InputError(f"broker folder '{self.path}': {name}: {reason}") from error
+
+
+def find_mosquitto() -> str | None:
+    """Mosquitto's path; Debian installs it outside an ordinary user's PATH."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path=_EXTRA_FOLDERS)
 
 
 def _checked(path: Path) -> Path:

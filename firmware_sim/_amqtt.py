@@ -31,7 +31,7 @@ _WANTED: dict[Action | None, Literal["read", "write"]] = {
 }
 
 
-class FolderPlugin(BaseAuthPlugin, BaseTopicPlugin):  # type: ignore[misc] - amqtt has no types
+class FolderPlugin(BaseAuthPlugin, BaseTopicPlugin):  # type: ignore[misc]
     """Lets in who has an account of the folder, to what its access list allows."""
 
     @dataclass

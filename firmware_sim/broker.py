@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,22 +20,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from protofleet.broker.folder import BrokerFolder
+from protofleet.broker.folder import BrokerFolder, find_mosquitto
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.processes import spawn, stop
 
 START_TIMEOUT_S = 20.0
 """Mosquitto needs 20 ms; amqtt imports for seconds on a small machine."""
 STOP_TIMEOUT_S = 5.0
-_EXTRA_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin:/usr/local/opt/mosquitto/sbin"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - asked for by the user
 
 _log = logging.getLogger(__name__)
-
-
-def find_mosquitto() -> str | None:
-    """Mosquitto's path; Debian installs it outside an ordinary user's PATH."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path=_EXTRA_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
