@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from secured_broker import PASSWORD
@@ -146,3 +148,11 @@ def test_names_of_other_purposes_are_no_devices(name):
     with pytest.raises(InputError, match="device"):
         check_device_account(name)
     assert check_device_account("pi-7") == "pi-7"
+
+
+def test_the_documented_access_list_is_the_tested_one():
+    """docs/protocol.md, which clients in other languages read, without our comments."""
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    (shown,) = re.findall(r"```\n(user coordinator\n.*?)```", page, re.DOTALL)
+    written = access_list(["invite.pi-7"])
+    assert shown == re.sub(r"(?m)^#.*\n", "", written).lstrip()
