@@ -263,8 +263,11 @@ class BrokerFolder:
             return None
         except (OSError, ValueError) as error:
             raise InputError(f"{self.pid_file}: expected a process id") from error
-        # The number may belong to another process since, which the signal would end.
-        return pid if str(self.path) in _arguments(pid) else None
+        # The number may belong to another process since, which the signal would end; another
+        # Mosquitto would just read its own files again.
+        arguments = _arguments(pid)
+        ours = Path(arguments[0]).name == "mosquitto" or str(self.path) in arguments
+        return pid if ours else None
 
     def _write(self, authority: Certificate, server: Certificate, port: int) -> None:
         owner = pwd.getpwuid(self.path.stat().st_uid).pw_name
@@ -306,16 +309,17 @@ def _checked(path: Path) -> Path:
     return absolute
 
 
-def _arguments(pid: int) -> str:
-    """What a process was started with; '' if there is none."""
+def _arguments(pid: int) -> list[str]:
+    """What a process was started with; one empty text if there is none."""
     if Path("/proc/self/cmdline").exists():
         with suppress(OSError):
-            return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
-        return ""
+            found = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+            return found.split("\0")
+        return [""]
     shown = subprocess.run(
         ["/bin/ps", "-ww", "-o", "args=", "-p", str(pid)],
         capture_output=True,
         text=True,
         check=False,
     )
-    return shown.stdout
+    return shown.stdout.split() or [""]

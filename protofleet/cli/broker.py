@@ -96,6 +96,8 @@ def _tell_reload(folder: BrokerFolder) -> None:
     command = folder.reload()
     if command:
         click.echo(f"the running broker reads it after: {command}", err=True)
+    elif folder.running() is None:
+        click.echo("no broker runs on this folder here; one elsewhere needs: kill -HUP", err=True)
 
 
 @broker.group()
@@ -289,6 +291,8 @@ def _target(
 
         config = load_config(path)
         return Target(access=config.broker, device=stolen, federation=config.federation)
+    if "://" not in target:
+        raise InputError(f"broker '{target}': expected a folder, a federation file or a URL")
     access = BrokerAccess(url=target, ca_file=broker_ca, password_file=broker_password_file)
     return Target(access=access, device=stolen)
 

@@ -155,6 +155,8 @@ def test_a_broker_that_is_not_there_is_one_line(tmp_path):
     access = BrokerAccess(url="mqtt://127.0.0.1:1")
     with pytest.raises(UnavailableError, match="is it running there"):
         list(check(Target(access=access)))
+    done = CliRunner().invoke(broker, ["check", str(tmp_path / "none")])
+    assert "expected a folder, a federation file or a URL" in str(done.exception)
     folder = BrokerFolder.create(tmp_path / "broker")
     with pytest.raises(UnavailableError, match="no broker runs on it here"), trial_accounts(folder):
         pass

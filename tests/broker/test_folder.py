@@ -17,6 +17,7 @@ from brokers import free_port, wait_until
 from click.testing import CliRunner
 from secured_broker import secured, skip_without
 
+from protofleet.broker.accounts import new_password
 from protofleet.broker.certificates import hosts_of
 from protofleet.broker.folder import BrokerFolder
 from protofleet.cli.broker import broker
@@ -71,6 +72,17 @@ def test_a_process_that_is_no_broker_of_this_folder_gets_no_signal(tmp_path):
     folder.pid_file.write_text("nonsense")
     with pytest.raises(InputError, match="expected a process id"):
         folder.reload()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as sudo has")
+def test_what_root_changes_stays_its_owners(tmp_path):
+    """The broker, who is another user, must be able to read it."""
+    folder = BrokerFolder.create(tmp_path / "broker")
+    os.chown(folder.path, 65534, 65534)
+    folder.accounts.add("pi-1", new_password())
+    folder.renew()
+    changed = ("passwords", "server.key", "server.pem", ".lock")
+    assert {(folder.path / name).stat().st_uid for name in changed} == {65534}
 
 
 def test_a_renewed_certificate_has_the_same_authority_and_the_hosts_it_had(tmp_path):
