@@ -23,12 +23,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from protofleet.errors import InputError
-from protofleet.wire.topics import PREFIX, check_id
+from protofleet.wire.topics import COORDINATOR, PREFIX
 
-COORDINATOR = "coordinator"
-"""The coordinator's account."""
-INVITED = "invite."
-"""What accounts of open invitations begin with."""
 _BASE = f"{PREFIX}/+"
 _NAME = re.compile(r"(?:invite\.)?[A-Za-z0-9._-]{1,64}")
 _WILD = frozenset("+#")
@@ -68,21 +64,6 @@ def check_account(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(
             f"account: expected 1 to 64 characters of A-Z a-z 0-9 . _ -, got {name[:80]!r}"
-        )
-    return name
-
-
-def check_device_account(name: str) -> str:
-    """``name`` itself, if it can be a device's account, which is its device id.
-
-    Raises:
-        InputError: no id, the coordinator's, or one that begins like an invitation's account.
-    """
-    check_id(name, "device")
-    if name == COORDINATOR or name.startswith(INVITED):
-        raise InputError(
-            f"device {name!r}: expected another id; {COORDINATOR!r} and names that begin with "
-            f"{INVITED!r} are accounts of the broker for other purposes"
         )
     return name
 

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from protofleet.broker.access import INVITED, AccessList, access_list
+from protofleet.broker.access import AccessList, access_list
 from protofleet.broker.folder import PACKET_BYTES
 from protofleet.broker.probe import Credential, Place, Probe, speaks_old_tls
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.topics import PREFIX
+from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX
 
 SETTLE_S = 1.0
 """How long a message may be on its way after the broker has acknowledged it."""
@@ -187,7 +187,7 @@ def _anonymous(place: Place) -> tuple[bool, Finding]:
 def _wrong_passwords(
     place: Place, coordinator: Credential, device: Credential | None
 ) -> Iterator[Finding]:
-    user = coordinator.user or "coordinator"
+    user = coordinator.user or COORDINATOR
     tries = {
         f"as {user} with a wrong password?": Credential(user=user, password=secrets.token_hex(8)),
         f"as {user} with an empty password?": Credential(user=user, password=""),

@@ -25,7 +25,7 @@ from os import kill
 from pathlib import Path
 
 from protofleet.broker._files import write_private
-from protofleet.broker.access import COORDINATOR, access_list
+from protofleet.broker.access import access_list
 from protofleet.broker.accounts import Accounts, new_password
 from protofleet.broker.certificates import (
     Certificate,
@@ -36,6 +36,7 @@ from protofleet.broker.certificates import (
 )
 from protofleet.errors import InputError
 from protofleet.wire.chunks import MAX_PACKET_BYTES
+from protofleet.wire.topics import COORDINATOR
 
 PORT = 8883
 """Registered for MQTT over TLS."""

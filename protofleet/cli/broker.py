@@ -115,13 +115,13 @@ def account() -> None:
 )
 def add_account(folder: Path, name: str, out: Path | None) -> None:
     """Let the device NAME in, with a new password, which is written into a file."""
-    from protofleet.broker.access import check_device_account
     from protofleet.broker.accounts import new_password
     from protofleet.broker.folder import BrokerFolder
     from protofleet.errors import InputError
+    from protofleet.wire.topics import check_device_id
 
     made = BrokerFolder.open(folder)
-    check_device_account(name)
+    check_device_id(name)
     out = out or Path(f"{name}.password")
     password = new_password()
     try:

@@ -14,7 +14,6 @@ from protofleet.broker.access import (
     AccessList,
     access_list,
     check_account,
-    check_device_account,
     with_invitation,
     without_account,
 )
@@ -141,13 +140,6 @@ def test_sections_of_invitations_come_and_go():
 def test_a_line_that_is_not_understood_is_named(line):
     with pytest.raises(InputError, match=r"access list: line \d+: not understood"):
         AccessList(access_list() + line)
-
-
-@pytest.mark.parametrize("name", ["coordinator", "invite.a", "a b"])
-def test_names_of_other_purposes_are_no_devices(name):
-    with pytest.raises(InputError, match="device"):
-        check_device_account(name)
-    assert check_device_account("pi-7") == "pi-7"
 
 
 def test_the_documented_access_list_is_the_tested_one():

@@ -112,7 +112,7 @@ def test_the_steps_that_are_told_are_complete(tmp_path, monkeypatch):
     assert stat.S_IMODE(password.stat().st_mode) == 0o600
     assert _run("account", "list", "federation").split() == ["coordinator", "pi-1"]
     assert "File exists" in _run("account", "add", "federation", "pi-1", code=1)
-    assert "expected another id" in _run("account", "add", "federation", "invite.x", code=1)
+    assert "expected another one" in _run("account", "add", "federation", "invite.x", code=1)
     _run("account", "remove", "federation", "pi-1")
     assert "unknown; there are coordinator" in _run(
         "account", "remove", "federation", "pi-1", code=1
