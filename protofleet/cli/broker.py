@@ -281,11 +281,9 @@ def _target(
         return stack.enter_context(trial_accounts(BrokerFolder.open(path)))
     stolen = None
     if device is not None:
-        try:
-            password = (device_password_file or Path(f"{device}.password")).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--device-password-file: {error}") from error
-        stolen = Credential(user=device, password=password)
+        file = device_password_file or Path(f"{device}.password")
+        given = BrokerAccess(url="mqtt://localhost", user=device, password_file=file).address()
+        stolen = Credential(user=device, password=given.password)
     if path.is_file():
         from protofleet.federation.settings import load_config
 

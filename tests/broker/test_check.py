@@ -132,6 +132,7 @@ def test_the_federation_of_a_file_is_asked_about(secured_broker, tmp_path):
     folder.accounts.add("pi-1", PASSWORD)
     folder.reload()
     time.sleep(0.3)
+    (tmp_path / "pi-1.password").touch(mode=0o600)
     (tmp_path / "pi-1.password").write_text(PASSWORD)
     file = tmp_path / "federation.toml"
     file.write_text(

@@ -19,6 +19,7 @@ def test_a_federation_runs_under_the_access_list(kind, make_federation, tmp_path
         for name in ("device0", "device1"):
             folder.accounts.add(name, PASSWORD)
         folder.reload()
+        (tmp_path / "password").touch(mode=0o600)
         (tmp_path / "password").write_text(PASSWORD)
         federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
         federation.write(rounds=2)
@@ -54,6 +55,7 @@ def test_a_device_with_another_ones_name_is_stopped_by_the_access_list(
     with secured("mosquitto", tmp_path / "broker") as running:
         running.folder.accounts.add("device0", PASSWORD)
         running.folder.reload()
+        (tmp_path / "password").touch(mode=0o600)
         (tmp_path / "password").write_text(PASSWORD)
         federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
         federation.write(rounds=1)
