@@ -221,7 +221,7 @@ class _Session:
         # A real federation has a coordinator and devices that would read an announcement.
         self._announcement = f"all/check-{self._mark}" if target.federation else "all/ctl"
         invited = [] if self._invited is None else [self._invited.user]
-        self._rules = AccessList(access_list(invited))
+        self._rules = AccessList(access_list(invited=invited))
         self._stack = ExitStack()
         self._watchers: list[Probe] = []
         self._readers: list[tuple[str, str, str, Probe, str]] = []
@@ -247,6 +247,7 @@ class _Session:
                 yield from (self._judge(sent) for sent in self._sent if sent.attempt.question)
                 yield from self._judge_readers()
                 yield self._kept()
+                yield self._elsewhere()
                 yield self._takeover()
             finally:
                 self._clear()
@@ -315,6 +316,7 @@ class _Session:
             ("announce to all devices?", self._announcement, "retain"),
             ("announce by its last will?", "all/check-will", "will"),
             ("send a packet that is too large?", f"up/{own}/c", "large"),
+            ("send on topics that nobody knows?", f"up/{own}/check", "retain"),
         ):
             remedy = _REMEDY_WRITE if how != "large" else f"max_packet_size {PACKET_BYTES}"
             yield _Attempt(f"may a device {question}", device, tail, remedy, how=how)
@@ -399,7 +401,7 @@ class _Session:
     def _kept(self) -> Finding:
         """Whether a message on a device's own topic stays for whoever subscribes later."""
         question = "may a device leave retained messages where none belong?"
-        topic = self._topic(f"up/{self._own}/check")
+        topic = self._topic(f"up/{self._own}/s")
         reader = self._open(self._coordinator)
         if reader.refused:
             return Finding(question, "not asked: needs the coordinator's account", Verdict.UNKNOWN)
@@ -411,9 +413,24 @@ class _Session:
         if refused:
             return Finding(question, refused, Verdict.CLOSED)
         if any(message.topic == topic and message.retained for message in reader.messages):
-            answer = "on its own topics; the coordinator ignores them, memory_limit bounds them"
+            answer = "on its own few topics; the coordinator ignores them"
             return Finding(question, answer, Verdict.NOTED)
         return Finding(question, "not kept", Verdict.CLOSED)
+
+    def _elsewhere(self) -> Finding:
+        """Whether topics of any number of federations can be filled."""
+        question = "may a device publish under a federation that it invents?"
+        topic = f"{PREFIX}/check-x{self._mark}/up/{self._own}/s"
+        with Probe(self._place, self._coordinator) as reader:
+            reader.subscribe(topic)
+            with Probe(self._place, self._device) as device:
+                refused = device.publish(topic, b"check")
+            time.sleep(SETTLE_S / 2)
+            arrived = bool(reader.messages)
+        if refused or not arrived:
+            return Finding(question, refused or "not delivered", Verdict.CLOSED)
+        answer = "yes, and so fill the broker's memory; broker init --federation NAME forbids it"
+        return Finding(question, answer, Verdict.NOTED)
 
     def _takeover(self) -> Finding:
         question = "may a device take over a connection whose client id it knows?"

@@ -38,7 +38,13 @@ def trial_accounts(folder: BrokerFolder) -> Iterator[Target]:
         for who in (device, other, invited):
             accounts.add(who.user, who.password or "")
         _await_account(folder, access, invited)
-        yield Target(access=access, device=device, other=other, invited=invited)
+        yield Target(
+            access=access,
+            device=device,
+            other=other,
+            invited=invited,
+            federation=next(iter(folder.federations()), ""),
+        )
     finally:
         for name in names:
             accounts.remove(name)

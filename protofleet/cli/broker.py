@@ -51,9 +51,16 @@ def broker() -> None:
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8883, show_default=True)
 @click.option(
+    "--federation",
+    "federations",
+    multiple=True,
+    help="Name of a federation that it serves; repeatable. Without: any, and then one device can "
+    "fill the broker's memory with messages under invented names.",
+)
+@click.option(
     "--renew", is_flag=True, help="A new certificate by the same authority; all else stays."
 )
-def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool) -> None:
+def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool, **serves: Any) -> None:
     """Write a broker's set-up into FOLDER (default: federation/broker), for Mosquitto.
 
     A certificate authority, the broker's certificate, passwords, an access list and a
@@ -67,7 +74,7 @@ def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool) -> Non
         made.renew(hosts)
         _tell_reload(made)
     else:
-        made = BrokerFolder.create(folder, hosts, port)
+        made = BrokerFolder.create(folder, hosts, port, **serves)
     for line in _next_steps(made, folder):
         click.echo(line)
 

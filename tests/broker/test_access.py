@@ -14,6 +14,7 @@ from protofleet.broker.access import (
     AccessList,
     access_list,
     check_account,
+    federations_of,
     with_invitation,
     without_account,
 )
@@ -50,6 +51,8 @@ _TABLE = {
     "en/a/a": ({"coordinator"}, set()),
     # Below, beside and above what is anybody's.
     "st/a/x": (set(), set()),
+    "up/a/x": (set(), {"coordinator"}),
+    "up/a/m/x": (set(), {"coordinator"}),
     "up": (set(), {"coordinator"}),
     "en/a": (set(), set()),
     "x": (set(), set()),
@@ -67,7 +70,7 @@ def test_the_table_has_every_channel():
 
 @pytest.mark.parametrize("tail", _TABLE)
 def test_our_reader_says_what_the_table_says(tail):
-    rules = AccessList(access_list(["invite.a", "invite.b"]))
+    rules = AccessList(access_list(invited=["invite.a", "invite.b"]))
     writers, readers = _TABLE[tail]
     assert {role for role in _ROLES if rules.may(role, "write", _BASE + tail)} == writers
     assert {role for role in _ROLES if rules.may(role, "read", _BASE + tail)} == readers
@@ -132,8 +135,21 @@ def test_sections_of_invitations_come_and_go():
     text = access_list()
     assert without_account(with_invitation(text, "invite.a"), "invite.a") == text
     both = with_invitation(with_invitation(text, "invite.a"), "invite.b")
-    assert both == access_list(["invite.a", "invite.b"])
-    assert without_account(both, "invite.a") == access_list(["invite.b"])
+    assert both == access_list(invited=["invite.a", "invite.b"])
+    assert without_account(both, "invite.a") == access_list(invited=["invite.b"])
+
+
+def test_named_federations_are_all_that_is_allowed():
+    text = access_list(["home", "lab"], ["invite.a"])
+    assert federations_of(text) == ["home", "lab"]
+    rules = AccessList(text)
+    for name, allowed in (("home", True), ("lab", True), ("other", False)):
+        assert rules.may("a", "write", f"{PREFIX}/{name}/up/a/m") is allowed
+        assert rules.may("coordinator", "write", f"{PREFIX}/{name}/all/ctl") is allowed
+        assert rules.may("invite.a", "write", f"{PREFIX}/{name}/en/invite.a/q") is allowed
+        assert not rules.may("invite.a", "read", f"{PREFIX}/{name}/all/ctl")
+    with pytest.raises(InputError, match="federation: expected 1 to 64"):
+        access_list(["#"])
 
 
 @pytest.mark.parametrize("line", ["topic fl/#", "pattern own a", "user a b", "include other"])
@@ -146,5 +162,5 @@ def test_the_documented_access_list_is_the_tested_one():
     """docs/protocol.md, which clients in other languages read, without our comments."""
     page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     (shown,) = re.findall(r"```\n(user coordinator\n.*?)```", page, re.DOTALL)
-    written = access_list(["invite.pi-7"])
+    written = access_list(invited=["invite.pi-7"])
     assert shown == re.sub(r"(?m)^#.*\n", "", written).lstrip()

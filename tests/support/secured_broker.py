@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,10 +26,10 @@ def skip_without(kind: str) -> None:
 
 
 @contextmanager
-def secured(kind: str, path: Path) -> Iterator[SimpleNamespace]:
+def secured(kind: str, path: Path, federations: Sequence[str] = ()) -> Iterator[SimpleNamespace]:
     """A running broker: ``folder``, ``place``, ``coordinator`` (a credential), ``access``."""
     skip_without(kind)
-    folder = BrokerFolder.create(path, port=free_port())
+    folder = BrokerFolder.create(path, port=free_port(), federations=federations)
     with open_broker(BrokerOptions(kind=kind, folder=folder)) as broker:
         access = BrokerAccess(
             url=broker.url.replace("mqtts://", "mqtts://coordinator@"),
