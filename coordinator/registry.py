@@ -87,15 +87,15 @@ class Registry:
         self.devices[device_id] = replace(device, online=True, live=True)
         return self.devices[device_id]
 
-    def has_twin(self, device_id: str, presence: Presence) -> bool:
+    def has_twin(self, device_id: str, message: Presence | Heartbeat) -> bool:
         """Whether a process of the device is back after another one came: two have its id."""
-        if presence.status != "online":
+        if isinstance(message, Presence) and message.status != "online":
             return False
         boots = self._boots.setdefault(device_id, deque(maxlen=8))
-        is_back = presence.boot_id in boots and presence.boot_id != boots[-1]
-        if presence.boot_id in boots:
-            boots.remove(presence.boot_id)
-        boots.append(presence.boot_id)
+        is_back = message.boot_id in boots and message.boot_id != boots[-1]
+        if message.boot_id in boots:
+            boots.remove(message.boot_id)
+        boots.append(message.boot_id)
         return is_back
 
     def heartbeat(self, device_id: str, heartbeat: Heartbeat, now: float) -> bool:

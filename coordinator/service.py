@@ -32,8 +32,8 @@ from protofleet.wire.transfer import Delivered, Received, Rejected
 _POLL_S = 0.1
 """Resolution of deadlines, graces and silences."""
 _TWINS = (
-    "two devices have the id '{}' and throw each other off the broker; give each its own --store "
-    "and --id (a copied store or card has the id of the first)"
+    "two devices have the id '{}', and each answers for the other; give each its own --store and "
+    "--id (a copied store or card has the id of the first)"
 )
 _BROKER_S = 60.0
 """How long a finished run waits for a lost broker, to tell the devices."""
@@ -148,13 +148,9 @@ class Service:
                 assert_never(event)
 
     def _on_disconnected(self, event: Disconnected) -> None:
-        reason = event.reason
-        if event.taken_over:
-            name = self._config.federation
-            reason += f": another coordinator of federation '{name}' seems to run"
         if event.final:
-            raise UnavailableError(f"broker {self._config.broker}: {reason}")
-        self._sink(events.BrokerDisconnected(reason=reason))
+            raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
+        self._sink(events.BrokerDisconnected(reason=event.reason))
 
     def _on_message(self, incoming: PeerMessage) -> None:
         device_id, message = incoming.device_id, incoming.message
@@ -165,6 +161,8 @@ class Service:
                 self._on_heartbeat(device_id, message)
             elif isinstance(message, TransferOffer):
                 self._on_offer(device_id, message)
+            elif isinstance(message, Announcement):
+                self._on_announcement(message, retained=incoming.retained)
         except RefusedError as error:
             self._reporter.refused(device_id, error)
 
@@ -177,14 +175,21 @@ class Service:
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
-        if self._registry.has_twin(device_id, presence):
-            self._reporter.refused(device_id, RefusedError("device-id", _TWINS.format(device_id)))
+        self._tell_twins(device_id, presence)
         if device.live:
             self._register(device_id, presence.class_counts)
             self._appear(device_id)
         else:
             unregistered = presence.status == "online"
             self._depart(device_id, "unregistered" if unregistered else presence.status)
+
+    def _tell_twins(self, device_id: str, message: Presence | Heartbeat) -> None:
+        if self._registry.has_twin(device_id, message):
+            self._reporter.refused(device_id, RefusedError("device-id", _TWINS.format(device_id)))
+
+    def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
+        if not retained and announcement.boot_id != self._boot_id:
+            self._reporter.another_coordinator(announcement)
 
     def _register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
         if self._server.expected.class_counts and self._class_counts.get(device_id) != class_counts:
@@ -195,6 +200,8 @@ class Service:
         if self._registry.heartbeat(device_id, heartbeat, time.monotonic()):
             self._appear(device_id)
         known = device_id in self._registry.devices
+        if known:
+            self._tell_twins(device_id, heartbeat)
         if known and heartbeat.round_id <= self._state.round_id:
             totals = Totals(
                 bytes_up=heartbeat.bytes_up,

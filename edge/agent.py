@@ -173,16 +173,9 @@ class Agent:
                 self._waiting.begin(time.monotonic())
 
     def _on_disconnected(self, event: Disconnected) -> None:
-        reason = event.reason
-        if event.taken_over:
-            reason += (
-                f": another device of federation '{self._who.binding.federation}' seems to have "
-                f"the id '{self._who.device_id}'; give each its own --store and --id (a copied "
-                "store or card has the id of the first)"
-            )
         if event.final:
-            raise UnavailableError(f"broker: {reason}")
-        _log.warning("no connection to the broker: %s; trying again", reason)
+            raise UnavailableError(f"broker: {event.reason}")
+        _log.warning("no connection to the broker: %s; trying again", event.reason)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         self._waiting.announced(announcement, retained=retained)

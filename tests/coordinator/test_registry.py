@@ -115,3 +115,5 @@ def test_two_devices_of_one_id_show_by_a_process_that_is_back(registry):
     found = [registry.has_twin("a", _presence(boot_id=boot)) for boot in order]
     assert found == [False] * 5 + [True] * 2
     assert not registry.has_twin("a", _presence("offline", boot_id="1"))
+    assert not registry.has_twin("a", _heartbeat(boot_id="3"))
+    assert registry.has_twin("a", _heartbeat(boot_id="2"))

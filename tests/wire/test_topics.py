@@ -71,4 +71,8 @@ def test_foreign_topics_are_not_parsed(topic):
 
 def test_a_device_needs_at_most_four_subscriptions():
     assert Topics("lab").device_filters("a") == ("fl/v1/lab/all/ctl", "fl/v1/lab/dn/a/+")
-    assert Topics("lab").coordinator_filters() == ("fl/v1/lab/up/+/+", "fl/v1/lab/st/+")
+    assert Topics("lab").coordinator_filters() == (
+        "fl/v1/lab/up/+/+",
+        "fl/v1/lab/st/+",
+        "fl/v1/lab/all/ctl",
+    )
