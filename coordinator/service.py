@@ -69,7 +69,7 @@ class Service:
         self._state = RoundState()
         self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
-        self._transfers: set[str] = set()
+        self._transfers: dict[tuple[str, str], str] = {}
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
@@ -220,7 +220,7 @@ class Service:
             return
         refused = self._refusal(device_id, offer)
         if refused is None:
-            self._transfers.add(offer.transfer_id)
+            self._note_transfer(device_id, offer)
             self._endpoint.expect(device_id, offer)
         else:
             self._reject(device_id, offer, refused)
@@ -239,7 +239,7 @@ class Service:
             self._apply(schedule.DeviceFailed(device_id))
             return
         self._accepted_ids.add(offer.transfer_id)
-        self._transfers.discard(offer.transfer_id)
+        self._forget_transfer(device_id, offer)
         self._blob_bytes_up += offer.total_bytes
         self._endpoint.accept(offer.transfer_id)
         self._sink(
@@ -286,13 +286,21 @@ class Service:
         return self._schedule.refusal(self._state, device_id, offer.round_id)
 
     def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
-        self._transfers.discard(offer.transfer_id)
+        self._forget_transfer(device_id, offer)
         self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
         self._reporter.rejected(device_id, offer.round_id, error)
 
+    def _note_transfer(self, device_id: str, offer: TransferOffer) -> None:
+        """To be cancelled at the round's end; of each device the latest, as on the wire."""
+        self._transfers[device_id, offer.kind] = offer.transfer_id
+
+    def _forget_transfer(self, device_id: str, offer: TransferOffer) -> None:
+        if self._transfers.get((device_id, offer.kind)) == offer.transfer_id:
+            del self._transfers[device_id, offer.kind]
+
     def _on_rejected(self, event: Rejected) -> None:
         round_id, state = event.offer.round_id, self._state
-        self._transfers.discard(event.offer.transfer_id)
+        self._forget_transfer(event.device_id, event.offer)
         is_open = state.phase is RoundPhase.OPEN and round_id == state.round_id
         awaited = is_open and event.device_id in state.outstanding
         if awaited and self._payloads.send_otherwise(event.device_id, event.rule):
@@ -362,7 +370,7 @@ class Service:
         for device_id in clients:
             payload = self._payloads.payload_for(self._server_state, device_id)
             offer = self._endpoint.send_task(device_id, task, payload.path, payload.coding)
-            self._transfers.add(offer.transfer_id)
+            self._note_transfer(device_id, offer)
 
     def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
@@ -373,7 +381,7 @@ class Service:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
         round_id = action.round_id
         self._ledger.close_round(round_id)
-        for transfer_id in self._transfers:
+        for transfer_id in self._transfers.values():
             self._endpoint.cancel(transfer_id)
         self._transfers.clear()
         self._payloads.clear()
