@@ -25,9 +25,9 @@ def _heartbeat(**changes):
 
 def test_a_device_is_live_from_its_presence_to_its_last_will(registry):
     registry.presence("a", _presence(), 0.0)
-    assert registry.live == ("a",)
+    assert registry.live == {"a"}
     registry.presence("a", _presence("offline"), 1.0)
-    assert registry.live == ()
+    assert registry.live == set()
 
 
 @pytest.mark.parametrize(
@@ -38,9 +38,9 @@ def test_a_device_with_something_else_is_refused_and_not_live(registry, changes,
     with pytest.raises(RefusedError) as caught:
         registry.presence("a", _presence(**changes), 1.0)
     assert caught.value.rule == rule
-    assert registry.live == ()
+    assert registry.live == set()
     assert not registry.heartbeat("a", _heartbeat(), 2.0)
-    assert registry.live == ()
+    assert registry.live == set()
 
 
 def test_a_body_that_names_another_device_is_refused(registry):
@@ -57,9 +57,9 @@ def test_silence_takes_a_device_away_and_any_sign_brings_it_back(registry):
     assert registry.mark_silent(30.0) == ()
     assert registry.mark_silent(30.1) == ("a",)
     assert registry.mark_silent(31.0) == ()
-    assert registry.live == ()
+    assert registry.live == set()
     assert registry.heartbeat("a", _heartbeat(), 40.0)
-    assert registry.live == ("a",)
+    assert registry.live == {"a"}
     assert not registry.heard("a", 41.0)
 
 
@@ -72,11 +72,11 @@ def counting():
 def test_where_class_counts_are_needed_a_device_is_live_only_with_them(counting):
     assert not counting.presence("a", _presence(num_examples=5), 0.0).live
     assert not counting.heartbeat("a", _heartbeat(), 1.0)
-    assert counting.live == ()
+    assert counting.live == set()
     counting.presence("a", _presence(num_examples=5, class_counts=(2, 0, 3)), 2.0)
-    assert counting.live == ("a",)
+    assert counting.live == {"a"}
     counting.presence("a", _presence(num_examples=5), 3.0)
-    assert counting.live == ()
+    assert counting.live == set()
 
 
 def test_a_device_without_examples_registers_zeros(counting):
@@ -100,7 +100,7 @@ def test_class_counts_that_cannot_be_are_refused_and_the_device_is_not_live(
     with pytest.raises(RefusedError, match=reason) as caught:
         counting.presence("a", _presence(num_examples=told, class_counts=counts), 1.0)
     assert caught.value.rule == "class-counts"
-    assert counting.live == ()
+    assert counting.live == set()
 
 
 @pytest.mark.parametrize("changes", [{"bytes_up": -1}, {"round_id": 2**70}])
