@@ -9,12 +9,11 @@ a hint, which a broker gives late and others can forge: any later sign of the de
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Heartbeat, Presence
-
 
 DEVICES_MAX = 100_000
 """More are not kept: names cost nothing to invent, and a fleet of this size has other needs."""
@@ -64,7 +63,7 @@ class Registry:
         self._last_heard: OrderedDict[str, float] = OrderedDict()
 
     @property
-    def live(self) -> Set[str]:
+    def live(self) -> AbstractSet[str]:
         """Ids of the live devices; changes with them."""
         return self._last_heard.keys()
 
@@ -113,8 +112,8 @@ class Registry:
         self._boots[device_id] = (*others, boot_id)[-_BOOTS:]
         return boot_id in boots
 
-    def heartbeat(self, device_id: str, heartbeat: Heartbeat, now: float) -> bool:
-        """Take a heartbeat; what ``heard`` says of it.
+    def check_heartbeat(self, device_id: str, heartbeat: Heartbeat) -> None:
+        """Whether it can be one of the device.
 
         Raises:
             RefusedError: the body names another device, or a counter is no count.
@@ -130,7 +129,6 @@ class Registry:
                     "heartbeat",
                     f"heartbeat of '{device_id}': {name} {getattr(heartbeat, name)} is no count",
                 )
-        return self.heard(device_id, now)
 
     def heard(self, device_id: str, now: float) -> bool:
         """Something came from the device.

@@ -18,6 +18,7 @@ from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
+from protofleet.coordinator.roll_call import RollCall
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation import schedule
@@ -73,6 +74,7 @@ class Service:
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
+        self._roll_call = RollCall(len(ledger.totals()), time.monotonic())
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
@@ -131,8 +133,10 @@ class Service:
                 pass
             case Delivered():
                 self._blob_bytes_down += event.offer.total_bytes
+                self._on_sign(event.device_id)
             case Connected():
                 self._sink(events.BrokerConnected(protocol=event.protocol))
+                self._roll_call.begin(time.monotonic())
                 self._announce()
             case Disconnected():
                 self._on_disconnected(event)
@@ -197,9 +201,9 @@ class Service:
             self._class_counts[device_id] = class_counts
 
     def _on_heartbeat(self, device_id: str, heartbeat: Heartbeat) -> None:
-        if self._registry.heartbeat(device_id, heartbeat, time.monotonic()):
-            self._appear(device_id)
-        known = device_id in self._registry.devices
+        self._registry.check_heartbeat(device_id, heartbeat)
+        self._on_sign(device_id)
+        known = self._registry.fits(device_id)
         if known:
             self._tell_twins(device_id, heartbeat)
         if known and heartbeat.round_id <= self._state.round_id:
@@ -210,9 +214,18 @@ class Service:
             )
             self._ledger.note_totals(device_id, heartbeat.round_id, totals)
 
-    def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
-        if self._registry.heard(device_id, time.monotonic()):
+    def _on_sign(self, device_id: str) -> None:
+        """The device lives, whatever was said of it; one that is not known is asked who it is."""
+        now = time.monotonic()
+        if self._registry.heard(device_id, now):
             self._appear(device_id)
+        elif not self._registry.fits(device_id) and self._roll_call.heard_unknown(
+            len(self._registry.live), now
+        ):
+            self._announce()
+
+    def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
+        self._on_sign(device_id)
         if offer.transfer_id in self._accepted_ids:
             # The endpoint forgets old decisions; it must not fetch a counted update again.
             self._endpoint.remember(offer.transfer_id)
@@ -227,7 +240,7 @@ class Service:
 
     def _on_received(self, event: Received) -> None:
         device_id, offer = event.device_id, event.offer
-        self._registry.heard(device_id, time.monotonic())
+        self._on_sign(device_id)
         refused = self._refusal(device_id, offer)
         if refused is not None:
             self._reject(device_id, offer, refused)
@@ -467,5 +480,7 @@ class Service:
                 strategy=self._plan.strategy.description.name,
                 bundle=self._plan.bundle.digest,
                 layout_hash=self._plan.bundle.manifest.layout_hash,
+                roll_call=self._roll_call.number,
+                spread_s=self._roll_call.spread_s,
             )
         )

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
-from protofleet.edge.identity import Identity, Registration
+from protofleet.edge.identity import Identity, Registration, RollCall
 from protofleet.edge.move import Membership
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
@@ -77,6 +77,7 @@ class Agent:
         self._report = report
         self._who = who
         self._registration = Registration(learner)
+        self._roll_call = RollCall()
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
@@ -164,7 +165,8 @@ class Agent:
                 _log.warning("ignored a message: %s is not for devices", type(message).__name__)
 
     def _on_connected(self) -> None:
-        self._endpoint.publish(self._who.presence("online", self._registration.summary))
+        self._present()
+        self._roll_call.connected(time.monotonic())
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -187,6 +189,7 @@ class Agent:
             # An update in the outbox belongs to the data of its own round.
             round_id = self._progress().round_id or announcement.round_id
             self._register(announcement.strategy, round_id)
+            self._roll_call.announced(announcement, time.monotonic(), retained=retained)
         elif self._store.journal.last_round_id or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
@@ -219,7 +222,10 @@ class Agent:
     def _register(self, strategy: str, round_id: int) -> None:
         """Tell what the strategy asks of the round's data; without a link, when it is back."""
         if self._registration.update(strategy, round_id):
-            self._endpoint.publish(self._who.presence("online", self._registration.summary))
+            self._present()
+
+    def _present(self) -> None:
+        self._endpoint.publish(self._who.presence("online", self._registration.summary))
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)
@@ -361,6 +367,9 @@ class Agent:
                 self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
+        if time.monotonic() >= self._roll_call.due:
+            self._roll_call.answered(time.monotonic())
+            self._present()
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat(self._phase.value)
         if self._phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
@@ -454,7 +463,7 @@ class Agent:
         )
 
     def _wait_s(self) -> float | None:
-        due = min(self._heartbeat_due, self._settle_by, self._waiting.due)
+        due = min(self._heartbeat_due, self._roll_call.due, self._settle_by, self._waiting.due)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _count_bytes(self) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from typing import Self
 
 _PARTS = 256
 _NOBODY: frozenset[str] = frozenset()
 
 
-class LiveSet(Set[str]):
+class LiveSet(AbstractSet[str]):
     """A frozen set of device ids; ``including`` and ``excluding`` copy a 256th of it.
 
     A frozenset copied at each presence makes the start of a large federation quadratic.
@@ -45,9 +46,6 @@ class LiveSet(Set[str]):
     def __len__(self) -> int:
         return self._size
 
-    def __hash__(self) -> int:
-        return self._hash()
-
     def __repr__(self) -> str:
         return f"LiveSet({sorted(self)})"
 
@@ -56,5 +54,5 @@ class LiveSet(Set[str]):
         parts = list(self._parts)
         parts[place] = parts[place] ^ {device_id}
         other = object.__new__(type(self))
-        other._parts, other._size = tuple(parts), self._size + change  # noqa: SLF001 - of this class
+        other._parts, other._size = tuple(parts), self._size + change
         return other

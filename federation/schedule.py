@@ -51,7 +51,7 @@ class RoundState:
 
     phase: RoundPhase = RoundPhase.WAITING
     round_id: int = 1
-    live: LiveSet = LiveSet()
+    live: LiveSet = field(default_factory=LiveSet)
     enough_since: float | None = None
     warmed_up: bool = False
     cohort: tuple[str, ...] = ()

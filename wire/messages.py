@@ -44,7 +44,11 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
 
 
 class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
-    """Coordinator → all, retained (``all/ctl``): where the federation stands."""
+    """Coordinator → all, retained (``all/ctl``): where the federation stands.
+
+    Whenever ``boot_id`` or ``roll_call`` changes, each device presents itself anew, after a wait
+    between 0 and ``spread_s``.
+    """
 
     federation: Word
     boot_id: Word
@@ -55,6 +59,8 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     bundle: Word
     layout_hash: Word
     minor: int = PROTOCOL_MINOR
+    roll_call: Annotated[int, msgspec.Meta(ge=0)] = 0
+    spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
 
 
 class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):

@@ -40,3 +40,18 @@ def test_two_devices_of_one_id_are_told_by_their_heartbeats(open_federation):
     ((device_id, rule, reason),) = fed.told(events.DeviceRefused, "device_id", "rule", "reason")
     assert (device_id, rule) == ("a", "device-id")
     assert "give each its own --store" in reason
+
+
+def test_a_device_that_was_said_to_be_gone_is_there_again_with_its_next_message(open_federation):
+    """One forged, or late, last will took a device out for good."""
+    fed = open_federation(minimum=3)
+    fed.play(CONNECTED, fed.online("a"), fed.online("b"), fed.gone("a"), fed.beat("a"))
+    assert fed.told(events.DeviceOnline, "device_id", "live") == [("a", 1), ("b", 2), ("a", 2)]
+
+
+def test_a_heartbeat_of_an_unknown_device_is_answered_with_a_roll_call(open_federation):
+    fed = open_federation()
+    flood = [fed.beat(f"invented-{i}") for i in range(100)]
+    fed.play(CONNECTED, fed.after(5.0, fed.beat("a")), fed.online("a"), fed.beat("a"), *flood)
+    assert [one.roll_call for one in fed.endpoint.published] == [0, 1]
+    assert fed.endpoint.published[0].spread_s > 0
