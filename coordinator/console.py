@@ -76,8 +76,8 @@ _LINES: dict[type[events.Report], Any] = {
         f"[yellow]no connection to the broker[/yellow]: {escape(e.reason)}; trying again"
     ),
     events.AnotherCoordinator: lambda e: (
-        f"[yellow]another coordinator[/yellow] of federation '{escape(e.federation)}' runs on this "
-        "broker, and both invite its devices; end one of them"
+        f"[yellow]another coordinator[/yellow] of federation '{escape(e.federation)}' seems to run "
+        "on this broker, and to invite its devices; end one of the two"
     ),
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",

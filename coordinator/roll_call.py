@@ -10,7 +10,7 @@ from __future__ import annotations
 
 PRESENCES_PER_S = 200.0
 """What any broker passes on while a round is under way."""
-SPREAD_MIN_S = 2.0
+SPREAD_MIN_S = 0.5
 SPREAD_MAX_S = 600.0
 PAUSE_S = 60.0
 """Between two calls; doubled while they bring no device that was not known, since names may be

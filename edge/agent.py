@@ -88,6 +88,7 @@ class Agent:
         self._training = TrainingThread(learner, device.wake)
         self._stopped = False
         self._joined = False
+        self._presented = False
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -179,7 +180,15 @@ class Agent:
             raise UnavailableError(f"broker: {event.reason}")
         _log.warning("no connection to the broker: %s; trying again", event.reason)
 
+    def _present(self) -> None:
+        """Say who is here; with keys that waits until a coordinator has announced itself."""
+        presence = self._who.presence("online", self._registration.summary)
+        self._presented = self._endpoint.publish(presence)
+
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
+        if retained and not self._presented:
+            self._present()
+        self._roll_call.announced(announcement, time.monotonic(), retained=retained)
         self._waiting.announced(announcement, retained=retained)
         finished = announcement.phase == "finished"
         if not self._fits(announcement, retained=retained or finished):
@@ -189,7 +198,6 @@ class Agent:
             # An update in the outbox belongs to the data of its own round.
             round_id = self._progress().round_id or announcement.round_id
             self._register(announcement.strategy, round_id)
-            self._roll_call.announced(announcement, time.monotonic(), retained=retained)
         elif self._store.journal.last_round_id or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
@@ -223,9 +231,6 @@ class Agent:
         """Tell what the strategy asks of the round's data; without a link, when it is back."""
         if self._registration.update(strategy, round_id):
             self._present()
-
-    def _present(self) -> None:
-        self._endpoint.publish(self._who.presence("online", self._registration.summary))
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)

@@ -14,8 +14,8 @@ from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Pr
 
 WILLS_OUT_S = 60.0
 """After 45 s of silence, at the default keep-alive, a broker publishes the will of a connection."""
-SPREAD_MIN_S = 1.0
-"""However often the roll is called, a device answers about twice a second at most."""
+SPREAD_MIN_S = 0.5
+"""However often the roll is called, a device answers about four times a second at most."""
 SPREAD_MAX_S = 600.0
 
 
@@ -56,9 +56,14 @@ class RollCall:
             self._wills_out = float("inf")
 
     def announced(self, announcement: Announcement, now: float, *, retained: bool) -> None:
-        """Presence is due soon if the announcement calls the roll; a retained one is older."""
+        """Presence is due soon if the announcement calls the roll.
+
+        One that the broker kept is older than this connection, whose presence has answered it,
+        unless it is of another process than the one before.
+        """
         call = (announcement.boot_id, announcement.roll_call)
-        if call != self._answered and not retained:
+        missed = self._answered is not None and call[0] != self._answered[0]
+        if call != self._answered and (missed or not retained):
             spread_s = min(max(announcement.spread_s, SPREAD_MIN_S), SPREAD_MAX_S)
             self._called = min(self._called, now + self._rng.uniform(0.0, spread_s))
         self._answered = call

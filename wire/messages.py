@@ -14,7 +14,8 @@ from protofleet.errors import RefusedError
 from protofleet.wire.codecs import Coding
 
 PROTOCOL_MINOR = 1
-MAX_MESSAGE_BYTES = 64 * 1024 - 512
+MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
+"""One packet less what MQTT and a signature need."""
 
 TransferId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Checked before it is kept anywhere or becomes a file's name."""
@@ -26,11 +27,44 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of all records; the JSON field ``type`` names the record."""
 
 
+class DeviceHandshake(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's part of a session, in its presence.
+
+    ``grant``: the federation key's statement about the device's key, which signs the presence.
+    ``nonce``, ``share`` (X25519): hex, new at every process start, which ``start`` counts.
+    ``answers``: the coordinator's nonce; empty in a last will. ``sequence`` counts the presences of
+    a start.
+    """
+
+    grant: str
+    nonce: str
+    share: str
+    answers: str
+    start: int
+    sequence: int
+
+
+class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
+    """The coordinator's part of every session, in its announcement.
+
+    ``certificate``: the federation key's statement about the key that signs the announcement.
+    ``nonce``, ``share`` (X25519): hex, new at every process start. ``sequence``: rises with every
+    announcement, over restarts and runs. ``rotations``: statements by which earlier federation
+    keys handed over, oldest first.
+    """
+
+    certificate: str
+    nonce: str
+    share: str
+    sequence: int
+    rotations: tuple[str, ...] = ()
+
+
 class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
     ``class_counts``: training samples of each class, only where the announced strategy asks for
-    them; their sum is ``num_examples``.
+    them; their sum is ``num_examples``. ``handshake``: where the federation has keys.
     """
 
     device_id: Word
@@ -41,13 +75,14 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     layout_hash: Word = ""
     num_examples: int = 0
     class_counts: tuple[int, ...] = ()
+    handshake: DeviceHandshake | None = None
 
 
 class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     """Coordinator → all, retained (``all/ctl``): where the federation stands.
 
     Whenever ``boot_id`` or ``roll_call`` changes, each device presents itself anew, after a wait
-    between 0 and ``spread_s``.
+    between 0 and ``spread_s``. ``handshake``: where the federation has keys.
     """
 
     federation: Word
@@ -61,6 +96,7 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     minor: int = PROTOCOL_MINOR
     roll_call: Annotated[int, msgspec.Meta(ge=0)] = 0
     spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    handshake: CoordinatorHandshake | None = None
 
 
 class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -71,6 +107,9 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     With a codec other than ``raw``: ``raw_bytes`` is the blob's size before compression, and
     ``reference`` (``base`` on the wire) the SHA-256 of the raw blob that a payload refers to
     (empty: the bundle's initial values), or of the payload that an update was made from.
+
+    Where the federation has keys: ``key`` (64 hex digits) seals the chunks, and ``signature`` (128
+    hex digits) is the device's, for an update.
     """
 
     transfer_id: TransferId
@@ -83,6 +122,8 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     minor: int = PROTOCOL_MINOR
     raw_bytes: int = 0
     reference: Word = msgspec.field(default="", name="base")
+    key: Word = ""
+    signature: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
     @property
     def coding(self) -> Coding:
