@@ -75,6 +75,10 @@ _LINES: dict[type[events.Report], Any] = {
     events.BrokerDisconnected: lambda e: (
         f"[yellow]no connection to the broker[/yellow]: {escape(e.reason)}; trying again"
     ),
+    events.AnotherCoordinator: lambda e: (
+        f"[yellow]another coordinator[/yellow] of federation '{escape(e.federation)}' seems to run "
+        "on this broker, and to invite its devices; end one of the two"
+    ),
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
     events.DeviceRefused: lambda e: (

@@ -42,6 +42,12 @@ class BrokerDisconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
     reason: str
 
 
+class AnotherCoordinator(Report, frozen=True, kw_only=True, tag="another_coordinator"):
+    """Another process announces rounds of this federation: end one of the two."""
+
+    federation: str
+
+
 class DeviceOnline(Report, frozen=True, kw_only=True, tag="device_online"):
     """A device is present, for the first time or again."""
 

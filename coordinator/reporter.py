@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from protofleet.coordinator import events
 from protofleet.errors import RefusedError
 from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
+from protofleet.wire.messages import Announcement
 
 FIRST_REPETITION_S = 30.0
 LONGEST_S = 3600.0
@@ -111,6 +112,11 @@ class Reporter:
             self._sink(
                 events.DeviceRefused(device_id=device_id, rule=error.rule, reason=str(error))
             )
+
+    def another_coordinator(self, announcement: Announcement) -> None:
+        """Somebody else announces this federation."""
+        if self._throttle.passes("another coordinator"):
+            self._sink(events.AnotherCoordinator(federation=announcement.federation))
 
     def may_answer(self, device_id: str, error: RefusedError) -> bool:
         """Whether to announce the federation to a refused device this time."""

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
-from protofleet.edge.identity import Identity, Registration
+from protofleet.edge.identity import Identity, Registration, RollCall
 from protofleet.edge.move import Membership
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
@@ -77,6 +77,7 @@ class Agent:
         self._report = report
         self._who = who
         self._registration = Registration(learner)
+        self._roll_call = RollCall()
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
@@ -88,7 +89,6 @@ class Agent:
         self._stopped = False
         self._joined = False
         self._presented = False
-        self._coordinator = ""
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -167,6 +167,7 @@ class Agent:
 
     def _on_connected(self) -> None:
         self._present()
+        self._roll_call.connected(time.monotonic())
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -175,16 +176,9 @@ class Agent:
                 self._waiting.begin(time.monotonic())
 
     def _on_disconnected(self, event: Disconnected) -> None:
-        reason = event.reason
-        if event.taken_over:
-            reason += (
-                f": another device of federation '{self._who.binding.federation}' seems to have "
-                f"the id '{self._who.device_id}'; give each its own --store and --id (a copied "
-                "store or card has the id of the first)"
-            )
         if event.final:
-            raise UnavailableError(f"broker: {reason}")
-        _log.warning("no connection to the broker: %s; trying again", reason)
+            raise UnavailableError(f"broker: {event.reason}")
+        _log.warning("no connection to the broker: %s; trying again", event.reason)
 
     def _present(self) -> None:
         """Say who is here; with keys that waits until a coordinator has announced itself."""
@@ -192,10 +186,9 @@ class Agent:
         self._presented = self._endpoint.publish(presence)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
-        restarted = self._coordinator not in ("", announcement.boot_id)
-        self._coordinator = announcement.boot_id
-        if restarted or not self._presented:
+        if retained and not self._presented:
             self._present()
+        self._roll_call.announced(announcement, time.monotonic(), retained=retained)
         self._waiting.announced(announcement, retained=retained)
         finished = announcement.phase == "finished"
         if not self._fits(announcement, retained=retained or finished):
@@ -379,12 +372,16 @@ class Agent:
                 self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
+        if time.monotonic() >= self._roll_call.due:
+            self._roll_call.answered(time.monotonic())
+            self._present()
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat(self._phase.value)
         if self._phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
+        self._endpoint.listen_again()
         figures = self._waiting.report(time.monotonic())
         if figures is not None:
             self._report("waiting", figures)
@@ -472,7 +469,7 @@ class Agent:
         )
 
     def _wait_s(self) -> float | None:
-        due = min(self._heartbeat_due, self._settle_by, self._waiting.due)
+        due = min(self._heartbeat_due, self._roll_call.due, self._settle_by, self._waiting.due)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _count_bytes(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -10,6 +11,12 @@ from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import ProvisionError
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
+
+WILLS_OUT_S = 60.0
+"""After 45 s of silence, at the default keep-alive, a broker publishes the will of a connection."""
+SPREAD_MIN_S = 0.5
+"""However often the roll is called, a device answers about four times a second at most."""
+SPREAD_MAX_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +30,43 @@ class DataSummary:
 
     num_examples: int
     class_counts: tuple[int, ...] = ()
+
+
+class RollCall:
+    """When this process is to publish its presence again."""
+
+    def __init__(self) -> None:
+        self._called = self._wills_out = float("inf")
+        self._answered: tuple[str, int] | None = None
+        self._rng = random.Random()  # noqa: S311 - spread over time, no secret
+
+    def connected(self, now: float) -> None:
+        """The presence goes out now, and again when the will of a lost connection is out, too."""
+        self._wills_out = now + WILLS_OUT_S
+
+    @property
+    def due(self) -> float:
+        """Monotonic seconds; infinite: not before something happens."""
+        return min(self._called, self._wills_out)
+
+    def answered(self, now: float) -> None:
+        """The presence went out because it was due."""
+        self._called = float("inf")
+        if now >= self._wills_out:
+            self._wills_out = float("inf")
+
+    def announced(self, announcement: Announcement, now: float, *, retained: bool) -> None:
+        """Presence is due soon if the announcement calls the roll.
+
+        One that the broker kept is older than this connection, whose presence has answered it,
+        unless it is of another process than the one before.
+        """
+        call = (announcement.boot_id, announcement.roll_call)
+        missed = self._answered is not None and call[0] != self._answered[0]
+        if call != self._answered and (missed or not retained):
+            spread_s = min(max(announcement.spread_s, SPREAD_MIN_S), SPREAD_MAX_S)
+            self._called = min(self._called, now + self._rng.uniform(0.0, spread_s))
+        self._answered = call
 
 
 class RoundData(Protocol):

@@ -22,6 +22,7 @@ from typing import Literal, assert_never
 import numpy as np
 
 from protofleet.errors import RefusedError
+from protofleet.federation.live_set import LiveSet
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -70,7 +71,7 @@ class SynchronousSchedule:
         match event:
             case DeviceAppeared(device_id):
                 state = _appeared(state, device_id)
-                if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
+                if state.phase is RoundPhase.OPEN and state.awaits(device_id):
                     return state, (Invite(device_id),)
             case DeviceDeparted(device_id):
                 state = _departed(state, device_id, now)
@@ -102,7 +103,7 @@ class SynchronousSchedule:
         """
         state = replace(
             state,
-            live=_NOBODY,
+            live=LiveSet(),
             enough_since=None,
             warmed_up=False,
             failed=_NOBODY,
@@ -172,24 +173,26 @@ def _is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
 
 
 def _appeared(state: RoundState, device_id: str) -> RoundState:
-    gone = {c: since for c, since in state.gone_since.items() if c != device_id}
-    return replace(
-        state,
-        live=state.live | {device_id},
-        failed=state.failed - {device_id},
-        gone_since=MappingProxyType(gone),
-    )
+    gone_since, failed = state.gone_since, state.failed
+    if device_id in gone_since:
+        gone = dict(gone_since)
+        del gone[device_id]
+        gone_since = MappingProxyType(gone)
+    if device_id in failed:
+        failed -= {device_id}
+    live = state.live.including(device_id)
+    return replace(state, live=live, failed=failed, gone_since=gone_since)
 
 
 def _departed(state: RoundState, device_id: str, now: float) -> RoundState:
-    gone = dict(state.gone_since)
-    if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
-        gone.setdefault(device_id, now)
-    return replace(state, live=state.live - {device_id}, gone_since=MappingProxyType(gone))
+    gone_since = state.gone_since
+    if state.phase is RoundPhase.OPEN and state.awaits(device_id) and device_id not in gone_since:
+        gone_since = MappingProxyType({**gone_since, device_id: now})
+    return replace(state, live=state.live.excluding(device_id), gone_since=gone_since)
 
 
 def _marked(state: RoundState, device_id: str, what: Literal["delivered", "failed"]) -> RoundState:
-    if state.phase is not RoundPhase.OPEN or device_id not in state.outstanding:
+    if state.phase is not RoundPhase.OPEN or not state.awaits(device_id):
         return state
     if what == "failed":
         return replace(state, failed=state.failed | {device_id})
@@ -228,8 +231,7 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
 
 def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
     reached = len(state.delivered) >= count_of(schedule.quorum, state.size)
-    remaining = set(state.outstanding) - lost(schedule, state, now)
-    if reached and (not remaining or now >= state.deadline):
+    if reached and (now >= state.deadline or not _remaining(schedule, state, now)):
         closing = replace(state, phase=RoundPhase.CLOSING)
         return closing, (_close(closing),)
     if now < state.deadline:
@@ -240,7 +242,7 @@ def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) 
 def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
     """Give the round its deadline again, and a live substitute for each member that is lost."""
     attempt = state.attempt + 1
-    spare = state.live - set(state.cohort)
+    spare = set(state.live) - set(state.cohort)
     remaining = len(state.cohort) - len(lost(schedule, state, now))
     added = draw(schedule, state.round_id, attempt, spare, max(state.size - remaining, 0))
     state = replace(
@@ -257,6 +259,11 @@ def lost(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[st
     """Outstanding members that nobody waits for: failed, or gone for longer than the grace."""
     gone = {c for c, since in state.gone_since.items() if now >= since + schedule.grace_s}
     return (gone | state.failed) - state.delivered
+
+
+def _remaining(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
+    """Outstanding members that the round waits for."""
+    return set(state.outstanding) - lost(schedule, state, now)
 
 
 def _close(state: RoundState) -> CloseRound:

@@ -120,8 +120,8 @@ class Topics:
         return (self.announcement, self._join(f"dn/{check_device_id(device_id)}/+"))
 
     def coordinator_filters(self) -> tuple[str, ...]:
-        """What the coordinator subscribes to."""
-        return (self._join("up/+/+"), self._join("st/+"))
+        """What the coordinator subscribes to; the announcement, because another one may run."""
+        return (self._join("up/+/+"), self._join("st/+"), self.announcement)
 
     def parse(self, topic: str) -> TopicAddress | None:
         """Channel and device of a topic; None for any topic that is not of this federation."""

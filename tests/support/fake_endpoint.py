@@ -260,6 +260,9 @@ class FakeDeviceEndpoint(_FakeEndpoint):
             self.published.append(message)
         return self.connected
 
+    def listen_again(self) -> None:
+        """The steps say what is heard."""
+
     def ask_for_federations(self) -> bool:
         return self.connected
 
