@@ -85,6 +85,8 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     until = valid_until((made.path / "server.pem").read_bytes())
     hosts, port = made.hosts(), made.listener()[1]
     yield f"{folder}: a broker with TLS for {', '.join(hosts)}; certificate until {until:%Y-%m-%d}"
+    if made.path.owner() == "root":
+        yield "made by root, so the broker runs as root: better made by a user of its own"
     yield f"start it:            protofleet broker run {folder}"
     yield f"  or, as a service:  sudo cp {made.service} /etc/systemd/system/"
     yield f"                     sudo systemctl enable --now {made.service.stem}"
