@@ -64,8 +64,9 @@ def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool, **serv
     """Write a broker's set-up: TLS, accounts, access list.
 
     FOLDER (default: federation/broker) gets a certificate authority, the broker's certificate,
-    passwords, an access list and a configuration with limits, for Mosquitto: nobody without an account gets in, and a device reaches its own
-    topics alone. docs/broker.md explains each file.
+    passwords, an access list and a configuration with limits, for Mosquitto: nobody without an
+    account gets in, and a device reaches its own topics alone. docs/broker.md explains each
+    file.
     """
     from protofleet.broker.folder import BrokerFolder
 
@@ -184,9 +185,9 @@ def list_accounts(folder: Path) -> None:
 def run(folder: Path | None, *, users: Path | None, **place: Any) -> None:
     """Run a broker until Ctrl-C.
 
-    It is Mosquitto if that is installed, else amqtt. With a FOLDER of 'protofleet broker init': TLS, its accounts and its access list. Without one,
-    for a first federation in a network that you trust: nothing is encrypted, and without --users
-    everyone may connect and do everything.
+    It is Mosquitto if that is installed, else amqtt. With a FOLDER of 'protofleet broker init':
+    TLS, its accounts and its access list. Without one, for a first federation in a network that
+    you trust: nothing is encrypted, and without --users everyone may connect and do everything.
     """
     from protofleet.broker.folder import BrokerFolder
     from protofleet.errors import UnavailableError
