@@ -146,8 +146,7 @@ class BrokerFolder:
         server = make_server(authority, (*hosts, *own_hosts()))
         access = access_list(federations or (ANY,))
         try:
-            path.mkdir(parents=True, mode=0o700, exist_ok=True)
-            path.chmod(0o700)
+            _make_private(folder.path)
             if any(path.iterdir()):
                 raise InputError(
                     f"broker folder '{path}': not empty; for a new certificate of a broker that "
@@ -322,6 +321,14 @@ def _checked(path: Path) -> Path:
     if any(letter.isspace() for letter in str(absolute)):
         raise InputError(f"broker folder '{absolute}': expected a path without spaces")
     return absolute
+
+
+def _make_private(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, such as the federation's, for us alone."""
+    for missing in [part for part in reversed(folder.parents) if not part.exists()]:
+        missing.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
 
 
 def _arguments(pid: int) -> list[str]:

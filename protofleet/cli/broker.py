@@ -61,11 +61,12 @@ def broker() -> None:
     "--renew", is_flag=True, help="A new certificate by the same authority; all else stays."
 )
 def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool, **serves: Any) -> None:
-    """Write a broker's set-up into FOLDER (default: federation/broker), for Mosquitto.
+    """Write a broker's set-up: TLS, accounts, access list.
 
-    A certificate authority, the broker's certificate, passwords, an access list and a
-    configuration with limits: nobody without an account gets in, and a device reaches its own
-    topics alone. docs/broker.md explains each file.
+    FOLDER (default: federation/broker) gets a certificate authority, the broker's certificate,
+    passwords, an access list and a configuration with limits, for Mosquitto: nobody without an
+    account gets in, and a device reaches its own topics alone. docs/broker.md explains each
+    file.
     """
     from protofleet.broker.folder import BrokerFolder
 
@@ -85,6 +86,8 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     until = valid_until((made.path / "server.pem").read_bytes())
     hosts, port = made.hosts(), made.listener()[1]
     yield f"{folder}: a broker with TLS for {', '.join(hosts)}; certificate until {until:%Y-%m-%d}"
+    if made.path.owner() == "root":
+        yield "made by root, so the broker runs as root: better made by a user of its own"
     yield f"start it:            protofleet broker run {folder}"
     yield f"  or, as a service:  sudo cp {made.service} /etc/systemd/system/"
     yield f"                     sudo systemctl enable --now {made.service.stem}"
@@ -180,11 +183,11 @@ def list_accounts(folder: Path) -> None:
     help="Users and passwords, made with: mosquitto_passwd -c FILE NAME. Nobody else may connect.",
 )
 def run(folder: Path | None, *, users: Path | None, **place: Any) -> None:
-    """Run a broker until Ctrl-C: Mosquitto if it is installed, else amqtt.
+    """Run a broker until Ctrl-C.
 
-    With a FOLDER of 'protofleet broker init': TLS, its accounts and its access list. Without one,
-    for a first federation in a network that you trust: nothing is encrypted, and without --users
-    everyone may connect and do everything.
+    It is Mosquitto if that is installed, else amqtt. With a FOLDER of 'protofleet broker init':
+    TLS, its accounts and its access list. Without one, for a first federation in a network that
+    you trust: nothing is encrypted, and without --users everyone may connect and do everything.
     """
     from protofleet.broker.folder import BrokerFolder
     from protofleet.errors import UnavailableError
@@ -245,7 +248,9 @@ def _said(running: RunningBroker) -> Iterator[str]:
 @click.option("--device", help="A device's account, which is taken for stolen.")
 @click.option("--device-password-file", type=click.Path(path_type=Path), help="Its password.")
 def check(target: str, **given: Any) -> None:
-    """Try from outside what a stolen credential, and none, must not do.
+    """Try from outside to get past a broker's rules.
+
+    What a stolen credential must not do, and nobody without one.
 
     TARGET is the folder of a broker that runs here (accounts for the trial are made and removed), a
     federation file, or a URL. Prints each question with the broker's answer, and what to do where

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from secured_broker import PASSWORD
+from brokers import wait_until
+from secured_broker import PASSWORD, let_in
 
 from protofleet.broker.access import (
     AccessList,
@@ -79,11 +80,13 @@ def test_our_reader_says_what_the_table_says(tail):
 
 def test_brokers_do_what_the_table_says(secured_broker):
     """Every role publishes on every topic and has subscribed to every topic."""
-    folder = secured_broker.folder
-    for role in _ROLES[1:]:
-        folder.accounts.add(role, PASSWORD)
-    assert folder.reload() == ""
-    time.sleep(0.3)
+    received = {
+        (tail, writer, reader)
+        for tail, (writers, readers) in _TABLE.items()
+        for writer in writers
+        for reader in readers
+    }
+    let_in(secured_broker, *_ROLES[1:])
     with ExitStack() as stack:
         probes = {role: stack.enter_context(_probe(secured_broker, role)) for role in _ROLES}
         assert [probe.refused for probe in probes.values()] == [""] * len(_ROLES)
@@ -93,18 +96,17 @@ def test_brokers_do_what_the_table_says(secured_broker):
         for role, probe in probes.items():
             for tail in _TABLE:
                 probe.publish(_BASE + tail, role.encode())
-        time.sleep(0.5)
-    received = {
-        (tail, writer, reader)
-        for tail, (writers, readers) in _TABLE.items()
-        for writer in writers
-        for reader in readers
-    }
-    assert {
+        wait_until(lambda: _seen(probes) >= received)
+        time.sleep(0.3)  # for what must not come
+        assert _seen(probes) == received
+
+
+def _seen(probes):
+    return {
         (message.topic.removeprefix(_BASE), message.payload.decode(), reader)
         for reader, probe in probes.items()
-        for message in probe.messages
-    } == received
+        for message in list(probe.messages)
+    }
 
 
 def _probe(running, role):

@@ -8,7 +8,7 @@ import time
 import pytest
 from brokers import mosquitto
 from click.testing import CliRunner
-from secured_broker import PASSWORD, skip_without
+from secured_broker import PASSWORD, let_in, skip_without
 
 from protofleet.broker.check import Target, Verdict, check
 from protofleet.broker.folder import BrokerFolder
@@ -130,9 +130,7 @@ def test_an_open_broker_ends_the_command_with_1():
 def test_the_federation_of_a_file_is_asked_about(secured_broker, tmp_path):
     """Its own topics, but no announcement that its devices would read."""
     folder = secured_broker.folder
-    folder.accounts.add("pi-1", PASSWORD)
-    folder.reload()
-    time.sleep(0.3)
+    let_in(secured_broker, "pi-1")
     (tmp_path / "pi-1.password").touch(mode=0o600)
     (tmp_path / "pi-1.password").write_text(PASSWORD)
     file = tmp_path / "federation.toml"

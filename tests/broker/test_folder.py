@@ -59,6 +59,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 def test_a_federation_folder_is_opened_by_its_broker(tmp_path):
     made = BrokerFolder.create(tmp_path / "federation" / "broker")
+    assert stat.S_IMODE((tmp_path / "federation").stat().st_mode) == 0o700
     assert BrokerFolder.open(tmp_path / "federation") == made == BrokerFolder.open(made.path)
 
 

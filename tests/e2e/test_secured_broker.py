@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from secured_broker import PASSWORD, secured
+from secured_broker import PASSWORD, let_in, secured
 from tiny_bundle import tiny_bundle
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -16,9 +16,7 @@ def test_a_federation_runs_under_the_access_list(kind, make_federation, tmp_path
     """Its rules allow all that coordinator and devices need, and each device only its own."""
     with secured(kind, tmp_path / "broker") as running:
         folder = running.folder
-        for name in ("device0", "device1"):
-            folder.accounts.add(name, PASSWORD)
-        folder.reload()
+        let_in(running, "device0", "device1")
         (tmp_path / "password").touch(mode=0o600)
         (tmp_path / "password").write_text(PASSWORD)
         federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
@@ -53,8 +51,7 @@ def test_a_device_with_another_ones_name_is_stopped_by_the_access_list(
 ):
     """Its account is device0's: as device1 it may neither listen nor speak."""
     with secured("mosquitto", tmp_path / "broker") as running:
-        running.folder.accounts.add("device0", PASSWORD)
-        running.folder.reload()
+        let_in(running, "device0")
         (tmp_path / "password").touch(mode=0o600)
         (tmp_path / "password").write_text(PASSWORD)
         federation = make_federation("home", tiny_bundle(tmp_path / "tiny.pfb", key), 2)
