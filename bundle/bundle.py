@@ -29,6 +29,7 @@ from protofleet.bundle.files import (
     archive,
 )
 from protofleet.bundle.manifest import FileEntry, Manifest, TensorDecl
+from protofleet.bundle.onnx_files import check_onnx
 from protofleet.bundle.rules import PARAMS, STATE, check_manifest, check_tensors, parse
 from protofleet.durable import sync_folder, write_synced
 from protofleet.errors import InputError, RefusedError
@@ -94,8 +95,11 @@ class Bundle:
         )
         digest = hashlib.sha256(data).hexdigest()
         bundle = cls(manifest=manifest, digest=digest, signer=public.hex(), source=source)
-        for name in manifest.files.keys() - {PARAMS, STATE}:
-            bundle.read(name)
+        graphs = {program.file for program in manifest.programs.values()}
+        for name in sorted(manifest.files.keys() - {PARAMS, STATE}):
+            data = bundle.read(name)
+            if name in graphs:
+                check_onnx(data, name)
         bundle._tensors(PARAMS, manifest.params)
         bundle._tensors(STATE, manifest.state)
         return bundle
