@@ -262,7 +262,7 @@ def _check_signature(source: Source, data: bytes, trusted: Collection[bytes] | N
 def _write_single(path: Path, content: Mapping[str, bytes]) -> None:
     temporary = _beside(path)
     try:
-        write_synced(temporary, archive(content))
+        write_synced(temporary, archive(content), shared=True)
         temporary.replace(path)
         sync_folder(path.parent)
     finally:
@@ -276,7 +276,7 @@ def _write_directory(path: Path, content: Mapping[str, bytes]) -> None:
     try:
         for name, data in content.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            write_synced(temporary / name, [data])
+            write_synced(temporary / name, [data], shared=True)
         for folder in {(temporary / name).parent for name in content}:
             sync_folder(folder)
         if path.exists():

@@ -54,6 +54,7 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
+from protofleet.private_files import check_private_folder, make_private_folder, opener
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.topics import check_id
@@ -68,7 +69,7 @@ class ByteCounters:
     _FORMAT = struct.Struct("@QQ")  # native: each total is stored by one machine instruction
 
     def __init__(self, path: Path) -> None:
-        with path.open("a+b") as file:
+        with open(path, "a+b", opener=opener) as file:
             if file.seek(0, 2) < self._FORMAT.size:
                 file.write(bytes(self._FORMAT.size))
                 file.flush()
@@ -122,12 +123,12 @@ class Store:
             device_id: the identity to take at the first time; drawn at random if None.
 
         Raises:
-            InputError: ``device_id`` cannot be part of a topic.
+            InputError: ``device_id`` cannot be part of a topic, or others may read the folder.
             ProvisionError: the store has another identity, or its content is damaged.
             UnavailableError: another process uses the store, or the folder cannot be written.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder, "device store")
             owned = lock_store(folder)
         except OSError as error:
             raise UnavailableError(
@@ -437,11 +438,12 @@ def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
     """What ``read`` makes of the contents that the journal names, beside a process that may commit.
 
     Raises:
-        InputError: there is no store, or no round was delivered yet.
+        InputError: there is no store, others may change it, or no round was delivered yet.
         ProtofleetError: what ``read`` raises, of contents that the journal still names.
     """
     if not (folder / "identity.json").exists():
         raise InputError(f"device store '{folder}': nothing there; join a federation first")
+    check_private_folder(folder, "device store")
     for attempt in range(_READ_ATTEMPTS):
         personal = read_journal(folder).in_use
         if personal is None:

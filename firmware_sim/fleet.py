@@ -15,6 +15,7 @@ import msgspec
 from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
+from protofleet.private_files import make_private_folder
 from protofleet.threads import thread_variables
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -92,7 +93,7 @@ class Fleet:
     def _start(self, device: VirtualDevice, number: int, proxies: ProxyThread) -> None:
         profile = self._file.profile_of(device)
         folder = self.folder(device.id)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder, "device folder")
         spec = DeviceSpec(
             device=device,
             profile=profile,
