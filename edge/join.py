@@ -41,7 +41,7 @@ class JoinOptions:
         device_id: identity to take when the store is made; None: drawn at random.
         threads: of the runtime and the kernels.
         backend: who runs the bundle's programs.
-        trusted: raw public keys whose bundles are accepted; None: any valid signature.
+        trusted: raw public keys whose bundles are accepted; empty: the user's trust store.
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
@@ -54,7 +54,7 @@ class JoinOptions:
     device_id: str | None = None
     threads: int = 1
     backend: BackendName = "auto"
-    trusted: Collection[bytes] | None = None
+    trusted: Collection[bytes] = ()
     keep_bundle: bool = True
     keepalive_s: int = 30
 

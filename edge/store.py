@@ -30,6 +30,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
 from protofleet.edge.journal import (
     BLOB_SUFFIX,
@@ -152,15 +153,19 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: Binding, *, sequence: int = 0) -> None:
         """Tie the store to a federation and a bundle, or check that it is tied to these.
+
+        Args:
+            binding: these.
+            sequence: of the bundle.
 
         Raises:
             ProvisionError: it belongs to others.
         """
         bound = self.journal.binding
         if bound is None:
-            self._commit(msgspec.structs.replace(self.journal, binding=binding))
+            self._commit(msgspec.structs.replace(self.journal, binding=binding, sequence=sequence))
             return
         self.check_bound(binding, *binding.__struct_fields__)
 
@@ -196,7 +201,24 @@ class Store:
         except OSError as error:
             raise UnavailableError(f"device store '{self.folder}': {error}") from error
 
-    def commit_moved(self, binding: Binding, start: Mapping[str, NDArray[Any]] | None) -> None:
+    def check_sequence(self, manifest: Manifest) -> None:
+        """Raise ProvisionError if the store has had a newer bundle, unless the signer allows it."""
+        newest, sequence = self.journal.sequence, manifest.sequence
+        if max(sequence, manifest.replaces_up_to) < newest:
+            raise ProvisionError(
+                f"device store '{self.folder}': has had a bundle of sequence {newest}, got "
+                f"'{manifest.name}' of sequence {sequence}, which is older; take the newer one, or "
+                f"have its signer export it with --sequence {newest + 1}, or with "
+                f"--replaces-up-to {newest} if devices are to go back"
+            )
+
+    def commit_moved(
+        self,
+        binding: Binding,
+        start: Mapping[str, NDArray[Any]] | None,
+        *,
+        sequence: int = 0,
+    ) -> None:
         """Belong to another bundle of the same federation from now on.
 
         What is on its way in either direction, residuals and baselines belong to the bundle before
@@ -205,6 +227,7 @@ class Store:
         Args:
             binding: the new one.
             start: tensors of the state that training begins with; None: the strategy's own.
+            sequence: of the new bundle.
         """
         journal, state = self.journal, None
         if start is not None:
@@ -216,6 +239,7 @@ class Store:
             settings=journal.settings if start is not None else {},
             state=state,
             former=journal.in_use,
+            sequence=max(journal.sequence, sequence),
         )
         self._commit(moved)
         self._drop_downloads()
@@ -232,6 +256,7 @@ class Store:
                 strategy=former.strategy,
                 settings=former.settings,
                 state=former.state,
+                sequence=self.journal.sequence,
             )
         )
         self._drop_downloads()

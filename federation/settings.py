@@ -227,7 +227,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
         federation: its name, a level of every topic.
         broker: which, and the coordinator's credentials; a file may say just the URL.
         bundle: the signed bundle, directory or single file.
-        trusted: public keys (hex) whose bundles are accepted; empty: any valid signature.
+        trusted: public keys (hex) whose bundles are accepted; empty: the user's trust store.
         run_dir: folder of this run: ledger, spool, results.
         rounds: number of rounds to aggregate.
         seed: seed of the federation: cohorts and, with client and round, all local training.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.bundle.manifest import MAX_SEQUENCE
 from protofleet.cli._groups import gathered
 from protofleet.cli._settings import parse_pairs
 from protofleet.errors import InputError
@@ -127,6 +128,37 @@ example_options = gathered(
             "--preprocessing",
             type=click.Path(path_type=Path),
             help="JSON file, see docs/bundle.md.",
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOptions:
+    """Where a bundle stands among those of its signer."""
+
+    sequence: int
+    replaces_up_to: int
+
+
+sequence_options = gathered(
+    SequenceOptions,
+    "numbers",
+    [
+        click.option(
+            "--sequence",
+            type=click.IntRange(0, MAX_SEQUENCE),
+            default=0,
+            show_default=True,
+            help="Number of this bundle among yours: a device that has had one with a larger "
+            "number does not take it.",
+        ),
+        click.option(
+            "--replaces-up-to",
+            type=click.IntRange(0, MAX_SEQUENCE),
+            default=0,
+            show_default=True,
+            help="Devices may go back to this bundle from any up to this number.",
         ),
     ],
 )

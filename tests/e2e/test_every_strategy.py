@@ -125,7 +125,7 @@ class Case:
 
     @property
     def bundle(self):
-        return Bundle.open(self.path)
+        return Bundle.open(self.path, any_signer=True)
 
     @property
     def strategy(self):
@@ -279,6 +279,7 @@ _FILE = """
 federation = "home"
 broker = "{url}"
 bundle = "{bundle}"
+trusted = ["{signer}"]
 run_dir = "run"
 rounds = {rounds}
 seed = {seed}
@@ -296,6 +297,7 @@ def _write(federation, case, minimum, more=""):
     text = _FILE.format(
         url=federation.url,
         bundle=case.path,
+        signer=Bundle.open(case.path, any_signer=True).signer,
         rounds=_ROUNDS,
         seed=_SEED,
         minimum=minimum,
