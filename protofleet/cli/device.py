@@ -78,7 +78,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @device.command()
-@broker_options("mqtt://[user[:password]@]host[:port] or mqtts://…", required=True)
+@broker_options("mqtts://[user@]host[:port], or mqtt://… on this machine", required=True)
 @click.option("--federation", required=True, help="Its name, as the coordinator has it.")
 @click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
 @click.option(
