@@ -97,8 +97,7 @@ def trust_folder() -> Path:
 def trust(public: bytes, folder: Path | None = None) -> Path:
     """Add a raw public key to the trust store; returns its file."""
     path = (folder or trust_folder()) / f"{fingerprint(public)}.pem"
-    for made in (path.parent.parent, path.parent):
-        made.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    _make_folder(path.parent)
     save_public_key(public, path)
     return path
 
@@ -144,7 +143,7 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def _create_key_file(path: Path) -> None:
-    path.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+    _make_folder(path.parent)
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -158,6 +157,12 @@ def _create_key_file(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(temporary)
     temporary.unlink()
+
+
+def _make_folder(folder: Path) -> None:
+    """For keys; the one above is made for this user alone, too: a store, the configuration."""
+    for made in (folder.parent, folder):
+        made.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
 
 
 def _read_key_file(path: Path) -> bytes:
