@@ -120,9 +120,10 @@ def _gathered(
             found = BrokerOptions(given["broker"], beside)
             return command(*args, **{**given, "broker": make(found)})
 
+        made: _Command = run
         for option in reversed((url, *_OPTIONS)):
-            run = option(run)
-        return run
+            made = option(made)
+        return made
 
     return decorate
 

@@ -37,7 +37,7 @@ def test_what_this_user_signed_counts(forge, tmp_path, monkeypatch):
     content = forge.content()
     public = mine.public_key().public_bytes_raw()
     content[SIGNATURE] = public + mine.sign(content[MANIFEST])
-    assert Bundle.open(forge.single(content), any_signer=True).signer == public.hex()
+    assert Bundle.open(forge.single(content)).signer == public.hex()
 
 
 @pytest.mark.parametrize("spoilt", ["trusted/{}.pem", "trusted", "."])
@@ -45,11 +45,11 @@ def test_a_trust_store_that_others_can_change_is_refused(forge, tmp_path, monkey
     monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path / "config"))
     file = keys.trust(PUBLIC)
     bundle = forge.single()
-    Bundle.open(bundle, any_signer=True)
+    Bundle.open(bundle)
     path = tmp_path / "config" / spoilt.format(file.stem)
     path.chmod(0o777)
     with pytest.raises(InputError, match=r"trust store .*: chmod go-w"):
-        Bundle.open(bundle, any_signer=True)
+        Bundle.open(bundle)
 
 
 def test_asked_to_take_any_signer_the_stranger_is_named_instead(forge):
