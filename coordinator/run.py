@@ -13,6 +13,7 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
+from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, UnavailableError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
@@ -38,6 +39,8 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             yield service
     except BrokenPipeError:
         raise
+    except UnicodeDecodeError as error:
+        raise InputError(damaged(config.run_dir, error)) from error
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UnavailableError(

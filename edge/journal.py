@@ -164,7 +164,7 @@ def read_journal(folder: Path) -> Journal:
         return Journal()
     try:
         journal = msgspec.json.decode(path.read_bytes(), type=Journal)
-    except msgspec.DecodeError as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProvisionError(f"device store '{path}': damaged ({error})") from error
     if journal.format != _FORMAT:
         raise ProvisionError(

@@ -435,7 +435,7 @@ def _identity(folder: Path, wanted: str | None) -> str:
         return device_id
     try:
         known = str(json.loads(path.read_bytes())["device_id"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProvisionError(f"device identity '{path}': damaged ({error})") from error
     if wanted not in (None, known):
         raise ProvisionError(
