@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -228,41 +228,7 @@ def check_preprocessing(pre: Preprocessing) -> None:
     Raises:
         RefusedError: rule ``preprocessing``.
     """
-    per_channel = {1, len(pre.channels)} if pre.channels else {1, *pre.input_shape[-1:]}
-    counts = " or ".join(map(str, sorted(per_channel)))
-    axes, smallest, largest = len(pre.input_shape), float(_FLOAT32.tiny), float(_FLOAT32.max)
-    windows = {
-        "rate_hz": (pre.rate_hz, MAX_RATE_HZ),
-        "window": (pre.window, MAX_EXAMPLE_VALUES),
-        "hop": (pre.hop, MAX_EXAMPLE_VALUES),
-    }
-    rules = (
-        (axes <= MAX_AXES, f"at most {MAX_AXES} axes in input_shape", axes),
-        (all(n > 0 for n in pre.input_shape), "sizes > 0 in input_shape", pre.input_shape),
-        (
-            math.prod(pre.input_shape) <= MAX_EXAMPLE_VALUES,
-            f"at most {MAX_EXAMPLE_VALUES} values in an example",
-            pre.input_shape,
-        ),
-        *(
-            (n is None or 0 < n <= most, f"{name} > 0, at most {most:g}", n)
-            for name, (n, most) in windows.items()
-        ),
-        (
-            len(pre.channels) <= MAX_CHANNELS and all(map(_is_label, pre.channels)),
-            f"at most {MAX_CHANNELS} printable channel names",
-            len(pre.channels),
-        ),
-        (len(pre.mean) in per_channel, f"{counts} values in mean", len(pre.mean)),
-        (len(pre.std) in per_channel, f"{counts} values in std", len(pre.std)),
-        (all(abs(value) <= largest for value in pre.mean), "mean within float32", pre.mean),
-        (
-            all(smallest <= value <= largest for value in pre.std),
-            "std > 0 within float32",
-            pre.std,
-        ),
-    )
-    for holds, wanted, got in rules:
+    for holds, wanted, got in (*_size_rules(pre), *_value_rules(pre)):
         if not holds:
             raise RefusedError(
                 "preprocessing", f"preprocessing: expected {wanted}, got {str(got)[:80]}"
@@ -273,6 +239,37 @@ def check_preprocessing(pre: Preprocessing) -> None:
         raise RefusedError(
             "preprocessing", f"preprocessing: expected at most {MAX_TOKENS} tokens, not normalised"
         )
+
+
+_Rule = tuple[bool, str, object]
+"""Whether it holds, what was expected, what was got."""
+
+
+def _size_rules(pre: Preprocessing) -> Iterator[_Rule]:
+    shape, axes = pre.input_shape, len(pre.input_shape)
+    yield axes <= MAX_AXES, f"at most {MAX_AXES} axes in input_shape", axes
+    yield all(n > 0 for n in shape), "sizes > 0 in input_shape", shape
+    fits = math.prod(shape) <= MAX_EXAMPLE_VALUES
+    yield fits, f"at most {MAX_EXAMPLE_VALUES} values in an example", shape
+    for name, number, most in (
+        ("rate_hz", pre.rate_hz, MAX_RATE_HZ),
+        ("window", pre.window, MAX_EXAMPLE_VALUES),
+        ("hop", pre.hop, MAX_EXAMPLE_VALUES),
+    ):
+        yield number is None or 0 < number <= most, f"{name} > 0, at most {most:g}", number
+    named = len(pre.channels) <= MAX_CHANNELS and all(map(_is_label, pre.channels))
+    yield named, f"at most {MAX_CHANNELS} printable channel names", len(pre.channels)
+
+
+def _value_rules(pre: Preprocessing) -> Iterator[_Rule]:
+    smallest, largest = float(_FLOAT32.tiny), float(_FLOAT32.max)
+    per_channel = {1, len(pre.channels)} if pre.channels else {1, *pre.input_shape[-1:]}
+    counts = " or ".join(map(str, sorted(per_channel)))
+    for name, values in (("mean", pre.mean), ("std", pre.std)):
+        yield len(values) in per_channel, f"{counts} values in {name}", len(values)
+    yield all(abs(value) <= largest for value in pre.mean), "mean within float32", pre.mean
+    within = all(smallest <= value <= largest for value in pre.std)
+    yield within, "std > 0 within float32", pre.std
 
 
 def _check_program(name: str, program: Program, manifest: Manifest) -> None:

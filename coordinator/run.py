@@ -19,6 +19,7 @@ from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
+from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire.endpoint import CoordinatorEndpoint
 from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
@@ -96,7 +97,7 @@ def _make_endpoint(
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
     endpoint = CoordinatorEndpoint.create(
         config.broker, config.federation, folder, limits, protection=protection

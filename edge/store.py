@@ -55,7 +55,12 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
-from protofleet.private_files import check_private_folder, make_private_folder, opener
+from protofleet.private_files import (
+    PRIVATE_FOLDER,
+    check_private_folder,
+    make_private_folder,
+    opener,
+)
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.topics import check_id
@@ -109,7 +114,7 @@ class Store:
         self.folder = folder
         self.device_id = device_id
         self.partial = folder / "partial"
-        self.partial.mkdir(exist_ok=True)
+        self.partial.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         self.counters = ByteCounters(folder / "counters.bin")
         self._lock = owned
         self.journal = read_journal(folder)
@@ -264,7 +269,7 @@ class Store:
     def _drop_downloads(self) -> None:
         """Remove parts of payloads that will not be offered again."""
         shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(exist_ok=True)
+        self.partial.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
     def bind_strategy(self, name: str, settings: Mapping[str, Any]) -> None:
         """Record the strategy that reads and writes the state.

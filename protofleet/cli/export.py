@@ -139,8 +139,8 @@ def export(
         formats=formats,
         provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
         allow_probabilities=allow_probabilities,
-        sequence=numbers.sequence,
-        replaces_up_to=numbers.replaces_up_to,
+        sequence=numbers.sequence or 0,
+        replaces_up_to=numbers.replaces_up_to or 0,
     )
     chosen = choose_methods(built, spec, methods.wishes(), loss=outputs.loss)
     _tell_methods(chosen)
