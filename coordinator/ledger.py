@@ -494,11 +494,11 @@ class Ledger:
 
     @property
     def announced(self) -> int:
-        """Sequence of the latest announcement."""
+        """No announcement of an earlier process had a higher sequence."""
         return int(self._meta("announced"))
 
     def note_announced(self, sequence: int) -> None:
-        """Keep the sequence of an announcement that is about to go out."""
+        """Keep a bound of the sequences of announcements that are about to go out."""
         with self._db:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'announced'", (str(sequence),))
 

@@ -14,7 +14,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import keys
-from protofleet.durable import sync_folder, write_whole
+from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.identity import DeviceGrant, public_bytes, read_statement
@@ -121,7 +121,8 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
         noted = msgspec.structs.replace(
             started, announced=sequence, federation_key=federation_key.hex()
         )
-        _write(folder / _MEMORY, noted)
+        # Not against power loss: what then may be repeated is an announcement of the last minutes.
+        replace_whole(folder / _MEMORY, _encode(noted))
 
     return DeviceCredentials(
         federation=enrolment.federation,
@@ -155,7 +156,11 @@ def _to_path(kind: type, value: object) -> Path:
 
 
 def _write(path: Path, value: msgspec.Struct) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value)))
+    write_whole(path, _encode(value))
+
+
+def _encode(value: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value))
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

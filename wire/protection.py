@@ -48,6 +48,8 @@ from protofleet.wire.session import Handshake, Session, SessionTerms, derive_key
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _SHARE = re.compile(r"[0-9a-f]{64}")
 _MOST_COUNT = 2**62
+_AHEAD = 60_000
+"""A minute of sequence numbers is noted at once: not every announcement waits for a disk."""
 
 M = TypeVar("M", bound=Message)
 
@@ -259,8 +261,8 @@ class CoordinatorCredentials:
         rotations: statements by which earlier federation keys handed over, oldest first.
         grant: the checked grant in a text.  Raises RefusedError for one that is not, or no longer,
             good.
-        announced: sequence of the latest announcement of this folder.
-        note: keeps a later one over restarts.
+        announced: no announcement of an earlier process had a higher sequence.
+        note: keeps a later bound over restarts.
     """
 
     federation: str
@@ -301,7 +303,7 @@ class CoordinatorProtection(_Keyed):
     def __init__(self, credentials: CoordinatorCredentials) -> None:
         super().__init__()
         self._own = credentials
-        self._announced = credentials.announced
+        self._announced = self._noted = credentials.announced
         self._peers: dict[str, _Peer] = {}
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
@@ -309,7 +311,9 @@ class CoordinatorProtection(_Keyed):
         if not isinstance(message, Announcement):
             return super().write(message, topic, device_id)
         self._announced = max(self._announced + 1, int(time.time() * 1000))
-        self._own.note(self._announced)
+        if self._announced > self._noted:
+            self._noted = self._announced + _AHEAD
+            self._own.note(self._noted)
         handshake = CoordinatorHandshake(
             certificate=self._own.certificate,
             nonce=self._handshake.nonce.hex(),

@@ -6,10 +6,10 @@ import json
 
 import msgspec
 import pytest
-from keyed import enrol
 from threaded import CrashError, Federation
 from tiny_bundle import tiny_bundle, tiny_data
 
+from protofleet.benchmarks._keys import enrol_here
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
@@ -49,7 +49,7 @@ def config(tmp_path, mosquitto_url, key):
         round=RoundSettings(deadline_s=30.0),
     )
     stores = {name: tmp_path / f"store-{name}" for name in _DATA}
-    enrol(config.keys, "home", stores, mosquitto_url)
+    enrol_here(config.keys, "home", stores, mosquitto_url)
     return config
 
 
@@ -147,7 +147,7 @@ def test_a_revoked_device_leaves_at_once_and_does_not_come_back(config):
 def test_a_device_of_another_federation_key_is_not_let_in(config, tmp_path):
     """A stranger's device with a grant of its own key: neither hears nor is heard."""
     stranger = {"eve": tmp_path / "store-eve"}
-    enrol(tmp_path / "other", "home", stranger, config.broker.url)
+    enrol_here(tmp_path / "other", "home", stranger, config.broker.url)
     with Federation(config, {**_DATA, "eve": _part(3)}) as federation:
         federation.coordinator.finish(60)
         eve = federation.devices["eve"]

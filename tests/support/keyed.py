@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.coordinator.members import Members
-from protofleet.edge.credentials import FOLDER, Enrolment, device_key, save_enrolment
-from protofleet.edge.store import Store
 from protofleet.errors import RefusedError
 from protofleet.wire.identity import (
     CoordinatorCertificate,
@@ -111,30 +106,3 @@ class Keyed:
 def renamed(credentials: DeviceCredentials, name: str) -> DeviceCredentials:
     """The credentials of one device with another's name."""
     return replace(credentials, device_id=name)
-
-
-def enrol(folder: Path, federation: str, stores: Mapping[str, Path], url: str) -> None:
-    """The federation's folder, and an enrolment in every device's store, as the commands make them.
-
-    Args:
-        folder: of the federation.
-        federation: its name.
-        stores: by device.
-        url: the broker's.
-    """
-    with Members.create(folder, federation) as members:
-        key = members.private_key()
-        for device_id, store in stores.items():
-            Store.open(store, device_id=device_id).close()
-            where = store / FOLDER
-            own = device_key(where)
-            save_enrolment(
-                where,
-                Enrolment(
-                    federation=federation,
-                    device_id=device_id,
-                    grant=members.grant(key, device_id, public_bytes(own)),
-                    federation_key=members.federation_key.hex(),
-                    broker={"url": url},
-                ),
-            )
