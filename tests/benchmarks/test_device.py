@@ -312,7 +312,8 @@ def test_a_bundle_of_a_stranger_is_not_run(folder, tmp_path, monkeypatch):
 def test_what_this_user_signed_is_measured_without_being_asked_for(tmp_path, monkeypatch):
     monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path))
     mine = load_or_create_signing_key().public_key().public_bytes_raw()
-    assert trusted_keys((), own=True) == {mine}
+    assert trusted_keys(()) == {mine}
+    monkeypatch.setenv("PROTOFLEET_CONFIG", str(tmp_path / "nobody"))
     with pytest.raises(InputError, match="no trusted signer"):
         trusted_keys(())
 
