@@ -185,6 +185,7 @@ def _write_federation(material: Material, folder: Path, url: str) -> None:
         "federation": "aarch64",
         "broker": url,
         "bundle": str(material.folder.resolve() / "bundle.pfb"),
+        "trusted": [material.bundle.signer],
         "run_dir": "run",
         "rounds": material.rounds,
         # Adam divides by a gradient's size: where that is nothing but rounding, so is the step.
