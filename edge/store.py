@@ -218,11 +218,7 @@ class Store:
             )
 
     def commit_moved(
-        self,
-        binding: Binding,
-        start: Mapping[str, NDArray[Any]] | None,
-        *,
-        sequence: int = 0,
+        self, binding: Binding, start: Mapping[str, NDArray[Any]] | None, *, sequence: int = 0
     ) -> None:
         """Belong to another bundle of the same federation from now on.
 
