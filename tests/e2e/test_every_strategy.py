@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hostile_device import HostileDevice
 from packed import pack_update
 from threaded import Federation, final_state
-from tiny_bundle import tiny_data
+from tiny_bundle import tiny_data, trust_in_tests
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
@@ -213,6 +213,7 @@ def _export(model, path, key):
         objectives=model.objectives,
     )
     export_bundle(build_model(model.name, **model.settings), spec, out=path, key=key)
+    trust_in_tests(key)
 
 
 def _part(shape, seed, n):
