@@ -58,12 +58,11 @@ class RollCall:
     def announced(self, announcement: Announcement, now: float, *, retained: bool) -> None:
         """Presence is due soon if the announcement calls the roll.
 
-        One that the broker kept is older than this connection, whose presence has answered it,
-        unless it is of another process than the one before.
+        The first one that the broker kept is older than this process's presence, which has
+        answered it.
         """
         call = (announcement.boot_id, announcement.roll_call)
-        missed = self._answered is not None and call[0] != self._answered[0]
-        if call != self._answered and (missed or not retained):
+        if call != self._answered and (self._answered is not None or not retained):
             spread_s = min(max(announcement.spread_s, SPREAD_MIN_S), SPREAD_MAX_S)
             self._called = min(self._called, now + self._rng.uniform(0.0, spread_s))
         self._answered = call

@@ -15,7 +15,7 @@ from protofleet.wire.broker_access import BrokerAccess
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=20)]
 
-_ACTS = {"drop": 0.1, "alter": 0.1, "cut": 0.05, "replay": 0.2, "swap": 0.05, "reorder": 0.05}
+_ACTS = {"drop": 0.1, "alter": 0.1, "cut": 0.05, "reorder": 0.05, "replay": 0.2, "swap": 0.05}
 
 
 @pytest.mark.parametrize("seed", [1, 2])
