@@ -129,7 +129,7 @@ class Reporter:
             return
         self._tell_again_at = now + self._interval_s
         self._interval_s = min(2 * self._interval_s, LONGEST_S)
-        self._sink(
+        self._tell(
             events.Waiting(
                 round_id=state.round_id,
                 live=live,

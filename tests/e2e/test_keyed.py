@@ -63,7 +63,7 @@ class _Eavesdropper:
 
     def __init__(self, url: str) -> None:
         broker = BrokerAccess(url=url)
-        self._link = Link(LinkOptions(broker=broker, client_id="eve", filters=("fl/#",)))
+        self._link = Link(LinkOptions(broker=broker, filters=("fl/#",)))
         self._link.start()
         assert isinstance(self._link.get(10), Connected)
 
