@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from protofleet.federation.records import RoundRecord, Scores
+from protofleet.printable import printable
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -50,6 +51,14 @@ class AnotherCoordinator(Report, frozen=True, kw_only=True, tag="another_coordin
     """Another process announces rounds of this federation: end one of the two."""
 
     federation: str
+
+
+class Withheld(Report, frozen=True, kw_only=True, tag="withheld"):
+    """So many events of one ``kind`` were not reported in the last ``seconds``."""
+
+    kind: str
+    count: int
+    seconds: float
 
 
 class DeviceOnline(Report, frozen=True, kw_only=True, tag="device_online"):
@@ -154,6 +163,7 @@ Sink = Callable[[Report], None]
 
 
 def to_line(report: Report, time_s: float) -> str:
-    """One line of JSON."""
+    """One line of JSON, safe on a terminal."""
     fields = msgspec.to_builtins(report)
-    return msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()
+    line = msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()
+    return printable(line)

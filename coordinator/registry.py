@@ -148,6 +148,7 @@ class Registry:
 
     def forget(self, device_id: str) -> None:
         """The device may not take part any more."""
+        self._depart(device_id)
         self.devices.pop(device_id, None)
 
     def mark_silent(self, now: float) -> tuple[str, ...]:

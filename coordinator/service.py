@@ -17,6 +17,7 @@ from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.roll_call import RollCall
@@ -78,7 +79,8 @@ class Service:
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
-        self._roll_call = RollCall(len(ledger.totals()), time.monotonic())
+        self._totals = ReportedTotals(ledger)
+        self._roll_call = RollCall(self._totals.known, time.monotonic())
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
@@ -135,6 +137,7 @@ class Service:
                     self._registry.forget(device_id)
                     self._depart(device_id, "revoked")
         self._apply(schedule.Tick())
+        self._reporter.watch(now)
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
 
     def _handle(self, event: Event | None) -> None:
@@ -224,7 +227,7 @@ class Service:
                 bytes_down=heartbeat.bytes_down,
                 peak_rss_bytes=heartbeat.peak_rss_bytes,
             )
-            self._ledger.note_totals(device_id, heartbeat.round_id, totals)
+            self._totals.note(device_id, heartbeat.round_id, totals, time.monotonic())
 
     def _on_sign(self, device_id: str) -> None:
         """The device lives, whatever was said of it; one that is not known is asked who it is."""
@@ -336,29 +339,20 @@ class Service:
         if awaited and self._payloads.send_otherwise(event.device_id, event.rule):
             self._invite((event.device_id,))
             return
-        self._sink(
-            events.TaskRefused(
-                round_id=round_id,
-                device_id=event.device_id,
-                rule=event.rule,
-                reason=event.reason,
-            )
-        )
+        self._reporter.task_refused(event)
         if is_open:
             self._apply(schedule.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
         if device_id not in self._state.live:
-            live = len(self._registry.live)
-            self._sink(events.DeviceOnline(device_id=device_id, live=live))
+            self._reporter.online(device_id, len(self._registry.live))
         self._apply(schedule.DeviceAppeared(device_id))
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
         self._apply(schedule.DeviceDeparted(device_id))
         if known:
-            live = len(self._registry.live)
-            self._sink(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
+            self._reporter.offline(device_id, reason, len(self._registry.live))
 
     def _apply(self, event: schedule.ScheduleEvent) -> None:
         self._state, actions = self._schedule.step(self._state, event, time.monotonic())
@@ -397,6 +391,7 @@ class Service:
             update_codec=self._config.codec.updates.name,
             update_keep=self._config.codec.keep,
         )
+        self._totals.invited(clients)
         for device_id in clients:
             payload = self._payloads.payload_for(self._server_state, device_id)
             offer = self._endpoint.send_task(device_id, task, payload.path, payload.coding)

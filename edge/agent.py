@@ -21,6 +21,7 @@ from typing import Any, assert_never
 
 from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
 from protofleet.edge.identity import Identity, Registration, RollCall
+from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
@@ -78,6 +79,7 @@ class Agent:
         self._who = who
         self._registration = Registration(learner)
         self._roll_call = RollCall()
+        self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
@@ -151,7 +153,7 @@ class Agent:
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                _log.warning("ignored a message (%s): %s", event.rule, event.detail)
+                self._warn("ignored a message (%s): %s", event.rule, event.detail)
             case _:
                 assert_never(event)
 
@@ -163,7 +165,7 @@ class Agent:
             case Task():
                 self._on_task(message)
             case _:
-                _log.warning("ignored a message: %s is not for devices", type(message).__name__)
+                self._warn("ignored a message: %s is not for devices", type(message).__name__)
 
     def _on_connected(self) -> None:
         self._present()
@@ -178,7 +180,7 @@ class Agent:
     def _on_disconnected(self, event: Disconnected) -> None:
         if event.final:
             raise UnavailableError(f"broker: {event.reason}")
-        _log.warning("no connection to the broker: %s; trying again", event.reason)
+        self._warn("no connection to the broker: %s; trying again", event.reason)
 
     def _present(self) -> None:
         """Say who is here; with keys that waits until a coordinator has announced itself."""
@@ -213,7 +215,7 @@ class Agent:
             if not retained:
                 raise
             # Perhaps an older run's; the coordinator that runs now announces itself live to us.
-            _log.warning("waiting for another coordinator: %s", error)
+            self._warn("waiting for another coordinator: %s", error)
             self._waiting.announced(announcement, retained=True, mismatch=str(error))
             return False
         return True
@@ -314,7 +316,7 @@ class Agent:
             f"round {task.round_id} is over: this device has finished round {last} of federation "
             f"'{task.federation}'; a new run needs another name, or new stores on its devices"
         )
-        _log.warning("refused a task: %s", reason)
+        self._warn("refused a task: %s", reason)
         if task.payload is not None:
             self._endpoint.reject(task.payload.transfer_id, "offer", reason)
 
@@ -348,7 +350,7 @@ class Agent:
         """Say why the payload of the round in progress cannot be used."""
         if self._round is None:
             return
-        _log.warning("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
+        self._warn("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
         self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
@@ -390,7 +392,7 @@ class Agent:
         """Say why this round has no update; the state of the round before stays."""
         if self._round is not None and self._next is None:
             round_id, payload = self._round.task.round_id, self._round.payload
-            _log.warning("round %d refused: %s", round_id, reason)
+            self._warn("round %d refused: %s", round_id, reason)
             self._drop(reason)
             self._endpoint.reject(payload.transfer_id, "diverged", reason)
             return
@@ -418,7 +420,7 @@ class Agent:
     def _on_rejected(self, event: Rejected) -> None:
         pending = self._store.journal.pending
         if pending is not None and pending.update.sha256 == event.offer.sha256:
-            _log.warning("round %d: update rejected: %s", pending.round_id, event.reason)
+            self._warn("round %d: update rejected: %s", pending.round_id, event.reason)
             self._drop(event.reason)
 
     def _on_delivered(self, event: Delivered) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
+from protofleet.printable import printable
 from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
 from protofleet.wire.messages import Need, Receipt, Task, TransferOffer, decode, encode
 from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, Source, Timers
@@ -30,6 +31,8 @@ CHUNK_S = 15.0
 ANSWERED_REPEAT_S = 15.0
 """After an answer the receiver asks by itself; this only helps one that lost its memory."""
 WINDOW_MAX = 16
+REASON_CHARS = 500
+"""Of a receipt; the rest is not for people."""
 
 ContentKey = Callable[[str, int], str]
 """From a blob's SHA-256 and the grid: the key that seals its chunks; '': they are not sealed."""
@@ -77,7 +80,7 @@ class OutboundTransfer:
         wanted: chunk indices asked for and not yet handed out, in order, without repetition.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is made of, each named
+    def __init__(  # noqa: PLR0913 - what is sent, each named at the call
         self,
         *,
         device_id: str,
@@ -259,7 +262,7 @@ class Sender:
             if message.status == "done":
                 self._delivered[device_id] = transfer.offer
                 return [Delivered(device_id, transfer.offer)]
-            return [Rejected(device_id, transfer.offer, message.rule, message.reason)]
+            return [_rejected(device_id, transfer.offer, message)]
         transfer.asked(message, now, self._rng)
         self._timers.set(key, transfer.due)
         if transfer.wanted:
@@ -273,7 +276,7 @@ class Sender:
         if not isinstance(message, Receipt) or message.status == "done":
             return []
         del self._delivered[device_id]
-        return [Rejected(device_id, offer, message.rule, message.reason)]
+        return [_rejected(device_id, offer, message)]
 
     def next_chunk(self) -> Send | Rejected | None:
         """The next chunk to publish, transfers taking turns; None if none is wanted.
@@ -337,3 +340,8 @@ class Sender:
         payload = transfer.announce(now, self._rng)
         self._timers.set(key, transfer.due)
         return Send(transfer.device_id, Lane.OFFER, payload)
+
+
+def _rejected(device_id: str, offer: TransferOffer, receipt: Receipt) -> Rejected:
+    rule, reason = printable(receipt.rule[:64]), printable(receipt.reason[:REASON_CHARS])
+    return Rejected(device_id, offer, rule, reason)

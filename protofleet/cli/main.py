@@ -13,6 +13,7 @@ from protofleet import __version__
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import add_options
 from protofleet.errors import ProtofleetError
+from protofleet.printable import printable
 
 _COMMANDS = {
     "broker": "protofleet.cli.broker:broker",
@@ -102,6 +103,7 @@ def main(args: list[str] | None = None) -> Any:
             raise
         if not {"-v", "--verbose"}.isdisjoint(sys.argv if args is None else args):
             traceback.print_exception(error)
+    message = "\n".join(printable(line) for line in message.split("\n"))
     click.echo(f"protofleet: {message}", err=True)
     sys.exit(1)
 
