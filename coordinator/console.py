@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 
 from protofleet.coordinator import events
-from protofleet.federation.records import Scores
+from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import byte_text, duration_text
 
@@ -46,8 +46,16 @@ def _closed(e: events.RoundClosed) -> str:
     return (
         f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
         f"{e.participants} updates, {byte_text(e.bytes_up)} up, {byte_text(e.bytes_down)} down"
-        f"{_scores(e.scores)}"
+        f"{_scores(e.scores)}{_privacy(e.privacy)}"
     )
+
+
+def _privacy(spent: PrivacyRecord | None) -> str:
+    if spent is None:
+        return ""
+    if spent.repeatable:
+        return "; [yellow]not private[/yellow]: its noise comes from privacy.noise_seed"
+    return f"; ε = {spent.epsilon:.3g} at δ = {spent.delta:.3g}"
 
 
 def _scores(scores: Scores, which: str = "") -> str:

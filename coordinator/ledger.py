@@ -15,10 +15,17 @@ from typing import Self
 
 import msgspec
 
-from protofleet.durable import lock, move_whole, sync_folder, write_whole
+from protofleet.durable import erase, lock, move_whole, sync_folder, write_secret, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.coding import read_update
-from protofleet.federation.records import RoundBytes, RoundRecord, Scores, UpdateRecord
+from protofleet.federation.noise import SEED_BYTES, new_seed
+from protofleet.federation.records import (
+    PrivacyRecord,
+    RoundBytes,
+    RoundRecord,
+    Scores,
+    UpdateRecord,
+)
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
@@ -67,6 +74,11 @@ CREATE TABLE IF NOT EXISTS payloads (
     device_id TEXT PRIMARY KEY,
     reference TEXT NOT NULL DEFAULT '',
     raw_only INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS privacy (
+    round_id INTEGER PRIMARY KEY REFERENCES rounds,
+    record TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS traffic (
@@ -153,6 +165,7 @@ class Ledger:
         self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
+        self.noise = folder / "noise"
         for made in (folder, self.spool, self.states):
             made.mkdir(parents=True, exist_ok=True)
         taken = f"run folder {folder}: another coordinator is running in it"
@@ -310,8 +323,39 @@ class Ledger:
         rows = self._db.execute("SELECT transfer_id FROM members WHERE file IS NOT NULL")
         return [transfer_id for (transfer_id,) in rows]
 
+    def noise_seed(self, round_id: int) -> bytes:
+        """The seed of a round's noise, the same until the round is committed, and then gone.
+
+        Who has it can take the noise off again: nobody but the owner may read its file.
+
+        Raises:
+            ProtofleetError: the file is no longer what was written.
+        """
+        path = self.noise / f"{round_id:06d}"
+        if not path.exists():
+            self.noise.mkdir(mode=0o700, exist_ok=True)
+            write_secret(path, new_seed(round_id))
+        seed = path.read_bytes()
+        if len(seed) != SEED_BYTES:
+            raise ProtofleetError(f"{path}: damaged; expected {SEED_BYTES} bytes, got {len(seed)}")
+        return seed
+
+    def most_invitations(self) -> int:
+        """Rounds to which the device was invited that was to most, without the final fit."""
+        row = self._db.execute(
+            "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
+            " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
+        ).fetchone()
+        return row[0] or 0
+
     def commit_round(
-        self, state: ServerState, scores: Scores, committed_s: float, *, keep_states: int
+        self,
+        state: ServerState,
+        scores: Scores,
+        committed_s: float,
+        *,
+        keep_states: int,
+        privacy: PrivacyRecord | None = None,
     ) -> None:
         """The round's new server state counts; older states and its spool are removed.
 
@@ -320,6 +364,7 @@ class Ledger:
             scores: kept with the round.
             committed_s: wall clock in seconds.
             keep_states: states that stay on disk.
+            privacy: what the round has spent; its seed is removed.
         """
         name = f"states/{state.round_id:06d}{_SUFFIX}"
         data = blobs.encode(state.tensors)
@@ -342,6 +387,9 @@ class Ledger:
                 "UPDATE rounds SET state_file = NULL WHERE round_id <= ?",
                 (state.round_id - keep_states,),
             )
+            if privacy is not None:
+                record = msgspec.json.encode(privacy).decode()
+                self._db.execute("INSERT INTO privacy VALUES (?, ?)", (state.round_id, record))
         self._sweep()
 
     def server_state(self) -> ServerState | None:
@@ -368,8 +416,8 @@ class Ledger:
         traffic = traffic or {}
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, (SELECT count(file) FROM members"
-            " WHERE members.round_id = rounds.round_id)"
-            " FROM rounds WHERE phase = 'committed' ORDER BY round_id"
+            " WHERE members.round_id = rounds.round_id), record"
+            " FROM rounds LEFT JOIN privacy USING (round_id) WHERE phase = 'committed' ORDER BY round_id"
         )
         return tuple(
             RoundRecord(
@@ -380,8 +428,9 @@ class Ledger:
                 bytes_up=sum(one.bytes_up for one in traffic.get(round_id, {}).values()),
                 bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
                 scores=msgspec.json.decode(scores, type=Scores),
+                privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
             )
-            for round_id, final, seconds, scores, participants in rows
+            for round_id, final, seconds, scores, participants, privacy in rows
         )
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
@@ -474,13 +523,16 @@ class Ledger:
         return self.spool / f"{round_id:06d}" / f"{device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
-        """Remove states that no row names, and the spool of committed rounds."""
+        """Remove states that no row names, and spool and noise of committed rounds."""
         named = {name for (name,) in self._db.execute("SELECT state_file FROM rounds")}
         for file in self.states.iterdir():
             if f"states/{file.name}" not in named:
                 file.unlink()
         pending = self._db.execute("SELECT round_id FROM rounds WHERE phase != 'committed'")
         kept = {f"{round_id:06d}" for (round_id,) in pending}
+        for seed in self.noise.iterdir() if self.noise.exists() else ():
+            if seed.name not in kept:
+                erase(seed)
         for folder in self.spool.iterdir():
             if folder.name not in kept:
                 for file in folder.iterdir():

@@ -57,6 +57,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             task=manifest.task,
             outputs=manifest.outputs,
             codec=config.codec.text,
+            switched_off=plan.sends.switched_off,
         )
         yield Service(server, ledger, _make_endpoint(config, ledger), results=results, sink=sink)
 

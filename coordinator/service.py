@@ -264,7 +264,7 @@ class Service:
             class_counts=self._class_counts.get(device_id),
         )
         path = event.path
-        if not offer.coding.is_raw:
+        if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
             replace_whole(path, decoded.to_raw(max_bytes=self._server.expected.max_bytes))
         accepted = Accepted(
@@ -351,6 +351,8 @@ class Service:
             final=self._state.final,
             update_codec=self._config.codec.updates.name,
             update_keep=self._config.codec.keep,
+            scores=self._plan.sends.scores,
+            counts=self._plan.sends.counts,
         )
         for device_id in clients:
             payload = self._payloads.payload_for(self._server_state, device_id)
@@ -371,13 +373,23 @@ class Service:
         self._transfers.clear()
         self._payloads.clear()
         accepted = self._ledger.accepted(round_id)
+        before = self._server_state
         self._server_state = self._server.aggregate(
-            self._server_state, round_id, self._ledger.updates(round_id), final=action.final
+            before,
+            round_id,
+            self._ledger.updates(round_id),
+            final=action.final,
+            noise_seed=self._ledger.noise_seed,
         )
         records = [one.record for one in accepted]
         scores = self._server.score(self._server_state, records, final=action.final)
+        privacy = None if action.final else self._plan.privacy
         self._ledger.commit_round(
-            self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
+            self._server_state,
+            scores,
+            time.time(),
+            keep_states=self._config.limits.keep_states,
+            privacy=privacy and privacy.record(before, self._ledger.most_invitations()),
         )
         self._results.add(accepted)
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])

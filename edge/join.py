@@ -7,7 +7,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +20,7 @@ from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
 from protofleet.errors import UnavailableError
+from protofleet.federation.records import Sends
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
 from protofleet.wire.broker_access import BrokerAccess
@@ -44,6 +45,7 @@ class JoinOptions:
         trusted: raw public keys whose bundles are accepted; None: any valid signature.
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
+        sends: what this device tells beside tensors, whatever the coordinator asks for.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
@@ -56,6 +58,7 @@ class JoinOptions:
     backend: BackendName = "auto"
     trusted: Collection[bytes] | None = None
     keep_bundle: bool = True
+    sends: Sends = field(default_factory=Sends)
     keepalive_s: int = 30
 
 
@@ -128,6 +131,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             boot_id=secrets.token_hex(8),
             binding=binding,
             num_examples=learner.num_examples(1),
+            sends=options.sends,
         )
         yield Agent(_endpoint(options, store, who), membership, learner, report, who)
 

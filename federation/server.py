@@ -12,6 +12,7 @@ from typing import Self
 from protofleet.errors import ProtofleetError
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
 from protofleet.federation.coding import DecodedUpdate, decode_update, to_evaluation
+from protofleet.federation.noise import Noise, SeedFn, new_seed
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
@@ -79,6 +80,9 @@ class Server:
 
         Raises:
             RefusedError: a rule is broken; the update must not be used.
+
+        Returns:
+            The update without what devices were told not to send.
         """
         decoded = decode_update(
             blob,
@@ -88,10 +92,16 @@ class Server:
             class_counts=class_counts if self.expected.class_counts else None,
         )
         admit(decoded, self.expected, client_id=client_id, round_id=round_id)
-        return decoded
+        return decoded.told(self.plan.sends)
 
     def aggregate(
-        self, state: ServerState, round_id: int, updates: Updates, *, final: bool
+        self,
+        state: ServerState,
+        round_id: int,
+        updates: Updates,
+        *,
+        final: bool,
+        noise_seed: SeedFn = new_seed,
     ) -> ServerState:
         """The state after a round; done again after a crash, it gives the same bits.
 
@@ -102,14 +112,17 @@ class Server:
             round_id: the closing round.
             updates: the admitted ones, sorted by client_id.
             final: whether it is the final fit.
+            noise_seed: of the round's noise, asked for if it has any.
 
         Raises:
             ProtofleetError: the strategy returned the state of another round.
         """
         if final:
             return replace(state, round_id=round_id)
-        strategy = self.plan.strategy
-        state = strategy.aggregate(state, updates, self.tools(round_id))
+        strategy, privacy, tools = self.plan.strategy, self.plan.privacy, self.tools(round_id)
+        if privacy is not None:
+            tools = replace(tools, noise=Noise(privacy.seed_of(round_id, noise_seed)))
+        state = strategy.aggregate(state, updates, tools)
         if state.round_id != round_id:
             raise ProtofleetError(
                 f"strategy '{strategy.description.name}': expected the state of round {round_id} "

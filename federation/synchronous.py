@@ -14,7 +14,7 @@ its closing aggregates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, assert_never
@@ -50,6 +50,9 @@ class SynchronousSchedule:
 
     Attributes:
         final_fit: whether the strategy wants one more round after the last.
+        is_drawn: whether the next live device is in the cohort, by chance and not by ``seed``. A
+            round may then have nobody; nobody is substituted, and the deadline closes it whoever
+            has answered, because the chance of each device must not depend on the others.
     """
 
     rounds: int
@@ -61,6 +64,7 @@ class SynchronousSchedule:
     quorum: Amount = 0.5
     grace_s: float = 20.0
     final_fit: bool = False
+    is_drawn: Callable[[], bool] | None = None
 
     def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
@@ -213,6 +217,9 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
     total, final = len(state.live), _is_final(schedule, state.round_id)
     size = total if final or schedule.size == "all" else count_of(schedule.size, total)
     cohort = draw(schedule, state.round_id, 0, state.live, size)
+    if schedule.is_drawn is not None and not final:
+        cohort = tuple(device_id for device_id in sorted(state.live) if schedule.is_drawn())
+        size = len(cohort)
     state = replace(
         state,
         phase=RoundPhase.OPEN,
@@ -227,7 +234,8 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
 
 
 def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    reached = len(state.delivered) >= count_of(schedule.quorum, state.size)
+    by_chance = schedule.is_drawn is not None and not state.final
+    reached = by_chance or len(state.delivered) >= count_of(schedule.quorum, state.size)
     remaining = set(state.outstanding) - lost(schedule, state, now)
     if reached and (not remaining or now >= state.deadline):
         closing = replace(state, phase=RoundPhase.CLOSING)

@@ -21,6 +21,25 @@ def write_whole(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
+def write_secret(path: Path, data: bytes) -> None:
+    """Make ``path``, durable and readable by its owner alone, whole or not at all."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def erase(path: Path) -> None:
+    """Overwrite a file and remove it; a journal or a flash controller may still have copies."""
+    write_synced(path, [bytes(path.stat().st_size)])
+    path.unlink()
+    sync_folder(path.parent)
+
+
 def replace_whole(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` for readers, not against power loss: it can be made again."""
     temporary = path.with_name(path.name + TEMPORARY)

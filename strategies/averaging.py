@@ -40,6 +40,7 @@ from protofleet.strategies.types import (
     Description,
     Evaluation,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -325,6 +326,8 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
         carried=frozenset(_whole(model).shapes.keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, model) if all_shared else _no_model,
+        # What changes beside the mean has no bound, and says who has taken part.
+        private=None if extra.down.shapes else PrivateForm(baseline=partial(_shared, context)),
     )
 
 
@@ -397,6 +400,10 @@ class _Changes:
         old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
         mean = (old.buffer.astype(np.float64) * before + self._sum) / after
         return {**TensorMap(down, mean.astype(np.float32)), _CLIENTS: known}
+
+
+def _shared(context: AveragingContext[Any], state: ServerState) -> Tensors:
+    return {name: state.tensors[name] for name in context.shared.shapes}
 
 
 def _server_model(model: Model, state: ServerState) -> Network:

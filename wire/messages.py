@@ -25,7 +25,7 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
     ``class_counts``: training samples of each class, only where the announced strategy asks for
-    them; their sum is ``num_examples``.
+    them; their sum is ``num_examples``, which is 0 elsewhere.
     """
 
     device_id: str
@@ -84,7 +84,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
 
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
-    how the update is to be encoded.
+    how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold scores,
+    losses and costs, and numbers of examples.
     """
 
     task: Literal["train", "finish"]
@@ -98,6 +99,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     final: bool = False
     update_codec: str = "raw"
     update_keep: float = 0.1
+    scores: bool = True
+    counts: bool = True
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):
