@@ -14,7 +14,12 @@ from msgspec import Meta
 
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
-from protofleet.federation.settings import AggregationSettings, Amount, CodecSettings
+from protofleet.federation.settings import (
+    AggregationSettings,
+    Amount,
+    CodecSettings,
+    PrivacySettings,
+)
 from protofleet.settings import explain
 
 Section = Literal["personalisation", "generalisation", "global"]
@@ -119,6 +124,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         merged: one client holds everybody's training part: central training.
         codec: in place of the experiment's.
         aggregation: rule of the server, for a strategy that takes one.
+        privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
         paper: section → what the paper prints for this row.
     """
 
@@ -131,6 +137,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     merged: bool = False
     codec: CodecSettings | None = None
     aggregation: AggregationSettings = AggregationSettings()
+    privacy: PrivacySettings = PrivacySettings()
     paper: dict[Section, Printed] = {}
 
 
@@ -240,6 +247,8 @@ def digest(experiment: Experiment, method: Method) -> str:
     if method.aggregation == AggregationSettings():
         # Results that were made before there was a choice stay those of the same lines.
         del values["methods"][0]["aggregation"]
+    if method.privacy == PrivacySettings():
+        del values["methods"][0]["privacy"]
     return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
 
 

@@ -33,7 +33,7 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import RoundRecord
+from protofleet.federation.records import PrivacyRecord, RoundRecord
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -42,6 +42,7 @@ from protofleet.federation.schedule import (
     ScheduleAction,
     ScheduleEvent,
     StateCommitted,
+    Tick,
     UpdateStored,
 )
 from protofleet.federation.server import Server
@@ -190,8 +191,14 @@ class _Engine:
             bytes_up=sum(len(one.update) for one in results.values()),
             bytes_down=sum(len(coded.blob) for coded in sent.values()),
             scores=scores,
+            privacy=self._spent(run.server, final=final),
         )
         return self._kept(run, server, done, results, sent)
+
+    def _spent(self, before: ServerState, *, final: bool) -> PrivacyRecord | None:
+        """What a client that was in every round has spent, which is the most that one can have."""
+        privacy = None if final else self._plan.privacy
+        return privacy and privacy.record(before, before.round_id + 1)
 
     def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
         config = self._plan.config
@@ -202,6 +209,7 @@ class _Engine:
                 seed=config.seed,
                 final=self._state.final,
                 codec=config.codec.updates,
+                sends=self._plan.sends,
             ),
             payload=coded.blob,
             coding=coded.coding,
@@ -223,6 +231,7 @@ class _Engine:
     def _close(self, delivered: Iterable[str]) -> None:
         """Everybody has delivered, so the round closes."""
         actions = [action for one in delivered for action in self._step(UpdateStored(one))]
+        actions += self._step(Tick())  # nobody was drawn
         if not any(isinstance(action, CloseRound) for action in actions):
             raise ProtofleetError(f"round {self._state.round_id}: all updates are in, still open")
 

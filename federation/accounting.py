@@ -52,10 +52,15 @@ def epsilon_of(noise_multiplier: float, rounds: int, delta: float) -> float:
 
 def noise_for(epsilon: float, rounds: int, delta: float) -> float:
     """The least noise multiplier with which so many rounds stay within ε at δ."""
+    return least_noise(epsilon, lambda noise: epsilon_of(noise, rounds, delta))
+
+
+def least_noise(epsilon: float, spent: Callable[[float], float]) -> float:
+    """The least noise multiplier, to a millionth, of which ``spent`` is not above ε."""
     most = 1.0
-    while epsilon_of(most, rounds, delta) > epsilon:
+    while spent(most) > epsilon:
         most *= 2
-    return _least(lambda noise: epsilon_of(noise, rounds, delta) <= epsilon, 1e-3, most)
+    return _least(lambda noise: spent(noise) <= epsilon, most / 1024, most, precision=1e-6)
 
 
 def rounds_within(epsilon: float, noise_multiplier: float, delta: float) -> int:
@@ -101,12 +106,14 @@ def sampled_epsilon(noise_multiplier: float, rate: float, rounds: int, delta: fl
     return float(accountant.get_epsilon(delta))
 
 
-def _least(fits: Callable[[float], bool], low: float, high: float) -> float:
+def _least(
+    fits: Callable[[float], bool], low: float, high: float, *, precision: float = 1e-12
+) -> float:
     """The least number between ``low`` and ``high`` that fits; ``high`` does."""
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if fits(middle) else (middle, high)
-        if high - low <= 1e-12 * high:
+        if high - low <= precision * high:
             break
     return high
 

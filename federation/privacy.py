@@ -163,10 +163,11 @@ def _devices(config: FederationConfig) -> int:
             "privacy.devices: expected how many devices a round has on average, by which the "
             f"noised sum is divided, as cohort.size is {size!r} and no count"
         )
-    if config.privacy.delta >= 1 / devices:
+    every = devices / (_rate(config) or 1)
+    if config.privacy.delta >= 1 / every:
         raise InputError(
-            f"privacy.delta: expected less than 1 / devices = {1 / devices:g}, or one device may "
-            f"be shown whole; got {config.privacy.delta:g}"
+            f"privacy.delta: expected less than one device's share of all, {1 / every:g}, or a "
+            f"device may be shown whole; got {config.privacy.delta:g}"
         )
     return devices
 
@@ -213,4 +214,3 @@ def _rounds_within(privacy: Privacy, budget: float) -> int:
         fits = privacy.epsilon(middle, middle) <= budget
         low, high = (middle, high) if fits else (low, middle)
     return low
-

@@ -172,7 +172,9 @@ def _release(total: _Sum, form: PrivateForm, mechanism: Mechanism, tools: Server
         having, least = _noised_counts(total, mechanism, tools)
         counts = (having >= least).astype(np.int64)
         for name in form.by_class:
-            rows = noised[name] / np.maximum(having, 1.0).reshape(-1, *[1] * (noised[name].ndim - 1))
+            rows = noised[name] / np.maximum(having, 1.0).reshape(
+                -1, *[1] * (noised[name].ndim - 1)
+            )
             noised[name] = rows * mechanism.devices
     tensors = {
         name: (total.baseline[name] + value / mechanism.devices).astype(np.float32)
@@ -201,9 +203,7 @@ def _noised_counts(
     return having + deviation * tools.noise(len(having)), max(_CLEAR * deviation, 1.0)
 
 
-def _followed(
-    total: _Sum, mechanism: Mechanism, adaptive: Quantile, tools: ServerTools
-) -> float:
+def _followed(total: _Sum, mechanism: Mechanism, adaptive: Quantile, tools: ServerTools) -> float:
     """The next S."""
     deviation = 0.5 * mechanism.noise_multiplier / math.sqrt(adaptive.budget)
     noised = total.within + deviation * float(tools.noise(1)[0])

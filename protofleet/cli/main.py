@@ -26,6 +26,7 @@ _COMMANDS = {
     "fleet": "protofleet.cli.fleet:fleet",
     "kernels": "protofleet.cli.kernels:kernels",
     "pretrain": "protofleet.cli.pretrain:pretrain",
+    "privacy": "protofleet.cli.privacy:privacy",
     "report": "protofleet.cli.report:report",
     "strategies": "protofleet.cli.strategies:strategies",
     "bench": "protofleet.cli.bench:bench",
