@@ -417,7 +417,8 @@ class Ledger:
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, (SELECT count(file) FROM members"
             " WHERE members.round_id = rounds.round_id), record"
-            " FROM rounds LEFT JOIN privacy USING (round_id) WHERE phase = 'committed' ORDER BY round_id"
+            " FROM rounds LEFT JOIN privacy USING (round_id)"
+            " WHERE phase = 'committed' ORDER BY round_id"
         )
         return tuple(
             RoundRecord(

@@ -21,8 +21,10 @@ from protofleet.coordinator.results import Results
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation import schedule
+from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
+from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
@@ -383,13 +385,12 @@ class Service:
         )
         records = [one.record for one in accepted]
         scores = self._server.score(self._server_state, records, final=action.final)
-        privacy = None if action.final else self._plan.privacy
         self._ledger.commit_round(
             self._server_state,
             scores,
             time.time(),
             keep_states=self._config.limits.keep_states,
-            privacy=privacy and privacy.record(before, self._ledger.most_invitations()),
+            privacy=self._spent(before, final=action.final),
         )
         self._results.add(accepted)
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])
@@ -398,6 +399,12 @@ class Service:
         closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
+
+    def _spent(self, before: ServerState, *, final: bool) -> PrivacyRecord | None:
+        """What the round after ``before`` has spent; None without noise."""
+        if final or self._plan.privacy is None:
+            return None
+        return self._plan.privacy.record(before, self._ledger.most_invitations())
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.

@@ -197,8 +197,9 @@ class _Engine:
 
     def _spent(self, before: ServerState, *, final: bool) -> PrivacyRecord | None:
         """What a client that was in every round has spent, which is the most that one can have."""
-        privacy = None if final else self._plan.privacy
-        return privacy and privacy.record(before, before.round_id + 1)
+        if final or self._plan.privacy is None:
+            return None
+        return self._plan.privacy.record(before, before.round_id + 1)
 
     def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
         config = self._plan.config

@@ -1,10 +1,10 @@
 """Differential privacy in numbers: what a run has spent, and what a wish costs.
 
-A round's sum, of differences clipped to one norm, gets Gaussian noise of ``noise_multiplier`` times
-that norm. Two federations are neighbours if one has a device more, with all of its data. Rounds
-compose to Gaussian differential privacy exactly (Dong, Roth and Su, "Gaussian Differential Privacy",
-arXiv:1905.02383, corollaries 1 and 3.3): ``k`` rounds with noise σ are one release with
-μ = √k / σ, whose δ at ε is that of Balle and Wang (arXiv:1805.06530, theorem 8).
+A round's sum, of differences clipped to one norm, gets Gaussian noise of z times that norm; z is
+the ``noise_multiplier``. Two federations are neighbours if one has a device more, with all of its
+data. Rounds compose exactly to Gaussian differential privacy (Dong, Roth and Su, arXiv:1905.02383,
+corollaries 1 and 3.3): k rounds of one device are one release with μ = √k / z, whose δ at ε is that
+of Balle and Wang (arXiv:1805.06530, theorem 8).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _BLOCK = 1 << 18
 """Numbers at a time, so that the uniform ones below them need little memory."""
 
 SeedFn = Callable[[int], bytes]
-"""The seed of a round's noise, ``SEED_BYTES``; for the same round the same, until it is committed."""
+"""The seed of a round's noise, ``SEED_BYTES``; the same until the round is committed."""
 
 
 def new_seed(_round_id: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -45,7 +45,7 @@ class Plan:
     strategy: Strategy
     settings: dict[str, Any]
     aggregator: Aggregator
-    sends: Sends = Sends()
+    sends: Sends = field(default_factory=Sends)
     privacy: Privacy | None = None
 
     def server_init(self) -> ServerState:
@@ -87,9 +87,10 @@ def make_plan(config: FederationConfig) -> Plan:
     """Open the bundle and build the strategy.
 
     Raises:
-        InputError: ``[privacy]`` that the strategy or the cohort does not go with, no such bundle, strategy or aggregation rule, a setting that it does not know,
+        InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
             a batch size that the bundle's programs do not take, a rule for a strategy that takes
-            none, or a bundle that lacks what the strategy needs.
+            none, noise (``make_private``) that the rest does not go with, or a bundle that lacks
+            what the strategy needs.
         RefusedError: the bundle breaks a rule.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)

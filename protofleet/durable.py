@@ -25,7 +25,7 @@ def write_secret(path: Path, data: bytes) -> None:
     """Make ``path``, durable and readable by its owner alone, whole or not at all."""
     temporary = path.with_name(path.name + TEMPORARY)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "wb") as file:
+    with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
 """Differential privacy of devices: a strategy whose server half sees one noised update per round.
 
 Sources: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language
-Models" (arXiv:1710.06963), with a denominator that is fixed beforehand; Andrew, Thakkar, McMahan and
-Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (arXiv:1905.03871).
+Models" (arXiv:1710.06963), with a denominator that is fixed beforehand; Andrew, Thakkar, McMahan
+and Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (arXiv:1905.03871).
 
 | symbol | name | shape | dtype |
 |---|---|---|---|
@@ -12,9 +12,9 @@ Ramaswamy, "Differentially Private Learning with Adaptive Clipping" (arXiv:1905.
 | m | ``devices`` | () | int |
 
 A round: of each client's Δ_i, clipped as a whole to the norm S, the sum is made; noise of the
-standard deviation z_Δ S goes on every number of it; the sum divided by m, added to what was sent, is
-the one update that the strategy aggregates. Everything behind it is post-processing, so whatever a
-strategy makes of one update has the same guarantee. Clients count alike; one without examples, or
+standard deviation z_Δ S goes on every number of it; the sum divided by m, added to what was sent,
+is the one update that the strategy aggregates. Everything behind it is post-processing, so whatever
+a strategy makes of one update has the same guarantee. Clients count alike; one without examples, or
 one that does not answer, adds nothing, and nobody adds more than the norm S.
 
 Where rows belong to classes (prototypes), a client's rows of classes that it lacks add nothing. How
@@ -136,7 +136,7 @@ class _Sum:
     def __init__(self, baseline: Tensors, by_class: frozenset[str], clip: float) -> None:
         self.baseline, self.clip = baseline, clip
         self.tensors = {name: np.zeros(value.shape) for name, value in baseline.items()}
-        self.having = 0 if not by_class else np.zeros(len(baseline[min(by_class)]))
+        self.having = np.zeros(len(baseline[min(by_class)]) if by_class else 0)
         self.within = 0.0
         self._by_class = by_class
 
@@ -155,7 +155,7 @@ class _Sum:
         for name, delta in deltas.items():
             self.tensors[name] += scale * delta
         if self._by_class and has is not None:
-            self.having = self.having + has
+            self.having += has
         # Half is taken off, so that a client moves this sum by a half instead of a whole.
         self.within += 0.5 if norm <= self.clip else -0.5
 
@@ -172,10 +172,8 @@ def _release(total: _Sum, form: PrivateForm, mechanism: Mechanism, tools: Server
         having, least = _noised_counts(total, mechanism, tools)
         counts = (having >= least).astype(np.int64)
         for name in form.by_class:
-            rows = noised[name] / np.maximum(having, 1.0).reshape(
-                -1, *[1] * (noised[name].ndim - 1)
-            )
-            noised[name] = rows * mechanism.devices
+            per_device = mechanism.devices / np.maximum(having, 1.0)
+            noised[name] *= per_device.reshape(-1, *[1] * (noised[name].ndim - 1))
     tensors = {
         name: (total.baseline[name] + value / mechanism.devices).astype(np.float32)
         for name, value in noised.items()
@@ -196,7 +194,7 @@ def _noised_counts(
 
     A client changes all C counts by 1 at most, a vector of norm √C.
     """
-    having = np.asarray(total.having, np.float64)
+    having = total.having
     share = mechanism.adaptive.budget if mechanism.adaptive else 0.0
     multiplier = mechanism.noise_multiplier / math.sqrt(_COUNTS_BUDGET * (1 - share))
     deviation = multiplier * math.sqrt(len(having))

@@ -84,8 +84,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
 
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
-    how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold scores,
-    losses and costs, and numbers of examples.
+    how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold
+    scores, losses and costs, and numbers of examples.
     """
 
     task: Literal["train", "finish"]

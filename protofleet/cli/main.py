@@ -38,6 +38,7 @@ EXTRAS = {
     "ai_edge_quantizer": "export",
     "amqtt": "demo",
     "cv2": "faces",
+    "dp_accounting": "privacy",
     "flatbuffers": "export",
     "jinja2": "coordinator",
     "matplotlib": "coordinator",

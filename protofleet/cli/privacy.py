@@ -13,7 +13,6 @@ _EXAMPLES = (
     (300, 1.0),
     (300, 4.0),
     (1000, 4.0),
-    (10_000, 4.0),
     (10_000, 8.0),
 )
 """Devices and noise multipliers of the table."""
@@ -24,9 +23,9 @@ _EXAMPLES = (
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=100, show_default=True, help="Of one device."
 )
-@click.option("--noise", type=click.FloatRange(min=0.01, max=1e6), help="noise_multiplier (σ).")
+@click.option("--noise", type=click.FloatRange(min=0.01, max=1e6), help="noise_multiplier.")
 @click.option(
-    "--epsilon", type=click.FloatRange(min=0, min_open=True), help="Wanted instead: tells the σ."
+    "--epsilon", type=click.FloatRange(min=0, min_open=True), help="Wanted: tells the noise."
 )
 @click.option(
     "--delta",

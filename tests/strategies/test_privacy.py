@@ -57,7 +57,7 @@ def test_a_missing_device_divides_by_as_many_as_ever():
 
 @pytest.mark.parametrize("updates", [[], [_update("a", np.full(_WIDE, 0.1))]], ids=["none", "one"])
 def test_the_state_that_devices_get_has_the_noise_of_the_clip(updates):
-    """Standard deviation σ S / m on every number, also of a round to which nobody answers."""
+    """Standard deviation z S / m on every number, also of a round to which nobody answers."""
     strategy, model = _strategy(width=_WIDE, noise_multiplier=3.0, clip=0.5, devices=10)
     state = strategy.server_init(model, new_rng())
     noised = _next(strategy, state, updates, Noise(b"n" * 32)).tensors["params/w"]
@@ -127,7 +127,7 @@ def test_rows_of_classes_are_divided_by_how_many_have_them():
 
 
 def test_a_class_whose_count_drowns_in_its_noise_keeps_its_prototype():
-    strategy, model = _strategy("fedproto", prototype_model(), noise_multiplier=1.0)
+    strategy, _ = _strategy("fedproto", prototype_model(), noise_multiplier=1.0)
     tensors = {"prototypes": array([[1, 2], [3, 4]]), "present": np.array([0, 1], np.uint8)}
     state = ServerState(round_id=1, tensors=tensors)
     after = _next(strategy, state, [_classes("a", [[1, 1], [5, 5]], [1, 1])])
