@@ -21,11 +21,11 @@ class DataSummary:
     """What the presence says of the data.
 
     Attributes:
-        num_examples: training samples; 0 unless the federation's strategy asks for the classes'.
-        class_counts: of each class; empty unless it does.
+        num_examples: training samples; 1 or 0 where the owner keeps their number back.
+        class_counts: of each class; empty unless the federation's strategy asks for them.
     """
 
-    num_examples: int = 0
+    num_examples: int
     class_counts: tuple[int, ...] = ()
 
 
@@ -51,7 +51,7 @@ class Registration:
 
     def __init__(self, data: RoundData, sends: Sends) -> None:
         self._data, self._sends = data, sends
-        self.summary = DataSummary()
+        self.summary = DataSummary(num_examples=sends.count(data.num_examples(1)))
 
     def update(self, strategy: str, round_id: int) -> bool:
         """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
@@ -65,7 +65,7 @@ class Registration:
             )
             asked = False
         self.summary = DataSummary(
-            num_examples=data.num_examples(round_id) if asked else 0,
+            num_examples=self._sends.count(data.num_examples(round_id)),
             class_counts=data.class_counts(round_id) if asked else (),
         )
         return self.summary != before
@@ -79,7 +79,7 @@ class Identity:
         device_id: the durable identity.
         boot_id: drawn anew by every process.
         binding: the federation and the bundle that it has.
-        num_examples: training samples at the start, for people; messages do not say it.
+        num_examples: training samples at the start.
         sends: what the owner allows to be told beside tensors.
     """
 
@@ -93,7 +93,7 @@ class Identity:
         self, status: Literal["online", "offline", "left"], data: DataSummary | None = None
     ) -> Presence:
         """The retained record with what is said of the ``data``; without it, the last will."""
-        data = data or DataSummary()
+        data = data or DataSummary(num_examples=self.sends.count(self.num_examples))
         return Presence(
             device_id=self.device_id,
             boot_id=self.boot_id,

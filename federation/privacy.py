@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -198,7 +199,8 @@ def _check_budget(privacy: Privacy) -> None:
     noise = privacy.mechanism.noise_multiplier
     if privacy.rate is None:
         allowed = rounds_within(budget, noise, settings.delta)
-        enough = f" or noise_multiplier {noise_for(budget, privacy.rounds, settings.delta):.3g}"
+        least = math.ceil(100 * noise_for(budget, privacy.rounds, settings.delta)) / 100
+        enough = f" or noise_multiplier {least:g}"
     else:
         allowed, enough = _rounds_within(privacy, budget), " or more noise"
     raise InputError(

@@ -233,15 +233,17 @@ class Sends(msgspec.Struct, frozen=True, kw_only=True):
         """What two parties both allow."""
         return Sends(scores=self.scores and other.scores, counts=self.counts and other.counts)
 
+    def count(self, num_examples: int) -> int:
+        """What is told of a number of examples."""
+        return num_examples if self.counts else min(num_examples, 1)
+
     def of_record(self, record: UpdateRecord) -> UpdateRecord:
         """A record with nothing else in it."""
         if not self.scores:
             record = msgspec.structs.replace(
                 record, loss=None, evaluation=EvaluationRecord(), costs=Costs()
             )
-        if not self.counts:
-            record = msgspec.structs.replace(record, num_examples=min(record.num_examples, 1))
-        return record
+        return msgspec.structs.replace(record, num_examples=self.count(record.num_examples))
 
 
 class RoundBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
     ``class_counts``: training samples of each class, only where the announced strategy asks for
-    them; their sum is ``num_examples``, which is 0 elsewhere.
+    them; their sum is ``num_examples``.
     """
 
     device_id: str
