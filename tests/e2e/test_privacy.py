@@ -1,4 +1,4 @@
-"""Differential privacy in a live federation: noise that a crash does not change, and what is told."""
+"""Differential privacy in a live federation: noise that survives a crash, and what is told."""
 
 from __future__ import annotations
 

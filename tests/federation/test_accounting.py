@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from protofleet.cli.privacy import privacy
 from protofleet.errors import InputError
 from protofleet.federation.accounting import (
     epsilon_of,
@@ -17,6 +21,8 @@ from protofleet.federation.accounting import (
     rounds_within,
     sampled_epsilon,
 )
+
+_DOCS = Path(__file__).resolve().parents[2] / "docs" / "privacy.md"
 
 
 def test_a_hundred_rounds_of_a_device_with_four_clips_of_noise():
@@ -70,6 +76,33 @@ def test_secret_sampling_spends_less_and_all_of_it_is_everyone():
     assert sampled_epsilon(1, 0.1, 100, 1 / 300) == pytest.approx(4.1067, abs=1e-3)
     assert sampled_epsilon(4, 1.0, 100, 1 / 300) == pytest.approx(9.237, abs=2e-3)
     assert sampled_epsilon(1, 0.1, 0, 1e-5) == 0
+
+
+def _told(*arguments):
+    return CliRunner().invoke(privacy, arguments)
+
+
+def test_the_command_tells_noise_and_epsilon_of_each_other_and_a_table_without():
+    """docs/privacy.md shows what it prints."""
+    (asked,) = json.loads(_told("--devices", "300", "--epsilon", "8", "--json").output)
+    assert epsilon_of(asked["noise_multiplier"], 100, 0.1 / 300) == pytest.approx(8, rel=1e-4)
+    (back,) = json.loads(
+        _told("--devices", "300", "--noise", str(asked["noise_multiplier"]), "--json").output
+    )
+    assert back["epsilon"] == pytest.approx(8, rel=1e-4)
+    for line in _told().output.splitlines():
+        assert line in _DOCS.read_text()
+    assert "give --noise or --epsilon" in _told("--noise", "1", "--epsilon", "1").output
+    assert "--devices: how many" in _told("--noise", "1").output
+
+
+def test_the_command_tells_of_devices_that_are_drawn():
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    told = _told(
+        "--devices", "30", "--noise", "1", "--rate", "0.1", "--delta", "0.00333333", "--json"
+    )
+    (row,) = json.loads(told.output)
+    assert row["epsilon"] == pytest.approx(4.1067, abs=1e-3)
 
 
 def test_a_missing_accountant_is_named_with_its_extra(monkeypatch):

@@ -145,7 +145,7 @@ def test_what_a_device_says_all_the_same_is_dropped(tiny):
     assert decoded.record == UpdateRecord(client_id="b", round_id=1, num_examples=1)
     assert decoded.record.evaluation == EvaluationRecord()
     assert (decoded.update.num_examples, decoded.update.evaluation.own) == (1, None)
-    assert b"infer_ms\\\":[1" not in decoded.to_raw(max_bytes=10_000)
+    assert b'infer_ms\\":[1' not in decoded.to_raw(max_bytes=10_000)
     assert not decoded.is_whole
 
 
