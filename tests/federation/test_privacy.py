@@ -52,8 +52,7 @@ def _plan(tiny, *, strategy="fedavg", size="all", rounds=2, aggregation="mean", 
         ({"sampling": "secret"}, "sampling = 'secret': expected cohort.size as a fraction"),
         (
             {"rounds": 100, "epsilon_budget": 8.0},
-            r"100 rounds spend ε = 27\.2 .* more than 8; expected at most 17 rounds or "
-            r"noise_multiplier 4\.81",
+            r"100 rounds spend ε = 27\.2 .* at most 17 rounds or noise_multiplier 4\.81",
         ),
     ],
 )
@@ -74,7 +73,7 @@ def test_counts_that_a_strategy_needs_cannot_be_switched_off(tiny):
         config = msgspec.structs.replace(tiny.plan.config, privacy=privacy)
         assert sends_of(config, strategy).counts is expected
     config = msgspec.structs.replace(tiny.plan.config, privacy=PrivacySettings(counts=False))
-    with pytest.raises(InputError, match="privacy.counts: strategy 'fedavg' needs"):
+    with pytest.raises(InputError, match=r"privacy\.counts: strategy 'fedavg' needs"):
         sends_of(config, strategy)
 
 
