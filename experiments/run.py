@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.bundle import Bundle
+from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
@@ -73,6 +74,12 @@ class Job:
             return {MERGED: ClientFiles(own=self.data.merged)}
         return self.data.clients
 
+    @property
+    def liars(self) -> frozenset[str]:
+        """Clients that lie."""
+        hostile = self.method.hostile
+        return liars_among(hostile, tuple(self.clients), self.seed) if hostile else frozenset()
+
     def settings(self, bundle: Bundle) -> dict[str, Any]:
         """The settings of the method's strategy.
 
@@ -125,6 +132,7 @@ class Job:
                 if self.method.aggregation == AggregationSettings()
                 else [self.method.aggregation]
             ),
+            *([] if self.method.hostile is None else [self.method.hostile]),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -206,11 +206,14 @@ class DecodedUpdate:
         update: for the strategy.
         record: what its client says of it.
         metadata: of its blob.
+        norms: of its differences to the payload (``claims.difference_norms``), once it is
+            admitted.
     """
 
     update: Update
     record: UpdateRecord
     metadata: Mapping[str, str]
+    norms: Mapping[str, float] = field(default_factory=dict)
 
     def to_raw(self, *, max_bytes: int) -> bytes:
         """The raw blob, which needs no baseline to be read again.

@@ -78,6 +78,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         bytes_up, bytes_down: of all clients: at the devices' sockets as heartbeats have reported
             so far, or the sizes of the blobs where there are no sockets.
         scores: of the participants' and the server's models.
+        update_norms: medians of how far the updates differ from their payloads, by group of
+            tensors (``claims.median_norms``).
     """
 
     round_id: int
@@ -87,6 +89,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     bytes_down: int
     scores: Scores
+    update_norms: dict[str, float] = {}
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
