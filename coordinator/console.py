@@ -12,6 +12,8 @@ from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import byte_text, duration_text
 
+_CLAIMS = {"num_examples": "the number of examples", "difference": "the length of the update"}
+
 
 def to_text(report: events.Report) -> str:
     """One line about ``report``."""
@@ -101,6 +103,15 @@ _LINES: dict[type[events.Report], Any] = {
     events.UpdateRejected: lambda e: (
         f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
         f"{escape(e.reason)}"
+    ),
+    events.ClaimLimited: lambda e: (
+        f"[yellow]round {e.round_id}: {_CLAIMS[e.claim]} of {e.device_id}[/yellow] counted as "
+        f"{e.limit:.4g}, not as {e.stated:.4g}"
+    ),
+    events.UpdatesLeftOut: lambda e: (
+        f"[yellow]round {e.round_id}: "
+        + ("the model stays as it was" if e.dropped else f"without {', '.join(e.devices)}")
+        + f"[/yellow]: {escape(e.reason)}"
     ),
     events.TaskRefused: lambda e: (
         f"round {e.round_id}: {e.device_id} takes no part: {escape(e.reason)}"

@@ -10,8 +10,9 @@ import hashlib
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
@@ -32,10 +33,12 @@ from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
 
-FORMAT = 2
+FORMAT = 3
 """Of the database; a run folder of another one is refused."""
 _NO_LIMIT = 2**62
+_NO_NORMS: Mapping[str, float] = MappingProxyType({})
 _SUFFIX = ".safetensors"
+_to_norms = msgspec.json.Decoder(dict[str, float]).decode
 _to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 _SCHEMA = """
@@ -54,7 +57,8 @@ CREATE TABLE IF NOT EXISTS rounds (
     seconds REAL,
     state_file TEXT,
     state_sha256 TEXT,
-    scores TEXT
+    scores TEXT,
+    update_norms TEXT
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS members (
@@ -63,6 +67,7 @@ CREATE TABLE IF NOT EXISTS members (
     file TEXT,
     transfer_id TEXT,
     record TEXT,
+    norms TEXT,
     class_counts TEXT,
     PRIMARY KEY (round_id, device_id)
 ) STRICT;
@@ -103,11 +108,12 @@ CREATE TABLE IF NOT EXISTS traffic (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """One accepted update: its row without its tensors."""
+    """One accepted update: its row without its tensors; ``norms`` as in ``DecodedUpdate``."""
 
     device_id: str
     transfer_id: str
     record: UpdateRecord
+    norms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +275,7 @@ class Ledger:
         with self._db:
             self._flush_traffic()
             self._db.execute(
-                "UPDATE members SET file = ?, transfer_id = ?, record = ?,"
+                "UPDATE members SET file = ?, transfer_id = ?, record = ?, norms = ?,"
                 " class_counts = (SELECT class_counts FROM registrations"
                 " WHERE registrations.device_id = members.device_id)"
                 " WHERE round_id = ? AND device_id = ?",
@@ -277,6 +283,7 @@ class Ledger:
                     str(target.relative_to(self.folder)),
                     accepted.transfer_id,
                     msgspec.json.encode(record).decode(),
+                    msgspec.json.encode(dict(accepted.norms)).decode(),
                     record.round_id,
                     accepted.device_id,
                 ),
@@ -328,7 +335,7 @@ class Ledger:
     def accepted(self, round_id: int) -> list[Accepted]:
         """Records of the round's accepted updates, sorted by device_id."""
         rows = self._db.execute(
-            "SELECT device_id, transfer_id, record FROM members"
+            "SELECT device_id, transfer_id, record, norms FROM members"
             " WHERE round_id = ? AND file IS NOT NULL ORDER BY device_id",
             (round_id,),
         )
@@ -337,8 +344,9 @@ class Ledger:
                 device_id=device_id,
                 transfer_id=transfer_id,
                 record=msgspec.json.decode(record, type=UpdateRecord),
+                norms=_to_norms(norms),
             )
-            for device_id, transfer_id, record in rows
+            for device_id, transfer_id, record, norms in rows
         ]
 
     def signed_offers(self) -> list[tuple[str, TransferOffer]]:
@@ -382,12 +390,13 @@ class Ledger:
         ).fetchone()
         return row[0] or 0
 
-    def commit_round(
+    def commit_round(  # noqa: PLR0913 - what a round has made, each named at the call
         self,
         state: ServerState,
         scores: Scores,
         committed_s: float,
         *,
+        update_norms: Mapping[str, float] = _NO_NORMS,
         keep_states: int,
         privacy: PrivacyRecord | None = None,
     ) -> None:
@@ -397,6 +406,7 @@ class Ledger:
             state: after aggregation; its ``round_id`` is the round's.
             scores: kept with the round.
             committed_s: wall clock in seconds.
+            update_norms: as in ``RoundRecord``.
             keep_states: states that stay on disk.
             privacy: what the round has spent; its seed is removed.
         """
@@ -408,12 +418,14 @@ class Ledger:
             self._flush_traffic()
             self._db.execute(
                 "UPDATE rounds SET phase = 'committed', seconds = max(0, ? - opened_s),"
-                " state_file = ?, state_sha256 = ?, scores = ? WHERE round_id = ?",
+                " state_file = ?, state_sha256 = ?, scores = ?, update_norms = ?"
+                " WHERE round_id = ?",
                 (
                     committed_s,
                     name,
                     hashlib.sha256(data).hexdigest(),
                     msgspec.json.encode(scores).decode(),
+                    msgspec.json.encode(dict(update_norms)).decode(),
                     state.round_id,
                 ),
             )
@@ -449,8 +461,8 @@ class Ledger:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
         traffic = traffic or {}
         rows = self._db.execute(
-            "SELECT round_id, final, seconds, scores, (SELECT count(file) FROM members"
-            " WHERE members.round_id = rounds.round_id), record"
+            "SELECT round_id, final, seconds, scores, update_norms,"
+            " (SELECT count(file) FROM members WHERE members.round_id = rounds.round_id), record"
             " FROM rounds LEFT JOIN privacy USING (round_id)"
             " WHERE phase = 'committed' ORDER BY round_id"
         )
@@ -463,9 +475,10 @@ class Ledger:
                 bytes_up=sum(one.bytes_up for one in traffic.get(round_id, {}).values()),
                 bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
                 scores=msgspec.json.decode(scores, type=Scores),
+                update_norms=_to_norms(norms),
                 privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
             )
-            for round_id, final, seconds, scores, participants, privacy in rows
+            for round_id, final, seconds, scores, norms, participants, privacy in rows
         )
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:

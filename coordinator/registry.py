@@ -23,12 +23,14 @@ class Device:
         online: whether its last presence says so, it fits the federation and it has registered.
         live: online, and heard of lately.
         last_seen: when it was last heard of (monotonic seconds).
+        num_examples: training samples, as its last presence says that says so; None: none did.
     """
 
     device_id: str
     online: bool
     live: bool
     last_seen: float
+    num_examples: int | None = None
 
 
 class Registry:
@@ -74,7 +76,14 @@ class Registry:
                 "identity",
                 f"presence on the topic of '{device_id}': its body names '{presence.device_id}'",
             )
-        device = Device(device_id=device_id, online=False, live=False, last_seen=now)
+        known = self.devices.get(device_id)
+        device = Device(
+            device_id=device_id,
+            online=False,
+            live=False,
+            last_seen=now,
+            num_examples=None if known is None else known.num_examples,
+        )
         self.devices[device_id] = device
         if presence.status != "online":
             return device
@@ -84,8 +93,15 @@ class Registry:
             if not presence.class_counts:
                 return device
             _check_counts(presence, self._num_classes)
-        self.devices[device_id] = replace(device, online=True, live=True)
+        self.devices[device_id] = replace(
+            device, online=True, live=True, num_examples=presence.num_examples
+        )
         return self.devices[device_id]
+
+    def num_examples(self, device_id: str) -> int | None:
+        """How many training samples a device has registered; None: nothing is known."""
+        device = self.devices.get(device_id)
+        return None if device is None else device.num_examples
 
     def has_twin(self, device_id: str, presence: Presence) -> bool:
         """Whether a process of the device is back after another one came: two have its id."""

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from protofleet.coordinator import events
 from protofleet.errors import RefusedError
 from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
+from protofleet.federation.server import Aggregated
 
 FIRST_REPETITION_S = 30.0
 LONGEST_S = 3600.0
@@ -102,6 +103,29 @@ class Reporter:
             self._sink(
                 events.UpdateRejected(
                     round_id=round_id, device_id=device_id, rule=error.rule, reason=str(error)
+                )
+            )
+
+    def aggregated(self, round_id: int, outcome: Aggregated) -> None:
+        """Whose claims counted in part, and whose updates not at all."""
+        for one in outcome.limited:
+            if self._throttle.passes((one.client_id, one.claim)):
+                self._sink(
+                    events.ClaimLimited(
+                        round_id=round_id,
+                        device_id=one.client_id,
+                        claim=one.claim,
+                        stated=one.stated,
+                        limit=one.limit,
+                    )
+                )
+        if outcome.fault:
+            self._sink(
+                events.UpdatesLeftOut(
+                    round_id=round_id,
+                    devices=outcome.left_out,
+                    dropped=outcome.dropped,
+                    reason=outcome.fault,
                 )
             )
 

@@ -22,6 +22,7 @@ from protofleet.coordinator.results import Results
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation import schedule
+from protofleet.federation.claims import learned_bounds, relaxed_bounds
 from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
@@ -79,6 +80,7 @@ class Service:
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
+        self._learn_bounds()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
@@ -240,7 +242,7 @@ class Service:
             accepted = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
-            self._apply(schedule.DeviceFailed(device_id))
+            self._apply(schedule.UpdateRefused(device_id))
             return
         self._accepted_ids.add(offer.transfer_id)
         self._transfers.discard(offer.transfer_id)
@@ -273,13 +275,18 @@ class Service:
             client_id=device_id,
             round_id=offer.round_id,
             class_counts=self._class_counts.get(device_id),
+            num_examples=self._registry.num_examples(device_id),
+            bounds=relaxed_bounds(self._bounds, self._state.attempt),
         )
         path = event.path
         if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
             replace_whole(path, decoded.to_raw(max_bytes=self._server.expected.max_bytes))
         accepted = Accepted(
-            device_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
+            device_id=device_id,
+            transfer_id=offer.transfer_id,
+            record=decoded.record,
+            norms=decoded.norms,
         )
         self._ledger.accept(
             path, accepted, offer=offer, reference=self._payloads.held_reference(device_id)
@@ -386,23 +393,28 @@ class Service:
         self._transfers.clear()
         self._payloads.clear()
         accepted = self._ledger.accepted(round_id)
-        before = self._server_state
-        self._server_state = self._server.aggregate(
+        before, updates = self._server_state, self._ledger.updates(round_id)
+        outcome = self._server.aggregate(
             before,
             round_id,
-            self._ledger.updates(round_id),
+            updates,
+            accepted,
             final=action.final,
             noise_seed=self._ledger.noise_seed,
         )
+        self._server_state = outcome.state
         records = [one.record for one in accepted]
         scores = self._server.score(self._server_state, records, final=action.final)
         self._ledger.commit_round(
             self._server_state,
             scores,
             time.time(),
+            update_norms=self._server.update_norms(accepted),
             keep_states=self._config.limits.keep_states,
             privacy=self._spent(before, final=action.final),
         )
+        self._reporter.aggregated(round_id, outcome)
+        self._learn_bounds()
         self._results.add(accepted)
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])
         # Heartbeats about the last updates are still under way.
@@ -416,6 +428,11 @@ class Service:
         if final or self._plan.privacy is None:
             return None
         return self._plan.privacy.record(before, self._ledger.most_invitations())
+
+    def _learn_bounds(self) -> None:
+        """How far updates may go, as the rounds in the ledger show it."""
+        rounds = (done.update_norms for done in self._ledger.committed())
+        self._bounds = learned_bounds(rounds)
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.

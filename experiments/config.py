@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
+from protofleet.experiments.attacks import Hostile
 from protofleet.federation.settings import (
     AggregationSettings,
     Amount,
@@ -125,6 +126,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         codec: in place of the experiment's.
         aggregation: rule of the server, for a strategy that takes one.
         privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
+        hostile: clients that lie; for the local engine.
         paper: section → what the paper prints for this row.
     """
 
@@ -138,6 +140,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     codec: CodecSettings | None = None
     aggregation: AggregationSettings = AggregationSettings()
     privacy: PrivacySettings = PrivacySettings()
+    hostile: Hostile | None = None
     paper: dict[Section, Printed] = {}
 
 
@@ -249,6 +252,8 @@ def digest(experiment: Experiment, method: Method) -> str:
         del values["methods"][0]["aggregation"]
     if method.privacy == PrivacySettings():
         del values["methods"][0]["privacy"]
+    if method.hostile is None:
+        del values["methods"][0]["hostile"]
     return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
 
 

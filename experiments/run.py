@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.bundle import Bundle
+from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
@@ -74,6 +75,12 @@ class Job:
             return {MERGED: ClientFiles(own=self.data.merged)}
         return self.data.clients
 
+    @property
+    def liars(self) -> frozenset[str]:
+        """Clients that lie."""
+        hostile = self.method.hostile
+        return liars_among(hostile, tuple(self.clients), self.seed) if hostile else frozenset()
+
     def settings(self, bundle: Bundle) -> dict[str, Any]:
         """The settings of the method's strategy.
 
@@ -133,6 +140,7 @@ class Job:
                 else [self.method.aggregation]
             ),
             *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
+            *([] if self.method.hostile is None else [self.method.hostile]),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

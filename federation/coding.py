@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -221,12 +221,15 @@ class DecodedUpdate:
         record: what its client says of it.
         metadata: of its blob.
         is_whole: its blob says nothing else.
+        norms: of its differences to the payload (``claims.difference_norms``), once it is
+            admitted.
     """
 
     update: Update
     record: UpdateRecord
     metadata: Mapping[str, str]
     is_whole: bool = True
+    norms: Mapping[str, float] = field(default_factory=dict)
 
     def told(self, sends: Sends) -> DecodedUpdate:
         """The same without what its client was told not to send."""
@@ -235,9 +238,8 @@ class DecodedUpdate:
             return self
         update = _update_of(record, self.update.tensors, None)
         update = replace(update, class_counts=self.update.class_counts)
-        return DecodedUpdate(
-            update=update, record=record, metadata={_KEY: _fitting(record)}, is_whole=False
-        )
+        metadata = {_KEY: _fitting(record)}
+        return replace(self, update=update, record=record, metadata=metadata, is_whole=False)
 
     def to_raw(self, *, max_bytes: int) -> bytes:
         """The raw blob, which needs no baseline to be read again.

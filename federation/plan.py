@@ -117,7 +117,11 @@ def make_plan(config: FederationConfig) -> Plan:
 
 
 def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:
-    if chosen != AggregationSettings() and not description.takes_aggregator:
+    default = AggregationSettings()
+    own = (chosen.kind, chosen.settings, chosen.norm_clip)
+    if own != (default.kind, default.settings, default.norm_clip) and not (
+        description.takes_aggregator
+    ):
         takers = sorted(
             name
             for name, one in DESCRIPTIONS.items()

@@ -124,8 +124,9 @@ def make_private(
         )
     if config.aggregation != AggregationSettings():
         raise InputError(
-            f"aggregation '{config.aggregation.kind}': the noise of [privacy] is that of a mean, "
-            "in which a device's part is bounded by the clip; leave one of the two out"
+            f"aggregation '{config.aggregation.kind}' with its settings: the noise of [privacy] is "
+            "that of a mean, in which the clip alone bounds a device's part; leave one of the two "
+            "out"
         )
     adaptive, clip = None, chosen.clip
     if isinstance(clip, AdaptiveClip):

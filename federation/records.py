@@ -99,6 +99,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
             so far, or the sizes of the blobs where there are no sockets.
         scores: of the participants' and the server's models.
         privacy: where noise was added.
+        update_norms: medians of how far the updates differ from their payloads, by group of
+            tensors (``claims.median_norms``).
     """
 
     round_id: int
@@ -109,6 +111,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_down: int
     scores: Scores
     privacy: PrivacyRecord | None = None
+    update_norms: dict[str, float] = {}
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -66,10 +66,22 @@ class AggregationSettings(_Settings, frozen=True, kw_only=True):
     Attributes:
         kind: key in ``protofleet.strategies.aggregation.AGGREGATORS``.
         settings: of the rule.
+        norm_clip: longest difference to the server's tensors, as a multiple of the round's median;
+            0: any.
+        most_examples: for how many examples a device counts at most, as a multiple of the round's
+            median.
     """
 
     kind: str = "mean"
     settings: dict[str, Any] = {}
+    norm_clip: float = 3.0
+    most_examples: float = 10.0
+
+    def __post_init__(self) -> None:
+        clip = self.norm_clip
+        _check("norm_clip", clip == 0 or 1 <= clip < math.inf, "a multiple from 1, or 0", clip)
+        most = self.most_examples
+        _check("most_examples", 1 <= most < math.inf, "a multiple from 1", most)
 
     @property
     def identity(self) -> str:
@@ -118,7 +130,8 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
 
     Attributes:
         update_bytes: largest update that is accepted.
-        update_norm: largest Euclidean norm of a tensor in an accepted update.
+        update_norm: largest Euclidean norm of a tensor in an accepted update, and of its
+            difference to the payload before the rounds have shown how long those are.
         uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
     """

@@ -214,10 +214,11 @@ def _aggregate(
     def terms() -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         nonlocal present
         for update in ordered(updates):
+            counts = np.zeros(context.model.num_classes, np.int64)
             if update.num_examples:
                 counts = class_counts_of(update, context.model.num_classes)
                 present = present | (counts > 0)
-                yield update.tensors[_PROTOTYPES], counts
+            yield update.tensors[_PROTOTYPES], counts
 
     merged = merge_prototypes(tools.aggregator, terms(), state.tensors[_PROTOTYPES])
     tensors: dict[str, NDArray[Any]] = {_PROTOTYPES: merged, _PRESENT: present.astype(np.uint8)}

@@ -422,7 +422,7 @@ def test_where_class_counts_are_needed_a_device_is_there_when_it_has_registered(
     fed.server = replace(fed.server, expected=replace(fed.server.expected, class_counts=True))
     fed.play(CONNECTED, fed.online("a"))
     assert fed.endpoint.sent == []
-    fed.play(CONNECTED, fed.online("a", class_counts=(3, 4, 1)), fed.delivers("a"))
+    fed.play(CONNECTED, fed.online("a", num_examples=8, class_counts=(3, 4, 1)), fed.delivers("a"))
     assert fed.invited() == [("a", 1)]
     assert fed.answers() == ["class-counts"]
 

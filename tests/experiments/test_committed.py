@@ -26,7 +26,7 @@ from protofleet.tensors import Layout, Model, ModelLayer, TensorMap
 
 NAMES = tuple(committed())
 SMALL = tuple(name for name in NAMES if name.endswith("-small"))
-PAPERS = {"all", "cdfl", "codecs", "fedala", "fedali", "fedhp", "fedsub", "privacy"}
+PAPERS = {"all", "cdfl", "codecs", "fedala", "fedali", "fedhp", "fedsub", "hostile", "privacy"}
 
 # Classes and shape of an example, as docs/data.md has them.
 FORMS = {
@@ -120,6 +120,7 @@ def test_every_paper_has_experiments_at_full_size_and_small_ones():
         "all",
         "codecs",
         "privacy",
+        "hostile",
     }
 
 

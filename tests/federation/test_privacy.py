@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -46,7 +47,7 @@ def _plan(tiny, *, strategy="fedavg", size="all", rounds=2, aggregation="mean", 
     [
         ({"strategy": "scaffold"}, "strategy 'scaffold' .* use one of .*fedavg, .*fedprox"),
         ({"strategy": "local"}, "strategy 'local' .* more of each update than a sum"),
-        ({"aggregation": "median"}, "aggregation 'median': the noise of .* that of a mean"),
+        ({"aggregation": "median"}, "aggregation 'median' .* the noise of .* that of a mean"),
         ({"devices": None}, "privacy.devices: expected how many .* cohort.size is 'all'"),
         ({"delta": 0.1}, "privacy.delta: expected less than one device's share of all, 0.1"),
         ({"sampling": "secret"}, "sampling = 'secret': expected cohort.size as a fraction"),
@@ -113,18 +114,50 @@ def _updates(tiny):
     ]
 
 
+def _admitted(lengths):
+    """What the coordinator has noted: of ``c`` the longest way, which is left out without noise."""
+    return [
+        SimpleNamespace(
+            record=UpdateRecord(client_id=client_id, round_id=1, num_examples=3),
+            norms={"params": length},
+        )
+        for client_id, length in lengths.items()
+    ]
+
+
+def test_no_device_decides_what_another_counts_for(tiny):
+    """With noise nobody is left out, no bound is learned, and a spoilt state is not committed."""
+    server = Server.of(_plan(tiny, **_NOISY, noise_seed=1))
+    start, updates = server.plan.server_init(), _updates(tiny)
+    noted = _admitted({"a": 1.0, "b": 1e9})
+    outcome = server.aggregate(start, 1, updates, noted, final=False)
+    other = server.aggregate(start, 1, updates, _admitted({"a": 1e9, "b": 0.0}), final=False)
+    assert (outcome.left_out, outcome.limited, outcome.dropped) == ((), (), False)
+    for name, value in outcome.state.tensors.items():
+        np.testing.assert_array_equal(value, other.state.tensors[name])
+    assert server.update_norms(noted) == {}
+    assert Server.of(tiny.plan).update_norms(noted) != {}
+    loud = Server.of(_plan(tiny, **{**_NOISY, "noise_multiplier": 1e6}, clip=1e6))
+    spoilt = loud.aggregate(start, 1, updates, noted, final=False)
+    assert (spoilt.dropped, spoilt.state.round_id) == (True, 1)
+    assert spoilt.state.tensors is start.tensors
+
+
 def test_the_seed_of_a_round_decides_its_bits(tiny):
     """The whole path of the server: other seeds, other noise."""
     server = Server.of(_plan(tiny, **_NOISY))
     start, updates = server.plan.server_init(), _updates(tiny)
+    noted = _admitted({"a": 1.0, "b": 1.0})
 
     def bits(seed):
-        state = server.aggregate(start, 1, updates, final=False, noise_seed=lambda _: seed * 32)
-        return {name: value.tobytes() for name, value in state.tensors.items()}
+        outcome = server.aggregate(
+            start, 1, updates, noted, final=False, noise_seed=lambda _: seed * 32
+        )
+        return {name: value.tobytes() for name, value in outcome.state.tensors.items()}
 
     assert bits(b"x") == bits(b"x") != bits(b"y")
-    final = server.aggregate(start, 1, updates, final=True, noise_seed=None)
-    assert final.tensors is start.tensors
+    final = server.aggregate(start, 1, updates, noted, final=True, noise_seed=None)
+    assert final.state.tensors is start.tensors
 
 
 def test_what_a_device_says_all_the_same_is_dropped(tiny):
@@ -140,6 +173,8 @@ def test_what_a_device_says_all_the_same_is_dropped(tiny):
         client_id="b",
         round_id=1,
         class_counts=None,
+        num_examples=None,
+        bounds={},
     )
     assert decoded.record == UpdateRecord(client_id="b", round_id=1, num_examples=1)
     assert decoded.record.evaluation == EvaluationRecord()
