@@ -18,6 +18,8 @@ _SQRT_2 = math.sqrt(2.0)
 _TAIL = -30.0
 """Below, a normal's tail is summed as a series: ``math.erfc`` has no such small numbers."""
 _HALVINGS = 200
+_INTERVAL = 1e-3
+"""Of privacy losses: ε comes out larger by a 5000th than with a tenth of it, ten times as fast."""
 _MOST_ROUNDS = 10**9
 
 
@@ -100,7 +102,9 @@ def sampled_epsilon(noise_multiplier: float, rate: float, rounds: int, delta: fl
             "privacy.sampling = 'secret' is accounted by dp-accounting, which is not installed: "
             "pip install 'protofleet[privacy]'"
         ) from error
-    accountant = PLDAccountant(dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    accountant = PLDAccountant(
+        dp.NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=_INTERVAL
+    )
     event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(noise_multiplier))
     accountant.compose(event, rounds)
     return float(accountant.get_epsilon(delta))

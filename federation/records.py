@@ -230,7 +230,7 @@ class Sends(msgspec.Struct, frozen=True, kw_only=True):
     def switched_off(self) -> str:
         """What they do not tell, for people; empty: nothing."""
         told = {"scores, losses and costs": self.scores, "numbers of examples": self.counts}
-        return " and ".join(name for name, on in told.items() if not on)
+        return ", and ".join(name for name, on in told.items() if not on)
 
     def both(self, other: Sends) -> Sends:
         """What two parties both allow."""

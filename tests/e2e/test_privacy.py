@@ -100,7 +100,7 @@ def test_a_private_federation_survives_a_kill_and_tells_what_it_spent(config, dy
     assert not run.privacy.repeatable
     assert f"ε = {spent[2]:.3g} at δ = 0.01" in to_text(_closed(federation)[-1])
 
-    assert run.switched_off == "scores, losses and costs and numbers of examples"
+    assert run.switched_off == "scores, losses and costs, and numbers of examples"
     assert [one.scores.personalisation for one in run.rounds] == [None] * 3
     fleet = load_record(config.run_dir / "devices.json", FleetDetails)
     assert {(one.num_examples, one.evaluation.own, one.infer_ms) for one in fleet.devices} == {
@@ -110,9 +110,10 @@ def test_a_private_federation_survives_a_kill_and_tells_what_it_spent(config, dy
     assert "switched off by [privacy]" in made.stderr
     page = (config.run_dir / "report.html").read_text()
     assert f"ε = {spent[2]:.3g} at δ = 0.01 per device" in page
-    assert "scores, losses and costs and numbers of examples" in page
+    assert "scores, losses and costs, and numbers of examples" in page
 
 
+@pytest.mark.slow(seconds=3)
 def test_a_device_whose_owner_keeps_scores_and_counts_never_sends_them(config):
     """The coordinator asks for both; what the other devices say is there."""
     config = msgspec.structs.replace(config, rounds=1, privacy=PrivacySettings())
@@ -133,3 +134,23 @@ def test_a_device_whose_owner_keeps_scores_and_counts_never_sends_them(config):
     assert (berta.num_examples, berta.evaluation.own is None) == (24, False)
     run = json.loads((config.run_dir / "result.json").read_text())
     assert run["rounds"][0]["privacy"] is None
+
+
+@pytest.mark.slow(seconds=8)
+def test_secretly_drawn_cohorts_run_to_the_end_and_some_have_nobody(config):
+    """Each round spends the same, however many were drawn, and a round without any is noise."""
+    pytest.importorskip("dp_accounting", reason="the extra 'privacy' is not installed")
+    privacy = msgspec.structs.replace(
+        _PRIVACY, sampling="secret", devices=1, epsilon_budget=20.0, delta=0.01
+    )
+    cohort = CohortSettings(size=0.25, minimum=3)
+    config = msgspec.structs.replace(config, rounds=12, privacy=privacy, cohort=cohort)
+    with Federation(config, _DATA) as federation:
+        federation.finish()
+    opened = [one for one in federation.reports if isinstance(one, events.RoundOpened)]
+    closed = _closed(federation)
+    assert [one.participants for one in closed] == [len(one.cohort) for one in opened]
+    assert len({len(one.cohort) for one in opened}) > 1
+    spent = [one.privacy.epsilon for one in closed]
+    assert spent == sorted(spent)
+    assert 0 < spent[-1] < epsilon_of(1.0, 12, 0.01)
