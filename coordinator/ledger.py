@@ -17,10 +17,10 @@ from typing import Self
 
 import msgspec
 
-from protofleet.durable import erase, lock, move_whole, sync_folder, write_secret, write_whole
+from protofleet.coordinator.noise_seeds import NoiseSeeds
+from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.coding import read_update
-from protofleet.federation.noise import SEED_BYTES, new_seed
 from protofleet.federation.records import (
     PrivacyRecord,
     RoundBytes,
@@ -180,7 +180,7 @@ class Ledger:
         self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
-        self.noise = folder / "noise"
+        self.noise = NoiseSeeds(folder / "noise")
         for made in (folder, self.spool, self.states):
             made.mkdir(parents=True, exist_ok=True)
         taken = f"run folder {folder}: another coordinator is running in it"
@@ -364,23 +364,6 @@ class Ledger:
         """Transfers that were ever accepted: they are answered ``done`` again."""
         rows = self._db.execute("SELECT transfer_id FROM members WHERE file IS NOT NULL")
         return [transfer_id for (transfer_id,) in rows]
-
-    def noise_seed(self, round_id: int) -> bytes:
-        """The seed of a round's noise, the same until the round is committed, and then gone.
-
-        Who has it can take the noise off again: nobody but the owner may read its file.
-
-        Raises:
-            ProtofleetError: the file is no longer what was written.
-        """
-        path = self.noise / f"{round_id:06d}"
-        if not path.exists():
-            self.noise.mkdir(mode=0o700, exist_ok=True)
-            write_secret(path, new_seed(round_id))
-        seed = path.read_bytes()
-        if len(seed) != SEED_BYTES:
-            raise ProtofleetError(f"{path}: damaged; expected {SEED_BYTES} bytes, got {len(seed)}")
-        return seed
 
     def most_invitations(self) -> int:
         """Rounds to which the device was invited that was to most, without the final fit."""
@@ -598,9 +581,7 @@ class Ledger:
                 file.unlink()
         pending = self._db.execute("SELECT round_id FROM rounds WHERE phase != 'committed'")
         kept = {f"{round_id:06d}" for (round_id,) in pending}
-        for seed in self.noise.iterdir() if self.noise.exists() else ():
-            if seed.name not in kept:
-                erase(seed)
+        self.noise.keep_only(kept)
         for folder in self.spool.iterdir():
             if folder.name not in kept:
                 for file in folder.iterdir():

@@ -99,9 +99,9 @@ class Registry:
         return self.devices[device_id]
 
     def num_examples(self, device_id: str) -> int | None:
-        """How many training samples a device has registered; None: nothing is known."""
+        """How many training samples a device has registered; None: it has not said."""
         device = self.devices.get(device_id)
-        return None if device is None else device.num_examples
+        return (device.num_examples or None) if device else None
 
     def has_twin(self, device_id: str, presence: Presence) -> bool:
         """Whether a process of the device is back after another one came: two have its id."""

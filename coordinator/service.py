@@ -393,14 +393,14 @@ class Service:
         self._transfers.clear()
         self._payloads.clear()
         accepted = self._ledger.accepted(round_id)
-        before, updates = self._server_state, self._ledger.updates(round_id)
+        before = self._server_state
         outcome = self._server.aggregate(
             before,
             round_id,
-            updates,
+            self._ledger.updates(round_id),
             accepted,
             final=action.final,
-            noise_seed=self._ledger.noise_seed,
+            noise_seed=self._ledger.noise.of_round,
         )
         self._server_state = outcome.state
         records = [one.record for one in accepted]

@@ -65,7 +65,7 @@ def dying(monkeypatch):
     made, commit = [], Ledger.commit_round
 
     def commit_or_die(self, state, *args, **kwargs):
-        seed = self.noise / f"{state.round_id:06d}"
+        seed = self.noise.folder / f"{state.round_id:06d}"
         assert seed.stat().st_mode & 0o777 == 0o600
         made.append((state.round_id, {name: v.tobytes() for name, v in state.tensors.items()}))
         if [round_id for round_id, _ in made] == [1, 2]:
