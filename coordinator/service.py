@@ -23,10 +23,8 @@ from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation import schedule
 from protofleet.federation.claims import learned_bounds, relaxed_bounds
-from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
-from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
@@ -411,7 +409,7 @@ class Service:
             time.time(),
             update_norms=self._server.update_norms(accepted),
             keep_states=self._config.limits.keep_states,
-            privacy=self._spent(before, final=action.final),
+            privacy=self._server.spent(before, self._ledger.most_invitations(), final=action.final),
         )
         self._reporter.aggregated(round_id, outcome)
         self._learn_bounds()
@@ -422,12 +420,6 @@ class Service:
         closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
-
-    def _spent(self, before: ServerState, *, final: bool) -> PrivacyRecord | None:
-        """What the round after ``before`` has spent; None without noise."""
-        if final or self._plan.privacy is None:
-            return None
-        return self._plan.privacy.record(before, self._ledger.most_invitations())
 
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""

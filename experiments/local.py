@@ -35,7 +35,7 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import PrivacyRecord, RoundRecord
+from protofleet.federation.records import RoundRecord
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -204,16 +204,11 @@ class _Engine:
             bytes_up=sum(len(one.update) for one in results.values()),
             bytes_down=sum(len(coded.blob) for coded in sent.values()),
             scores=scores,
-            privacy=self._spent(run.server, final=final),
+            # Of a client that was in every round, which is the most that one can have.
+            privacy=self._server.spent(run.server, round_id, final=final),
             update_norms=self._server.update_norms(admitted),
         )
         return self._kept(run, server, done, results, sent)
-
-    def _spent(self, before: ServerState, *, final: bool) -> PrivacyRecord | None:
-        """What a client that was in every round has spent, which is the most that one can have."""
-        if final or self._plan.privacy is None:
-            return None
-        return self._plan.privacy.record(before, before.round_id + 1)
 
     def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
         config = self._plan.config

@@ -16,7 +16,7 @@ from protofleet.federation.claims import Admitted, Limited, Norms
 from protofleet.federation.coding import DecodedUpdate, decode_update, to_evaluation
 from protofleet.federation.noise import Noise, SeedFn, new_seed
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import Scores, UpdateRecord
+from protofleet.federation.records import PrivacyRecord, Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
 from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
 from protofleet.strategies.aggregation import Clipped, clipped
@@ -221,6 +221,20 @@ class Server:
                 f"{round_id} from aggregate, got round {state.round_id}"
             )
         return state
+
+    def spent(
+        self, before: ServerState, participations: int, *, final: bool
+    ) -> PrivacyRecord | None:
+        """What a run has spent with the round that followed on ``before``; None without noise.
+
+        Args:
+            before: as the round began.
+            participations: rounds to which the device was invited that was to most.
+            final: whether it was the final fit.
+        """
+        if final or self.plan.privacy is None:
+            return None
+        return self.plan.privacy.record(before, participations)
 
     def update_norms(self, admitted: Sequence[Admitted]) -> dict[str, float]:
         """What bounds the next rounds' differences (``RoundRecord.update_norms``).
