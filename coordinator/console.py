@@ -8,10 +8,12 @@ from typing import Any
 from rich.markup import escape
 
 from protofleet.coordinator import events
-from protofleet.federation.records import Scores
+from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import byte_text, duration_text
+
+_CLAIMS = {"num_examples": "the number of examples", "difference": "the length of the update"}
 
 
 def to_text(report: events.Report) -> str:
@@ -53,8 +55,16 @@ def _closed(e: events.RoundClosed) -> str:
     return (
         f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
         f"{e.participants} updates, {byte_text(e.bytes_up)} up, {byte_text(e.bytes_down)} down"
-        f"{_scores(e.scores)}"
+        f"{_scores(e.scores)}{_privacy(e.privacy)}"
     )
+
+
+def _privacy(spent: PrivacyRecord | None) -> str:
+    if spent is None:
+        return ""
+    if spent.repeatable:
+        return "; [yellow]not private[/yellow]: its noise comes from privacy.noise_seed"
+    return f"; ε = {spent.epsilon:.3g} at δ = {spent.delta:.3g}"
 
 
 def _scores(scores: Scores, which: str = "") -> str:
@@ -107,6 +117,15 @@ _LINES: dict[type[events.Report], Any] = {
     events.UpdateRejected: lambda e: (
         f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
         f"{_safe(e.reason)}"
+    ),
+    events.ClaimLimited: lambda e: (
+        f"[yellow]round {e.round_id}: {_CLAIMS[e.claim]} of {e.device_id}[/yellow] counted as "
+        f"{e.limit:.4g}, not as {e.stated:.4g}"
+    ),
+    events.UpdatesLeftOut: lambda e: (
+        f"[yellow]round {e.round_id}: "
+        + ("the model stays as it was" if e.dropped else f"without {', '.join(e.devices)}")
+        + f"[/yellow]: {escape(e.reason)}"
     ),
     events.TaskRefused: lambda e: (
         f"round {e.round_id}: {e.device_id} takes no part: {_safe(e.reason)}"

@@ -136,6 +136,33 @@ class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
     reason: str
 
 
+class ClaimLimited(Report, frozen=True, kw_only=True, tag="claim_limited"):
+    """What a device stated counted in part.
+
+    ``claim``: its number of examples (``num_examples``), or the norm of a ``difference`` that was
+    clipped.
+    """
+
+    round_id: int
+    device_id: str
+    claim: str
+    stated: float
+    limit: float
+
+
+class UpdatesLeftOut(Report, frozen=True, kw_only=True, tag="updates_left_out"):
+    """The new state would have left no room for honest updates.
+
+    ``devices``: whose updates it was made without; none: the round's were all ``dropped`` and the
+    model stays as it was.
+    """
+
+    round_id: int
+    devices: tuple[str, ...]
+    dropped: bool
+    reason: str
+
+
 class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
     """A device will not take part in the round."""
 

@@ -29,11 +29,13 @@ class Device:
         device_id: from the topic.
         fits: whether its last presence with a bundle fitted the federation and had registered.
         live: fits, and heard of lately.
+        num_examples: training samples, as its last presence says that says so; None: none did.
     """
 
     device_id: str
     fits: bool
     live: bool
+    num_examples: int | None = None
 
 
 class Registry:
@@ -85,16 +87,29 @@ class Registry:
         if device_id not in self.devices and len(self.devices) >= DEVICES_MAX:
             raise RefusedError("devices", f"device '{device_id}': {DEVICES_MAX} are known already")
         self._last_heard.pop(device_id, None)
-        device = self.devices[device_id] = Device(device_id=device_id, fits=False, live=False)
+        known = self.devices.get(device_id)
+        device = self.devices[device_id] = Device(
+            device_id=device_id,
+            fits=False,
+            live=False,
+            num_examples=None if known is None else known.num_examples,
+        )
         _check_same("bundle", device_id, self._bundle, presence.bundle)
         _check_same("layout", device_id, self._layout_hash, presence.layout_hash)
         if self._num_classes is not None:
             if not presence.class_counts:
                 return device
             _check_counts(presence, self._num_classes)
-        self.devices[device_id] = device = replace(device, fits=True, live=True)
+        self.devices[device_id] = device = replace(
+            device, fits=True, live=True, num_examples=presence.num_examples
+        )
         self._last_heard[device_id] = now
         return device
+
+    def num_examples(self, device_id: str) -> int | None:
+        """How many training samples a device has registered; None: it has not said."""
+        device = self.devices.get(device_id)
+        return (device.num_examples or None) if device else None
 
     def fits(self, device_id: str) -> bool:
         """Whether the device has presented itself as one that can take part."""

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from protofleet.coordinator import events
 from protofleet.errors import RefusedError
 from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
+from protofleet.federation.server import Aggregated
 from protofleet.wire.messages import Announcement
 from protofleet.wire.transfer import Rejected
 
@@ -160,6 +161,27 @@ class Reporter:
             round_id=round_id, device_id=device_id, rule=event.rule, reason=event.reason
         )
         self._tell(report, (device_id, round_id))
+
+    def aggregated(self, round_id: int, outcome: Aggregated) -> None:
+        """Whose claims counted in part, and whose updates not at all."""
+        for one in outcome.limited:
+            event = events.ClaimLimited(
+                round_id=round_id,
+                device_id=one.client_id,
+                claim=one.claim,
+                stated=one.stated,
+                limit=one.limit,
+            )
+            self._tell(event, (one.client_id, one.claim))
+        if outcome.fault:
+            self._sink(
+                events.UpdatesLeftOut(
+                    round_id=round_id,
+                    devices=outcome.left_out,
+                    dropped=outcome.dropped,
+                    reason=outcome.fault,
+                )
+            )
 
     def refused(self, device_id: str, error: RefusedError) -> None:
         """Something that a device sent broke a rule."""

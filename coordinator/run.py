@@ -64,6 +64,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             task=manifest.task,
             outputs=manifest.outputs,
             codec=config.codec.text,
+            switched_off=plan.sends.switched_off,
         )
         members = None
         protection = Plain()

@@ -24,6 +24,7 @@ from protofleet.coordinator.roll_call import RollCall
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation import schedule
+from protofleet.federation.claims import learned_bounds, relaxed_bounds
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.tensors import blobs
@@ -81,6 +82,7 @@ class Service:
         self._class_counts = ledger.registered()
         self._totals = ReportedTotals(ledger)
         self._roll_call = RollCall(self._totals.known, time.monotonic())
+        self._learn_bounds()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
@@ -267,7 +269,7 @@ class Service:
             accepted = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
-            self._apply(schedule.DeviceFailed(device_id))
+            self._apply(schedule.UpdateRefused(device_id))
             return
         self._accepted_ids.add(offer.transfer_id)
         self._forget_transfer(device_id, offer)
@@ -300,13 +302,18 @@ class Service:
             client_id=device_id,
             round_id=offer.round_id,
             class_counts=self._class_counts.get(device_id),
+            num_examples=self._registry.num_examples(device_id),
+            bounds=relaxed_bounds(self._bounds, self._state.attempt),
         )
         path = event.path
-        if not offer.coding.is_raw:
+        if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
             replace_whole(path, decoded.to_raw(max_bytes=self._server.expected.max_bytes))
         accepted = Accepted(
-            device_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
+            device_id=device_id,
+            transfer_id=offer.transfer_id,
+            record=decoded.record,
+            norms=decoded.norms,
         )
         self._ledger.accept(
             path, accepted, offer=offer, reference=self._payloads.held_reference(device_id)
@@ -390,6 +397,8 @@ class Service:
             final=self._state.final,
             update_codec=self._config.codec.updates.name,
             update_keep=self._config.codec.keep,
+            scores=self._plan.sends.scores,
+            counts=self._plan.sends.counts,
         )
         self._totals.invited(clients)
         for device_id in clients:
@@ -411,14 +420,28 @@ class Service:
         self._transfers.clear()
         self._payloads.clear()
         accepted = self._ledger.accepted(round_id)
-        self._server_state = self._server.aggregate(
-            self._server_state, round_id, self._ledger.updates(round_id), final=action.final
+        before = self._server_state
+        outcome = self._server.aggregate(
+            before,
+            round_id,
+            self._ledger.updates(round_id),
+            accepted,
+            final=action.final,
+            noise_seed=self._ledger.noise.of_round,
         )
+        self._server_state = outcome.state
         records = [one.record for one in accepted]
         scores = self._server.score(self._server_state, records, final=action.final)
         self._ledger.commit_round(
-            self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
+            self._server_state,
+            scores,
+            time.time(),
+            update_norms=self._server.update_norms(accepted),
+            keep_states=self._config.limits.keep_states,
+            privacy=self._server.spent(before, self._ledger.most_invitations(), final=action.final),
         )
+        self._reporter.aggregated(round_id, outcome)
+        self._learn_bounds()
         self._results.add(accepted)
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])
         # Heartbeats about the last updates are still under way.
@@ -426,6 +449,11 @@ class Service:
         closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
+
+    def _learn_bounds(self) -> None:
+        """How far updates may go, as the rounds in the ledger show it."""
+        rounds = (done.update_norms for done in self._ledger.committed())
+        self._bounds = learned_bounds(rounds)
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.

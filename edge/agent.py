@@ -77,7 +77,7 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who = who
-        self._registration = Registration(learner)
+        self._registration = Registration(learner, who.sends)
         self._roll_call = RollCall()
         self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
@@ -264,7 +264,9 @@ class Agent:
         except (InputError, ProvisionError) as error:
             self._tell_unable(task.payload, error)
             raise
-        self._round = ActiveRound(task=task, payload=task.payload, strategy=self._strategy)
+        self._round = ActiveRound(
+            task=task, payload=task.payload, strategy=self._strategy, sends=self._who.sends
+        )
         if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
             return

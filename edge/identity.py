@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import ProvisionError
+from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
+
+_log = logging.getLogger(__name__)
 
 WILLS_OUT_S = 60.0
 """After 45 s of silence, at the default keep-alive, a broker publishes the will of a connection."""
@@ -24,7 +28,7 @@ class DataSummary:
     """What the presence says of the data.
 
     Attributes:
-        num_examples: training samples.
+        num_examples: training samples; 1 or 0 where the owner keeps their number back.
         class_counts: of each class; empty unless the federation's strategy asks for them.
     """
 
@@ -85,18 +89,26 @@ class Registration:
 
     Args:
         data: of each round.
+        sends: what the device's owner allows.
     """
 
-    def __init__(self, data: RoundData) -> None:
-        self._data = data
-        self.summary = DataSummary(num_examples=data.num_examples(1))
+    def __init__(self, data: RoundData, sends: Sends) -> None:
+        self._data, self._sends = data, sends
+        self.summary = DataSummary(num_examples=sends.count(data.num_examples(1)))
 
     def update(self, strategy: str, round_id: int) -> bool:
         """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
         before, data = self.summary, self._data
         asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
+        if asked and not self._sends.counts:
+            _log.warning(
+                "strategy '%s' asks how many examples of each class there are, which --no-counts "
+                "keeps here: this device cannot take part",
+                strategy,
+            )
+            asked = False
         self.summary = DataSummary(
-            num_examples=data.num_examples(round_id),
+            num_examples=self._sends.count(data.num_examples(round_id)),
             class_counts=data.class_counts(round_id) if asked else (),
         )
         return self.summary != before
@@ -111,18 +123,20 @@ class Identity:
         boot_id: drawn anew by every process.
         binding: the federation and the bundle that it has.
         num_examples: training samples at the start.
+        sends: what the owner allows to be told beside tensors.
     """
 
     device_id: str
     boot_id: str
     binding: Binding
     num_examples: int
+    sends: Sends = field(default_factory=Sends)
 
     def presence(
         self, status: Literal["online", "offline", "left"], data: DataSummary | None = None
     ) -> Presence:
         """The retained record with what is said of the ``data``; without it, the last will."""
-        data = data or DataSummary(num_examples=self.num_examples)
+        data = data or DataSummary(num_examples=self.sends.count(self.num_examples))
         return Presence(
             device_id=self.device_id,
             boot_id=self.boot_id,

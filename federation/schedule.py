@@ -42,6 +42,7 @@ class RoundState:
         cohort: invited devices of the open round, sorted.
         delivered: members whose update is safely spooled.
         failed: members that said they cannot take part.
+        refused: members whose update broke a rule; until an extension nobody waits for them.
         gone_since: absent members → since when.
         deadline: when the open round ends.
         attempt: how often the open round was extended.
@@ -57,6 +58,7 @@ class RoundState:
     cohort: tuple[str, ...] = ()
     delivered: frozenset[str] = _NOBODY
     failed: frozenset[str] = _NOBODY
+    refused: frozenset[str] = _NOBODY
     gone_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     deadline: float = 0.0
     attempt: int = 0
@@ -65,8 +67,8 @@ class RoundState:
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """Members of the open round whose update is not in yet."""
-        return tuple(c for c in self.cohort if c not in self.delivered)
+        """Members of the open round whose update is not in yet and may still come."""
+        return tuple(c for c in self.cohort if c not in self.delivered | self.refused)
 
     def awaits(self, device_id: str) -> bool:
         """Whether the device is one of the ``outstanding``."""
@@ -103,6 +105,13 @@ class DeviceFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRefused:
+    """A member's update broke a rule."""
+
+    device_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateCommitted:
     """The closing round's new server state is on disk and in the ledger."""
 
@@ -113,7 +122,13 @@ class Tick:
 
 
 ScheduleEvent = (
-    DeviceAppeared | DeviceDeparted | UpdateStored | DeviceFailed | StateCommitted | Tick
+    DeviceAppeared
+    | DeviceDeparted
+    | UpdateStored
+    | DeviceFailed
+    | UpdateRefused
+    | StateCommitted
+    | Tick
 )
 
 

@@ -169,7 +169,7 @@ class BrokerAccess(
         _log.warning("%s; --insecure allows it", what)
 
     def check_keyless(self) -> None:
-        """Raise InputError if records without keys would go to another machine, unless ``insecure``.
+        """Raise InputError if records without keys would go elsewhere, unless ``insecure``.
 
         TLS ends at the broker: without keys whoever runs it, or has one account too much, reads and
         forges everything.
@@ -183,7 +183,7 @@ class BrokerAccess(
         if not self.insecure:
             raise InputError(
                 f"{what}; enrol the devices ('protofleet device invite') and give the federation "
-                "file keys = \"FOLDER\", or, where you trust all of them, --insecure (in a file: "
+                'file keys = "FOLDER", or, where you trust all of them, --insecure (in a file: '
                 "insecure = true)"
             )
         _log.warning("%s; --insecure allows it", what)

@@ -136,7 +136,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
 
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
-    how the update is to be encoded.
+    how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold
+    scores, losses and costs, and numbers of examples.
     """
 
     task: Literal["train", "finish"]
@@ -150,6 +151,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     final: bool = False
     update_codec: str = "raw"
     update_keep: float = 0.1
+    scores: bool = True
+    counts: bool = True
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):

@@ -71,7 +71,7 @@ class Federation:
             status="online",
             bundle=self.plan.bundle.digest,
             layout_hash=self.plan.bundle.manifest.layout_hash,
-            num_examples=8,
+            num_examples=ord(device_id[0]),
         )
         return PeerMessage(device_id, msgspec.structs.replace(presence, **changes))
 
