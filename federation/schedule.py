@@ -73,7 +73,8 @@ class RoundState:
     def awaits(self, device_id: str) -> bool:
         """Whether the device is one of the ``outstanding``."""
         place = bisect_left(self.cohort, device_id)
-        return self.cohort[place : place + 1] == (device_id,) and device_id not in self.delivered
+        done = device_id in self.delivered or device_id in self.refused
+        return self.cohort[place : place + 1] == (device_id,) and not done
 
 
 @dataclass(frozen=True, slots=True)
