@@ -120,3 +120,9 @@ _BY_PARTS = {
     for channel in Channel
     if not channel.value.startswith("all")
 }
+
+
+def is_retained(topic: str) -> bool:
+    """Whether messages of this topic are retained, in any federation: the others' never count."""
+    levels = topic.split("/")[PREFIX.count("/") + 2 :]
+    return levels == ["all", "ctl"] or (len(levels) == 2 and levels[0] == Channel.PRESENCE.value)

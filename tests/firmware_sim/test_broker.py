@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from brokers import answers, free_port, wait_until
 
+from protofleet.broker.folder import find_mosquitto
 from protofleet.errors import InputError
-from protofleet.firmware_sim.broker import BrokerOptions, find_mosquitto, local_broker, open_broker
+from protofleet.firmware_sim.broker import BrokerOptions, local_broker, open_broker
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.link import Connected, Disconnected, Link, LinkOptions
 
