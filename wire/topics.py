@@ -15,6 +15,8 @@ from protofleet.errors import InputError
 PREFIX = "fl/v2"
 ANNOUNCEMENTS = f"{PREFIX}/+/all/ctl"
 """Of every federation on the broker; access lists need not allow it."""
+INVITED = "invite."
+"""What stands before a device's id where it enrols: in its topic, and in its account's name."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -30,6 +32,8 @@ class Channel(Enum):
     DOWN_ANSWER = "dn/a"
     DOWN_CHUNK = "dn/c"
     DOWN_TASK = "dn/t"
+    ENROLMENT_REQUEST = "en/q"
+    ENROLMENT_ANSWER = "en/a"
 
 
 class TopicAddress(NamedTuple):
@@ -50,6 +54,17 @@ def check_id(value: str, what: str = "id") -> str:
             f"{what}: expected 1 to 64 characters of A-Z a-z 0-9 . _ -, got {value[:80]!r}"
         )
     return value
+
+
+def invited_account(device_id: str) -> str:
+    """The account of a device's invitation, at the broker and in its topic.
+
+    Raises:
+        InputError: no id of a device, or too long a one.
+    """
+    if check_id(device_id, "device").startswith(INVITED):
+        raise InputError(f"device {device_id!r}: an id does not begin with {INVITED!r}")
+    return check_id(INVITED + device_id, "device, invited")
 
 
 def announced_federation(topic: str) -> str | None:
@@ -96,6 +111,19 @@ class Topics:
     def coordinator_filters(self) -> tuple[str, ...]:
         """What the coordinator subscribes to."""
         return (self._join("up/+/+"), self._join("st/+"))
+
+    def enrolment(self, channel: Channel, device_id: str) -> str:
+        """The topic on which an invited device asks (``ENROLMENT_REQUEST``) or is answered.
+
+        Raises:
+            InputError: the id cannot be part of it, or begins as the account of an invitation.
+        """
+        return self.of(channel, invited_account(device_id))
+
+    @property
+    def enrolment_filter(self) -> str:
+        """What whoever answers invited devices subscribes to."""
+        return self._join("en/+/q")
 
     def parse(self, topic: str) -> TopicAddress | None:
         """Channel and device of a topic; None for any topic that is not of this federation."""
