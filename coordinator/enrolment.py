@@ -15,9 +15,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.invitations import Told, own_broker, reload
-from protofleet.coordinator.members import KEY_FILE, Invited, Members
+from protofleet.coordinator.member_records import Invited
+from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.errors import InputError, ProtofleetError, RefusedError, UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.enrolment import (
@@ -159,9 +162,8 @@ class EnrolmentService:
             password=invited.password,
         )
         topic = self._topics.enrolment(Channel.ENROLMENT_ANSWER, device_id)
-        share, sealed = seal_answer(
-            found, payload, bytes.fromhex(request.share), invited.keys.answer, topic
-        )
+        own = X25519PrivateKey.generate()
+        share, sealed = seal_answer(found, payload, own, invited.keys.answer, topic)
         return EnrolmentAnswer(answers=request.nonce, time=int(now), share=share, sealed=sealed)
 
     def _settle(

@@ -16,7 +16,8 @@ from typing import Literal
 from protofleet.broker.access import check_device_account
 from protofleet.broker.accounts import new_password
 from protofleet.broker.folder import BrokerFolder
-from protofleet.coordinator.members import Invited, Member, Members
+from protofleet.coordinator.member_records import Invited, Member
+from protofleet.coordinator.members import Members
 from protofleet.errors import InputError, UnavailableError
 from protofleet.wire.broker_access import BrokerAccess, peer_certificate
 from protofleet.wire.enrolment import Invitation

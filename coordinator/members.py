@@ -7,18 +7,23 @@ an enrolment.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.broker.access import check_device_account
 from protofleet.bundle import keys
+from protofleet.coordinator.member_records import (
+    INVITATIONS,
+    Invited,
+    Member,
+    connect,
+    to_invited,
+)
 from protofleet.durable import sync_folder
 from protofleet.errors import InputError, RefusedError
 from protofleet.wire.enrolment import InvitationKeys
@@ -38,92 +43,13 @@ FORGOTTEN_S = 30 * 86_400
 """An invitation that nobody took is remembered this long beyond its end, to say that it is over."""
 GRANT_S = 2 * 366 * 86_400
 """How long a grant lasts: longer than a study, short enough that a forgotten device ends."""
+LOOK_S = 1.0
+"""How often a running coordinator looks for revocations."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS meta (
-    key TEXT PRIMARY KEY,
-    value TEXT NOT NULL
-) STRICT;
-
-CREATE TABLE IF NOT EXISTS grants (
-    device_id TEXT NOT NULL,
-    serial INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    until INTEGER NOT NULL,
-    statement TEXT NOT NULL,
-    granted_s REAL NOT NULL,
-    revoked_s REAL,
-    PRIMARY KEY (device_id, serial)
-) STRICT;
-
-CREATE TABLE IF NOT EXISTS invitations (
-    device_id TEXT PRIMARY KEY,
-    proof_key BLOB NOT NULL,
-    answer_key BLOB NOT NULL,
-    password TEXT NOT NULL,
-    invited_s REAL NOT NULL,
-    until INTEGER NOT NULL,
-    serial INTEGER,
-    taken_s REAL
-) STRICT;
-
-CREATE TABLE IF NOT EXISTS federation_keys (
-    position INTEGER PRIMARY KEY,
-    key TEXT NOT NULL UNIQUE,
-    rotation TEXT NOT NULL DEFAULT ''
-) STRICT;
-"""
-
-_INVITED = (
-    "SELECT device_id, proof_key, answer_key, password, invited_s, until, serial, taken_s"
-    " FROM invitations"
-)
 _NO_FOLDER = (
     "keys '{folder}': no folder of a federation; make it with: "
     "protofleet device invite --keys {folder}{name} DEVICE"
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """A device's latest grant.
-
-    Attributes:
-        serial: of the grant.
-        until, granted_s: seconds since 1970.
-        revoked_s: when it was revoked; None: it is in force.
-    """
-
-    device_id: str
-    serial: int
-    until: int
-    granted_s: float
-    revoked_s: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Invited:
-    """A device's latest invitation.
-
-    Attributes:
-        keys: what its token gave, without the password of the invitation's account.
-        password: of the device's account at the broker, kept until the device has it; '' if none.
-        invited_s, until: seconds since 1970.
-        serial: of the grant that it gave; None: none yet.
-        taken_s: when the device had it; None: not yet.
-    """
-
-    device_id: str
-    keys: InvitationKeys
-    password: str = field(repr=False)
-    invited_s: float
-    until: int
-    serial: int | None = None
-    taken_s: float | None = None
-
-    def is_open(self, now: float) -> bool:
-        """Whether a device may still use it, or is using it."""
-        return self.taken_s is None and (self.serial is not None or now < self.until)
 
 
 class Members:
@@ -142,7 +68,7 @@ class Members:
             given = f" --federation {name}"
             raise InputError(_NO_FOLDER.format(folder=folder, name=given))
         self.folder, self.name = folder, name
-        self._db = _connect(folder / "members.sqlite")
+        self._db = connect(folder / "members.sqlite")
         found = self._meta("federation")
         if found != name:
             raise InputError(f"keys '{folder}': of federation '{found}', expected '{name}'")
@@ -160,7 +86,7 @@ class Members:
         if not (folder / "members.sqlite").exists():
             public = public_bytes(keys.load_or_create_signing_key(folder / KEY_FILE))
             keys.save_public_key(public, folder / _PUBLIC_FILE)
-            db = _connect(folder / "members.sqlite")
+            db = connect(folder / "members.sqlite")
             with db:
                 db.execute("INSERT OR IGNORE INTO meta VALUES ('federation', ?)", (name,))
                 db.execute(
@@ -179,7 +105,7 @@ class Members:
         """
         if not (folder / "members.sqlite").exists():
             raise InputError(_NO_FOLDER.format(folder=folder, name=""))
-        db = _connect(folder / "members.sqlite")
+        db = connect(folder / "members.sqlite")
         row = db.execute("SELECT value FROM meta WHERE key = 'federation'").fetchone()
         db.close()
         return cls(folder, row[0] if row else "")
@@ -294,12 +220,12 @@ class Members:
 
     def invitations(self) -> list[Invited]:
         """Every device's latest invitation, by device."""
-        return [_invited(row) for row in self._db.execute(f"{_INVITED} ORDER BY device_id")]
+        return [to_invited(row) for row in self._db.execute(f"{INVITATIONS} ORDER BY device_id")]
 
     def invitation(self, device_id: str) -> Invited | None:
         """A device's latest invitation."""
-        row = self._db.execute(f"{_INVITED} WHERE device_id = ?", (device_id,)).fetchone()
-        return _invited(row) if row else None
+        row = self._db.execute(f"{INVITATIONS} WHERE device_id = ?", (device_id,)).fetchone()
+        return to_invited(row) if row else None
 
     def enrol(self, key: Ed25519PrivateKey, invited: Invited, device_key: bytes) -> tuple[int, str]:
         """Serial and text of the grant that an invitation gives to a device's key.
@@ -411,10 +337,15 @@ class Members:
             self.settle(grant.device_id, grant.serial)
         return grant
 
-    def revoked(self, since_s: float) -> set[str]:
-        """Devices a grant of which was revoked after ``since_s`` (seconds since 1970)."""
-        rows = self._db.execute("SELECT device_id FROM grants WHERE revoked_s > ?", (since_s,))
-        return {device_id for (device_id,) in rows}
+    def version(self) -> int:
+        """Another number after every change by another process."""
+        found: int = self._db.execute("PRAGMA data_version").fetchone()[0]
+        return found
+
+    def revoked(self) -> set[tuple[str, int]]:
+        """Device and serial of every grant that is no longer in force."""
+        rows = self._db.execute("SELECT device_id, serial FROM grants WHERE revoked_s IS NOT NULL")
+        return set(rows)
 
     def _revoke(self, device_id: str, now: float) -> bool:
         done = self._db.execute(
@@ -476,23 +407,36 @@ class Members:
         return row[0] if row else ""
 
 
-def _invited(row: tuple[Any, ...]) -> Invited:
-    device_id, proof, answer, *others = row
-    names = ("password", "invited_s", "until", "serial", "taken_s")
-    return Invited(
-        device_id=device_id,
-        keys=InvitationKeys(proof=proof, answer=answer),
-        **dict(zip(names, others, strict=True)),
-    )
+class Revocations:
+    """Tells a running coordinator whose grant was revoked by a command meanwhile.
+
+    Args:
+        members: of the federation.
+    """
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._version = 0
+        self._known: set[tuple[str, int]] = set()
+        self._due = 0.0
+
+    def take(self, now: float) -> set[tuple[str, int]]:
+        """Device and serial of grants revoked since the last call; looks once a second.
+
+        Args:
+            now: monotonic seconds.
+        """
+        if now < self._due:
+            return set()
+        self._due = now + LOOK_S
+        version = self._members.version()
+        if version == self._version:
+            return set()
+        self._version = version
+        found = self._members.revoked()
+        fresh, self._known = found - self._known, found
+        return fresh
 
 
 def _public(path: Path) -> bytes:
     return public_bytes(keys.load_signing_key(path))
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    path.touch(mode=0o600)
-    db = sqlite3.connect(path, timeout=30.0)
-    db.execute("PRAGMA synchronous = FULL")
-    db.executescript(_SCHEMA)
-    return db

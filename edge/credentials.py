@@ -15,8 +15,9 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import keys
-from protofleet.durable import sync_folder, write_whole
-from protofleet.errors import ProvisionError, RefusedError
+from protofleet.durable import replace_whole, sync_folder, write_whole
+from protofleet.errors import InputError, ProvisionError, RefusedError
+from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.identity import DeviceGrant, public_bytes, read_statement
 from protofleet.wire.protection import DeviceCredentials
 
@@ -33,7 +34,8 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         federation, device_id: who it is.
         grant: the federation key's statement about the device's key.
         federation_key: raw public key of then, hex.
-        broker: how to reach it, as ``BrokerAccess.to_table`` has it.
+        broker: how to reach it, as ``BrokerAccess.to_table`` has it; relative paths start at the
+            enrolment's folder.
         files: folder, inside the enrolment's, of the key and what belongs to it; '': that itself.
     """
 
@@ -43,6 +45,20 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     federation_key: str
     broker: dict[str, Any]
     files: str = ""
+
+    def access(self, folder: Path) -> BrokerAccess:
+        """The broker, with files of the enrolment's ``folder``.
+
+        Raises:
+            ProvisionError: what is kept is no broker.
+        """
+        try:
+            access = msgspec.convert(
+                self.broker, BrokerAccess, dec_hook=lambda kind, value: kind(value)
+            )
+        except (msgspec.ValidationError, InputError, TypeError) as error:
+            raise ProvisionError(f"{folder}: broker: {error}; enrol the device anew") from error
+        return access.under(folder)
 
 
 class _Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,7 +127,8 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
         noted = msgspec.structs.replace(
             started, announced=sequence, federation_key=federation_key.hex()
         )
-        _write(own / _MEMORY, noted)
+        # Not against power loss: what then may be repeated is an announcement of the last minutes.
+        replace_whole(own / _MEMORY, _encode(noted))
 
     return DeviceCredentials(
         federation=enrolment.federation,
@@ -138,8 +155,18 @@ def _check(enrolment: Enrolment, key: Ed25519PrivateKey, folder: Path) -> None:
         raise ProvisionError(f"{folder}: the grant is for another key than {_KEY}; {remedy}")
 
 
+def _to_path(kind: type, value: object) -> Path:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"expected a path, got {value!r}")
+
+
 def _write(path: Path, value: msgspec.Struct) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(value)))
+    write_whole(path, _encode(value))
+
+
+def _encode(value: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value))
 
 
 def _read(path: Path, kind: type[T]) -> T | None:

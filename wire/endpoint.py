@@ -503,6 +503,10 @@ class CoordinatorEndpoint(_Endpoint):
         """
         return self._publish(announcement, "")
 
+    def end_session(self, device_id: str, serial: int) -> bool:
+        """A grant is no longer in force; whether the device was here with it."""
+        return self._protection.end_session(device_id, serial)
+
     def send_finish(self, device_id: str, task: Task) -> bool:
         """Send a task without a payload, once; False if the link is down."""
         return self._publish(task, device_id)

@@ -112,9 +112,7 @@ class Invitation:
         except ValueError as error:
             raise InputError(f"invitation: not whole or damaged; {_COPY}") from error
         if version != _FORMAT or flags & ~(_PINNED | _ACCOUNT):
-            raise InputError(
-                f"invitation: of format {version}, expected {_FORMAT}; update protofleet"
-            )
+            raise InputError(f"invitation: expected format {_FORMAT}, got {version}; {_UPDATE}")
         address = BrokerAddress.parse(broker)
         if address.user is not None or address.password is not None:
             raise InputError(f"invitation: its broker's URL has an account; {_ANEW}")
@@ -291,23 +289,22 @@ def check_request(payload: bytes, request: EnrolmentRequest, proof: bytes, topic
 
 
 def seal_answer(
-    grant: EnrolmentGrant, request: bytes, share: bytes, answer_key: bytes, topic: str
+    grant: EnrolmentGrant, payload: bytes, own: X25519PrivateKey, answer_key: bytes, topic: str
 ) -> tuple[str, str]:
     """``share`` and ``sealed`` of the answer to a request.
 
     Args:
         grant: for the device.
-        request: payload of the request.
-        share: the request's.
+        payload: of the request.
+        own: used for this answer alone.
         answer_key: of the invitation.
         topic: of the answer.
 
     Raises:
-        RefusedError: rule ``share``: no X25519 share.
+        RefusedError: rule ``share``: the request has no X25519 share.
     """
-    own = X25519PrivateKey.generate()
-    ours = own.public_key().public_bytes_raw()
-    key = _answer_key(own, share, answer_key, request, ours)
+    peer, ours = bytes.fromhex(read_request(payload).share), own.public_key().public_bytes_raw()
+    key = _answer_key(own, peer, answer_key, payload, ours)
     sealed = AESGCM(key).encrypt(bytes(12), encode(grant), topic.encode())
     return ours.hex(), _to_text(sealed)
 

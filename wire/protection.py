@@ -48,6 +48,8 @@ from protofleet.wire.session import Handshake, Session, SessionTerms, derive_key
 _NONCE = re.compile(r"[0-9a-f]{32}")
 _SHARE = re.compile(r"[0-9a-f]{64}")
 _MOST_COUNT = 2**62
+_AHEAD = 60_000
+"""A minute of sequence numbers is noted at once: not every announcement waits for a disk."""
 
 M = TypeVar("M", bound=Message)
 
@@ -97,6 +99,10 @@ class Plain:
 
     def check_offer(self, device_id: str, offer: TransferOffer) -> None:
         """Raise RefusedError (rule ``signature``) unless the device has signed its offer."""
+
+    def end_session(self, device_id: str, serial: int) -> bool:  # noqa: ARG002 - of the keyed coordinator
+        """Whether a session had been begun with this grant; it is over now."""
+        return False
 
 
 class _Keyed(Plain):
@@ -255,8 +261,8 @@ class CoordinatorCredentials:
         rotations: statements by which earlier federation keys handed over, oldest first.
         grant: the checked grant in a text.  Raises RefusedError for one that is not, or no longer,
             good.
-        announced: sequence of the latest announcement of this folder.
-        note: keeps a later one over restarts.
+        announced: no announcement of an earlier process had a higher sequence.
+        note: keeps a later bound over restarts.
     """
 
     federation: str
@@ -297,7 +303,7 @@ class CoordinatorProtection(_Keyed):
     def __init__(self, credentials: CoordinatorCredentials) -> None:
         super().__init__()
         self._own = credentials
-        self._announced = credentials.announced
+        self._announced = self._noted = credentials.announced
         self._peers: dict[str, _Peer] = {}
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
@@ -305,7 +311,9 @@ class CoordinatorProtection(_Keyed):
         if not isinstance(message, Announcement):
             return super().write(message, topic, device_id)
         self._announced = max(self._announced + 1, int(time.time() * 1000))
-        self._own.note(self._announced)
+        if self._announced > self._noted:
+            self._noted = self._announced + _AHEAD
+            self._own.note(self._noted)
         handshake = CoordinatorHandshake(
             certificate=self._own.certificate,
             nonce=self._handshake.nonce.hex(),
@@ -359,9 +367,13 @@ class CoordinatorProtection(_Keyed):
         ):
             raise RefusedError("signature", f"{device_id}: its offer is not signed by its key")
 
-    def forget(self, device_id: str) -> None:
-        """End the session with a device, such as one whose grant was revoked."""
-        self._peers.pop(device_id, None)
+    def end_session(self, device_id: str, serial: int) -> bool:
+        """End the session that a grant has begun, which is no longer in force."""
+        peer = self._peers.get(device_id)
+        if peer is None or peer.serial != serial:
+            return False
+        del self._peers[device_id]
+        return True
 
     def _last_will(
         self,

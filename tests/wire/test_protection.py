@@ -229,7 +229,8 @@ def test_a_revoked_device_is_refused_and_its_session_ends(keyed):
     coordinator = CoordinatorProtection(keyed.coordinator())
     device, _ = _met(keyed, coordinator)
     keyed.revoked.add("pi-7")
-    coordinator.forget("pi-7")
+    assert not coordinator.end_session("pi-7", 2)
+    assert coordinator.end_session("pi-7", 1)
     with _refused("session"):
         coordinator.read(device.write(_BEAT, _STATUS, "pi-7"), _STATUS, "pi-7", Heartbeat)
     with _refused("revoked"):

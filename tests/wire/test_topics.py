@@ -19,6 +19,8 @@ GOLDEN = {
     Channel.DOWN_ANSWER: "fl/v2/lab/dn/pi-7/a",
     Channel.DOWN_CHUNK: "fl/v2/lab/dn/pi-7/c",
     Channel.DOWN_TASK: "fl/v2/lab/dn/pi-7/t",
+    Channel.ENROLMENT_REQUEST: "fl/v2/lab/en/pi-7/q",
+    Channel.ENROLMENT_ANSWER: "fl/v2/lab/en/pi-7/a",
 }
 
 
@@ -72,3 +74,12 @@ def test_foreign_topics_are_not_parsed(topic):
 def test_a_device_needs_at_most_four_subscriptions():
     assert Topics("lab").device_filters("a") == ("fl/v2/lab/all/ctl", "fl/v2/lab/dn/a/+")
     assert Topics("lab").coordinator_filters() == ("fl/v2/lab/up/+/+", "fl/v2/lab/st/+")
+
+
+def test_an_invited_device_has_topics_of_its_own():
+    topics = Topics("lab")
+    assert topics.enrolment(Channel.ENROLMENT_REQUEST, "pi-7") == "fl/v2/lab/en/invite.pi-7/q"
+    assert topics.enrolment_filter == "fl/v2/lab/en/+/q"
+    for wrong in ("invite.pi-7", "x" * 58, "a/b"):
+        with pytest.raises(InputError, match="device"):
+            topics.enrolment(Channel.ENROLMENT_ANSWER, wrong)
