@@ -164,7 +164,7 @@ def test_a_device_may_ask_before_anybody_answers(anyones, tmp_path):
     with pytest.raises(UnavailableError, match="the same command goes on"):
         anyones.enrol(invitation, tmp_path / "anna", wait_s=1.0)
     device = Thread("device", lambda: anyones.enrol(invitation, tmp_path / "anna"))
-    wait_until(lambda: (tmp_path / "anna" / "identity.json").exists())
+    wait_until((tmp_path / "anna" / "identity.json").exists)
     with anyones.answering():
         device.finish(30)
     assert anyones.check(tmp_path / "anna") == 1
@@ -305,9 +305,7 @@ def test_a_device_killed_at_any_write_has_its_old_or_its_new_grant(anyones, ram_
         anyones.enrol(anyones.invite("anna"), store)
         for fatal in itertools.count(1):
             before, invitation = anyones.check(store), anyones.invite("anna")
-            process = fork.Process(
-                target=_enrol_and_die, args=(anyones, invitation, store, fatal)
-            )
+            process = fork.Process(target=_enrol_and_die, args=(anyones, invitation, store, fatal))
             process.start()
             process.join(60)
             now = anyones.check(store)
@@ -328,9 +326,7 @@ def test_a_new_device_killed_at_any_write_enrols_by_the_same_command(anyones, ra
         for fatal in range(1, 20, 3):
             store, name = ram_path / f"store-{fatal}", f"device-{fatal}"
             invitation = anyones.invite(name)
-            process = fork.Process(
-                target=_enrol_and_die, args=(anyones, invitation, store, fatal)
-            )
+            process = fork.Process(target=_enrol_and_die, args=(anyones, invitation, store, fatal))
             process.start()
             process.join(60)
             anyones.enrol(invitation, store)
