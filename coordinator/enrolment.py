@@ -39,7 +39,7 @@ from protofleet.wire.topics import INVITED, Channel, Topics
 _log = logging.getLogger(__name__)
 
 _POLL_S = 0.5
-_LOOK_S = 1.0
+_LOOK_S = 2.0
 """How often accounts of invitations that ended are looked for."""
 _PARTING_S = 5.0
 """Within it a device that has enrolled gets the last answer, before its first account ends."""
@@ -79,6 +79,7 @@ class EnrolmentService:
             UnavailableError: the broker refuses us for good.
         """
         reached, due = True, 0.0
+        self._members.forget_invitations()
         self._link.start()
         try:
             while not stop():
@@ -203,7 +204,6 @@ class EnrolmentService:
 
     def _end_accounts(self, parting_s: float = _PARTING_S) -> None:
         """Accounts of invitations that are over."""
-        self._members.forget_invitations()
         if self._broker is None:
             return
         now = time.time()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -64,14 +64,14 @@ class Members:
     """
 
     def __init__(self, folder: Path, name: str) -> None:
-        if not (folder / "members.sqlite").exists():
+        found = federation_name(folder)
+        if not found:
             given = f" --federation {name}"
             raise InputError(_NO_FOLDER.format(folder=folder, name=given))
-        self.folder, self.name = folder, name
-        self._db = connect(folder / "members.sqlite")
-        found = self._meta("federation")
         if found != name:
             raise InputError(f"keys '{folder}': of federation '{found}', expected '{name}'")
+        self.folder, self.name = folder, name
+        self._db = connect(folder / "members.sqlite")
 
     @classmethod
     def create(cls, folder: Path, name: str) -> Self:
@@ -83,7 +83,7 @@ class Members:
         check_id(name, "federation")
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
-        if not (folder / "members.sqlite").exists():
+        if not federation_name(folder):
             public = public_bytes(keys.load_or_create_signing_key(folder / KEY_FILE))
             keys.save_public_key(public, folder / _PUBLIC_FILE)
             db = connect(folder / "members.sqlite")
@@ -103,12 +103,10 @@ class Members:
         Raises:
             InputError: it is none.
         """
-        if not (folder / "members.sqlite").exists():
+        found = federation_name(folder)
+        if not found:
             raise InputError(_NO_FOLDER.format(folder=folder, name=""))
-        db = connect(folder / "members.sqlite")
-        row = db.execute("SELECT value FROM meta WHERE key = 'federation'").fetchone()
-        db.close()
-        return cls(folder, row[0] if row else "")
+        return cls(folder, found)
 
     def __enter__(self) -> Self:
         return self
@@ -402,10 +400,6 @@ class Members:
         rows = self._db.execute("SELECT key FROM federation_keys ORDER BY position")
         return [bytes.fromhex(key) for (key,) in rows]
 
-    def _meta(self, key: str) -> str:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return row[0] if row else ""
-
 
 class Revocations:
     """Tells a running coordinator whose grant was revoked by a command meanwhile.
@@ -436,6 +430,16 @@ class Revocations:
         found = self._members.revoked()
         fresh, self._known = found - self._known, found
         return fresh
+
+
+def federation_name(folder: Path) -> str:
+    """The federation whose folder it is; '' if none's, or its making was interrupted."""
+    path = folder / "members.sqlite"
+    if not path.exists():
+        return ""
+    with closing(connect(path)) as db:
+        row = db.execute("SELECT value FROM meta WHERE key = 'federation'").fetchone()
+    return row[0] if row else ""
 
 
 def _public(path: Path) -> bytes:

@@ -81,14 +81,11 @@ def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how:
     The first invitation makes the federation's folder with its key. For a device that is enrolled
     already, the invitation gives it a new key; the old one counts until the new one is used.
     """
-    from protofleet.coordinator.members import Members
+    from protofleet.coordinator.members import Members, federation_name
 
     start_logging(quiet=True)
-    if federation is not None or not (keys / "members.sqlite").exists():
-        members = Members.create(keys, federation or keys.absolute().name)
-    else:
-        members = Members.open(keys)
-    with members:
+    name = federation or federation_name(keys) or keys.absolute().name
+    with Members.create(keys, name) as members:
         _invite(members, names, **how)
 
 

@@ -167,3 +167,7 @@ def test_the_folder_is_named_after_itself_at_its_first_invitation(tmp_path):
     with Members.open(folder) as members:
         assert members.name == "lab"
     assert own_broker(folder) is None
+    other = CliRunner().invoke(
+        device, ["invite", "anna", "--keys", str(folder), "--federation", "home", *broker]
+    )
+    assert "of federation 'lab', expected 'home'" in str(other.exception)

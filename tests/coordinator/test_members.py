@@ -109,10 +109,8 @@ def test_a_federation_key_hands_over_to_the_next(members):
     assert members.check(grant).serial == 1
     with pytest.raises(RefusedError):
         members.check(sign_statement(key, _unknown_grant()))
-    assert sorted(path.name for path in members.folder.glob("*.pem")) == [
-        KEY_FILE,
-        "federation.pub.pem",
-    ]
+    names = sorted(path.name for path in members.folder.glob("*.pem"))
+    assert names == [KEY_FILE, "federation.pub.pem"]
     assert keys.load_public_key(members.folder / "federation.pub.pem") == new
 
 
@@ -120,6 +118,16 @@ def _unknown_grant() -> DeviceGrant:
     return DeviceGrant(
         federation="home", device_id="eve", key="ab" * 32, serial=1, until=in_a_day()
     )
+
+
+def test_a_folder_whose_making_was_interrupted_is_made_by_the_same_command(tmp_path):
+    (tmp_path / "members.sqlite").touch()
+    with pytest.raises(InputError, match="protofleet device invite"):
+        Members.open(tmp_path)
+    with pytest.raises(InputError, match="protofleet device invite"):
+        Members(tmp_path, "home")
+    with Members.create(tmp_path, "home") as made, Members.open(tmp_path) as found:
+        assert made.federation_key == found.federation_key == public_bytes(found.private_key())
 
 
 def _rotate_and_die(folder, fatal: int) -> None:

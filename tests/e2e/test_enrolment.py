@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime as dt
 import itertools
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ from secured_broker import secured
 from threaded import Federation, Thread
 from tiny_bundle import tiny_bundle, tiny_data
 
+from protofleet.broker import certificates
 from protofleet.coordinator import events
 from protofleet.coordinator.enrolment import EnrolmentService
 from protofleet.coordinator.members import KEY_FILE
@@ -154,6 +156,18 @@ def test_a_running_coordinator_enrols_devices_that_then_take_part(own, tmp_path,
         own.enrol(own.invite(name), federation.store(name))
         federation.start(name)
     assert federation.finish()["rounds"][0]["participants"] == 2
+
+
+def test_a_certificate_that_is_over_may_be_a_clock_that_is_wrong(tmp_path, monkeypatch):
+    """A small computer without a battery wakes up in 1970, or in the future."""
+    monkeypatch.setattr(certificates, "_LEAD", dt.timedelta(days=9))
+    monkeypatch.setattr(certificates, "SERVER_DAYS", -1)
+    folder = tmp_path / "federation"
+    folder.mkdir()
+    with secured("mosquitto", folder / "broker"):
+        inviting = Inviting(folder)
+        with pytest.raises(UnavailableError, match=r"has expired.*\(this device's clock: 20"):
+            inviting.enrol(inviting.invite("anna"), tmp_path / "anna")
 
 
 # The protocol alone
