@@ -27,9 +27,7 @@ def write_private(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         os.fchmod(file.fileno(), mode)
-        if os.geteuid() == 0:
-            owner = path.parent.stat()
-            os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
+        _give_to_owner(file.fileno(), path.parent)
         file.write(data.encode() if isinstance(data, str) else data)
         file.flush()
         os.fsync(file.fileno())
@@ -41,5 +39,12 @@ def write_private(path: Path, data: bytes | str, *, mode: int = 0o600) -> None:
 def alone(folder: Path) -> Iterator[None]:
     """Nobody else changes the folder's accounts meanwhile; waits for its turn."""
     with (folder / ".lock").open("ab") as file:
+        _give_to_owner(file.fileno(), folder)
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _give_to_owner(descriptor: int, folder: Path) -> None:
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)

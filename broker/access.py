@@ -5,7 +5,7 @@ account            publishes                                receives
 =================  =======================================  ===================================
 ``coordinator``    ``dn/#``, ``all/#``, ``st/+`` (clears)   ``up/#``, ``st/+``, ``en/+/q``
 ``coordinator``    ``en/+/a``                               ``all/#``
-a device           ``up/<name>/#``, ``st/<name>``           ``dn/<name>/#``, ``all/#``
+a device           ``up/<name>/m`` and so on, ``st/<name>``  ``dn/<name>/#``, ``all/#``
 ``invite.<id>``    ``en/<name>/q``                          ``en/<name>/a``
 =================  =======================================  ===================================
 
@@ -13,24 +13,25 @@ Topics stand behind ``<prefix>/<federation>/``; ``<name>`` is the account's own,
 the connection claims. Two rules of Mosquitto shape the file: a ``topic`` line behind a ``user``
 line belongs to that user alone, and ``pattern`` lines hold for every account, so an invitation
 would be a device, too. That is why an invitation has a section that denies it what a device may.
+
+No broker bounds how many retained messages an account leaves, so what a device publishes on is
+written out: with the federation named, one device can keep a handful of messages, not gigabytes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from protofleet.errors import InputError
-from protofleet.wire.topics import PREFIX, check_id
+from protofleet.wire.topics import COORDINATOR, PREFIX, Channel, check_id
 
-COORDINATOR = "coordinator"
-"""The coordinator's account."""
-INVITED = "invite."
-"""What accounts of open invitations begin with."""
-_BASE = f"{PREFIX}/+"
+ANY = "+"
+"""In place of a federation's name: all of them."""
 _NAME = re.compile(r"(?:invite\.)?[A-Za-z0-9._-]{1,64}")
+_FEDERATION = re.compile(rf"(?m)^topic read {PREFIX}/([^/\s]+)/up/#$")
 _WILD = frozenset("+#")
 _ACCESSES = ("read", "write", "readwrite", "deny")
 
@@ -43,7 +44,11 @@ _COORDINATORS = (
     ("write", "en/+/a"),
 )
 _DEVICES = (
-    ("write", "up/%u/#"),
+    *(
+        ("write", channel.value.replace("up/", "up/%u/"))
+        for channel in Channel
+        if channel.value.startswith("up/")
+    ),
     ("write", "st/%u"),
     ("read", "dn/%u/#"),
     ("read", "all/#"),
@@ -68,21 +73,6 @@ def check_account(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise InputError(
             f"account: expected 1 to 64 characters of A-Z a-z 0-9 . _ -, got {name[:80]!r}"
-        )
-    return name
-
-
-def check_device_account(name: str) -> str:
-    """``name`` itself, if it can be a device's account, which is its device id.
-
-    Raises:
-        InputError: no id, the coordinator's, or one that begins like an invitation's account.
-    """
-    check_id(name, "device")
-    if name == COORDINATOR or name.startswith(INVITED):
-        raise InputError(
-            f"device {name!r}: expected another id; {COORDINATOR!r} and names that begin with "
-            f"{INVITED!r} are accounts of the broker for other purposes"
         )
     return name
 
@@ -146,21 +136,38 @@ class AccessList:
             yield Rule(rule.access, "/".join(levels))
 
 
-def access_list(invited: Iterable[str] = ()) -> str:
-    """The access list's text, with a section for each account in ``invited``."""
-    lines = [f"topic {access} {_BASE}/{tail}" for access, tail in _COORDINATORS]
-    lines += ["", *(f"pattern {access} {_BASE}/{tail}" for access, tail in _DEVICES), ""]
-    text = _HEAD + "\n".join(lines)
+def access_list(federations: Sequence[str] = (ANY,), invited: Iterable[str] = ()) -> str:
+    """The access list's text.
+
+    Args:
+        federations: names of those whose topics it allows.
+        invited: accounts of open invitations, each of which gets a section.
+
+    Raises:
+        InputError: a name that no federation can have.
+    """
+    bases = [f"{PREFIX}/{_checked_federation(name)}" for name in federations]
+    lines = [f"topic {may} {base}/{tail}" for base in bases for may, tail in _COORDINATORS]
+    lines.append("")
+    lines += [f"pattern {may} {base}/{tail}" for base in bases for may, tail in _DEVICES]
+    text = _HEAD + "\n".join([*lines, ""])
     for name in invited:
         text = with_invitation(text, name)
     return text
 
 
+def federations_of(text: str) -> list[str]:
+    """The federations that an access list allows; ``ANY`` may be one."""
+    return _FEDERATION.findall(text)
+
+
 def with_invitation(text: str, name: str) -> str:
     """``text`` with a section by which the account ``name`` may enrol and do nothing else."""
-    denied = [f"topic deny {_BASE}/{tail}" for tail in _DENIED_TO_INVITED]
-    own = [f"topic write {_BASE}/en/{name}/q", f"topic read {_BASE}/en/{name}/a"]
-    section = [f"user {name}", *denied, *own]
+    section = [f"user {name}"]
+    for federation in federations_of(text):
+        base = f"{PREFIX}/{federation}"
+        section += [f"topic deny {base}/{tail}" for tail in _DENIED_TO_INVITED]
+        section += [f"topic write {base}/en/{name}/q", f"topic read {base}/en/{name}/a"]
     return f"{without_account(text, name).rstrip()}\n\n" + "\n".join([*section, ""])
 
 
@@ -179,6 +186,10 @@ def without_account(text: str, name: str) -> str:
         if not inside:
             kept.append(line)
     return "\n".join(kept).rstrip() + "\n"
+
+
+def _checked_federation(name: str) -> str:
+    return name if name == ANY else check_id(name, "federation")
 
 
 def _covers(wide: str, narrow: str) -> bool:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protofleet.broker._files import alone, write_private
-from protofleet.broker.access import INVITED, check_account, with_invitation, without_account
+from protofleet.broker.access import check_account, with_invitation, without_account
 from protofleet.errors import InputError
+from protofleet.wire.topics import INVITED
 
 ITERATIONS = 101
 """As ``mosquitto_passwd`` does. Each reload hashes the passwords of all connected clients, in the

@@ -15,12 +15,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from protofleet.broker.access import INVITED, AccessList, access_list
+from protofleet.broker.access import AccessList, access_list
 from protofleet.broker.folder import PACKET_BYTES
-from protofleet.broker.probe import Credential, Place, Probe, speaks_old_tls
+from protofleet.broker.probe import ANSWER_S, Credential, Place, Probe, speaks_old_tls
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.topics import PREFIX
+from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX
 
 SETTLE_S = 1.0
 """How long a message may be on its way after the broker has acknowledged it."""
@@ -187,7 +187,7 @@ def _anonymous(place: Place) -> tuple[bool, Finding]:
 def _wrong_passwords(
     place: Place, coordinator: Credential, device: Credential | None
 ) -> Iterator[Finding]:
-    user = coordinator.user or "coordinator"
+    user = coordinator.user or COORDINATOR
     tries = {
         f"as {user} with a wrong password?": Credential(user=user, password=secrets.token_hex(8)),
         f"as {user} with an empty password?": Credential(user=user, password=""),
@@ -221,7 +221,7 @@ class _Session:
         # A real federation has a coordinator and devices that would read an announcement.
         self._announcement = f"all/check-{self._mark}" if target.federation else "all/ctl"
         invited = [] if self._invited is None else [self._invited.user]
-        self._rules = AccessList(access_list(invited))
+        self._rules = AccessList(access_list(invited=invited))
         self._stack = ExitStack()
         self._watchers: list[Probe] = []
         self._readers: list[tuple[str, str, str, Probe, str]] = []
@@ -243,10 +243,12 @@ class _Session:
                 self._read()
                 for attempt in self._attempts():
                     self._send(attempt)
+                self._await_allowed()
                 time.sleep(SETTLE_S)
                 yield from (self._judge(sent) for sent in self._sent if sent.attempt.question)
                 yield from self._judge_readers()
                 yield self._kept()
+                yield self._elsewhere()
                 yield self._takeover()
             finally:
                 self._clear()
@@ -315,6 +317,7 @@ class _Session:
             ("announce to all devices?", self._announcement, "retain"),
             ("announce by its last will?", "all/check-will", "will"),
             ("send a packet that is too large?", f"up/{own}/c", "large"),
+            ("send on topics that nobody knows?", f"up/{own}/check", "retain"),
         ):
             remedy = _REMEDY_WRITE if how != "large" else f"max_packet_size {PACKET_BYTES}"
             yield _Attempt(f"may a device {question}", device, tail, remedy, how=how)
@@ -365,14 +368,23 @@ class _Session:
                 refused = probe.publish(topic, payload, retain=attempt.how == "retain")
         self._sent.append(_Sent(attempt, topic, payload, refused))
 
-    def _judge(self, sent: _Sent) -> Finding:
-        attempt = sent.attempt
-        arrived = any(
+    def _await_allowed(self) -> None:
+        """Until what must arrive has arrived: a slow way takes its time for the rest, too."""
+        due = [sent for sent in self._sent if sent.attempt.allowed and self._tells(sent)]
+        deadline = time.monotonic() + ANSWER_S
+        while time.monotonic() < deadline and not all(map(self._arrived, due)):
+            time.sleep(0.02)
+
+    def _arrived(self, sent: _Sent) -> bool:
+        return any(
             message.payload == sent.payload
             for probe in self._watchers
-            for message in probe.messages
+            for message in list(probe.messages)
         )
-        return _sent_finding(attempt, sent, arrived=arrived, told=self._tells(sent))
+
+    def _judge(self, sent: _Sent) -> Finding:
+        arrived = self._arrived(sent)
+        return _sent_finding(sent.attempt, sent, arrived=arrived, told=self._tells(sent))
 
     def _tells(self, sent: _Sent) -> bool:
         """Whether silence means that it was dropped: somebody who may read there was listening."""
@@ -399,7 +411,7 @@ class _Session:
     def _kept(self) -> Finding:
         """Whether a message on a device's own topic stays for whoever subscribes later."""
         question = "may a device leave retained messages where none belong?"
-        topic = self._topic(f"up/{self._own}/check")
+        topic = self._topic(f"up/{self._own}/s")
         reader = self._open(self._coordinator)
         if reader.refused:
             return Finding(question, "not asked: needs the coordinator's account", Verdict.UNKNOWN)
@@ -411,9 +423,24 @@ class _Session:
         if refused:
             return Finding(question, refused, Verdict.CLOSED)
         if any(message.topic == topic and message.retained for message in reader.messages):
-            answer = "on its own topics; the coordinator ignores them, memory_limit bounds them"
+            answer = "on its own few topics; the coordinator ignores them"
             return Finding(question, answer, Verdict.NOTED)
         return Finding(question, "not kept", Verdict.CLOSED)
+
+    def _elsewhere(self) -> Finding:
+        """Whether topics of any number of federations can be filled."""
+        question = "may a device publish under a federation that it invents?"
+        topic = f"{PREFIX}/check-x{self._mark}/up/{self._own}/s"
+        with Probe(self._place, self._coordinator) as reader:
+            reader.subscribe(topic)
+            with Probe(self._place, self._device) as device:
+                refused = device.publish(topic, b"check")
+            time.sleep(SETTLE_S / 2)
+            arrived = bool(reader.messages)
+        if refused or not arrived:
+            return Finding(question, refused or "not delivered", Verdict.CLOSED)
+        answer = "yes, and so fill the broker's memory; broker init --federation NAME forbids it"
+        return Finding(question, answer, Verdict.NOTED)
 
     def _takeover(self) -> Finding:
         question = "may a device take over a connection whose client id it knows?"

@@ -25,7 +25,7 @@ from os import kill
 from pathlib import Path
 
 from protofleet.broker._files import write_private
-from protofleet.broker.access import COORDINATOR, access_list
+from protofleet.broker.access import ANY, access_list, federations_of
 from protofleet.broker.accounts import Accounts, new_password
 from protofleet.broker.certificates import (
     Certificate,
@@ -36,6 +36,7 @@ from protofleet.broker.certificates import (
 )
 from protofleet.errors import InputError
 from protofleet.wire.chunks import MAX_PACKET_BYTES
+from protofleet.wire.topics import COORDINATOR
 
 PORT = 8883
 """Registered for MQTT over TLS."""
@@ -121,7 +122,13 @@ class BrokerFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, hosts: Sequence[str] = (), port: int = PORT) -> BrokerFolder:
+    def create(
+        cls,
+        path: Path,
+        hosts: Sequence[str] = (),
+        port: int = PORT,
+        federations: Sequence[str] = (),
+    ) -> BrokerFolder:
         """Write everything into ``path``, which is made, its coordinator's account included.
 
         Args:
@@ -129,6 +136,7 @@ class BrokerFolder:
             hosts: names and addresses by which others reach this machine, beside those that it
                 knows of itself.
             port: to listen on.
+            federations: names of those that it serves; none: any.
 
         Raises:
             InputError: something is there already, or a host or the folder cannot be used.
@@ -136,15 +144,15 @@ class BrokerFolder:
         folder = cls(_checked(path))
         authority = make_authority(f"Protofleet broker {(*hosts, *own_hosts())[0]}")
         server = make_server(authority, (*hosts, *own_hosts()))
+        access = access_list(federations or (ANY,))
         try:
-            path.mkdir(parents=True, mode=0o700, exist_ok=True)
-            path.chmod(0o700)
+            _make_private(folder.path)
             if any(path.iterdir()):
                 raise InputError(
                     f"broker folder '{path}': not empty; for a new certificate of a broker that "
                     f"is there: protofleet broker init --renew {path}"
                 )
-            folder._write(authority, server, port)
+            folder._write(authority, server, port, access)
         except OSError as error:
             raise InputError(f"broker folder '{path}': {error.strerror}") from error
         folder.accounts.add(COORDINATOR, folder.coordinator_password())
@@ -206,6 +214,11 @@ class BrokerFolder:
         """Names and addresses in the broker's certificate, the most useful first."""
         return hosts_of(self._read("server.pem").encode())
 
+    def federations(self) -> list[str]:
+        """Names of the federations that the access list serves; empty: any."""
+        found = federations_of(self._read("acl"))
+        return [] if ANY in found else found
+
     def listener(self) -> tuple[str, int]:
         """Address ('' for all) and port of the first listener in ``mosquitto.conf``.
 
@@ -258,15 +271,19 @@ class BrokerFolder:
             InputError: the pid file holds no number.
         """
         try:
-            pid = int(self.pid_file.read_text(encoding="ascii"))
+            text = self.pid_file.read_text(encoding="ascii")
+            pid = int(text or "0")  # empty while it is being written
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             raise InputError(f"{self.pid_file}: expected a process id") from error
-        # The number may belong to another process since, which the signal would end.
-        return pid if str(self.path) in _arguments(pid) else None
+        # The number may belong to another process since, which the signal would end; another
+        # Mosquitto would just read its own files again.
+        arguments = _arguments(pid)
+        ours = Path(arguments[0]).name == "mosquitto" or str(self.path) in arguments
+        return pid if ours else None
 
-    def _write(self, authority: Certificate, server: Certificate, port: int) -> None:
+    def _write(self, authority: Certificate, server: Certificate, port: int, access: str) -> None:
         owner = pwd.getpwuid(self.path.stat().st_uid).pw_name
         config = _CONFIG.format(folder=self.path, port=port, packet_bytes=PACKET_BYTES, user=owner)
         write_private(self.path / "ca.key", authority.key)
@@ -276,7 +293,7 @@ class BrokerFolder:
         write_private(self.ca, authority.certificate, mode=0o644)
         self._write_server(server)
         write_private(self.password_file, new_password() + "\n")
-        write_private(self.accounts.access_file, access_list())
+        write_private(self.accounts.access_file, access)
         write_private(self.accounts.file, "")
         # The last one: where it is, all is.
         write_private(self.config, config)
@@ -306,16 +323,25 @@ def _checked(path: Path) -> Path:
     return absolute
 
 
-def _arguments(pid: int) -> str:
-    """What a process was started with; '' if there is none."""
+def _make_private(folder: Path) -> None:
+    """Make ``folder`` and what is missing above it, such as the federation's, for us alone."""
+    for missing in [part for part in reversed(folder.parents) if not part.exists()]:
+        missing.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _arguments(pid: int) -> list[str]:
+    """What a process was started with; one empty text if there is none."""
     if Path("/proc/self/cmdline").exists():
         with suppress(OSError):
-            return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
-        return ""
+            found = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace")
+            return found.split("\0")
+        return [""]
     shown = subprocess.run(
         ["/bin/ps", "-ww", "-o", "args=", "-p", str(pid)],
         capture_output=True,
         text=True,
         check=False,
     )
-    return shown.stdout
+    return shown.stdout.split() or [""]

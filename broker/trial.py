@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from protofleet.broker.access import COORDINATOR, INVITED
 from protofleet.broker.accounts import new_password
 from protofleet.broker.check import Target
 from protofleet.broker.folder import BrokerFolder
 from protofleet.broker.probe import ANSWER_S, Credential, Place, Probe
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.topics import COORDINATOR, INVITED
 
 
 @contextmanager
@@ -38,7 +38,13 @@ def trial_accounts(folder: BrokerFolder) -> Iterator[Target]:
         for who in (device, other, invited):
             accounts.add(who.user, who.password or "")
         _await_account(folder, access, invited)
-        yield Target(access=access, device=device, other=other, invited=invited)
+        yield Target(
+            access=access,
+            device=device,
+            other=other,
+            invited=invited,
+            federation=next(iter(folder.federations()), ""),
+        )
     finally:
         for name in names:
             accounts.remove(name)

@@ -34,7 +34,7 @@ from protofleet.wire.enrolment import (
 from protofleet.wire.identity import fingerprint, public_bytes
 from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkOptions
 from protofleet.wire.messages import encode
-from protofleet.wire.topics import INVITED, Channel, Topics
+from protofleet.wire.topics import INVITED, Topics
 
 _log = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ class EnrolmentService:
             return None
         invited = self._members.invitation(device_id)
         try:
-            topic = self._topics.enrolment(Channel.ENROLMENT_REQUEST, device_id)
+            topic = self._topics.enrolment_request(device_id)
             invited = _proven(invited, request, payload, topic)
         except RefusedError as error:
             return self._refuse_stranger(device_id if invited else "", request, error, now)
@@ -128,18 +128,12 @@ class EnrolmentService:
             )
 
     def _on_request(self, event: Delivery) -> None:
-        address = self._topics.parse(event.topic)
-        if (
-            event.retained
-            or address is None
-            or address.channel is not Channel.ENROLMENT_REQUEST
-            or not address.device_id.startswith(INVITED)
-        ):
+        device_id = self._topics.enrolling(event.topic)
+        if event.retained or device_id is None:
             return
-        device_id = address.device_id.removeprefix(INVITED)
         answer = self.answer(device_id, event.payload, time.time())
         if answer is not None:
-            topic = self._topics.enrolment(Channel.ENROLMENT_ANSWER, device_id)
+            topic = self._topics.enrolment_answer(device_id)
             self._link.publish(topic, encode(answer))
 
     def _grant(
@@ -162,7 +156,7 @@ class EnrolmentService:
             ca=self._ca,
             password=invited.password,
         )
-        topic = self._topics.enrolment(Channel.ENROLMENT_ANSWER, device_id)
+        topic = self._topics.enrolment_answer(device_id)
         own = X25519PrivateKey.generate()
         share, sealed = seal_answer(found, payload, own, invited.keys.answer, topic)
         return EnrolmentAnswer(answers=request.nonce, time=int(now), share=share, sealed=sealed)

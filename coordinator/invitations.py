@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from protofleet.broker.access import check_device_account
 from protofleet.broker.accounts import new_password
 from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.member_records import Invited, Member
@@ -22,7 +21,7 @@ from protofleet.errors import InputError, UnavailableError
 from protofleet.wire.broker_access import BrokerAccess, peer_certificate
 from protofleet.wire.enrolment import Invitation
 from protofleet.wire.identity import fingerprint
-from protofleet.wire.topics import INVITED, invited_account
+from protofleet.wire.topics import INVITED, check_device_id, invited_account
 
 Told = Callable[[str], None]
 
@@ -143,7 +142,7 @@ def revoke(members: Members, broker: BrokerFolder | None, device_id: str, told: 
     Raises:
         InputError: an id that no device may have.
     """
-    check_device_account(device_id)
+    check_device_id(device_id)
     known = members.revoke(device_id)
     if broker is not None:
         names = (device_id, INVITED + device_id)

@@ -15,7 +15,6 @@ from typing import Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from protofleet.broker.access import check_device_account
 from protofleet.bundle import keys
 from protofleet.coordinator.member_records import (
     INVITATIONS,
@@ -207,7 +206,7 @@ class Members:
         Raises:
             InputError: an id that no device may have.
         """
-        invited_account(check_device_account(device_id))
+        invited_account(device_id)
         with self._transaction():
             self._db.execute(
                 "INSERT OR REPLACE INTO invitations"

@@ -51,7 +51,7 @@ from protofleet.wire.enrolment import (
 from protofleet.wire.identity import public_bytes
 from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkOptions
 from protofleet.wire.messages import decode
-from protofleet.wire.topics import Channel, Topics, invited_account
+from protofleet.wire.topics import Topics, invited_account
 
 ANSWER_S = 180.0
 """How long a device asks for its grant: whoever invites may still have to start something."""
@@ -138,8 +138,8 @@ class _Enrolling:
         self._folder = options.store / FOLDER
         self._own = self._folder / self._keys.name
         topics = Topics(invitation.federation)
-        self._asks = topics.enrolment(Channel.ENROLMENT_REQUEST, invitation.device_id)
-        self._answers = topics.enrolment(Channel.ENROLMENT_ANSWER, invitation.device_id)
+        self._asks = topics.enrolment_request(invitation.device_id)
+        self._answers = topics.enrolment_answer(invitation.device_id)
 
     def run(self, before: Enrolment | None) -> Enrolled:
         enrolment = before if before and before.files == self._keys.name else None

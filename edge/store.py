@@ -56,7 +56,7 @@ from protofleet.errors import (
 from protofleet.federation.client import ClientMemory, TrainedRound
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
-from protofleet.wire.topics import check_id
+from protofleet.wire.topics import check_device_id
 
 _IDENTITY = "identity.json"
 _READ_ATTEMPTS = 5
@@ -416,7 +416,7 @@ def stored_identity(folder: Path) -> str | None:
 
 def _identity(folder: Path, wanted: str | None) -> str:
     if wanted is not None:
-        check_id(wanted, "device id")
+        check_device_id(wanted)
     known = stored_identity(folder)
     if known is None:
         device_id = wanted or f"device-{secrets.token_hex(6)}"

@@ -137,20 +137,20 @@ def _config(host: str, port: str, folder: BrokerFolder | None) -> dict[str, Any]
 
 async def _serve(host: str, port: str, folder: BrokerFolder | None) -> None:
     broker = _LimitedBroker(_config(host, port, folder))
-    await broker.start()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop.set)
-    if folder is None:
-        await stop.wait()
-    else:
+    if folder is not None:
         plugin = broker.plugins_manager.get_plugin("FolderPlugin")
         tasks = set[asyncio.Task[None]]()
         loop.add_signal_handler(
             signal.SIGHUP, lambda: tasks.add(loop.create_task(broker.reread(plugin)))
         )
+        # Who finds the pid may send that signal.
         folder.pid_file.write_text(f"{os.getpid()}\n", encoding="ascii")
-        await stop.wait()
+    await broker.start()
+    await stop.wait()
+    if folder is not None:
         folder.pid_file.unlink(missing_ok=True)
     await broker.shutdown()
 

@@ -115,6 +115,8 @@ def open_broker(options: BrokerOptions) -> Iterator[RunningBroker]:
         host, _ = options.place()
         here = "127.0.0.1" if host == EVERYWHERE else host
         _await_port(here, port, process, log)
+        if options.folder is not None:
+            _await_pid(options.folder)
         # amqtt does not answer MQTT 5 at all; saying so spares every client a timeout.
         version = "" if name == "Mosquitto" else "?version=3.1.1"
         scheme = "mqtt" if options.folder is None else "mqtts"
@@ -208,3 +210,10 @@ def _await_port(host: str, port: int, broker: subprocess.Popen[bytes], log: Path
             return
     lines = log.read_text(errors="replace").strip().splitlines()
     raise UnavailableError(f"broker: did not start: {lines[-1] if lines else 'it said nothing'}")
+
+
+def _await_pid(folder: BrokerFolder) -> None:
+    """Until ``folder.reload`` finds the broker, which has just begun to listen."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while folder.running() is None and time.monotonic() < deadline:
+        time.sleep(0.01)

@@ -15,8 +15,10 @@ from protofleet.errors import InputError
 PREFIX = "fl/v2"
 ANNOUNCEMENTS = f"{PREFIX}/+/all/ctl"
 """Of every federation on the broker; access lists need not allow it."""
+COORDINATOR = "coordinator"
+"""The coordinator's account at the broker."""
 INVITED = "invite."
-"""What stands before a device's id where it enrols: in its topic, and in its account's name."""
+"""What accounts of open invitations begin with."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -32,8 +34,6 @@ class Channel(Enum):
     DOWN_ANSWER = "dn/a"
     DOWN_CHUNK = "dn/c"
     DOWN_TASK = "dn/t"
-    ENROLMENT_REQUEST = "en/q"
-    ENROLMENT_ANSWER = "en/a"
 
 
 class TopicAddress(NamedTuple):
@@ -56,15 +56,35 @@ def check_id(value: str, what: str = "id") -> str:
     return value
 
 
+def check_device_id(value: str) -> str:
+    """``value`` itself, if a device may be called so.
+
+    A device's account at the broker is called as the device, and two other kinds of accounts are
+    not to be mistaken for devices.
+
+    Raises:
+        InputError: not as ``check_id`` says, the coordinator's account, or one of an invitation.
+    """
+    check_id(value, "device id")
+    if _is_reserved(value):
+        raise InputError(
+            f"device id {value!r}: expected another one; {COORDINATOR!r} and names that begin with "
+            f"{INVITED!r} are accounts of the broker for other purposes"
+        )
+    return value
+
+
+def _is_reserved(name: str) -> bool:
+    return name == COORDINATOR or name.startswith(INVITED)
+
+
 def invited_account(device_id: str) -> str:
-    """The account of a device's invitation, at the broker and in its topic.
+    """The account of a device's invitation, at the broker and in its topics.
 
     Raises:
         InputError: no id of a device, or too long a one.
     """
-    if check_id(device_id, "device").startswith(INVITED):
-        raise InputError(f"device {device_id!r}: an id does not begin with {INVITED!r}")
-    return check_id(INVITED + device_id, "device, invited")
+    return check_id(INVITED + check_device_id(device_id), "device id, invited")
 
 
 def announced_federation(topic: str) -> str | None:
@@ -101,29 +121,40 @@ class Topics:
         head, _, leaf = channel.value.partition("/")
         if head == "all":
             raise InputError(f"topic {channel.value}: belongs to no device")
-        check_id(device_id, "device")
+        check_device_id(device_id)
         return self._join("/".join(filter(None, (head, device_id, leaf))))
 
     def device_filters(self, device_id: str) -> tuple[str, ...]:
         """What a device subscribes to: 2 filters; managed brokers allow as few as 8."""
-        return (self.announcement, self._join(f"dn/{check_id(device_id, 'device')}/+"))
+        return (self.announcement, self._join(f"dn/{check_device_id(device_id)}/+"))
 
     def coordinator_filters(self) -> tuple[str, ...]:
         """What the coordinator subscribes to."""
         return (self._join("up/+/+"), self._join("st/+"))
 
-    def enrolment(self, channel: Channel, device_id: str) -> str:
-        """The topic on which an invited device asks (``ENROLMENT_REQUEST``) or is answered.
+    def enrolment_request(self, device_id: str) -> str:
+        """Where an invited device asks for its grant.
 
         Raises:
-            InputError: the id cannot be part of it, or begins as the account of an invitation.
+            InputError: the id cannot be part of it.
         """
-        return self.of(channel, invited_account(device_id))
+        return self._join(f"en/{invited_account(device_id)}/q")
+
+    def enrolment_answer(self, device_id: str) -> str:
+        """Where it is answered; raises as ``enrolment_request``."""
+        return self._join(f"en/{invited_account(device_id)}/a")
 
     @property
     def enrolment_filter(self) -> str:
         """What whoever answers invited devices subscribes to."""
         return self._join("en/+/q")
+
+    def enrolling(self, topic: str) -> str | None:
+        """The device that asks for its grant on ``topic``; None for any other topic."""
+        head, tail = self._join(f"en/{INVITED}"), "/q"
+        device_id = topic.removeprefix(head).removesuffix(tail)
+        known = topic == head + device_id + tail and _ID.fullmatch(device_id)
+        return device_id if known and not _is_reserved(device_id) else None
 
     def parse(self, topic: str) -> TopicAddress | None:
         """Channel and device of a topic; None for any topic that is not of this federation."""
@@ -134,7 +165,7 @@ class Topics:
         head, rest = parts[0], parts[1:]
         if head == "all":
             return TopicAddress(Channel.ANNOUNCEMENT, "") if rest == ["ctl"] else None
-        if not rest or not _ID.fullmatch(rest[0]):
+        if not rest or not _ID.fullmatch(rest[0]) or _is_reserved(rest[0]):
             return None
         channel = _BY_PARTS.get((head, *rest[1:]))
         return None if channel is None else TopicAddress(channel, rest[0])

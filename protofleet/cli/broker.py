@@ -51,14 +51,22 @@ def broker() -> None:
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=8883, show_default=True)
 @click.option(
+    "--federation",
+    "federations",
+    multiple=True,
+    help="Name of a federation that it serves; repeatable. Without: any, and then one device can "
+    "fill the broker's memory with messages under invented names.",
+)
+@click.option(
     "--renew", is_flag=True, help="A new certificate by the same authority; all else stays."
 )
-def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool) -> None:
-    """Write a broker's set-up into FOLDER (default: federation/broker), for Mosquitto.
+def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool, **serves: Any) -> None:
+    """Write a broker's set-up: TLS, accounts, access list.
 
-    A certificate authority, the broker's certificate, passwords, an access list and a
-    configuration with limits: nobody without an account gets in, and a device reaches its own
-    topics alone. docs/broker.md explains each file.
+    FOLDER (default: federation/broker) gets a certificate authority, the broker's certificate,
+    passwords, an access list and a configuration with limits, for Mosquitto: nobody without an
+    account gets in, and a device reaches its own topics alone. docs/broker.md explains each
+    file.
     """
     from protofleet.broker.folder import BrokerFolder
 
@@ -67,7 +75,7 @@ def init(folder: Path, *, hosts: tuple[str, ...], port: int, renew: bool) -> Non
         made.renew(hosts)
         _tell_reload(made)
     else:
-        made = BrokerFolder.create(folder, hosts, port)
+        made = BrokerFolder.create(folder, hosts, port, **serves)
     for line in _next_steps(made, folder):
         click.echo(line)
 
@@ -78,6 +86,8 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     until = valid_until((made.path / "server.pem").read_bytes())
     hosts, port = made.hosts(), made.listener()[1]
     yield f"{folder}: a broker with TLS for {', '.join(hosts)}; certificate until {until:%Y-%m-%d}"
+    if made.path.owner() == "root":
+        yield "made by root, so the broker runs as root: better made by a user of its own"
     yield f"start it:            protofleet broker run {folder}"
     yield f"  or, as a service:  sudo cp {made.service} /etc/systemd/system/"
     yield f"                     sudo systemctl enable --now {made.service.stem}"
@@ -96,6 +106,8 @@ def _tell_reload(folder: BrokerFolder) -> None:
     command = folder.reload()
     if command:
         click.echo(f"the running broker reads it after: {command}", err=True)
+    elif folder.running() is None:
+        click.echo("no broker runs on this folder here; one elsewhere needs: kill -HUP", err=True)
 
 
 @broker.group()
@@ -113,13 +125,13 @@ def account() -> None:
 )
 def add_account(folder: Path, name: str, out: Path | None) -> None:
     """Let the device NAME in, with a new password, which is written into a file."""
-    from protofleet.broker.access import check_device_account
     from protofleet.broker.accounts import new_password
     from protofleet.broker.folder import BrokerFolder
     from protofleet.errors import InputError
+    from protofleet.wire.topics import check_device_id
 
     made = BrokerFolder.open(folder)
-    check_device_account(name)
+    check_device_id(name)
     out = out or Path(f"{name}.password")
     password = new_password()
     try:
@@ -171,11 +183,11 @@ def list_accounts(folder: Path) -> None:
     help="Users and passwords, made with: mosquitto_passwd -c FILE NAME. Nobody else may connect.",
 )
 def run(folder: Path | None, *, users: Path | None, **place: Any) -> None:
-    """Run a broker until Ctrl-C: Mosquitto if it is installed, else amqtt.
+    """Run a broker until Ctrl-C.
 
-    With a FOLDER of 'protofleet broker init': TLS, its accounts and its access list. Without one,
-    for a first federation in a network that you trust: nothing is encrypted, and without --users
-    everyone may connect and do everything.
+    It is Mosquitto if that is installed, else amqtt. With a FOLDER of 'protofleet broker init':
+    TLS, its accounts and its access list. Without one, for a first federation in a network that
+    you trust: nothing is encrypted, and without --users everyone may connect and do everything.
     """
     from protofleet.broker.folder import BrokerFolder
     from protofleet.errors import UnavailableError
@@ -236,7 +248,9 @@ def _said(running: RunningBroker) -> Iterator[str]:
 @click.option("--device", help="A device's account, which is taken for stolen.")
 @click.option("--device-password-file", type=click.Path(path_type=Path), help="Its password.")
 def check(target: str, **given: Any) -> None:
-    """Try from outside what a stolen credential, and none, must not do.
+    """Try from outside to get past a broker's rules.
+
+    What a stolen credential must not do, and nobody without one.
 
     TARGET is the folder of a broker that runs here (accounts for the trial are made and removed), a
     federation file, or a URL. Prints each question with the broker's answer, and what to do where
@@ -279,16 +293,16 @@ def _target(
         return stack.enter_context(trial_accounts(BrokerFolder.open(path)))
     stolen = None
     if device is not None:
-        try:
-            password = (device_password_file or Path(f"{device}.password")).read_text().strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"--device-password-file: {error}") from error
-        stolen = Credential(user=device, password=password)
+        file = device_password_file or Path(f"{device}.password")
+        given = BrokerAccess(url="mqtt://localhost", user=device, password_file=file).address()
+        stolen = Credential(user=device, password=given.password)
     if path.is_file():
         from protofleet.federation.settings import load_config
 
         config = load_config(path)
         return Target(access=config.broker, device=stolen, federation=config.federation)
+    if "://" not in target:
+        raise InputError(f"broker '{target}': expected a folder, a federation file or a URL")
     access = BrokerAccess(url=target, ca_file=broker_ca, password_file=broker_password_file)
     return Target(access=access, device=stolen)
 

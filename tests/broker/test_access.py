@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import time
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
-from secured_broker import PASSWORD
+from brokers import wait_until
+from secured_broker import PASSWORD, let_in
 
 from protofleet.broker.access import (
     AccessList,
     access_list,
     check_account,
-    check_device_account,
+    federations_of,
     with_invitation,
     without_account,
 )
@@ -49,6 +52,8 @@ _TABLE = {
     "en/a/a": ({"coordinator"}, set()),
     # Below, beside and above what is anybody's.
     "st/a/x": (set(), set()),
+    "up/a/x": (set(), {"coordinator"}),
+    "up/a/m/x": (set(), {"coordinator"}),
     "up": (set(), {"coordinator"}),
     "en/a": (set(), set()),
     "x": (set(), set()),
@@ -66,7 +71,7 @@ def test_the_table_has_every_channel():
 
 @pytest.mark.parametrize("tail", _TABLE)
 def test_our_reader_says_what_the_table_says(tail):
-    rules = AccessList(access_list(["invite.a", "invite.b"]))
+    rules = AccessList(access_list(invited=["invite.a", "invite.b"]))
     writers, readers = _TABLE[tail]
     assert {role for role in _ROLES if rules.may(role, "write", _BASE + tail)} == writers
     assert {role for role in _ROLES if rules.may(role, "read", _BASE + tail)} == readers
@@ -75,11 +80,13 @@ def test_our_reader_says_what_the_table_says(tail):
 
 def test_brokers_do_what_the_table_says(secured_broker):
     """Every role publishes on every topic and has subscribed to every topic."""
-    folder = secured_broker.folder
-    for role in _ROLES[1:]:
-        folder.accounts.add(role, PASSWORD)
-    assert folder.reload() == ""
-    time.sleep(0.3)
+    received = {
+        (tail, writer, reader)
+        for tail, (writers, readers) in _TABLE.items()
+        for writer in writers
+        for reader in readers
+    }
+    let_in(secured_broker, *_ROLES[1:])
     with ExitStack() as stack:
         probes = {role: stack.enter_context(_probe(secured_broker, role)) for role in _ROLES}
         assert [probe.refused for probe in probes.values()] == [""] * len(_ROLES)
@@ -89,18 +96,17 @@ def test_brokers_do_what_the_table_says(secured_broker):
         for role, probe in probes.items():
             for tail in _TABLE:
                 probe.publish(_BASE + tail, role.encode())
-        time.sleep(0.5)
-    received = {
-        (tail, writer, reader)
-        for tail, (writers, readers) in _TABLE.items()
-        for writer in writers
-        for reader in readers
-    }
-    assert {
+        wait_until(lambda: _seen(probes) >= received)
+        time.sleep(0.3)  # for what must not come
+        assert _seen(probes) == received
+
+
+def _seen(probes):
+    return {
         (message.topic.removeprefix(_BASE), message.payload.decode(), reader)
         for reader, probe in probes.items()
-        for message in probe.messages
-    } == received
+        for message in list(probe.messages)
+    }
 
 
 def _probe(running, role):
@@ -131,8 +137,21 @@ def test_sections_of_invitations_come_and_go():
     text = access_list()
     assert without_account(with_invitation(text, "invite.a"), "invite.a") == text
     both = with_invitation(with_invitation(text, "invite.a"), "invite.b")
-    assert both == access_list(["invite.a", "invite.b"])
-    assert without_account(both, "invite.a") == access_list(["invite.b"])
+    assert both == access_list(invited=["invite.a", "invite.b"])
+    assert without_account(both, "invite.a") == access_list(invited=["invite.b"])
+
+
+def test_named_federations_are_all_that_is_allowed():
+    text = access_list(["home", "lab"], ["invite.a"])
+    assert federations_of(text) == ["home", "lab"]
+    rules = AccessList(text)
+    for name, allowed in (("home", True), ("lab", True), ("other", False)):
+        assert rules.may("a", "write", f"{PREFIX}/{name}/up/a/m") is allowed
+        assert rules.may("coordinator", "write", f"{PREFIX}/{name}/all/ctl") is allowed
+        assert rules.may("invite.a", "write", f"{PREFIX}/{name}/en/invite.a/q") is allowed
+        assert not rules.may("invite.a", "read", f"{PREFIX}/{name}/all/ctl")
+    with pytest.raises(InputError, match="federation: expected 1 to 64"):
+        access_list(["#"])
 
 
 @pytest.mark.parametrize("line", ["topic fl/#", "pattern own a", "user a b", "include other"])
@@ -141,8 +160,9 @@ def test_a_line_that_is_not_understood_is_named(line):
         AccessList(access_list() + line)
 
 
-@pytest.mark.parametrize("name", ["coordinator", "invite.a", "a b"])
-def test_names_of_other_purposes_are_no_devices(name):
-    with pytest.raises(InputError, match="device"):
-        check_device_account(name)
-    assert check_device_account("pi-7") == "pi-7"
+def test_the_documented_access_list_is_the_tested_one():
+    """docs/protocol.md, which clients in other languages read, without our comments."""
+    page = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+    (shown,) = re.findall(r"```\n(user coordinator\n.*?)```", page, re.DOTALL)
+    written = access_list(invited=["invite.pi-7"])
+    assert shown == re.sub(r"(?m)^#.*\n", "", written).lstrip()

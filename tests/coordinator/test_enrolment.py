@@ -12,11 +12,11 @@ from protofleet.errors import RefusedError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.enrolment import InvitationKeys, ask, check_grant, open_answer
 from protofleet.wire.identity import public_bytes
-from protofleet.wire.topics import Channel, Topics
+from protofleet.wire.topics import Topics
 
 _ACCESS = BrokerAccess(url="mqtt://127.0.0.1:1")
-_ASKS = Topics("home").enrolment(Channel.ENROLMENT_REQUEST, "anna")
-_ANSWERS = Topics("home").enrolment(Channel.ENROLMENT_ANSWER, "anna")
+_ASKS = Topics("home").enrolment_request("anna")
+_ANSWERS = Topics("home").enrolment_answer("anna")
 _DEVICE, _TWIN = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 
 

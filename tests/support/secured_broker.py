@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from brokers import free_port
+from brokers import free_port, wait_until
 
 from protofleet.broker.folder import BrokerFolder, find_mosquitto
-from protofleet.broker.probe import Credential, Place
+from protofleet.broker.probe import Credential, Place, Probe
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -26,10 +26,10 @@ def skip_without(kind: str) -> None:
 
 
 @contextmanager
-def secured(kind: str, path: Path) -> Iterator[SimpleNamespace]:
+def secured(kind: str, path: Path, federations: Sequence[str] = ()) -> Iterator[SimpleNamespace]:
     """A running broker: ``folder``, ``place``, ``coordinator`` (a credential), ``access``."""
     skip_without(kind)
-    folder = BrokerFolder.create(path, port=free_port())
+    folder = BrokerFolder.create(path, port=free_port(), federations=federations)
     with open_broker(BrokerOptions(kind=kind, folder=folder)) as broker:
         access = BrokerAccess(
             url=broker.url.replace("mqtts://", "mqtts://coordinator@"),
@@ -41,3 +41,16 @@ def secured(kind: str, path: Path) -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(
             folder=folder, place=place, coordinator=coordinator, access=access, broker=broker
         )
+
+
+def let_in(running: SimpleNamespace, *names: str) -> None:
+    """Accounts for ``names``, with ``PASSWORD``, that the running broker knows."""
+    for name in names:
+        running.folder.accounts.add(name, PASSWORD)
+    assert running.folder.reload() == ""
+    wait_until(lambda: _is_let_in(running.place, names[-1]))
+
+
+def _is_let_in(place: Place, name: str) -> bool:
+    with Probe(place, Credential(user=name, password=PASSWORD)) as probe:
+        return not probe.refused

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError
-from protofleet.wire.topics import Channel, TopicAddress, Topics
+from protofleet.wire.topics import (
+    PREFIX,
+    Channel,
+    TopicAddress,
+    Topics,
+    check_device_id,
+    is_retained,
+)
 
 _IDS = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 _OF_DEVICES = [channel for channel in Channel if not channel.value.startswith("all")]
@@ -19,8 +26,6 @@ GOLDEN = {
     Channel.DOWN_ANSWER: "fl/v2/lab/dn/pi-7/a",
     Channel.DOWN_CHUNK: "fl/v2/lab/dn/pi-7/c",
     Channel.DOWN_TASK: "fl/v2/lab/dn/pi-7/t",
-    Channel.ENROLMENT_REQUEST: "fl/v2/lab/en/pi-7/q",
-    Channel.ENROLMENT_ANSWER: "fl/v2/lab/en/pi-7/a",
 }
 
 
@@ -76,10 +81,35 @@ def test_a_device_needs_at_most_four_subscriptions():
     assert Topics("lab").coordinator_filters() == ("fl/v2/lab/up/+/+", "fl/v2/lab/st/+")
 
 
+@pytest.mark.parametrize("name", ["coordinator", "invite.a", "a b", ""])
+def test_accounts_of_other_purposes_are_no_devices(name):
+    """Neither may a device be called so, nor is anything heard from one."""
+    topics = Topics("home")
+    for use in (check_device_id, topics.device_filters, lambda it: topics.of(Channel.PRESENCE, it)):
+        with pytest.raises(InputError, match="device id"):
+            use(name)
+    assert topics.parse(f"{PREFIX}/home/up/{name}/m") is None
+    assert topics.parse(f"{PREFIX}/home/up/invited/m") is not None
+
+
+def test_announcements_and_presences_alone_are_retained():
+    topics = Topics("home")
+    kept = {channel for channel in Channel if channel is not Channel.ANNOUNCEMENT}
+    kept = {channel for channel in kept if is_retained(topics.of(channel, "a"))}
+    assert kept == {Channel.PRESENCE}
+    assert is_retained(topics.announcement)
+    assert not is_retained(f"{PREFIX}/home/all/ctl/x")
+
+
 def test_an_invited_device_has_topics_of_its_own():
     topics = Topics("lab")
-    assert topics.enrolment(Channel.ENROLMENT_REQUEST, "pi-7") == "fl/v2/lab/en/invite.pi-7/q"
+    assert topics.enrolment_request("pi-7") == "fl/v2/lab/en/invite.pi-7/q"
+    assert topics.enrolment_answer("pi-7") == "fl/v2/lab/en/invite.pi-7/a"
     assert topics.enrolment_filter == "fl/v2/lab/en/+/q"
-    for wrong in ("invite.pi-7", "x" * 58, "a/b"):
+    assert topics.enrolling(topics.enrolment_request("pi-7")) == "pi-7"
+    for topic in ("en/pi-7/q", "en/invite.pi-7/a", "en/invite./q", "en/invite.a/b/q", "up/a/q"):
+        assert topics.enrolling(f"fl/v2/lab/{topic}") is None
+    assert topics.enrolling("fl/v2/other/en/invite.pi-7/q") is None
+    for wrong in ("invite.pi-7", "coordinator", "x" * 58, "a/b"):
         with pytest.raises(InputError, match="device"):
-            topics.enrolment(Channel.ENROLMENT_ANSWER, wrong)
+            topics.enrolment_answer(wrong)
