@@ -52,13 +52,15 @@ class Meeting:
         access: ours.
         url: the broker's for devices, without an account.
         certificate: SHA-256 of the broker's, hex; '': the system's authorities vouch for it.
-        broker: the federation's own broker, which gets accounts; None: another's.
+        broker: the federation's own, whose accounts we write; None: another's.
+        accounts: whether an invitation has an account, and the device a password from it.
     """
 
     access: BrokerAccess
     url: str
     certificate: str = ""
     broker: BrokerFolder | None = None
+    accounts: bool = False
 
 
 def own_broker(folder: Path) -> BrokerFolder | None:
@@ -67,19 +69,23 @@ def own_broker(folder: Path) -> BrokerFolder | None:
     return BrokerFolder.open(folder) if found else None
 
 
-def find_meeting(members: Members, access: BrokerAccess | None) -> Meeting:
+def find_meeting(
+    members: Members, access: BrokerAccess | None, *, accounts: bool = False
+) -> Meeting:
     """Where invited devices find us.
 
     Args:
         members: of the federation.
         access: ours to another broker than the federation's own, or None.
+        accounts: whether the operator makes the accounts at that other broker.
 
     Raises:
         InputError: there is no broker, or its certificate cannot be read.
         UnavailableError: the certificate of a broker with an authority of its own cannot be seen.
     """
     if access is not None:
-        return Meeting(access=access, url=str(access), certificate=_shown_certificate(access))
+        certificate = _shown_certificate(access)
+        return Meeting(access=access, url=str(access), certificate=certificate, accounts=accounts)
     broker = own_broker(members.folder)
     if broker is None:
         raise InputError(
@@ -96,6 +102,7 @@ def find_meeting(members: Members, access: BrokerAccess | None) -> Meeting:
         url=f"mqtts://[{host}]:{port}" if ":" in host else f"mqtts://{host}:{port}",
         certificate=_own_certificate(broker),
         broker=broker,
+        accounts=True,
     )
 
 
@@ -123,10 +130,10 @@ def invite(
         fingerprint=fingerprint(members.federation_key),
         until=int(time.time()) + valid_s,
         certificate=meeting.certificate,
-        account=meeting.broker is not None,
+        account=meeting.accounts,
     )
     keys, broker = invitation.keys(), meeting.broker
-    password = "" if broker is None else new_password()
+    password = new_password() if meeting.accounts else ""
     members.invite(device_id, keys, invitation.until, password)
     if broker is not None:
         broker.accounts.add(invited_account(device_id), keys.password)

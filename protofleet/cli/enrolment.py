@@ -63,6 +63,11 @@ def _invite_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=True,
             help="Answer until all have enrolled; else a running coordinator does.",
         ),
+        click.option(
+            "--accounts",
+            is_flag=True,
+            help="With --broker: print the accounts that you make there; devices get theirs.",
+        ),
         click.option("--qr/--no-qr", default=None, help="QR codes; default: on a terminal."),
         _JSON,
     ]
@@ -225,6 +230,7 @@ def _invite(
     names: tuple[str, ...],
     *,
     broker: BrokerAccess | None,
+    accounts: bool,
     valid_s: int,
     wait: bool,
     qr: bool | None,
@@ -233,14 +239,32 @@ def _invite(
     from protofleet.coordinator.invitations import find_meeting
     from protofleet.coordinator.invitations import invite as make
 
-    meeting = find_meeting(members, broker)
+    if accounts and broker is None:
+        raise click.UsageError("--accounts is for --broker; the folder's own broker gets them")
+    meeting = find_meeting(members, broker, accounts=accounts)
     if wait:
         members.needed_key()
     for name in dict.fromkeys(names):
         invitation = make(members, meeting, name, valid_s, _told)
+        if accounts:
+            _show_accounts(members, invitation, as_json=as_json)
         _show(invitation, as_json=as_json, qr=sys.stdout.isatty() if qr is None else qr)
     if wait:
         _answer(members, meeting.access, names, as_json=as_json)
+
+
+def _show_accounts(members: Members, made: Invitation, *, as_json: bool) -> None:
+    """What the operator of another's broker has to make there."""
+    from protofleet.wire.topics import invited_account
+
+    invited = members.invitation(made.device_id)
+    own = invited.password if invited is not None else ""
+    accounts = {invited_account(made.device_id): made.keys().password, made.device_id: own}
+    for name, password in accounts.items():
+        if as_json:
+            click.echo(json.dumps({"event": "account", "name": name, "password": password}))
+        else:
+            click.echo(f"account to make at the broker: {name}  password: {password}")
 
 
 def _show(made: Invitation, *, as_json: bool, qr: bool) -> None:

@@ -147,6 +147,18 @@ def test_commands_invite_list_revoke_and_rotate(members):
     assert _run(members, "invite", "anna", "--valid", "91d", *broker).exit_code == 2
 
 
+def test_accounts_of_anothers_broker_are_made_by_the_operator(members):
+    """Who gets both passwords; the device has the first in its invitation, the second later."""
+    broker = ("--broker", "mqtt://127.0.0.1:1", "--no-wait", "--accounts", "--json")
+    lines = _run(members, "invite", "anna", *broker).stdout.splitlines()
+    first, second, invited = map(json.loads, lines)
+    keys = Invitation.parse(invited["invitation"]).keys()
+    assert (first["name"], first["password"]) == ("invite.anna", keys.password)
+    assert (second["name"], second["password"]) == ("anna", members.invitation("anna").password)
+    assert Invitation.parse(invited["invitation"]).account
+    assert _run(members, "invite", "anna", "--accounts", "--no-wait").exit_code == 2
+
+
 def test_the_federations_own_key_is_replaced(members):
     before = members.federation_key
     _invite(members, "anna")
