@@ -57,7 +57,9 @@ ANSWER_S = 180.0
 """How long a device asks for its grant: whoever invites may still have to start something."""
 _PARTING_S = 10.0
 """How long it waits to be told that the federation knows; it is enrolled anyway."""
-_REPEAT_S = (3.0, 6.0, 12.0, 24.0, 30.0)
+_REPEAT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_PATIENT = 3
+"""Requests before a word about it: Mosquitto loses messages while it reads its accounts anew."""
 _CLOCKS_S = 300
 _PASSWORD, _CA, _SERVER = "password", "ca.pem", "broker.pem"
 
@@ -291,7 +293,7 @@ class _Enrolling:
                 link.publish(self._asks, asked.payload)
                 due = now + _REPEAT_S[min(attempt, len(_REPEAT_S) - 1)]
                 attempt += 1
-                if attempt == 2:
+                if attempt == _PATIENT:
                     self._told("waiting for the federation's answer")
             event = link.get(min(max(due - now, 0.05), until - now, 1.0))
             if isinstance(event, Connected):

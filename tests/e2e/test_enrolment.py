@@ -10,6 +10,7 @@ import os
 import signal
 import time
 
+import msgspec
 import pytest
 from brokers import mosquitto, wait_until
 from deadly_writes import die_at_write
@@ -134,7 +135,9 @@ def _part(seed: int) -> LocalData:
     return LocalData(own=own)
 
 
-def test_a_running_coordinator_enrols_devices_that_then_take_part(own, tmp_path, key):
+def test_a_running_coordinator_enrols_devices_that_take_part_and_follow_a_new_key(
+    own, tmp_path, key
+):
     """Without broker, name and password on the devices' side: their stores know."""
     with own.members():
         pass
@@ -156,6 +159,17 @@ def test_a_running_coordinator_enrols_devices_that_then_take_part(own, tmp_path,
         own.enrol(own.invite(name), federation.store(name))
         federation.start(name)
     assert federation.finish()["rounds"][0]["participants"] == 2
+    with own.members() as members:
+        new, _ = members.rotate()
+    federation.config = msgspec.structs.replace(config, rounds=2)
+    federation.reports.clear()
+    federation.start_coordinator()
+    federation.wait_for(lambda report: isinstance(report, events.BrokerConnected))
+    for name in federation.data:
+        federation.start(name)
+    assert federation.finish()["rounds"][1]["participants"] == 2
+    for name in federation.data:
+        assert open_credentials(federation.store(name) / FOLDER).federation_key == new
 
 
 def test_a_certificate_that_is_over_may_be_a_clock_that_is_wrong(tmp_path, monkeypatch):
