@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sqlite3
 import threading
 import time
 from collections import Counter
@@ -62,7 +63,7 @@ class EnrolmentService:
         self._broker = own_broker(members.folder)
         self._topics = Topics(members.name)
         self._ca = _authority(self._broker, access)
-        self._wrong: Counter[str] = Counter()
+        self._times: Counter[tuple[str, str]] = Counter()
         self._refused_at: dict[str, float] = {}
         self._link = Link(
             LinkOptions(
@@ -93,10 +94,12 @@ class EnrolmentService:
                     reached = False
                 if time.monotonic() >= due:
                     due = time.monotonic() + _LOOK_S
-                    self._end_accounts()
+                    with self._going_on("accounts"):
+                        self._end_accounts()
         finally:
             self._link.close()  # after the last answer has left
-            self._end_accounts(parting_s=0.0)
+            with self._going_on("accounts"):
+                self._end_accounts(parting_s=0.0)
 
     def answer(self, device_id: str, payload: bytes, now: float) -> EnrolmentAnswer | None:
         """The answer to a request on a device's topic; None: nothing that deserves one.
@@ -122,7 +125,7 @@ class EnrolmentService:
             step = self._grant if request.step == "grant" else self._settle
             return step(invited, request, payload, now)
         except RefusedError as error:
-            self._told(f"{device_id}: refused: {error}")
+            self._tell(device_id, error.rule, f"refused: {error}")
             return EnrolmentAnswer(
                 answers=request.nonce, time=int(now), rule=error.rule, reason=str(error)
             )
@@ -131,7 +134,9 @@ class EnrolmentService:
         device_id = self._topics.enrolling(event.topic)
         if event.retained or device_id is None:
             return
-        answer = self.answer(device_id, event.payload, time.time())
+        answer = None
+        with self._going_on(device_id):
+            answer = self.answer(device_id, event.payload, time.time())
         if answer is not None:
             topic = self._topics.enrolment_answer(device_id)
             self._link.publish(topic, encode(answer))
@@ -142,7 +147,7 @@ class EnrolmentService:
         device_id = invited.device_id
         key = self._members.private_key()
         if key is None:
-            self._told(f"{device_id}: waits for {KEY_FILE} in '{self._members.folder}'")
+            self._tell(device_id, "key", f"waits for {KEY_FILE} in '{self._members.folder}'")
             return None
         serial, statement = self._members.enrol(key, invited, bytes.fromhex(request.key))
         if invited.taken_s is not None:
@@ -176,12 +181,7 @@ class EnrolmentService:
         self, name: str, request: EnrolmentRequest, error: RefusedError, now: float
     ) -> EnrolmentAnswer | None:
         """An answer from time to time: of 2^128 tokens nobody guesses one, but logs fill up."""
-        self._wrong[name] += 1
-        if self._wrong[name].bit_count() == 1:
-            self._told(
-                f"{name or 'devices that are not invited'}: {self._wrong[name]} requests with a "
-                "wrong invitation"
-            )
+        self._tell(name or "devices that are not invited", error.rule, "a wrong invitation")
         if now < self._refused_at.get(name, 0.0) + _REFUSAL_S:
             return None
         self._refused_at[name] = now
@@ -216,7 +216,23 @@ class EnrolmentService:
         ahead = request.time - now
         if abs(ahead) > _CLOCKS_S:
             where = "ahead of" if ahead > 0 else "behind"
-            self._told(f"{request.device_id}: its clock is {abs(ahead):.0f} s {where} this one")
+            line = f"its clock is {abs(ahead):.0f} s {where} this one"
+            self._tell(request.device_id, "clock", line)
+
+    def _tell(self, name: str, kind: str, line: str) -> None:
+        """Tell the 1st, 2nd, 4th, 8th … time."""
+        self._times[name, kind] += 1
+        times = self._times[name, kind]
+        if times.bit_count() == 1:
+            self._told(f"{name}: {line}" + (f" ({times} times)" if times > 1 else ""))
+
+    @contextmanager
+    def _going_on(self, name: str) -> Iterator[None]:
+        """A full disk, or files that somebody broke, end no service: they may be put right."""
+        try:
+            yield
+        except (ProtofleetError, OSError, sqlite3.Error) as error:
+            self._tell(name, "error", str(error))
 
     def _on_disconnected(self, event: Disconnected, *, reached: bool) -> None:
         if event.final:
@@ -240,7 +256,7 @@ def answering(folder: Path, federation: str, access: BrokerAccess) -> Iterator[N
         try:
             with Members(folder, federation) as members:
                 EnrolmentService(members, access, _log.info).run(stopped.is_set)
-        except (ProtofleetError, OSError) as error:
+        except (ProtofleetError, OSError, sqlite3.Error) as error:
             _log.warning("devices cannot enrol here: %s", error)
 
     thread = threading.Thread(target=work, name="protofleet-enrolment", daemon=True)

@@ -5,6 +5,7 @@ import time
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.enrolment import EnrolmentService
 from protofleet.coordinator.invitations import Meeting, invite
 from protofleet.coordinator.members import Members
@@ -85,7 +86,7 @@ def test_guesses_are_answered_and_told_now_and_then(service, invitation, told):
     given = [answer for answer in answers if answer is not None]
     assert [answer.rule for answer in given] == ["token"] * 2
     assert len(told) == 7
-    assert told[-1] == "anna: 64 requests with a wrong invitation"
+    assert told[-1] == "anna: a wrong invitation (64 times)"
     asked = _ask(invitation.keys())
     assert _grant_in(service.answer("anna", asked.payload, 1002.0), asked, invitation).serial == 1
 
@@ -118,3 +119,16 @@ def test_a_rotated_key_revokes_the_old_one_once_the_new_one_is_used(members, ser
     assert members.invitation("anna").taken_s is not None
     with pytest.raises(RefusedError, match="no longer in force"):
         members.check(old)
+
+
+def test_what_is_broken_on_our_side_ends_nothing(members, told):
+    """A broker's folder without its files, for instance: it may be put right."""
+    folder = BrokerFolder.create(members.folder / "broker", ["localhost"], 8899)
+    broken = EnrolmentService(members, _ACCESS, told.append)
+    folder.accounts.file.unlink()
+    for _ in range(3):
+        with broken._going_on("accounts"):
+            broken._end_accounts()
+    assert len(told) == 2
+    assert "passwords" in told[0]
+    assert told[1].endswith("(2 times)")
