@@ -77,19 +77,24 @@ def _invite_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command()
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="[NAME...]", nargs=-1)
 @click.option("--federation", help="Its name, when the folder is made; default: the folder's.")
 @_invite_options
 def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how: Any) -> None:
-    """Invite devices by name; print for each one line that it enrols with, once.
+    """Invite devices to enrol, each by one line.
 
-    The first invitation makes the federation's folder with its key. For a device that is enrolled
+    The line is good once. The first invitation makes the federation's folder with its key. For a device that is enrolled
     already, the invitation gives it a new key; the old one counts until the new one is used.
+    Without a NAME, it answers devices that were invited before.
     """
     from protofleet.coordinator.members import Members, federation_name
 
     start_logging(quiet=True)
     name = federation or federation_name(keys) or keys.absolute().name
+    if not names:
+        with Members.open(keys) as members:
+            _answer_open(members, **how)
+        return
     with Members.create(keys, name) as members:
         _invite(members, names, **how)
 
@@ -101,9 +106,9 @@ def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how:
 )
 @_invite_options
 def rotate(names: tuple[str, ...], *, federation_key: bool, keys: Path, **how: Any) -> None:
-    """Invite enrolled devices to a new key, or give the federation itself a new one.
+    """Give devices, or the federation, a new key.
 
-    A device's old key counts until the new one is used. The federation's old key signs that it
+    Devices are invited anew. A device's old key counts until the new one is used. The federation's old key signs that it
     hands over to the new one, and is removed; enrolled devices follow by themselves.
     """
     from protofleet.coordinator.members import Members
@@ -141,9 +146,10 @@ def rotate(names: tuple[str, ...], *, federation_key: bool, keys: Path, **how: A
 def enroll(
     invitation: str, *, store: Path | None, broker: BrokerAccess | None, as_json: bool, **how: Any
 ) -> None:
-    """Enrol this device with the STRING of its invitation; '-' reads it from standard input.
+    """Enrol this device with its invitation.
 
-    Makes the device's key, which never leaves it, and keeps what 'device join' needs. Interrupted
+    STRING is what 'device invite' printed for it; '-' reads it from standard input. Makes the
+    device's key, which never leaves it, and keeps what 'device join' needs. Interrupted
     at any time, the same command goes on. An enrolled device gets a new key; what it has learned
     stays.
     """
@@ -176,7 +182,10 @@ def enroll(
 @_KEYS
 @_JSON
 def list_(keys: Path, *, as_json: bool) -> None:
-    """List a federation's devices: invited, enrolled, revoked, expired."""
+    """List the devices of a federation.
+
+    Who is invited, enrolled, revoked or expired, with which grant, and until when.
+    """
     import msgspec
 
     from protofleet.coordinator.invitations import standings
@@ -207,7 +216,10 @@ def list_(keys: Path, *, as_json: bool) -> None:
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @_KEYS
 def revoke(names: tuple[str, ...], *, keys: Path) -> None:
-    """End the grants, invitations and broker accounts of devices, for a running coordinator too."""
+    """Let devices in no more.
+
+    Ends their grants, invitations and broker accounts; a running coordinator hears of it.
+    """
     from protofleet.coordinator.invitations import own_broker
     from protofleet.coordinator.invitations import revoke as end
     from protofleet.coordinator.members import Members
@@ -251,6 +263,21 @@ def _invite(
         _show(invitation, as_json=as_json, qr=sys.stdout.isatty() if qr is None else qr)
     if wait:
         _answer(members, meeting.access, names, as_json=as_json)
+
+
+def _answer_open(
+    members: Members, *, broker: BrokerAccess | None, wait: bool, as_json: bool, **_: Any
+) -> None:
+    """Answer devices that were invited before."""
+    from protofleet.coordinator.invitations import find_meeting
+    from protofleet.errors import InputError
+
+    now = time.time()
+    names = tuple(one.device_id for one in members.invitations() if one.is_open(now))
+    if not names or not wait:
+        raise InputError("no invitation to wait for; make one: protofleet device invite NAME")
+    members.needed_key()
+    _answer(members, find_meeting(members, broker).access, names, as_json=as_json)
 
 
 def _show_accounts(members: Members, made: Invitation, *, as_json: bool) -> None:
@@ -304,7 +331,7 @@ def _answer(
             _tell_event(name, event, as_json=as_json)
         return not waiting
 
-    advice = "invitations stay good: a coordinator with the federation's key answers, too"
+    advice = "invitations stay good; to answer them: protofleet device invite, or a coordinator"
     with on_interrupt(advice):
         if not as_json:
             click.echo(f"waiting for {', '.join(sorted(waiting))}; Ctrl-C stops", err=True)

@@ -147,6 +147,13 @@ def test_commands_invite_list_revoke_and_rotate(members):
     assert _run(members, "invite", "anna", "--valid", "91d", *broker).exit_code == 2
 
 
+def test_without_a_name_there_must_be_somebody_to_wait_for(members):
+    broker = ("--broker", "mqtt://127.0.0.1:1")
+    assert "no invitation to wait for" in str(_run(members, "invite", *broker).exception)
+    _invite(members, "late", valid_s=-1)
+    assert "no invitation to wait for" in str(_run(members, "invite", *broker).exception)
+
+
 def test_accounts_of_anothers_broker_are_made_by_the_operator(members):
     """Who gets both passwords; the device has the first in its invitation, the second later."""
     broker = ("--broker", "mqtt://127.0.0.1:1", "--no-wait", "--accounts", "--json")

@@ -64,6 +64,11 @@ def test_six_commands_enrol_three_devices(tmp_path):
         listed = _run(tmp_path, "device", "list", "--json").splitlines()
         found = {row["device_id"]: row["state"] for row in map(json.loads, listed)}
         assert found == dict.fromkeys(_NAMES, "enrolled")
+        made = json.loads(_run(tmp_path, "device", "invite", "dora", "--no-wait", "--json"))
+        later = _start(tmp_path, "device", "invite")
+        _run(tmp_path, "device", "enroll", made["invitation"], "--store", "dora")
+        assert later.stdout.read().split()[1:] == ["dora:", "enrolled"]
+        assert later.wait(20) == 0
         _run(tmp_path, "device", "revoke", "berta")
         assert "berta   revoked" in _run(tmp_path, "device", "list")
     finally:
