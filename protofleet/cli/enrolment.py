@@ -83,9 +83,9 @@ def _invite_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how: Any) -> None:
     """Invite devices to enrol, each by one line.
 
-    The line is good once. The first invitation makes the federation's folder with its key. For a device that is enrolled
-    already, the invitation gives it a new key; the old one counts until the new one is used.
-    Without a NAME, it answers devices that were invited before.
+    The line is good once. The first invitation makes the federation's folder with its key. For a
+    device that is enrolled already, the invitation gives it a new key; the old one counts until
+    the new one is used. Without a NAME, it answers devices that were invited before.
     """
     from protofleet.coordinator.members import Members, federation_name
 
@@ -108,8 +108,9 @@ def invite(names: tuple[str, ...], *, federation: str | None, keys: Path, **how:
 def rotate(names: tuple[str, ...], *, federation_key: bool, keys: Path, **how: Any) -> None:
     """Give devices, or the federation, a new key.
 
-    Devices are invited anew. A device's old key counts until the new one is used. The federation's old key signs that it
-    hands over to the new one, and is removed; enrolled devices follow by themselves.
+    Devices are invited anew; a device's old key counts until the new one is used. The federation's
+    old key signs that it hands over to the new one, and is removed; enrolled devices follow by
+    themselves.
     """
     from protofleet.coordinator.members import Members
     from protofleet.errors import InputError
@@ -149,9 +150,8 @@ def enroll(
     """Enrol this device with its invitation.
 
     STRING is what 'device invite' printed for it; '-' reads it from standard input. Makes the
-    device's key, which never leaves it, and keeps what 'device join' needs. Interrupted
-    at any time, the same command goes on. An enrolled device gets a new key; what it has learned
-    stays.
+    device's key, which never leaves it, and keeps what 'device join' needs. Interrupted at any
+    time, the same command goes on. An enrolled device gets a new key; what it has learned stays.
     """
     from protofleet.edge.enrolment import EnrolOptions, enrol
     from protofleet.edge.stores import default_store
