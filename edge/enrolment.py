@@ -16,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from msgspec.structs import replace
@@ -58,12 +59,15 @@ ANSWER_S = 180.0
 _PARTING_S = 10.0
 """How long it waits to be told that the federation knows; it is enrolled anyway."""
 _REPEAT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_DOUBT_S = 2.0
+"""How long a better answer is waited for after a refusal, which anybody may have sent."""
 _PATIENT = 3
 """Requests before a word about it: Mosquitto loses messages while it reads its accounts anew."""
 _CLOCKS_S = 300
 _PASSWORD, _CA, _SERVER = "password", "ca.pem", "broker.pem"
 
 Told = Callable[[str], None]
+_Taken = TypeVar("_Taken")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +141,7 @@ class _Enrolling:
         invitation = options.invitation
         self._options, self._told, self._invitation = options, told, invitation
         self._keys: InvitationKeys = invitation.keys()
+        self._clock_told = False
         self._folder = options.store / FOLDER
         self._own = self._folder / self._keys.name
         topics = Topics(invitation.federation)
@@ -213,22 +218,22 @@ class _Enrolling:
         return path
 
     def _granted(self, link: Link) -> EnrolmentGrant:
-        asked = self._ask("grant")
-        answer = self._exchange(link, asked, self._options.answer_s)
-        if answer is None:
+        asked, wait_s = self._ask("grant"), self._options.answer_s
+        found = self._exchange(link, asked, wait_s, partial(self._grant_in, asked))
+        if found is None:
             raise UnavailableError(
-                f"federation '{self._invitation.federation}': no answer in "
-                f"{self._options.answer_s:.0f} s; 'protofleet device invite' or the coordinator "
-                "has to run with its key; then the same command goes on"
+                f"federation '{self._invitation.federation}': no answer in {wait_s:.0f} s; "
+                "'protofleet device invite' or the coordinator has to run with its key; then the "
+                "same command goes on"
             )
-        self._compare_clocks(answer)
+        return found
+
+    def _grant_in(self, asked: Asked, answer: EnrolmentAnswer) -> EnrolmentGrant:
         try:
             found = open_answer(answer, asked, self._keys.answer, self._answers)
             check_grant(found, self._invitation, public_bytes(self._key))
         except RefusedError as error:
-            raise RefusedError(
-                error.rule, f"{error} (this device's clock: {_minute(time.time())})"
-            ) from error
+            raise RefusedError(error.rule, f"{error} ({_clock()})") from error
         return found
 
     def _keep(self, found: EnrolmentGrant) -> Enrolment:
@@ -268,7 +273,8 @@ class _Enrolling:
 
     def _confirmed(self, link: Link) -> bool:
         try:
-            return self._exchange(link, self._ask("taken"), _PARTING_S) is not None
+            asked = self._ask("taken")
+            return bool(self._exchange(link, asked, _PARTING_S, lambda _: True))
         except (UnavailableError, RefusedError):
             return False  # the grant is ours all the same; its first use tells the federation
 
@@ -284,9 +290,17 @@ class _Enrolling:
         device_id = self._invitation.device_id
         return ask(self._key, self._keys, self._asks, device_id=device_id, step=step)
 
-    def _exchange(self, link: Link, asked: Asked, wait_s: float) -> EnrolmentAnswer | None:
-        """Ask until there is an answer; None: there was none in time."""
-        until = time.monotonic() + wait_s
+    def _exchange(
+        self, link: Link, asked: Asked, wait_s: float, take: Callable[[EnrolmentAnswer], _Taken]
+    ) -> _Taken | None:
+        """Ask until ``take`` takes an answer; None: none came in time.
+
+        Raises:
+            RefusedError: a refusal, or what ``take`` refuses, if nothing better follows: whoever
+                can publish here can be quicker than the federation.
+            UnavailableError: the broker lets us in no more.
+        """
+        until, refused = time.monotonic() + wait_s, None
         due, attempt = time.monotonic(), 0
         while (now := time.monotonic()) < until:
             if now >= due and link.connected:
@@ -299,11 +313,19 @@ class _Enrolling:
             if isinstance(event, Connected):
                 due = now
             elif isinstance(event, Disconnected):
+                if refused is not None:
+                    raise refused
                 self._on_disconnected(event)
             elif isinstance(event, Delivery):
-                answer = self._answer_in(event, asked)
-                if answer is not None:
-                    return answer
+                try:
+                    answer = self._answer_in(event, asked)
+                    if answer is not None:
+                        return take(answer)
+                except RefusedError as error:
+                    until = until if refused else min(until, now + _DOUBT_S)
+                    refused = refused or error
+        if refused is not None:
+            raise refused
         return None
 
     def _answer_in(self, event: Delivery, asked: Asked) -> EnrolmentAnswer | None:
@@ -314,8 +336,8 @@ class _Enrolling:
             return None
         if event.retained or answer.answers != asked.request.nonce:
             return None
+        self._compare_clocks(answer)
         if answer.rule:
-            self._compare_clocks(answer)
             reason = "".join(c for c in answer.reason[:300] if c.isprintable())
             raise RefusedError(
                 answer.rule[:40],
@@ -340,7 +362,8 @@ class _Enrolling:
 
     def _compare_clocks(self, answer: EnrolmentAnswer) -> None:
         ahead = int(time.time()) - answer.time
-        if abs(ahead) > _CLOCKS_S:
+        if abs(ahead) > _CLOCKS_S and not self._clock_told:
+            self._clock_told = True
             where = "ahead of" if ahead > 0 else "behind"
             self._told(f"this device's clock is {abs(ahead)} s {where} the federation's; set it")
 

@@ -22,6 +22,7 @@ from tiny_bundle import tiny_bundle, tiny_data
 from protofleet.broker import certificates
 from protofleet.coordinator import events
 from protofleet.coordinator.enrolment import EnrolmentService
+from protofleet.coordinator.invitations import find_meeting, invite
 from protofleet.coordinator.members import KEY_FILE
 from protofleet.datasets import DeviceData
 from protofleet.edge import enrolment as edge_enrolment
@@ -30,7 +31,9 @@ from protofleet.edge.training import LocalData
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Link, LinkOptions
+from protofleet.wire.enrolment import EnrolmentAnswer, read_request
+from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
+from protofleet.wire.messages import encode
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=40)]
 
@@ -315,6 +318,63 @@ def test_without_the_federation_key_devices_wait(anyones, tmp_path):
         (tmp_path / "away.pem").rename(kept)
         anyones.enrol(invitation, tmp_path / "anna")
     assert any("waits for federation.pem" in line for line in anyones.told)
+
+
+class _Eavesdropper:
+    """Hears everything on an open broker, and answers every request before the federation does."""
+
+    def __init__(self, url: str) -> None:
+        self.heard: list[bytes] = []
+        broker = BrokerAccess(url=url)
+        self._link = Link(LinkOptions(broker=broker, client_id="eve", filters=("fl/#",)))
+        self._link.start()
+        assert isinstance(self._link.get(10), Connected)
+        self._stopped = False
+        self._thread = Thread("eve", self._run)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            event = self._link.get(0.1)
+            if not isinstance(event, Delivery):
+                continue
+            self.heard.append(event.payload)
+            if event.topic.endswith("/q"):
+                nonce = read_request(event.payload).nonce
+                good = EnrolmentAnswer(answers=nonce, time=0, share="ab" * 32, sealed="A" * 80)
+                refusal = EnrolmentAnswer(answers=nonce, time=0, rule="used", reason="go away")
+                for forged in (b"noise", encode(good), encode(refusal)):
+                    self._link.publish(event.topic[:-1] + "a", forged)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._thread.finish(10)
+        self._link.close()
+
+
+class _Slow(EnrolmentService):
+    def answer(self, device_id, payload, now):
+        time.sleep(0.3)
+        return super().answer(device_id, payload, now)
+
+
+def test_who_hears_all_and_answers_first_learns_nothing_and_stops_nobody(anyones, tmp_path):
+    with anyones.members() as members:
+        meeting = find_meeting(members, anyones.access, accounts=True)
+        invitation = invite(members, meeting, "anna", 3600, anyones.told.append)
+        keys, password = invitation.keys(), members.invitation("anna").password
+    eve = _Eavesdropper(anyones.access.url)
+    with anyones.answering(_Slow):
+        anyones.enrol(invitation, tmp_path / "anna")
+    eve.stop()
+    assert password_of(tmp_path / "anna") == password
+    grant = open_credentials(tmp_path / "anna" / FOLDER).grant
+    secret = (password, grant, str(invitation), keys.password)
+    binary = (invitation.token, keys.proof, keys.answer)
+    heard = b"".join(eve.heard)
+    assert b"enrolment-request" in heard
+    for one in (*(text.encode() for text in secret), *binary, *(b.hex().encode() for b in binary)):
+        assert one not in heard
+    assert any("clock" in line for line in anyones.heard)
 
 
 # Killed in between
