@@ -153,6 +153,8 @@ def _create_key_file(path: Path) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(pem)
+        file.flush()
+        os.fsync(file.fileno())  # what others then grant to this key must not outlive it
     # A link appears whole and never replaces: of two processes at once, both use the first key.
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(temporary)

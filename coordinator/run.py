@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from protofleet.coordinator.credentials import open_credentials
+from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
@@ -74,6 +75,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             members = stack.enter_context(Members(config.keys, config.federation))
             credentials = open_credentials(members, ledger, plan.bundle.digest)
             protection = CoordinatorProtection(credentials)
+            stack.enter_context(answering(config.keys, config.federation, config.broker))
         yield Service(
             server,
             ledger,

@@ -1,8 +1,9 @@
 """A device's enrolment on disk: its key, its grant, and whom it trusts.
 
-The folder ``enrolment`` of a store holds ``device.pem`` (the device's own key, mode 0600),
-``enrolment.json`` (grant, federation key, broker) and ``memory.json`` (what must not go back). The
-enrolment is there once ``enrolment.json`` is.
+The folder ``enrolment`` of a store holds ``enrolment.json`` (grant, federation key, broker), and
+beside it, or in a folder that it names, ``device.pem`` (the device's own key, mode 0600) and
+``memory.json`` (what must not go back). The enrolment is there once ``enrolment.json`` is; a later
+one has another folder, so that one rename decides which of the two counts.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         federation_key: raw public key of then, hex.
         broker: how to reach it, as ``BrokerAccess.to_table`` has it; relative paths start at the
             enrolment's folder.
+        files: folder, inside the enrolment's, of the key and what belongs to it; '': that itself.
     """
 
     federation: str
@@ -42,6 +44,7 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     grant: str
     federation_key: str
     broker: dict[str, Any]
+    files: str = ""
 
     def access(self, folder: Path) -> BrokerAccess:
         """The broker, with files of the enrolment's ``folder``.
@@ -84,7 +87,9 @@ def device_key(folder: Path) -> Ed25519PrivateKey:
 def save_enrolment(folder: Path, enrolment: Enrolment) -> None:
     """Make an enrolment that was granted the store's own; what an earlier one noted goes."""
     memory = _Memory(start=0, announced=0, federation_key=enrolment.federation_key)
-    _write(folder / _MEMORY, memory)
+    own = folder / enrolment.files
+    _write(own / _MEMORY, memory)
+    sync_folder(own)
     _write(folder / _ENROLMENT, enrolment)
     sync_folder(folder)
 
@@ -108,21 +113,22 @@ def open_credentials(folder: Path) -> DeviceCredentials | None:
     enrolment = load_enrolment(folder)
     if enrolment is None:
         return None
-    key = keys.load_signing_key(folder / _KEY)
+    own = folder / enrolment.files
+    key = keys.load_signing_key(own / _KEY)
     _check(enrolment, key, folder)
-    memory = _read(folder / _MEMORY, _Memory) or _Memory(
+    memory = _read(own / _MEMORY, _Memory) or _Memory(
         start=0, announced=0, federation_key=enrolment.federation_key
     )
     started = msgspec.structs.replace(memory, start=memory.start + 1)
-    _write(folder / _MEMORY, started)
-    sync_folder(folder)
+    _write(own / _MEMORY, started)
+    sync_folder(own)
 
     def note(sequence: int, federation_key: bytes) -> None:
         noted = msgspec.structs.replace(
             started, announced=sequence, federation_key=federation_key.hex()
         )
         # Not against power loss: what then may be repeated is an announcement of the last minutes.
-        replace_whole(folder / _MEMORY, _encode(noted))
+        replace_whole(own / _MEMORY, _encode(noted))
 
     return DeviceCredentials(
         federation=enrolment.federation,

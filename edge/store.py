@@ -65,6 +65,7 @@ from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.topics import check_device_id
 
+_IDENTITY = "identity.json"
 _READ_ATTEMPTS = 5
 _Read = TypeVar("_Read")
 
@@ -425,19 +426,30 @@ def lock_store(folder: Path) -> IO[bytes]:
     )
 
 
+def stored_identity(folder: Path) -> str | None:
+    """The device id in a store's folder; None if there is no store.
+
+    Raises:
+        ProvisionError: it is damaged.
+    """
+    path = folder / _IDENTITY
+    try:
+        return str(json.loads(path.read_bytes())["device_id"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ProvisionError(f"device identity '{path}': damaged ({error})") from error
+
+
 def _identity(folder: Path, wanted: str | None) -> str:
     if wanted is not None:
         check_device_id(wanted)
-    path = folder / "identity.json"
-    if not path.exists():
+    known = stored_identity(folder)
+    if known is None:
         device_id = wanted or f"device-{secrets.token_hex(6)}"
-        write_whole(path, json.dumps({"device_id": device_id}).encode())
+        write_whole(folder / _IDENTITY, json.dumps({"device_id": device_id}).encode())
         sync_folder(folder)
         return device_id
-    try:
-        known = str(json.loads(path.read_bytes())["device_id"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ProvisionError(f"device identity '{path}': damaged ({error})") from error
     if wanted not in (None, known):
         raise ProvisionError(
             f"device store '{folder}': belongs to device '{known}', got --id '{wanted}'; "
@@ -467,7 +479,7 @@ def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
         InputError: there is no store, others may change it, or no round was delivered yet.
         ProtofleetError: what ``read`` raises, of contents that the journal still names.
     """
-    if not (folder / "identity.json").exists():
+    if not (folder / _IDENTITY).exists():
         raise InputError(f"device store '{folder}': nothing there; join a federation first")
     check_private_folder(folder, "device store")
     for attempt in range(_READ_ATTEMPTS):

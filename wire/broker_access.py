@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,7 @@ PASSWORD_VARIABLE = "PROTOFLEET_BROKER_PASSWORD"  # noqa: S105 - a variable's na
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _QUERIES = {"": "", "version=5": "5", "version=3.1.1": "3.1.1"}
+_TLS_S = 15.0
 _FILES = ("ca_file", "cert_file", "key_file", "password_file")
 
 
@@ -97,7 +99,8 @@ class BrokerAccess(
     Attributes:
         url: ``mqtt://[user:password@]host[:port]`` or ``mqtts://…``; 1883 and 8883 by default;
             ``?version=3.1.1`` spares brokers that do not answer MQTT 5 the first attempt.
-        ca_file: for ``mqtts``: who signs the broker's certificate; None: the system's authorities.
+        ca_file: for ``mqtts``: who signs the broker's certificate, or that certificate itself;
+            None: the system's authorities.
         cert_file, key_file: for ``mqtts``: our own certificate and its key, where the broker asks.
         user: in place of the URL's.
         password_file: file with the password, in place of the URL's; without either
@@ -207,6 +210,8 @@ class BrokerAccess(
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
+            # As Python 3.13 does by itself: ca_file may be the broker's own certificate.
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             if self.cert_file is not None:
                 check_secret_file(self.key_file or self.cert_file, f"broker {self}: key_file")
                 context.load_cert_chain(self.cert_file, self.key_file)
@@ -235,6 +240,27 @@ class BrokerAccess(
             return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"broker {self}: password_file {path}: {error}") from error
+
+
+def peer_certificate(address: BrokerAddress, context: ssl.SSLContext) -> bytes:
+    """The certificate (DER) that a broker shows, as far as ``context`` checks it.
+
+    Raises:
+        OSError: no answer, no TLS, or a certificate that ``context`` refuses.
+    """
+    with (
+        socket.create_connection((address.host, address.port), _TLS_S) as plain,
+        context.wrap_socket(plain, server_hostname=address.host) as secured,
+    ):
+        return secured.getpeercert(binary_form=True) or b""
+
+
+def unchecked_tls() -> ssl.SSLContext:
+    """A context that takes every certificate, to compare one with what is known of it."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def broker_as_table(values: Mapping[str, Any]) -> dict[str, Any]:

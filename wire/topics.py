@@ -78,6 +78,15 @@ def _is_reserved(name: str) -> bool:
     return name == COORDINATOR or name.startswith(INVITED)
 
 
+def invited_account(device_id: str) -> str:
+    """The account of a device's invitation, at the broker and in its topics.
+
+    Raises:
+        InputError: no id of a device, or too long a one.
+    """
+    return check_id(INVITED + check_device_id(device_id), "device id, invited")
+
+
 def announced_federation(topic: str) -> str | None:
     """The federation whose announcement the topic carries; None for any other topic."""
     head, _, name = topic.removesuffix("/all/ctl").rpartition("/")
@@ -122,6 +131,30 @@ class Topics:
     def coordinator_filters(self) -> tuple[str, ...]:
         """What the coordinator subscribes to; the announcement, because another one may run."""
         return (self._join("up/+/+"), self._join("st/+"), self.announcement)
+
+    def enrolment_request(self, device_id: str) -> str:
+        """Where an invited device asks for its grant.
+
+        Raises:
+            InputError: the id cannot be part of it.
+        """
+        return self._join(f"en/{invited_account(device_id)}/q")
+
+    def enrolment_answer(self, device_id: str) -> str:
+        """Where it is answered; raises as ``enrolment_request``."""
+        return self._join(f"en/{invited_account(device_id)}/a")
+
+    @property
+    def enrolment_filter(self) -> str:
+        """What whoever answers invited devices subscribes to."""
+        return self._join("en/+/q")
+
+    def enrolling(self, topic: str) -> str | None:
+        """The device that asks for its grant on ``topic``; None for any other topic."""
+        head, tail = self._join(f"en/{INVITED}"), "/q"
+        device_id = topic.removeprefix(head).removesuffix(tail)
+        known = topic == head + device_id + tail and _ID.fullmatch(device_id)
+        return device_id if known and not _is_reserved(device_id) else None
 
     def parse(self, topic: str) -> TopicAddress | None:
         """Channel and device of a topic; None for any topic that is not of this federation."""

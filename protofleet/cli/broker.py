@@ -97,7 +97,9 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     yield f'  url = "{made.local_url("coordinator")}"'
     yield f'  ca_file = "{made.ca}"'
     yield f'  password_file = "{made.password_file}"'
-    yield f"for each device:     protofleet broker account add {folder} NAME"
+    keys = folder.parent if folder.name == "broker" else folder
+    yield f"for each device:     protofleet device invite --keys {keys} NAME"
+    yield f"  without keys:      protofleet broker account add {folder} NAME"
     yield f"  it joins with:     --broker mqtts://NAME@{hosts[0]}:{port} --broker-ca ca.pem"
     yield "                     --broker-password-file NAME.password --id NAME"
 

@@ -17,6 +17,7 @@ from protofleet.cli._process import start_process
 from protofleet.cli._store import program_options
 from protofleet.cli._trust import trusted_keys
 from protofleet.cli._verbosity import verbosity
+from protofleet.cli.enrolment import enroll, invite, list_, revoke, rotate
 from protofleet.cli.export_model import export_model
 from protofleet.cli.predict import predict
 from protofleet.cli.prepare import prepare
@@ -54,10 +55,15 @@ def device() -> None:
     """
 
 
+device.add_command(enroll)
 device.add_command(export_model)
+device.add_command(invite)
+device.add_command(list_)
 device.add_command(predict)
 device.add_command(prepare)
 device.add_command(reset)
+device.add_command(revoke)
+device.add_command(rotate)
 device.add_command(stores)
 
 

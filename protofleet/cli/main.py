@@ -53,6 +53,7 @@ EXTRAS = {
     "PIL": "images",
     "rich": "coordinator",
     "scipy": "coordinator",
+    "segno": "coordinator",
     "sklearn": "export",
     "tomli_w": "demo",
     "torch": "export",

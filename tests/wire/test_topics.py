@@ -103,3 +103,17 @@ def test_announcements_and_presences_alone_are_retained():
     assert kept == {Channel.PRESENCE}
     assert is_retained(topics.announcement)
     assert not is_retained(f"{PREFIX}/home/all/ctl/x")
+
+
+def test_an_invited_device_has_topics_of_its_own():
+    topics = Topics("lab")
+    assert topics.enrolment_request("pi-7") == "fl/v2/lab/en/invite.pi-7/q"
+    assert topics.enrolment_answer("pi-7") == "fl/v2/lab/en/invite.pi-7/a"
+    assert topics.enrolment_filter == "fl/v2/lab/en/+/q"
+    assert topics.enrolling(topics.enrolment_request("pi-7")) == "pi-7"
+    for topic in ("en/pi-7/q", "en/invite.pi-7/a", "en/invite./q", "en/invite.a/b/q", "up/a/q"):
+        assert topics.enrolling(f"fl/v2/lab/{topic}") is None
+    assert topics.enrolling("fl/v2/other/en/invite.pi-7/q") is None
+    for wrong in ("invite.pi-7", "coordinator", "x" * 58, "a/b"):
+        with pytest.raises(InputError, match="device"):
+            topics.enrolment_answer(wrong)
