@@ -58,7 +58,8 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             outputs=manifest.outputs,
             codec=config.codec.text,
         )
-        yield Service(server, ledger, _make_endpoint(config, ledger), results=results, sink=sink)
+        endpoint = _make_endpoint(config, ledger, server.expected.max_bytes)
+        yield Service(server, ledger, endpoint, results=results, sink=sink)
 
 
 def _check_rounds(config: FederationConfig, found: RoundState) -> None:
@@ -71,12 +72,14 @@ def _check_rounds(config: FederationConfig, found: RoundState) -> None:
         )
 
 
-def _make_endpoint(config: FederationConfig, ledger: Ledger) -> CoordinatorEndpoint:
+def _make_endpoint(
+    config: FederationConfig, ledger: Ledger, update_bytes: int
+) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
-    limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
+    limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)
     endpoint = CoordinatorEndpoint.create(config.broker, config.federation, folder, limits)
     for transfer_id in ledger.transfer_ids():
         endpoint.remember(transfer_id)

@@ -63,6 +63,11 @@ class ActiveRound:
     payload: TransferOffer
     strategy: Strategy
 
+    def offers(self, payload: TransferOffer) -> bool:
+        """Whether an offer under the same transfer is of the same blob."""
+        fields = ("sha256", "total_bytes", "codec", "raw_bytes", "reference")
+        return all(getattr(payload, name) == getattr(self.payload, name) for name in fields)
+
     @property
     def order(self) -> RoundConfig:
         """What the task asks for."""
@@ -85,7 +90,9 @@ def decide(progress: RoundProgress, task: Task) -> Decision:
             (progress.last_round_id, progress.last_transfer_id),
         ):
             return Decision.REPEAT
-        if task.round_id < progress.round_id or task.round_id <= progress.last_round_id:
+        # What is still being received may never come: it keeps no other round away.
+        behind = task.round_id < progress.round_id and progress.phase is not DevicePhase.RECEIVE
+        if behind or task.round_id <= progress.last_round_id:
             return Decision.REFUSE
     return {
         DevicePhase.IDLE: Decision.BEGIN,

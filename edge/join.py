@@ -44,6 +44,7 @@ class JoinOptions:
         trusted: raw public keys whose bundles are accepted; None: any valid signature.
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
+        stays: whether the device waits for another run when the federation has finished.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
@@ -56,6 +57,7 @@ class JoinOptions:
     backend: BackendName = "auto"
     trusted: Collection[bytes] | None = None
     keep_bundle: bool = True
+    stays: bool = False
     keepalive_s: int = 30
 
 
@@ -129,7 +131,8 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             binding=binding,
             num_examples=learner.num_examples(1),
         )
-        yield Agent(_endpoint(options, store, who), membership, learner, report, who)
+        endpoint = _endpoint(options, store, who)
+        yield Agent(endpoint, membership, learner, report, who, stays=options.stays)
 
 
 def open_learner(

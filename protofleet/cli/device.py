@@ -95,6 +95,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     help="This device's folder; default: in the user's data, see 'device stores'.",
 )
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
+@click.option("--stay", is_flag=True, help="Wait for another run when the federation has finished.")
 @_data_options
 def join(
     *,
@@ -104,6 +105,7 @@ def join(
     later: tuple[tuple[int, str], ...],
     store: Path | None,
     device_id: str | None,
+    stay: bool,
     threads: int,
     as_json: bool,
     **source: Any,
@@ -127,6 +129,7 @@ def join(
         threads=threads,
         backend=source["backend"],
         trusted=trusted,
+        stays=stay,
     )
     data = _load(source, trusted, pooled, later)
     status = run_device(options, data, _report_json if as_json else _report_line)
