@@ -95,9 +95,8 @@ def check_task(task: Task, announced: Announcement | None) -> None:
     if announced is None:
         raise RefusedError(
             "announcement",
-            f"task of round {_short(task.round_id)}: expected to hear first where the federation "
-            "stands; if this goes on, look whether the broker lets this device read "
-            "announcements (all/ctl)",
+            f"task of round {_short(task.round_id)}: expected an announcement that fits this device "
+            "before it; if none comes, look whether the broker lets it read them (all/ctl)",
         )
     if task.task == "finish":
         _check_finish(task, announced)
