@@ -20,7 +20,14 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from protofleet.edge.checks import AnnouncedRun, round_is_over
-from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
+from protofleet.edge.decide import (
+    ActiveRound,
+    Decision,
+    DevicePhase,
+    RoundProgress,
+    decide,
+    progress_of,
+)
 from protofleet.edge.identity import Identity, Registration
 from protofleet.edge.move import Membership
 from protofleet.edge.refusals import Refusals, printable
@@ -90,8 +97,8 @@ class Agent:
         self._settle_by = float("inf")
         self._heartbeat_due = float("inf")
         self._training = TrainingThread(learner, device.wake)
-        self._stopped = self._joined = False
-        self._finished_in = 0
+        self._stopped = self._joined = self._presented = False
+        self._coordinator, self._finished_in = "", 0
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -172,7 +179,7 @@ class Agent:
                 self._refusals.note("ignored a message", wrong)
 
     def _on_connected(self) -> None:
-        self._endpoint.publish(self._who.presence("online", self._registration.summary))
+        self._present()
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -181,18 +188,21 @@ class Agent:
                 self._waiting.begin(time.monotonic())
 
     def _on_disconnected(self, event: Disconnected) -> None:
-        reason = event.reason
-        if event.taken_over:
-            reason += (
-                f": another device of federation '{self._who.binding.federation}' seems to have "
-                f"the id '{self._who.device_id}'; give each its own --store and --id (a copied "
-                "store or card has the id of the first)"
-            )
+        reason = event.reason + (self._who.twin_advice if event.taken_over else "")
         if event.final:
             raise UnavailableError(f"broker: {reason}")
         _log.warning("no connection to the broker: %s; trying again", reason)
 
+    def _present(self) -> None:
+        """Say who is here; with keys that waits until a coordinator has announced itself."""
+        presence = self._who.presence("online", self._registration.summary)
+        self._presented = self._endpoint.publish(presence)
+
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
+        restarted = self._coordinator not in ("", announcement.boot_id)
+        self._coordinator = announcement.boot_id
+        if restarted or not self._presented:
+            self._present()
         try:
             self._run.announced(announcement)
         except RefusedError as error:
@@ -226,7 +236,7 @@ class Agent:
     def _register(self, strategy: str, round_id: int) -> None:
         """Tell what the strategy asks of the round's data; without a link, when it is back."""
         if self._registration.update(strategy, round_id):
-            self._endpoint.publish(self._who.presence("online", self._registration.summary))
+            self._present()
 
     def _on_task(self, task: Task) -> None:
         try:
@@ -458,20 +468,7 @@ class Agent:
             self._on_task(task)
 
     def _progress(self) -> RoundProgress:
-        journal = self._store.journal
-        round_id, transfer_id = 0, ""
-        if journal.pending is not None:
-            round_id, transfer_id = journal.pending.round_id, journal.pending.state.transfer_id
-        elif self._round is not None:
-            round_id = self._round.task.round_id
-            transfer_id = self._round.payload.transfer_id
-        return RoundProgress(
-            phase=self._phase,
-            round_id=round_id,
-            transfer_id=transfer_id,
-            last_round_id=journal.last_round_id,
-            last_transfer_id=journal.state.transfer_id if journal.state else "",
-        )
+        return progress_of(self._phase, self._round, self._store.journal)
 
     def _wait_s(self) -> float | None:
         due = min(self._heartbeat_due, self._settle_by, self._waiting.due)

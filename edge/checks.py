@@ -95,8 +95,8 @@ def check_task(task: Task, announced: Announcement | None) -> None:
     if announced is None:
         raise RefusedError(
             "announcement",
-            f"task of round {_short(task.round_id)}: expected an announcement that fits this device "
-            "before it; if none comes, look whether the broker lets it read them (all/ctl)",
+            f"task of round {_short(task.round_id)}: expected an announcement that fits it "
+            "first; if none comes, look whether the broker lets this device read them (all/ctl)",
         )
     if task.task == "finish":
         _check_finish(task, announced)

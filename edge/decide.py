@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from protofleet.edge.journal import Journal
 from protofleet.federation.client import RoundConfig
 from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import Codec
@@ -77,6 +78,22 @@ class ActiveRound:
             final=self.task.final,
             codec=Codec.of(self.task.update_codec, self.task.update_keep),
         )
+
+
+def progress_of(phase: DevicePhase, current: ActiveRound | None, journal: Journal) -> RoundProgress:
+    """Where a device stands, by what it does and by what its store says."""
+    round_id, transfer_id = 0, ""
+    if journal.pending is not None:
+        round_id, transfer_id = journal.pending.round_id, journal.pending.state.transfer_id
+    elif current is not None:
+        round_id, transfer_id = current.task.round_id, current.payload.transfer_id
+    return RoundProgress(
+        phase=phase,
+        round_id=round_id,
+        transfer_id=transfer_id,
+        last_round_id=journal.last_round_id,
+        last_transfer_id=journal.state.transfer_id if journal.state else "",
+    )
 
 
 def decide(progress: RoundProgress, task: Task) -> Decision:
