@@ -86,7 +86,7 @@ def admit(
         raise RefusedError(
             "identity",
             f"update of '{client_id}' for round {round_id}: its record names "
-            f"'{update.client_id}' and round {update.round_id}",
+            f"'{update.client_id[:_MOST_CHARS]}' and round {update.round_id}",
         )
     _check_evaluation(update.evaluation, expected)
     check_finite(update.tensors)

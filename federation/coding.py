@@ -37,6 +37,8 @@ _KEY = "update"
 _MAX_CHARS = blobs.MAX_HEADER_BYTES // 2
 """Of the record; the tensors' entries share the header, and its quotes are escaped there."""
 _NO_LIMIT = 2**62
+_SHOWN = 64
+"""Characters of a name in a message."""
 
 
 def largest_blob(forms: TensorForms) -> int:
@@ -325,7 +327,7 @@ def to_evaluation(record: EvaluationRecord) -> Evaluation:
         own=None if record.own is None else _to_array("own", record.own),
         pooled=None if record.pooled is None else _to_array("pooled", record.pooled),
         own_loss=math.nan if record.own_loss is None else record.own_loss,
-        more={name: _to_array(name, rows) for name, rows in record.more.items()},
+        more={name: _to_array(name[:_SHOWN], rows) for name, rows in record.more.items()},
     )
 
 
@@ -368,4 +370,5 @@ def _to_sums(name: str, rows: StatisticRows) -> Statistics:
 
 def _check_count(name: str, value: Any) -> None:
     if not 0 <= value < 2**53:
-        raise RefusedError("update-schema", f"{name}: expected a count, got {value}")
+        got = "another number" if abs(value) >= 2**64 else f"{value}"
+        raise RefusedError("update-schema", f"{name}: expected a count, got {got}")
