@@ -20,6 +20,7 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
+from protofleet.cli.device import join
 from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
@@ -265,6 +266,15 @@ def test_a_federation_with_another_bundle_is_told_and_another_coordinator_waited
     assert "join with the federation's own bundle" in err
     assert device.returncode == 128 + signal.SIGTERM
     assert read_journal(world.root / "anna").binding is None
+
+
+def test_the_service_s_unit_names_options_that_exist_and_stays():
+    unit = (Path(__file__).resolve().parents[2] / "docs" / "protofleet-device.service").read_text()
+    start = unit[unit.index("ExecStart=") : unit.index("Environment=")]
+    named = set(re.findall(r"--[a-z-]+", start))
+    known = {option for parameter in join.params for option in parameter.opts}
+    assert "--stay" in named <= known
+    assert "Restart=always" in unit
 
 
 def test_the_personal_model_infers_beside_and_after_the_federation(world, mosquitto_url):
