@@ -70,11 +70,12 @@ class AnnouncedRun:
 def check_announcement(announcement: Announcement) -> None:
     """Raise RefusedError, rule ``round``, unless an announcement's rounds can be."""
     rounds, round_id = announcement.rounds, announcement.round_id
-    if not (1 <= rounds <= MOST_ROUNDS and 0 <= round_id <= rounds + 1):
+    # Behind the last round there is a final fit; and an operator may have lowered their number.
+    if not (1 <= rounds <= MOST_ROUNDS and 0 <= round_id <= MOST_ROUNDS + 1):
         raise RefusedError(
             "round",
-            f"announcement: expected a round from 0 to the one behind the last of at most "
-            f"{MOST_ROUNDS}, got round {_short(round_id)} of {_short(rounds)}",
+            f"announcement: expected rounds up to {MOST_ROUNDS}, got round {_short(round_id)} of "
+            f"{_short(rounds)}",
         )
     if announcement.phase == "finished" and round_id < rounds:
         raise RefusedError("finish", f"announcement: finished, but in round {round_id} of {rounds}")
@@ -107,7 +108,7 @@ def check_task(task: Task, announced: Announcement | None) -> None:
 def _check_finish(task: Task, announced: Announcement) -> None:
     rounds, stands = announced.rounds, announced.round_id
     # One announcement may have been lost.
-    if not (rounds <= task.round_id <= rounds + 1 and stands + 1 >= rounds):
+    if not (rounds <= task.round_id <= MOST_ROUNDS + 1 and stands + 1 >= rounds):
         raise RefusedError(
             "finish",
             f"task to finish in round {_short(task.round_id)}: expected it behind round {rounds}, "
@@ -116,12 +117,16 @@ def _check_finish(task: Task, announced: Announcement) -> None:
 
 
 def _check_train(task: Task, announced: Announcement) -> None:
-    rounds = announced.rounds
-    last = min(announced.round_id, rounds) + 1
+    rounds, last = announced.rounds, announced.round_id + 1
     payload = task.payload
     rules = (
         ("round", 1 <= task.round_id <= last, f"round 1 to {last}", task.round_id),
-        ("round", task.final == (task.round_id > rounds), f"a final fit in round {rounds + 1}", ""),
+        (
+            "round",
+            not task.final or task.round_id > rounds,
+            f"a final fit behind round {rounds}, the last",
+            task.round_id,
+        ),
         ("seed", 0 <= task.seed <= MOST_SEED, f"a seed from 0 to {MOST_SEED}", task.seed),
         ("offer", payload is not None, "a payload", "none"),
         ("kind", payload is None or payload.kind == "payload", "a payload", "an update"),

@@ -26,7 +26,7 @@ from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
 
 MOST_ROUNDS, MOST_SEED = 2**31 - 1, 2**63 - 1
-"""What a federation may have, and a client believes."""
+"""What a federation may have, and a client believes; a final fit has the round behind the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,6 +124,8 @@ def test_a_finish_that_nobody_announced_ends_no_device(device, finish):
         ({"phase": "finished", "bundle": "f" * 64, "round_id": 9}, "bundle"),
         ({"phase": "finished", "round_id": 3}, "finish"),
         ({"round_id": _FAR}, "round"),
+        ({"round_id": 2**31 + 1}, "round"),
+        ({"round_id": 1, "rounds": 2**31}, "round"),
         ({"round_id": _FAR, "rounds": _FAR}, "round"),
         ({"round_id": -1}, "round"),
         ({"rounds": 0}, "round"),
@@ -135,6 +137,15 @@ def test_an_announcement_that_cannot_be_ours_changes_nothing(device, changes, ru
     device.play(CONNECTED, bad, device.round(2), device.delivered)
     assert (device.left, device.sent(), device.journal.state.round_id) == (None, [2], 2)
     assert device.said("left")[-1]["refused"] == {rule: 1}
+
+
+def test_an_operator_may_lower_the_number_of_rounds_below_the_present_one(device):
+    """The round in progress is the last then, and the device leaves behind it."""
+    lowered = device.announced(round_id=5, rounds=3)
+    finish = Task(task="finish", round_id=5, federation=FEDERATION)
+    steps = device.round(5), device.delivered, PeerMessage(_NAME, finish)
+    device.play(CONNECTED, lowered, *steps, told=False)
+    assert (device.left, device.journal.state.round_id) == (True, 5)
 
 
 def test_a_task_that_comes_before_any_announcement_is_left_for_later(device):

@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from packed import pack_update
 
 from protofleet.errors import RefusedError
-from protofleet.federation.admission import admit
+from protofleet.federation.admission import admit, expect_updates
 from protofleet.federation.coding import decode_update, to_evaluation
 from protofleet.federation.records import Costs
+from protofleet.federation.settings import LimitSettings
 from protofleet.strategies.tasks import TASKS
 from protofleet.strategies.types import Evaluation, TensorForm, TensorForms, Update
 from protofleet.tensors import blobs
@@ -47,6 +49,14 @@ def test_expected_is_what_the_strategy_declares(tiny):
     assert tiny.expected.uplink == TensorForms(
         required={"params/w": TensorForm((4, 3)), "params/b": TensorForm((3,))}
     )
+
+
+def test_the_largest_update_follows_from_the_layout_unless_the_file_sets_it(tiny):
+    """15 numbers, a tenth more, and the largest header."""
+    assert tiny.expected.max_bytes == 10_000
+    config = msgspec.structs.replace(tiny.plan.config, limits=LimitSettings())
+    expected = expect_updates(replace(tiny.plan, config=config))
+    assert expected.max_bytes == 66 + 2 * 1024 * 1024
 
 
 def test_a_right_update_is_let_in(tiny):
