@@ -7,7 +7,7 @@ import signal
 import pytest
 from tiny_bundle import tiny_bundle
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=8)]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=10)]
 
 
 def _is(name):
@@ -28,8 +28,6 @@ def test_a_service_outlives_the_finish_its_own_restart_and_takes_part_when_the_r
 
     again = federation.start_device("device0", stay="")
     again.wait_for(_is("finished"))  # the broker has kept it
-    again.wait_for(_is("waiting"))
-    assert "a new run" in next(e["awaited"] for e in again.events if e["event"] == "waiting")
 
     federation.write(rounds=2)
     coordinator = federation.start_coordinator()
