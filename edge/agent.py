@@ -329,7 +329,8 @@ class Agent:
         """Say why, and stay; what is in progress goes on."""
         self._refusals.note("refused a task", error)
         progress = self._progress()
-        ours = progress.transfer_id, progress.last_transfer_id
+        awaited = self._next.payload.transfer_id if self._next and self._next.payload else ""
+        ours = progress.transfer_id, progress.last_transfer_id, awaited
         # Before an announcement nothing can be judged: the task will come again.
         if error.rule != "announcement" and task.payload and task.payload.transfer_id not in ours:
             self._endpoint.reject(task.payload.transfer_id, error.rule, str(error))

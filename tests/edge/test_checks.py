@@ -173,6 +173,15 @@ def test_what_breaks_a_rule_leaves_the_round_in_progress_alone(device):
     assert endpoint.cancelled == []
 
 
+def test_what_breaks_a_rule_leaves_the_task_that_waits_for_its_turn_alone(device):
+    """It waits for the fate of the update in the outbox."""
+    second = device.round(2)
+    forged = PeerMessage(_NAME, replace(second[0].message, seed=-1))
+    device.play(CONNECTED, device.round(), second[0], forged, device.delivered, second[1:])
+    assert device.answers() == ["done", "done"]
+    assert device.sent() == [1, 1, 2]
+
+
 def test_a_payload_that_never_comes_keeps_no_announced_round_away(device):
     """Offered for the round behind the announced one, by nobody who has it."""
     never = device.round(5)[0]
