@@ -79,7 +79,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
         yield Service(
             server,
             ledger,
-            _make_endpoint(config, ledger, protection),
+            _make_endpoint(config, ledger, protection, server.expected.max_bytes),
             results=results,
             sink=sink,
             members=members,
@@ -97,13 +97,13 @@ def _check_rounds(config: FederationConfig, found: RoundState) -> None:
 
 
 def _make_endpoint(
-    config: FederationConfig, ledger: Ledger, protection: Plain
+    config: FederationConfig, ledger: Ledger, protection: Plain, update_bytes: int
 ) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
-    limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
+    limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)
     endpoint = CoordinatorEndpoint.create(
         config.broker, config.federation, folder, limits, protection=protection
     )

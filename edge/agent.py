@@ -19,10 +19,19 @@ import time
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
+from protofleet.edge.checks import AnnouncedRun, round_is_over
+from protofleet.edge.decide import (
+    ActiveRound,
+    Decision,
+    DevicePhase,
+    RoundProgress,
+    decide,
+    progress_of,
+)
 from protofleet.edge.identity import Identity, Registration, RollCall
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
+from protofleet.edge.refusals import Refusals
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
@@ -33,11 +42,10 @@ from protofleet.federation.client import (
     receive_payload,
 )
 from protofleet.strategies.training import DivergedError
-from protofleet.strategies.types import Strategy
 from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, HeartbeatPhase, Task, TransferOffer
-from protofleet.wire.transfer import Delivered, Limits, Received, Rejected
+from protofleet.wire.messages import Announcement, HeartbeatPhase, Task
+from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
 
@@ -47,8 +55,8 @@ HEARTBEAT_S = 60.0
 """Below every sensible liveness limit of a coordinator; 15 kB an hour."""
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, moved, waiting, task, trained, delivered, dropped, left) and its
-figures."""
+"""Takes an event's name (joined, moved, waiting, task, trained, delivered, dropped, finished, left)
+and its figures."""
 
 
 class Agent:
@@ -60,15 +68,18 @@ class Agent:
         learner: trains, scores and measures.
         report: told what happens, in the agent's thread.
         who: what the device says about itself; the link's will says the same.
+        stays: whether the device waits for another run when the federation has finished.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, and one option by name
         self,
         device: DeviceEndpoint,
         membership: Membership,
         learner: Learner,
         report: Report,
         who: Identity,
+        *,
+        stays: bool = False,
     ) -> None:
         self._endpoint = device
         self._membership = membership
@@ -76,32 +87,34 @@ class Agent:
         self._learner = learner
         self._meter = learner.meter
         self._report = report
-        self._who = who
+        self._who, self._stays = who, stays
         self._registration = Registration(learner, who.sends)
         self._roll_call = RollCall()
         self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
-        self._strategy: Strategy | None = None
+        self._run = AnnouncedRun(who, self._store, learner)
+        self._refusals = Refusals(self._warn)
         self._sending = ""
         self._settle_by = float("inf")
         self._heartbeat_due = float("inf")
         self._training = TrainingThread(learner, device.wake)
-        self._stopped = False
-        self._joined = False
-        self._presented = False
+        self._stopped = self._joined = self._presented = False
+        self._finished_in = 0
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
         """Take part until the federation has finished.
 
+        No message ends it but the announced run's own finish.
+
         Returns:
             True when it has; False when ``stop`` was called.
 
         Raises:
-            ProvisionError: device and federation do not fit together.
-            UnavailableError: the broker refuses this device for good.
+            ProvisionError: the store is damaged.
+            UnavailableError: the broker refuses this device for good, or the disk fails.
         """
         self._training.warm_up()
         try:
@@ -153,7 +166,7 @@ class Agent:
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                self._warn("ignored a message (%s): %s", event.rule, event.detail)
+                self._refusals.note("ignored a message", RefusedError(event.rule, event.detail))
             case _:
                 assert_never(event)
 
@@ -165,7 +178,8 @@ class Agent:
             case Task():
                 self._on_task(message)
             case _:
-                self._warn("ignored a message: %s is not for devices", type(message).__name__)
+                wrong = RefusedError("kind", f"{type(message).__name__}: not for devices")
+                self._refusals.note("ignored a message", wrong)
 
     def _on_connected(self) -> None:
         self._present()
@@ -191,34 +205,25 @@ class Agent:
         if retained and not self._presented:
             self._present()
         self._roll_call.announced(announcement, time.monotonic(), retained=retained)
-        self._waiting.announced(announcement, retained=retained)
-        finished = announcement.phase == "finished"
-        if not self._fits(announcement, retained=retained or finished):
+        try:
+            self._run.announced(announcement)
+        except RefusedError as error:
+            # Perhaps an older run's, or a stranger's: the device stays, and says what it waits for.
+            self._refusals.note("waiting for another coordinator", error)
+            if error.rule in {"bundle", "layout"}:
+                self._waiting.announced(announcement, retained=True, mismatch=str(error))
             return
+        self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
-        if not finished:
+        if announcement.phase != "finished":
             # An update in the outbox belongs to the data of its own round.
             round_id = self._progress().round_id or announcement.round_id
             self._register(announcement.strategy, round_id)
         elif self._store.journal.last_round_id or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
-            finish = Task(
-                task="finish", round_id=announcement.round_id, federation=announcement.federation
-            )
-            self._on_task(finish)
-
-    def _fits(self, announcement: Announcement, *, retained: bool) -> bool:
-        try:
-            self._who.check(announcement)
-        except ProvisionError as error:
-            if not retained:
-                raise
-            # Perhaps an older run's; the coordinator that runs now announces itself live to us.
-            self._warn("waiting for another coordinator: %s", error)
-            self._waiting.announced(announcement, retained=True, mismatch=str(error))
-            return False
-        return True
+            last, name = announcement.round_id, announcement.federation
+            self._on_task(Task(task="finish", round_id=last, federation=name))
 
     def _commit_membership(self) -> None:
         """The federation runs this device's bundle: from here on the store belongs to both."""
@@ -235,8 +240,11 @@ class Agent:
             self._present()
 
     def _on_task(self, task: Task) -> None:
-        self._who.check(task)
-        self._commit_membership()
+        try:
+            self._run.check(task)
+        except RefusedError as error:
+            self._refuse(task, error)
+            return
         decision = decide(self._progress(), task)
         if decision is Decision.BEGIN:
             self._begin(task)
@@ -247,25 +255,23 @@ class Agent:
         elif decision is Decision.SETTLE:
             self._settle(task)
         else:
-            self._refuse(task)
+            self._refuse(task, round_is_over(task, self._progress().last_round_id))
 
     def _begin(self, task: Task) -> None:
+        """Fetch a checked task's payload, or finish."""
         self._next = None
         if task.payload is None:
-            self._phase = DevicePhase.LEAVE
+            self._finish(task)
             return
         self._waiting.end()
         self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
         self._phase = DevicePhase.RECEIVE
         self._meter.enter("receive")
         self._register(task.strategy, task.round_id)
-        try:
-            self._strategy = self._build(task)
-        except (InputError, ProvisionError) as error:
-            self._tell_unable(task.payload, error)
-            raise
+        strategy = self._run.strategy_of(task)
+        self._store.bind_strategy(task.strategy, task.settings)
         self._round = ActiveRound(
-            task=task, payload=task.payload, strategy=self._strategy, sends=self._who.sends
+            task=task, payload=task.payload, strategy=strategy, sends=self._who.sends
         )
         if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
@@ -273,25 +279,35 @@ class Agent:
         self._endpoint.expect(task.payload)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
-            received_payload = open_payload(self._store.load_received(), self._round.order)
-            self._train(self._round, received_payload)
+            self._train_stored(self._round)
 
-    def _build(self, task: Task) -> Strategy:
-        journal = self._store.journal
-        known = (journal.strategy, journal.settings) == (task.strategy, task.settings)
-        if self._strategy is not None and known:
-            return self._strategy
-        self._store.check_strategy(task.strategy)
-        strategy = self._learner.strategy(task.strategy, task.settings)
-        self._store.bind_strategy(task.strategy, task.settings)
-        return strategy
+    def _train_stored(self, current: ActiveRound) -> None:
+        """Go on with a payload that the process before this one has received."""
+        raw = self._store.load_received()
+        try:
+            received = open_payload(raw, current.order, current.strategy.payload)
+        except RefusedError as error:
+            self._store.commit_dropped()
+            self._give_up(error.rule, str(error))
+            return
+        self._train(current, received)
 
-    def _tell_unable(self, payload: TransferOffer, error: Exception) -> None:
-        """This device leaves with ``error``; let nobody wait for its update."""
-        self._endpoint.reject(payload.transfer_id, "strategy", str(error))
+    def _finish(self, task: Task) -> None:
+        if not self._stays:
+            self._phase = DevicePhase.LEAVE
+            return
+        if self._phase is not DevicePhase.IDLE:
+            self._become_idle()
+        if self._finished_in != task.round_id:
+            self._finished_in = task.round_id
+            self._report("finished", {"round_id": task.round_id})
 
     def _answer_again(self, task: Task) -> None:
         if task.payload is not None:
+            if self._round is not None and not self._round.offers(task.payload):
+                wrong = RefusedError("offer", f"round {task.round_id}: the offer has changed")
+                self._refusals.note("refused a task", wrong)
+                return
             self._endpoint.expect(task.payload)
         pending = self._store.journal.pending
         if pending is not None and task.round_id == pending.round_id:
@@ -312,15 +328,15 @@ class Agent:
             self._send_update(pending.round_id)
         self._next = task
 
-    def _refuse(self, task: Task) -> None:
-        last = self._progress().last_round_id
-        reason = (
-            f"round {task.round_id} is over: this device has finished round {last} of federation "
-            f"'{task.federation}'; a new run needs another name, or new stores on its devices"
-        )
-        self._warn("refused a task: %s", reason)
-        if task.payload is not None:
-            self._endpoint.reject(task.payload.transfer_id, "offer", reason)
+    def _refuse(self, task: Task, error: RefusedError) -> None:
+        """Say why, and stay; what is in progress goes on."""
+        self._refusals.note("refused a task", error)
+        progress = self._progress()
+        awaited = self._next.payload.transfer_id if self._next and self._next.payload else ""
+        ours = progress.transfer_id, progress.last_transfer_id, awaited
+        # Before an announcement nothing can be judged: the task will come again.
+        if error.rule != "announcement" and task.payload and task.payload.transfer_id not in ours:
+            self._endpoint.reject(task.payload.transfer_id, error.rule, str(error))
 
     def _on_received(self, event: Received) -> None:
         current, transfer_id = self._round, event.offer.transfer_id
@@ -334,7 +350,7 @@ class Agent:
                 current.order,
                 model=self._learner.model,
                 earlier=self._store.load_payload,
-                max_bytes=Limits().max_blob_bytes,
+                forms=current.strategy.payload,
             )
         except RefusedError as error:
             self._give_up(error.rule, str(error))
@@ -352,7 +368,8 @@ class Agent:
         """Say why the payload of the round in progress cannot be used."""
         if self._round is None:
             return
-        self._warn("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
+        refused = f"round {self._round.task.round_id}: payload refused"
+        self._refusals.note(refused, RefusedError(rule, reason))
         self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
@@ -367,11 +384,12 @@ class Agent:
             try:
                 trained = self._training.take()
             except DivergedError as error:
-                self._on_diverged(str(error))
+                self._on_failed("diverged", str(error))
             except (InputError, ProvisionError) as error:
-                if self._round is not None:
-                    self._tell_unable(self._round.payload, error)
-                raise
+                self._on_failed("strategy", str(error))
+            except Exception as error:  # noqa: BLE001 - whatever a payload led to, the device stays
+                _log.debug("training failed", exc_info=True)
+                self._on_failed("strategy", f"training failed: {type(error).__name__}: {error}")
             else:
                 self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
@@ -390,13 +408,13 @@ class Agent:
         if figures is not None:
             self._report("waiting", figures)
 
-    def _on_diverged(self, reason: str) -> None:
+    def _on_failed(self, rule: str, reason: str) -> None:
         """Say why this round has no update; the state of the round before stays."""
         if self._round is not None and self._next is None:
             round_id, payload = self._round.task.round_id, self._round.payload
             self._warn("round %d refused: %s", round_id, reason)
             self._drop(reason)
-            self._endpoint.reject(payload.transfer_id, "diverged", reason)
+            self._endpoint.reject(payload.transfer_id, rule, reason)
             return
         self._drop(reason)
 
@@ -457,20 +475,7 @@ class Agent:
             self._on_task(task)
 
     def _progress(self) -> RoundProgress:
-        journal = self._store.journal
-        round_id, transfer_id = 0, ""
-        if journal.pending is not None:
-            round_id, transfer_id = journal.pending.round_id, journal.pending.state.transfer_id
-        elif self._round is not None:
-            round_id = self._round.task.round_id
-            transfer_id = self._round.payload.transfer_id
-        return RoundProgress(
-            phase=self._phase,
-            round_id=round_id,
-            transfer_id=transfer_id,
-            last_round_id=journal.last_round_id,
-            last_transfer_id=journal.state.transfer_id if journal.state else "",
-        )
+        return progress_of(self._phase, self._round, self._store.journal)
 
     def _wait_s(self) -> float | None:
         due = min(self._heartbeat_due, self._roll_call.due, self._settle_by, self._waiting.due)
@@ -495,4 +500,5 @@ class Agent:
         self._count_bytes()
         up, down = self._store.counters.totals
         finished = self._phase is DevicePhase.LEAVE
-        self._report("left", {"finished": finished, "bytes_up": up, "bytes_down": down})
+        figures = {"finished": finished, "bytes_up": up, "bytes_down": down}
+        self._report("left", figures | {"refused": self._refusals.by_rule})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from protofleet.edge.journal import Journal
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.records import Sends
 from protofleet.strategies.types import Strategy
@@ -65,6 +66,11 @@ class ActiveRound:
     strategy: Strategy
     sends: Sends = field(default_factory=Sends)
 
+    def offers(self, payload: TransferOffer) -> bool:
+        """Whether an offer under the same transfer is of the same blob."""
+        fields = ("sha256", "total_bytes", "codec", "raw_bytes", "reference")
+        return all(getattr(payload, name) == getattr(self.payload, name) for name in fields)
+
     @property
     def order(self) -> RoundConfig:
         """What the task asks for."""
@@ -75,6 +81,22 @@ class ActiveRound:
             codec=Codec.of(self.task.update_codec, self.task.update_keep),
             sends=self.sends.both(Sends(scores=self.task.scores, counts=self.task.counts)),
         )
+
+
+def progress_of(phase: DevicePhase, current: ActiveRound | None, journal: Journal) -> RoundProgress:
+    """Where a device stands, by what it does and by what its store says."""
+    round_id, transfer_id = 0, ""
+    if journal.pending is not None:
+        round_id, transfer_id = journal.pending.round_id, journal.pending.state.transfer_id
+    elif current is not None:
+        round_id, transfer_id = current.task.round_id, current.payload.transfer_id
+    return RoundProgress(
+        phase=phase,
+        round_id=round_id,
+        transfer_id=transfer_id,
+        last_round_id=journal.last_round_id,
+        last_transfer_id=journal.state.transfer_id if journal.state else "",
+    )
 
 
 def decide(progress: RoundProgress, task: Task) -> Decision:
@@ -88,7 +110,9 @@ def decide(progress: RoundProgress, task: Task) -> Decision:
             (progress.last_round_id, progress.last_transfer_id),
         ):
             return Decision.REPEAT
-        if task.round_id < progress.round_id or task.round_id <= progress.last_round_id:
+        # What is still being received may never come: it keeps no other round away.
+        behind = task.round_id < progress.round_id and progress.phase is not DevicePhase.RECEIVE
+        if behind or task.round_id <= progress.last_round_id:
             return Decision.REFUSE
     return {
         DevicePhase.IDLE: Decision.BEGIN,

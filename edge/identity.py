@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
-from protofleet.errors import ProvisionError
+from protofleet.errors import RefusedError
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
@@ -168,15 +168,28 @@ class Identity:
             "num_examples": self.num_examples,
         }
 
+    def twin_advice(self) -> str:
+        """What to do about another device of this id, behind a reason."""
+        return (
+            f": another device of federation '{self.binding.federation}' seems to have the id "
+            f"'{self.device_id}'; give each its own --store and --id (a copied store or card has "
+            "the id of the first)"
+        )
+
     def check(self, message: Announcement | Task) -> None:
-        """Raise ProvisionError unless the coordinator runs what this device is bound to."""
-        for name in ("federation", "bundle", "layout_hash"):
+        """Raise RefusedError unless the coordinator runs what this device is bound to.
+
+        The rule is ``federation``, ``bundle`` or ``layout``.
+        """
+        rules = {"federation": "federation", "bundle": "bundle", "layout_hash": "layout"}
+        for name, rule in rules.items():
             ours, theirs = getattr(self.binding, name), getattr(message, name, None)
             if theirs is None or ours == theirs:
                 continue
             if name != "federation":
                 ours, theirs = ours[:16], theirs[:16]  # as other commands show digests
-            raise ProvisionError(
-                f"federation '{message.federation}': its {name} is '{theirs}', this device has "
-                f"'{ours}'; join with the federation's own bundle"
+            raise RefusedError(
+                rule,
+                f"federation '{message.federation[:64]}': its {name} is '{theirs[:64]}', this "
+                f"device has '{ours}'; join with the federation's own bundle",
             )

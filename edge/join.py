@@ -50,6 +50,7 @@ class JoinOptions:
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
         sends: what this device tells beside tensors, whatever the coordinator asks for.
+        stays: whether the device waits for another run when the federation has finished.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
@@ -63,6 +64,7 @@ class JoinOptions:
     trusted: Collection[bytes] = ()
     keep_bundle: bool = True
     sends: Sends = field(default_factory=Sends)
+    stays: bool = False
     keepalive_s: int = 30
 
 
@@ -139,7 +141,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             sends=options.sends,
         )
         endpoint = _endpoint(options, place, store, who)
-        yield Agent(endpoint, membership, learner, report, who)
+        yield Agent(endpoint, membership, learner, report, who, stays=options.stays)
 
 
 def _check_opening(options: JoinOptions, store: Store, bundle: Bundle) -> None:

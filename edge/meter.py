@@ -19,12 +19,10 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.federation.records import Costs
+from protofleet.federation.records import MAX_SAMPLES, Costs
 
 PhaseName = Literal["idle", "receive", "train", "evaluate", "infer", "encode", "send"]
 
-MAX_SAMPLES = 200
-"""Latencies that travel with an update; more are thinned out evenly."""
 _WARM_UP_CALLS = 3
 _MEASURED_CALLS = 30
 

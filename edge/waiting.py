@@ -44,7 +44,7 @@ class WaitingLog:
         self._announcement: Announcement | None = None
         self._retained = False
         self._mismatch = ""
-        self._asked = False
+        self._asked = self._told_mismatch = False
         self.due = _NEVER
 
     def begin(self, now: float) -> None:
@@ -59,9 +59,15 @@ class WaitingLog:
         self.due = _NEVER
 
     def announced(self, announcement: Announcement, *, retained: bool, mismatch: str = "") -> None:
-        """The federation's announcement; ``mismatch`` says why it is not this device's."""
+        """The federation's announcement; ``mismatch`` says why it is not this device's.
+
+        The first mismatch is told at once where the device waits.
+        """
         self._announcement, self._retained = announcement, retained
         self._mismatch = mismatch
+        if mismatch and not self._told_mismatch and self.due < _NEVER:
+            self._told_mismatch = True
+            self.due = 0.0
 
     def report(self, now: float) -> dict[str, Any] | None:
         """What to tell now that ``due`` is over; None if there is nothing to tell yet."""

@@ -27,8 +27,6 @@ from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
-_NO_LIMIT = 2**62
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
@@ -116,17 +114,18 @@ class _Worker:
     def train(self, task: WorkerTask) -> WorkerResult:
         """One local round, from blobs to blobs."""
         learner = self._learner(task.client_id)
+        strategy = learner.strategy(self._spec.strategy, self._spec.settings)
         received = receive_payload(
             task.payload,
             task.coding,
             task.order,
             model=learner.model,
             earlier=lambda _: _tensors(task.baseline),
-            max_bytes=_NO_LIMIT,
+            forms=strategy.payload,
         )
         trained = train_round(
             learner,
-            learner.strategy(self._spec.strategy, self._spec.settings),
+            strategy,
             ClientMemory() if task.stored is None else task.stored.memory(),
             received,
             costs=lambda _: Costs(),

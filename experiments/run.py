@@ -26,7 +26,6 @@ from protofleet.federation.settings import (
     CohortSettings,
     EvaluationSettings,
     FederationConfig,
-    LimitSettings,
     LivenessSettings,
     PrivacySettings,
     RoundSettings,
@@ -36,8 +35,6 @@ from protofleet.strategies import build
 from protofleet.wire.broker_access import BrokerAccess
 
 _HOUR_S = 3600.0
-_UPDATE_BYTES = 2**31
-"""Updates of our own processes; images of CDFL are large."""
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")  # the local engine connects to none
 
 Watch = Callable[[RoundRecord], None]
@@ -105,7 +102,6 @@ class Job:
             strategy=StrategySettings(name=self.method.strategy, settings=self.settings(bundle)),
             cohort=CohortSettings(size=self._cohort, minimum=len(self.clients)),
             round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
-            limits=LimitSettings(update_bytes=_UPDATE_BYTES),
             evaluation=EvaluationSettings(pooled=self.data.pooled),
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),

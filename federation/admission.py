@@ -1,7 +1,8 @@
 """Which updates are let in: every rule that bytes from a device must keep, in order of cost.
 
-Size and hash were checked by the transfer before; here come blob, record, identity, names, shapes,
-dtypes, finite numbers and their norm, the class counts behind it, and the strategy's own rules.
+Size and hash were checked by the transfer before, names, shapes and dtypes when it was decoded;
+here come identity, evaluation, finite numbers and their norm, the class counts behind it, and the
+strategy's own rules.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from protofleet.errors import RefusedError
-from protofleet.federation.coding import DecodedUpdate
+from protofleet.federation.coding import DecodedUpdate, largest_blob
 from protofleet.federation.plan import Plan
 from protofleet.strategies.tasks import TASKS, LearningTask
-from protofleet.strategies.types import Evaluation, Update, Uplink
+from protofleet.strategies.types import Evaluation, TensorForms, Update
 from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import check_finite
 
@@ -42,7 +43,7 @@ class ExpectedUpdate:
         max_norm: largest Euclidean norm of a tensor.
     """
 
-    uplink: Uplink
+    uplink: TensorForms
     class_counts: bool
     check: Callable[[Update], None]
     task: LearningTask
@@ -60,7 +61,7 @@ def expect_updates(plan: Plan) -> ExpectedUpdate:
         check=strategy.check,
         task=TASKS[plan.model.task],
         outputs=len(plan.bundle.manifest.outputs),
-        max_bytes=limits.update_bytes,
+        max_bytes=limits.update_bytes or largest_blob(strategy.uplink),
         max_norm=limits.update_norm,
     )
 
@@ -71,7 +72,8 @@ def admit(
     """Check a complete update.
 
     Args:
-        decoded: from ``decode_update``, with the class counts that its client has registered.
+        decoded: from ``decode_update``, read with the forms of ``expected`` and with the class
+            counts that its client has registered.
         expected: from ``expect_updates``.
         client_id: whose topic it came on.
         round_id: the round its offer names.
@@ -84,9 +86,8 @@ def admit(
         raise RefusedError(
             "identity",
             f"update of '{client_id}' for round {round_id}: its record names "
-            f"'{update.client_id}' and round {update.round_id}",
+            f"'{update.client_id[:_MOST_CHARS]}' and round {update.round_id}",
         )
-    expected.uplink.check(update.tensors)
     _check_evaluation(update.evaluation, expected)
     check_finite(update.tensors)
     _check_norms(update.tensors, expected.max_norm)

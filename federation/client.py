@@ -21,9 +21,12 @@ from protofleet.federation.coding import (
 )
 from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.training import DivergedError
-from protofleet.strategies.types import ClientState, Payload, Strategy, Update
+from protofleet.strategies.types import ClientState, Payload, Strategy, TensorForms, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
+
+MOST_ROUNDS, MOST_SEED = 2**31 - 1, 2**63 - 1
+"""What a federation may have, and a client believes; a final fit has the round behind the last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +34,8 @@ class RoundConfig:
     """What the server asks of a client in a round.
 
     Attributes:
-        round_id: from 1.
-        seed: of the federation.
+        round_id: from 1 to ``MOST_ROUNDS``, and one more for a final fit.
+        seed: of the federation, from 0 to ``MOST_SEED``.
         final: whether it is the fit after the last round.
         codec: of the update.
         sends: what the client is to tell beside its tensors.
@@ -119,7 +122,7 @@ def receive_payload(  # noqa: PLR0913 - what came and what it is read with, name
     *,
     model: Model,
     earlier: Callable[[str], Tensors],
-    max_bytes: int,
+    forms: TensorForms,
 ) -> ReceivedPayload:
     """Decode and check a payload.
 
@@ -129,22 +132,23 @@ def receive_payload(  # noqa: PLR0913 - what came and what it is read with, name
         order: of its round.
         model: the bundle's initial values.
         earlier: the tensors of an earlier payload, by its reference.
-        max_bytes: largest blob that the caller is ready for.
+        forms: what the strategy's payloads hold.
 
     Raises:
-        RefusedError: it is not what its codec writes, refers to what is not here, or holds numbers
-            that are not finite.
+        RefusedError: it is not what its codec writes, refers to what is not here, or holds other
+            tensors, or numbers that are not finite.
     """
-    return open_payload(decode_payload(blob, coding, model, earlier, max_bytes=max_bytes), order)
+    return open_payload(decode_payload(blob, coding, model, earlier, forms=forms), order, forms)
 
 
-def open_payload(raw: bytes, order: RoundConfig) -> ReceivedPayload:
+def open_payload(raw: bytes, order: RoundConfig, forms: TensorForms) -> ReceivedPayload:
     """A payload from its raw blob, as it was received before.
 
     Raises:
-        RefusedError: not a blob, or not finite.
+        RefusedError: not a blob, other tensors, or not finite.
     """
     tensors, _ = blobs.decode(raw, max_bytes=len(raw))
+    forms.check(tensors)
     blobs.check_finite(tensors)
     payload = Payload(round_id=order.round_id, tensors=tensors, final=order.final)
     return ReceivedPayload(order=order, payload=payload, raw=raw)

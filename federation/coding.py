@@ -32,7 +32,7 @@ from protofleet.federation.records import (
 )
 from protofleet.strategies.common import PARAMS, network_tensors, prefixed
 from protofleet.strategies.scores import Statistics
-from protofleet.strategies.types import Evaluation, Update
+from protofleet.strategies.types import Evaluation, TensorForms, Update
 from protofleet.tensors import Model, Tensors, blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec, Coding, Encoded
@@ -44,6 +44,13 @@ _ALL = Sends()
 _MAX_CHARS = blobs.MAX_HEADER_BYTES // 2
 """Of the record; the tensors' entries share the header, and its quotes are escaped there."""
 _NO_LIMIT = 2**62
+_SHOWN = 64
+"""Characters of a name in a message."""
+
+
+def largest_blob(forms: TensorForms) -> int:
+    """Bytes of the largest blob of such tensors, in any codec, with its header and record."""
+    return math.ceil(1.1 * forms.max_bytes) + blobs.MAX_HEADER_BYTES
 
 
 def initial_tensors(model: Model) -> dict[str, NDArray[Any]]:
@@ -160,25 +167,31 @@ def decode_payload(
     model: Model,
     earlier: Callable[[str], Tensors],
     *,
-    max_bytes: int,
+    forms: TensorForms,
 ) -> bytes:
-    """The raw blob of a payload that has arrived.
+    """The raw blob of a payload that has arrived; a raw one is not looked at.
 
     Args:
         blob: its bytes.
         coding: what its offer says.
         model: the bundle's initial values.
         earlier: the tensors of an earlier payload, by its reference.
-        max_bytes: largest blob that the caller is ready for.
+        forms: what it may hold.
 
     Raises:
-        RefusedError: it is not what its codec writes, or (from ``earlier``) refers to what is not
-            here.
+        RefusedError: it is not what its codec writes, holds other tensors, or (from ``earlier``)
+            refers to what is not here.
     """
     if coding.is_raw:
         return blob
     known = earlier(coding.reference) if coding.reference else {}
-    return codecs.to_raw(blob, payload_baseline(model, known), coding, max_bytes=max_bytes)
+    return codecs.to_raw(
+        blob,
+        payload_baseline(model, known),
+        coding,
+        max_bytes=largest_blob(forms),
+        check=forms.check,
+    )
 
 
 def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the call
@@ -256,12 +269,13 @@ class DecodedUpdate:
         return raw
 
 
-def decode_update(
+def decode_update(  # noqa: PLR0913 - what came and what it is read with, named at the call
     blob: bytes,
     coding: Coding,
     baseline: Tensors,
     *,
     max_bytes: int,
+    forms: TensorForms | None = None,
     class_counts: tuple[int, ...] | None = None,
 ) -> DecodedUpdate:
     """The update in a blob that came from outside.
@@ -271,12 +285,15 @@ def decode_update(
         coding: what its offer says.
         baseline: from ``update_baseline``; a raw blob needs none.
         max_bytes: largest blob that the caller is ready for, also decoded.
+        forms: what it may hold; None: it was admitted before.
         class_counts: what its client has registered; None: nothing.
 
     Raises:
-        RefusedError: not what its codec writes, no record, or a field of it is missing or wrong.
+        RefusedError: not what its codec writes, other tensors, no record, or a field of it is
+            missing or wrong.
     """
-    tensors, metadata = codecs.decode(blob, baseline, coding, max_bytes=max_bytes)
+    check = None if forms is None else forms.check
+    tensors, metadata = codecs.decode(blob, baseline, coding, max_bytes=max_bytes, check=check)
     record = _record_of(metadata)
     update = _update_of(record, tensors, class_counts)
     return DecodedUpdate(update=update, record=record, metadata=metadata)
@@ -339,7 +356,7 @@ def to_evaluation(record: EvaluationRecord) -> Evaluation:
         own=None if record.own is None else _to_array("own", record.own),
         pooled=None if record.pooled is None else _to_array("pooled", record.pooled),
         own_loss=math.nan if record.own_loss is None else record.own_loss,
-        more={name: _to_array(name, rows) for name, rows in record.more.items()},
+        more={name: _to_array(name[:_SHOWN], rows) for name, rows in record.more.items()},
     )
 
 
@@ -382,4 +399,5 @@ def _to_sums(name: str, rows: StatisticRows) -> Statistics:
 
 def _check_count(name: str, value: Any) -> None:
     if not 0 <= value < 2**53:
-        raise RefusedError("update-schema", f"{name}: expected a count, got {value}")
+        got = "another number" if abs(value) >= 2**64 else f"{value}"
+        raise RefusedError("update-schema", f"{name}: expected a count, got {got}")

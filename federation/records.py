@@ -170,6 +170,13 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+MAX_SAMPLES, MAX_PHASES = 200, 32
+"""Of the latencies, and of the phases, that travel with an update."""
+_Samples = Annotated[tuple[_Amount, ...], msgspec.Meta(max_length=MAX_SAMPLES)]
+_Phase = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9_-]{1,32}\Z")]
+_Seconds = Annotated[dict[_Phase, _Amount], msgspec.Meta(max_length=MAX_PHASES)]
+_FLOAT32 = 3.5e38
+"""Beyond every float32."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,10 +190,10 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
         peak_rss_bytes: largest resident memory of the process so far.
     """
 
-    train_step_ms: tuple[_Amount, ...] = ()
-    infer_ms: tuple[_Amount, ...] = ()
-    phases_s: dict[str, _Amount] = {}
-    cpu_s: dict[str, _Amount] = {}
+    train_step_ms: _Samples = ()
+    infer_ms: _Samples = ()
+    phases_s: _Seconds = {}
+    cpu_s: _Seconds = {}
     peak_rss_bytes: int = 0
 
 
@@ -210,7 +217,7 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     client_id: str
     round_id: int
     num_examples: int
-    loss: float | None = None
+    loss: Annotated[float, msgspec.Meta(ge=-_FLOAT32, le=_FLOAT32)] | None = None
     evaluation: EvaluationRecord = EvaluationRecord()
     costs: Costs = Costs()
 

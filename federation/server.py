@@ -118,6 +118,7 @@ class Server:
             coding,
             baseline,
             max_bytes=self.expected.max_bytes,
+            forms=self.expected.uplink,
             class_counts=class_counts if self.expected.class_counts else None,
         )
         admit(decoded, self.expected, client_id=client_id, round_id=round_id)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
 from protofleet.settings import explain
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 from protofleet.wire.codecs import Codec, Kind
@@ -129,20 +130,22 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
     """``[limits]``: what the coordinator takes from a device and keeps on disk.
 
     Attributes:
-        update_bytes: largest update that is accepted.
+        update_bytes: largest update that is accepted; absent: a tenth and 2 MiB more than the
+            tensors that the strategy expects.
         update_norm: largest Euclidean norm of a tensor in an accepted update, and of its
             difference to the payload before the rounds have shown how long those are.
         uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
     """
 
-    update_bytes: int = 256 * 1024 * 1024
+    update_bytes: int | None = None
     update_norm: float = 1e6
     uploads: int = 32
     keep_states: int = 3
 
     def __post_init__(self) -> None:
-        _check("update_bytes", self.update_bytes > 0, "bytes above 0", self.update_bytes)
+        if self.update_bytes is not None:
+            _check("update_bytes", self.update_bytes > 0, "bytes above 0", self.update_bytes)
         _check("update_norm", self.update_norm > 0, "a number above 0", self.update_norm)
         _check("uploads", self.uploads >= 1, "at least 1", self.uploads)
         _check("keep_states", self.keep_states >= 1, "at least 1", self.keep_states)
@@ -339,8 +342,8 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     privacy: PrivacySettings = PrivacySettings()
 
     def __post_init__(self) -> None:
-        _check("rounds", self.rounds >= 1, "at least 1", self.rounds)
-        _check("seed", self.seed >= 0, "not negative", self.seed)
+        _check("rounds", 1 <= self.rounds <= MOST_ROUNDS, f"1 to {MOST_ROUNDS}", self.rounds)
+        _check("seed", 0 <= self.seed <= MOST_SEED, f"0 to {MOST_SEED}", self.seed)
 
 
 def load_config(path: Path) -> FederationConfig:

@@ -40,7 +40,7 @@ import msgspec
 import numpy as np
 
 from protofleet.kernels import ala_step
-from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, check_range
 from protofleet.strategies.training import DivergedError, ExampleRows, Fit, spans
 from protofleet.strategies.types import Batch, Step, TrainTools
 from protofleet.tensors import Layout, Network, TensorMap, Tensors
@@ -76,10 +76,10 @@ class Ala(
     def __post_init__(self) -> None:
         check_range("local_init.layer_idx", self.layer_idx, low=0)
         check_range("local_init.sample_percent", self.sample_percent, low=0, high=100)
-        check_range("local_init.eta", self.eta, low=0)
+        check_range("local_init.eta", self.eta, low=0, high=MOST_LR)
         check_range("local_init.threshold", self.threshold, low=0)
         check_range("local_init.window", self.window, low=1)
-        check_range("local_init.max_passes", self.max_passes, low=1)
+        check_range("local_init.max_passes", self.max_passes, low=1, high=MOST_PASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

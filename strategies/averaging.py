@@ -34,7 +34,7 @@ from protofleet.strategies.common import (
     unpack,
     unpack_network,
 )
-from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.optimisers import MOST_LR, check_range
 from protofleet.strategies.training import Fit, Trained, Training
 from protofleet.strategies.types import (
     ClientState,
@@ -46,9 +46,9 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForms,
     Update,
     Updates,
-    Uplink,
     float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check_names
@@ -215,7 +215,7 @@ class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     population: int = 0
 
     def __post_init__(self) -> None:
-        check_range("server.lr", self.lr, low=0)
+        check_range("server.lr", self.lr, low=0, high=MOST_LR)
         check_range("server.population", self.population, low=0)
 
 
@@ -321,7 +321,8 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
     return Strategy(
         description=context.description,
         settings=context.settings,
-        uplink=Uplink(required=float32_forms(context.shared) | float32_forms(extra.up)),
+        payload=TensorForms(required=float32_forms(context.down)),
+        uplink=TensorForms(required=float32_forms(context.shared) | float32_forms(extra.up)),
         server_init=partial(_server_init, context),
         downlink=partial(_downlink, context),
         client_init=partial(_client_init, context),

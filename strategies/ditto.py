@@ -48,7 +48,7 @@ from protofleet.strategies.common import (
     parse_settings,
     prefixed,
 )
-from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.training import Fit, Trained, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -94,7 +94,7 @@ class DittoSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fi
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("lam", self.lam, low=0)
-        check_range("personal_epochs", self.personal_epochs, low=1)
+        check_range("personal_epochs", self.personal_epochs, low=1, high=MOST_PASSES)
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

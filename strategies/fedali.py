@@ -61,7 +61,7 @@ from protofleet.strategies.common import (
     prefixed_layout,
     unpack,
 )
-from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.training import train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -74,11 +74,11 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForms,
     Travels,
     UnsuitableModelError,
     Update,
     Updates,
-    Uplink,
     float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
@@ -125,7 +125,7 @@ class FedAliSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("beta", self.beta, low=0, high=1)
-        check_range("kmeans_max_iter", self.kmeans_max_iter, low=1)
+        check_range("kmeans_max_iter", self.kmeans_max_iter, low=1, high=MOST_PASSES)
         check_range("kmeans_tol", self.kmeans_tol, low=0)
 
 
@@ -136,6 +136,7 @@ class _Context:
     Attributes:
         layers: names of the ALP layers.
         betas: names of the buffers that hold β.
+        downlink: layout of a payload's tensors.
         uplink: layout of an update's tensors.
     """
 
@@ -143,6 +144,7 @@ class _Context:
     model: Model
     layers: tuple[str, ...]
     betas: tuple[str, ...]
+    downlink: Layout
     uplink: Layout
 
 
@@ -157,7 +159,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
-        uplink=Uplink(required=float32_forms(context.uplink)),
+        payload=TensorForms(required=float32_forms(context.downlink)),
+        uplink=TensorForms(required=float32_forms(context.uplink)),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,
@@ -182,12 +185,16 @@ def _context(settings: FedAliSettings, model: Model) -> _Context:
             f"{listed(tuple(shapes))}; export with --strategy fedali, which adds them, and "
             "--align 'MODULE=PROTOTYPES' to choose where"
         )
-    uplink = {
-        **prefixed_layout(PARAMS, model.params.layout).shapes,
-        **{BUFFERS + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers},
-    }
+    params = prefixed_layout(PARAMS, model.params.layout).shapes
+    down = {BUFFERS + layer + _GLOBAL: shapes[layer + _GLOBAL] for layer in layers}
+    up = {BUFFERS + layer + _LOCAL: shapes[layer + _LOCAL] for layer in layers}
     return _Context(
-        settings=settings, model=model, layers=layers, betas=betas, uplink=Layout.of(uplink)
+        settings=settings,
+        model=model,
+        layers=layers,
+        betas=betas,
+        downlink=Layout.of(params | down),
+        uplink=Layout.of(params | up),
     )
 
 

@@ -59,7 +59,7 @@ from protofleet.strategies.common import (
     ordered,
     parse_settings,
 )
-from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import MOST_LR, MOST_PASSES, Adam, Group, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, merge_prototypes
 from protofleet.strategies.training import Fit, Training, train
 from protofleet.strategies.types import (
@@ -72,11 +72,11 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     UnsuitableModelError,
     Update,
     Updates,
-    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -127,8 +127,8 @@ class FedHPSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("anchor_weight", self.anchor_weight, low=0)
-        check_range("sphere_steps", self.sphere_steps, low=0)
-        check_range("sphere_lr", self.sphere_lr, low=0)
+        check_range("sphere_steps", self.sphere_steps, low=0, high=MOST_PASSES)
+        check_range("sphere_lr", self.sphere_lr, low=0, high=MOST_LR)
         check_range("sphere_momentum", self.sphere_momentum, low=0, high=1)
         check_range("sphere_weight_decay", self.sphere_weight_decay, low=0)
 
@@ -162,10 +162,14 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     context = _context(parse_settings(DESCRIPTION.name, settings, FedHPSettings), model)
     printed = context.settings.prototype_sum == "printed"
+    prototypes = TensorForm(model.params[context.head].shape)
     return Strategy(
         description=replace(DESCRIPTION, takes_aggregator=not printed),
         settings=context.settings,
-        uplink=Uplink(optional={context.prototypes: TensorForm(model.params[context.head].shape)}),
+        payload=TensorForms(
+            required={context.prototypes: prototypes}, optional={_ANCHORS: prototypes}
+        ),
+        uplink=TensorForms(optional={context.prototypes: prototypes}),
         server_init=partial(_server_init, context),
         downlink=partial(_downlink, context),
         client_init=client_init,

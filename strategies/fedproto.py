@@ -66,10 +66,10 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     Update,
     Updates,
-    Uplink,
 )
 from protofleet.tensors import Model, Tensors
 
@@ -126,10 +126,13 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """
     chosen = parse_settings(DESCRIPTION.name, settings, FedProtoSettings)
     context = _Context(settings=chosen, model=model, width=feature_width(model))
+    prototypes = TensorForm((model.num_classes, context.width))
+    present = TensorForm((model.num_classes,), "uint8")
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
-        uplink=Uplink(required={_PROTOTYPES: TensorForm((model.num_classes, context.width))}),
+        payload=TensorForms(required={_PROTOTYPES: prototypes, _PRESENT: present}),
+        uplink=TensorForms(required={_PROTOTYPES: prototypes}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=partial(_client_init, context),

@@ -33,7 +33,7 @@ from protofleet.strategies.averaging import (
     receive,
 )
 from protofleet.strategies.common import PARAMS, parse_settings, shared_layout
-from protofleet.strategies.optimisers import Group, check_range
+from protofleet.strategies.optimisers import MOST_PASSES, Group, check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
@@ -79,7 +79,7 @@ class FedRepSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("head_epochs", self.head_epochs, low=1)
+        check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
 
 
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:

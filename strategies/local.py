@@ -45,10 +45,10 @@ from protofleet.strategies.types import (
     ServerState,
     ServerTools,
     Strategy,
+    TensorForms,
     Travels,
     Update,
     Updates,
-    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -81,7 +81,8 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
-        uplink=Uplink(),
+        payload=TensorForms(),
+        uplink=TensorForms(),
         server_init=_server_init,
         downlink=downlink,
         client_init=client_init,

@@ -18,11 +18,21 @@ from protofleet.tensors import Layout, TensorMap, Tensors
 _PREFIX = "optimiser/"
 
 
-def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
-    """Raise InputError unless ``low <= value <= high`` and the value is finite."""
-    if not (math.isfinite(value) and low <= value <= high):
-        bounds = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
-        raise InputError(f"setting '{name}': expected a number {bounds}, got {value}")
+MOST = 1e9
+"""Of a setting without a bound of its own: beyond, it is a slip or an attack."""
+MOST_PASSES = 100_000
+"""Of passes over a client's examples, and of iterations."""
+MOST_LR = 1e6
+
+
+def check_range(name: str, value: float, *, low: float, high: float = MOST) -> None:
+    """Raise InputError unless ``low <= value <= high``."""
+    if not low <= value <= high:
+        huge = isinstance(value, int) and abs(value) >= 2**64
+        got = "more than 64 bits" if huge else f"{value}"
+        raise InputError(
+            f"setting '{name}': expected a number between {low:g} and {high:g}, got {got}"
+        )
 
 
 class _Record(
@@ -45,7 +55,7 @@ class Sgd(_Record, frozen=True, tag="sgd"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range("optimiser.lr", self.lr, low=0)
+        check_range("optimiser.lr", self.lr, low=0, high=MOST_LR)
         check_range("optimiser.momentum", self.momentum, low=0, high=1)
         check_range("optimiser.weight_decay", self.weight_decay, low=0)
 
@@ -70,7 +80,7 @@ class Adam(_Record, frozen=True, tag="adam"):
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_range("optimiser.lr", self.lr, low=0)
+        check_range("optimiser.lr", self.lr, low=0, high=MOST_LR)
         check_range("optimiser.beta1", self.beta1, low=0, high=math.nextafter(1, 0))
         check_range("optimiser.beta2", self.beta2, low=0, high=math.nextafter(1, 0))
         check_range("optimiser.eps", self.eps, low=1e-20)

@@ -57,7 +57,7 @@ from protofleet.strategies.common import (
     shared_layout,
     unpack_network,
 )
-from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
+from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Sgd, check_range
 from protofleet.strategies.prototypes import (
     class_counts_of,
     class_means,
@@ -76,10 +76,10 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     Update,
     Updates,
-    Uplink,
     float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network
@@ -132,7 +132,7 @@ class ProtoHarSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("head_epochs", self.head_epochs, low=1)
+        check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
         check_range("prototype_weight", self.prototype_weight, low=0)
 
 
@@ -171,10 +171,13 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         width=feature_width(model),
     )
     prototypes = TensorForm((model.num_classes, context.width))
+    present = TensorForm((model.num_classes,), "uint8")
+    body = float32_forms(context.shared)
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
-        uplink=Uplink(required={**float32_forms(context.shared), _PROTOTYPES: prototypes}),
+        payload=TensorForms(required={**body, _PROTOTYPES: prototypes, _PRESENT: present}),
+        uplink=TensorForms(required={**body, _PROTOTYPES: prototypes}),
         server_init=partial(_server_init, context),
         downlink=downlink,
         client_init=client_init,

@@ -26,7 +26,7 @@ from protofleet.kernels import control_update
 from protofleet.strategies import averaging, fedavg
 from protofleet.strategies.averaging import AveragingContext, finish_round, initialise, receive
 from protofleet.strategies.common import parse_settings, unpack
-from protofleet.strategies.optimisers import Sgd, check_range
+from protofleet.strategies.optimisers import MOST_LR, Sgd, check_range
 from protofleet.strategies.training import Fit, mean_gradient, train
 from protofleet.strategies.types import ClientState, ClientTools, Payload, Strategy, Travels, Update
 from protofleet.tensors import Model, TensorMap
@@ -58,7 +58,7 @@ class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("optimiser.lr", self.optimiser.lr, low=1e-12)
+        check_range("optimiser.lr", self.optimiser.lr, low=1e-12, high=MOST_LR)
         check_range("optimiser.momentum", self.optimiser.momentum, low=0, high=0)
         if self.option == "I" and self.clip_norm is not None:
             raise InputError("setting 'clip_norm': option I clips no gradient; use option II")

@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
-from protofleet.strategies.optimisers import Adam, Group, Optimiser, Sgd, check_range
+from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Optimiser, Sgd, check_range
 from protofleet.strategies.types import TASK_LOSS, Batch, TrainTools
 from protofleet.tensors import Network, TensorMap, Tensors
 
 ExampleRows = NDArray[np.int64]
 """Numbers of examples."""
+
+MOST_BATCH = 1 << 20
+"""Examples per step."""
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,8 +45,8 @@ class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     optimiser: Adam | Sgd = Adam()
 
     def __post_init__(self) -> None:
-        check_range("epochs", self.epochs, low=1)
-        check_range("batch_size", self.batch_size, low=1)
+        check_range("epochs", self.epochs, low=1, high=MOST_PASSES)
+        check_range("batch_size", self.batch_size, low=1, high=MOST_BATCH)
         if self.clip_norm is not None:
             check_range("clip_norm", self.clip_norm, low=1e-12)
 

@@ -118,39 +118,56 @@ class TensorForm:
     """Shape and dtype of a tensor that travels.
 
     Attributes:
-        shape: None in the place of the first axis: any length.
+        shape: None in the place of the first axis: any length up to ``most``.
         dtype: numpy's name of it.
+        most: largest length of a free first axis.
     """
 
     shape: tuple[int | None, ...]
     dtype: str = "float32"
+    most: int = 0
 
     def __str__(self) -> str:
-        return f"{str(self.shape).replace('None', 'n')} {self.dtype}"
+        free = f" with n <= {self.most}" if None in self.shape else ""
+        return f"{str(self.shape).replace('None', 'n')} {self.dtype}{free}"
+
+    @property
+    def max_bytes(self) -> int:
+        """Size of the largest such tensor."""
+        axes = (self.most if axis is None else axis for axis in self.shape)
+        return math.prod(axes) * np.dtype(self.dtype).itemsize
 
     def fits(self, value: NDArray[Any]) -> bool:
         """Whether an array has this form."""
         return (
             value.dtype == self.dtype
             and value.ndim == len(self.shape)
-            and all(want in (None, got) for want, got in zip(self.shape, value.shape, strict=True))
+            and all(
+                got <= self.most if want is None else got == want
+                for want, got in zip(self.shape, value.shape, strict=True)
+            )
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Uplink:
-    """What an update of a strategy holds; a client without examples sends the same.
+class TensorForms:
+    """What a payload or an update of a strategy holds.
 
     Attributes:
-        required: the tensors of every update, by name.
-        optional: tensors that an update has all of or none; without them its client abstains.
+        required: the tensors of each, by name.
+        optional: tensors of which it has all or none; an update without them abstains.
     """
 
     required: Mapping[str, TensorForm] = field(default_factory=dict)
     optional: Mapping[str, TensorForm] = field(default_factory=dict)
 
+    @property
+    def max_bytes(self) -> int:
+        """Size of all tensors together, at most."""
+        return sum(form.max_bytes for form in (*self.required.values(), *self.optional.values()))
+
     def check(self, tensors: Tensors) -> None:
-        """Raise RefusedError, rule ``layout``, unless an update may hold these tensors."""
+        """Raise RefusedError, rule ``layout``, unless these tensors may travel; reads no number."""
         if surplus := tensors.keys() - {*self.required, *self.optional}:
             raise RefusedError(
                 "layout", f"tensor '{min(surplus)}': the strategy expects no such name"
@@ -410,7 +427,8 @@ class Strategy:
     Attributes:
         description: what can be said without a model.
         settings: the validated settings it was built from.
-        uplink: what its updates hold.
+        payload: what its payloads hold.
+        uplink: what its updates hold; a client without examples sends the same.
         server_init: the coordinator's state before round 1, from the bundle's values and a
             generator seeded by the federation's seed.
         downlink: what one client gets in the next round, ``server_state.round_id + 1``.
@@ -429,7 +447,8 @@ class Strategy:
 
     description: Description
     settings: Any
-    uplink: Uplink
+    payload: TensorForms
+    uplink: TensorForms
     server_init: Callable[[Model, np.random.Generator], ServerState]
     downlink: Callable[[ServerState, str], Payload]
     client_init: Callable[[Model], ClientState]

@@ -150,9 +150,12 @@ def _checked_entry(name: str, entry: Any) -> _Entry:
         raise RefusedError("blob-name", f"blob: tensor name {name[:40]!r} is not allowed")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise RefusedError("blob-header", f"tensor '{name}': expected dtype, shape, data_offsets")
-    form = _DTYPES.get(entry["dtype"]) if isinstance(entry["dtype"], str) else None
+    dtype = entry["dtype"]
+    form = _DTYPES.get(dtype) if isinstance(dtype, str) else None
     if form is None:
-        raise RefusedError("blob-dtype", f"tensor '{name}': dtype {str(entry['dtype'])[:20]!r}")
+        # A nested value is not written out: that may be deeper than the interpreter goes.
+        got = repr(dtype[:20]) if isinstance(dtype, str) else type(dtype).__name__
+        raise RefusedError("blob-dtype", f"tensor '{name}': expected a dtype's name, got {got}")
     shape = _checked_ints(name, entry["shape"], "blob-shape")
     offsets = _checked_ints(name, entry["data_offsets"], "blob-offsets")
     if len(shape) > MAX_DIMENSIONS:

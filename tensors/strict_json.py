@@ -8,6 +8,9 @@ from typing import Any, NoReturn
 
 from protofleet.errors import RefusedError
 
+_SHOWN = 40
+"""Characters of a document in a message."""
+
 
 def loads(data: bytes, *, rule: str, what: str) -> Any:
     """Parse UTF-8 JSON; repeated keys, NaN, infinities, lone surrogates, deep nesting are refused.
@@ -36,18 +39,18 @@ def loads(data: bytes, *, rule: str, what: str) -> Any:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"key {repeated!r} occurs twice")
+    members: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in members:
+            raise ValueError(f"key {name[:_SHOWN]!r} occurs twice")
+        members[name] = value
     return members
 
 
 def _finite(digits: str) -> float:
     number = float(digits)
     if not math.isfinite(number):
-        raise ValueError(f"{digits[:40]} is not a float64 number")
+        raise ValueError(f"{digits[:_SHOWN]} is not a float64 number")
     return number
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -59,6 +59,10 @@ _CHANGE = "change/"
 _MOST_HALF, _LEAST_HALF = float(np.finfo(np.float16).max), float(np.finfo(np.float16).tiny)
 _KEY, _REFERENCE = "codec", "base"
 _Floats = NDArray[np.float32]
+
+CheckLayout = Callable[[Tensors], None]
+"""Raises RefusedError unless tensors of these names, shapes and dtypes are expected. It is called
+before memory is taken for their numbers: it may look at no number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +243,12 @@ class _Coder:
 
 
 def decode(
-    data: bytes, baseline: Tensors, coding: Coding, *, max_bytes: int
+    data: bytes,
+    baseline: Tensors,
+    coding: Coding,
+    *,
+    max_bytes: int,
+    check: CheckLayout | None = None,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Tensors and metadata of a blob that came from outside.
 
@@ -248,13 +257,17 @@ def decode(
         baseline: what its sender took for ours.
         coding: what its offer says.
         max_bytes: largest blob, and largest sum of decoded tensors, the caller is ready for.
+        check: what the decoded tensors must be; None: the blob is our own.
 
     Raises:
-        RefusedError: a rule of ``blobs.decode``, or ``codec``: what no encoder writes, or a
-            tensor that refers to one that we do not have.
+        RefusedError: a rule of ``blobs.decode`` or of ``check``, or ``codec``: what no encoder
+            writes, or a tensor that refers to one that we do not have.
     """
     if coding.codec == RAW:
-        return blobs.decode(data, max_bytes=max_bytes)
+        tensors, metadata = blobs.decode(data, max_bytes=max_bytes)
+        if check is not None:
+            check(tensors)
+        return tensors, metadata
     if coding.codec not in NAMES:
         raise refused(f"expected one of {NAMES}, got '{coding.codec[:64]}'")
     raw_bytes = coding.raw_bytes
@@ -267,14 +280,21 @@ def decode(
     tensors, metadata = blobs.decode(data, max_bytes=max_bytes)
     metadata.pop(_REFERENCE, None)
     entries = _checked_entries(metadata.pop(_KEY, ""), tensors, baseline, max_bytes)
+    plain = {key: value for key, value in tensors.items() if not key.startswith(PREFIX)}
+    if check is not None:
+        check(plain | {entry.name: _hollow(entry.shape) for entry in entries})
     try:
         reader = Reader(tensors)
         decoded = {entry.name: _read(reader, entry, baseline) for entry in entries}
         reader.finish()
     except InputError as error:
         raise refused(str(error)) from error
-    plain = {key: value for key, value in tensors.items() if not key.startswith(PREFIX)}
     return {**plain, **decoded}, metadata
+
+
+def _hollow(shape: tuple[int, ...]) -> _Floats:
+    """A float32 tensor of this shape that takes no memory."""
+    return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
 def _inflated(data: bytes, size: int) -> bytes:
@@ -325,15 +345,22 @@ def _checked_entries(
     return entries
 
 
-def to_raw(data: bytes, baseline: Tensors, coding: Coding, *, max_bytes: int) -> bytes:
-    """The raw blob that a coded one stands for; raw ones as they are.
+def to_raw(
+    data: bytes,
+    baseline: Tensors,
+    coding: Coding,
+    *,
+    max_bytes: int,
+    check: CheckLayout | None = None,
+) -> bytes:
+    """The raw blob that a coded one stands for; raw ones as they are, unread.
 
     Raises:
         RefusedError: as ``decode``.
     """
     if coding.codec == RAW:
         return data
-    tensors, metadata = decode(data, baseline, coding, max_bytes=max_bytes)
+    tensors, metadata = decode(data, baseline, coding, max_bytes=max_bytes, check=check)
     try:
         return blobs.encode(tensors, metadata)
     except InputError as error:

@@ -94,13 +94,13 @@ def _measure(request: TrafficRequest, bundle: Bundle) -> None:
     server = strategy.server_init(learner.model, server_rng(request.seed, 0))
     raw = blobs.encode(strategy.downlink(server, _CLIENT).tensors)
     order = RoundConfig(round_id=1, seed=request.seed)
-    first = _train(learner, strategy, ClientMemory(), open_payload(raw, order))
+    first = _train(learner, strategy, ClientMemory(), open_payload(raw, order, strategy.payload))
     counts = learner.class_counts(1) if strategy.description.class_counts else None
     server = strategy.aggregate(server, [read_update(first.blob, counts)], make_tools(1))
     learner.meter.take()
     payload = strategy.downlink(server, _CLIENT).tensors
     order = RoundConfig(round_id=2, seed=request.seed)
-    received = open_payload(blobs.encode(payload), order)
+    received = open_payload(blobs.encode(payload), order, strategy.payload)
     second = _train(learner, strategy, ClientMemory(state=first.state), received)
     before, _ = blobs.decode(raw, max_bytes=len(raw))
     for upwards in map(Codec.of, codecs.NAMES):

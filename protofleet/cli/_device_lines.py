@@ -99,5 +99,6 @@ _LINES: dict[str, Callable[[Figures], str]] = {
     "trained": _trained,
     "delivered": _delivered,
     "dropped": lambda figures: f"round {figures['round_id']}: {figures['reason']}",
+    "finished": lambda figures: f"in round {figures['round_id']}; waiting for another run",
     "left": _left,
 }

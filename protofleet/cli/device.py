@@ -113,6 +113,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     is_flag=True,
     help="Never send numbers of examples; strategies that need those of classes then wait.",
 )
+@click.option("--stay", is_flag=True, help="Wait for another run when the federation has finished.")
 @_data_options
 def join(
     *,
@@ -124,6 +125,7 @@ def join(
     device_id: str | None,
     no_scores: bool,
     no_counts: bool,
+    stay: bool,
     threads: int,
     as_json: bool,
     **source: Any,
@@ -149,6 +151,7 @@ def join(
         backend=source["backend"],
         trusted=trusted,
         sends=Sends(scores=not no_scores, counts=not no_counts),
+        stays=stay,
     )
     data = _load(source, trusted, pooled, later)
     status = run_device(options, data, _report_json if as_json else _report_line)

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels import pixelise
-from protofleet.strategies.optimisers import Adam, Sgd, check_range
-from protofleet.strategies.training import Training
+from protofleet.strategies.optimisers import MOST_PASSES, Adam, Sgd, check_range
+from protofleet.strategies.training import MOST_BATCH, Training
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -60,9 +60,11 @@ class CdflSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("factor", "restarts", "images_per_centroid", "server_batch_size"):
-            check_range(name, getattr(self, name), low=1)
-        for name in ("contrastive", "distillation", "clustering", "split_seed", "server_epochs"):
+        for name in ("factor", "restarts", "images_per_centroid"):
+            check_range(name, getattr(self, name), low=1, high=MOST_PASSES)
+        check_range("server_batch_size", self.server_batch_size, low=1, high=MOST_BATCH)
+        check_range("server_epochs", self.server_epochs, low=0, high=MOST_PASSES)
+        for name in ("contrastive", "distillation", "clustering", "split_seed"):
             check_range(name, getattr(self, name), low=0)
         for name in ("uploaders", "validation"):
             check_range(name, getattr(self, name), low=0, high=1)

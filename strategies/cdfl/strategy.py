@@ -101,10 +101,10 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     Update,
     Updates,
-    Uplink,
     float32_forms,
 )
 from protofleet.tensors import Layout, Model, Network, TensorMap
@@ -178,6 +178,9 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        payload=TensorForms(
+            required={**float32_forms(context.network), UPLOADS: TensorForm((), "uint8")}
+        ),
         uplink=_uplink(context),
         server_init=_server_init,
         downlink=partial(_downlink, context),
@@ -190,12 +193,18 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     )
 
 
-def _uplink(context: _Context) -> Uplink:
+def _uplink(context: _Context) -> TensorForms:
+    most = _most_images(context)
     shown = {
-        IMAGES: TensorForm((None, *context.model.input_shape), "uint8"),
-        LABELS: TensorForm((None,), "int64"),
+        IMAGES: TensorForm((None, *context.model.input_shape), "uint8", most),
+        LABELS: TensorForm((None,), "int64", most),
     }
-    return Uplink(optional={**float32_forms(context.network), **shown})
+    return TensorForms(optional={**float32_forms(context.network), **shown})
+
+
+def _most_images(context: _Context) -> int:
+    """Images that a client shows: each of at most C centroids chooses m."""
+    return context.settings.images_per_centroid * context.model.num_classes
 
 
 def _server_init(model: Model, _rng: np.random.Generator) -> ServerState:
@@ -248,7 +257,7 @@ def _check(context: _Context, update: Update) -> None:
             "content", f"images: expected as many labels, got {len(images)} and {len(labels)}"
         )
     fewest = min(1, update.num_examples)
-    most = min(context.settings.images_per_centroid * classes, update.num_examples)
+    most = min(_most_images(context), update.num_examples)
     if not fewest <= len(images) <= most:
         raise RefusedError(
             "content", f"images: expected {fewest} to {most} of them, got {len(images)}"

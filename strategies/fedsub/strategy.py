@@ -65,6 +65,7 @@ from protofleet.strategies.common import (
     network_tensors,
     ordered,
     parse_settings,
+    prefixed_layout,
     unpack_network,
 )
 from protofleet.strategies.fedsub.clusters import cluster_by_class
@@ -79,7 +80,7 @@ from protofleet.strategies.fedsub.fusion import (
     fuse,
 )
 from protofleet.strategies.fedsub.layers import MASKS, Layer, fused_layers, pack_masks, reach
-from protofleet.strategies.optimisers import Adam, Sgd, check_range
+from protofleet.strategies.optimisers import MOST_PASSES, Adam, Sgd, check_range
 from protofleet.strategies.prototypes import class_counts_of, class_means
 from protofleet.strategies.training import Training, train
 from protofleet.strategies.types import (
@@ -92,10 +93,10 @@ from protofleet.strategies.types import (
     ServerTools,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     Update,
     Updates,
-    Uplink,
 )
 from protofleet.tensors import Model, Network
 
@@ -161,7 +162,7 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
         super().__post_init__()
         check_range("threshold", self.threshold, low=0)
         check_range("neighbours", self.neighbours, low=1)
-        check_range("restarts", self.restarts, low=1)
+        check_range("restarts", self.restarts, low=1, high=MOST_PASSES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +194,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=context.settings,
+        payload=TensorForms(optional=_fused_forms(context)),
         uplink=_uplink(context),
         server_init=_server_init,
         downlink=partial(_downlink, context),
@@ -211,17 +213,21 @@ def _context(settings: FedSubSettings, model: Model) -> _Context:
     return _Context(settings=settings, model=model, layers=layers)
 
 
-def _uplink(context: _Context) -> Uplink:
+def _fused_forms(context: _Context) -> dict[str, TensorForm]:
+    shapes = prefixed_layout(PARAMS, context.model.params.layout).shapes
+    return {name: TensorForm(shapes[name]) for name in context.shared}
+
+
+def _uplink(context: _Context) -> TensorForms:
     model, classes = context.model, context.model.num_classes
-    weights = {f"{PARAMS}{name}": shape for name, shape in model.params.layout.shapes.items()}
-    forms = {name: TensorForm(weights[name]) for name in context.shared}
+    forms = _fused_forms(context)
     forms[_PROTOTYPES] = TensorForm((classes, math.prod(model.input_shape)))
     for layer in context.layers:
         if layer.hidden:
             forms[MASKS + layer.name] = TensorForm((classes, -(-layer.units // 8)), "uint8")
     if context.settings.fusion == "leadership":
         forms[_ACCURACY] = TensorForm((classes,))
-    return Uplink(required=forms)
+    return TensorForms(required=forms)
 
 
 def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:

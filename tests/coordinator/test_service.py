@@ -273,7 +273,8 @@ def test_a_payload_in_an_unknown_codec_is_sent_raw(open_federation):
     again = endpoint.sent[2]
     assert (again.device_id, again.offer.codec) == ("a", "raw")
     first, model = endpoint.sent[0], fed.plan.model
-    raw = decode_payload(first.blob, first.offer.coding, model, {}.get, max_bytes=1 << 20)
+    forms = fed.plan.strategy.payload
+    raw = decode_payload(first.blob, first.offer.coding, model, {}.get, forms=forms)
     tensors, _ = blobs.decode(raw, max_bytes=1 << 20)
     np.testing.assert_array_equal(tensors["params/w"], initial_tensors(model)["params/w"])
     assert fed.told(events.TaskRefused) == []

@@ -124,7 +124,10 @@ class Federation:
         return self._start(arguments, "coordinator")
 
     def start_device(self, name: str, python: str = sys.executable, **options: str) -> Process:
-        """Run or resume one device, with the interpreter ``python`` and further options."""
+        """Run or resume one device, with the interpreter ``python`` and further options.
+
+        Of an option that is a flag the value is ''.
+        """
         index = self.devices.index(name)
         data = self.folder / f"{name}.npz"
         if not data.exists():
@@ -140,7 +143,7 @@ class Federation:
             "--trust": self.trust,
             **{f"--{option}": value for option, value in options.items()},
         }
-        pairs = [str(part) for pair in values.items() for part in pair]
+        pairs = [str(part) for pair in values.items() for part in pair if part != ""]
         return self._start(["device", "join", *pairs, "--json"], name, python)
 
     def _start(self, arguments: list[str], name: str, python: str = sys.executable) -> Process:

@@ -256,8 +256,9 @@ def test_a_device_with_another_bundle_hears_it_from_the_coordinator(make_federat
     coordinator = federation.start_coordinator()
     coordinator.wait_for(lambda e: e["event"] == "connected")
     device = stranger.start_device("device0")
-    assert device.finish() == 1
-    assert "join with the federation's own bundle" in device.log.splitlines()[-1]
+    device.wait_for(lambda e: e["event"] == "waiting")
+    assert "join with the federation's own bundle" in _events(device, "waiting")[0]["awaited"]
+    assert "join with the federation's own bundle" in device.log
 
 
 def test_wrong_files_end_with_one_clear_line(make_federation, tmp_path, key):

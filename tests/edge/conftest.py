@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fake_endpoint import UNTIL_WOKEN, Arrival, Clock, FakeDeviceEndpoint, ScriptEndError
+from fake_endpoint import CONNECTED, UNTIL_WOKEN, Arrival, Clock, FakeDeviceEndpoint, ScriptEndError
 from personal import opened_store
 from scripted_coordinator import FEDERATION
 from tiny_bundle import tiny_bundle, tiny_data
@@ -133,10 +133,17 @@ class Device:
         self.data = LocalData(own=_own(1), later=((5, _own(3, 25)),))
         self.reports = []
 
-    def play(self, *steps, kind=Learner):
-        """A process of the device, killed when the script is through."""
+    def play(self, *steps, kind=Learner, told=True, stays=False):
+        """A process of the device, killed when the script is through.
+
+        ``told``: with each connection it hears that its federation is in round 4 of 9.
+        """
         folder = self.world.root / _NAME
         flat = [one for step in steps for one in (step if isinstance(step, list) else [step])]
+        if told:
+            hears = [CONNECTED, self.announced(round_id=4, rounds=9, retained=True)]
+            flat = [one for step in flat for one in (hears if step is CONNECTED else [step])]
+        self._stays = stays
         self.endpoint = FakeDeviceEndpoint(folder / "incoming", self.clock, flat, _NAME)
         self.left = None
         with Store.open(folder, device_id=_NAME) as store, contextlib.suppress(ScriptEndError):
@@ -162,6 +169,7 @@ class Device:
             self.learner(kind),
             lambda *report: self.reports.append(report),
             who,
+            stays=self._stays,
         )
         return self.agent
 

@@ -20,6 +20,7 @@ from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
+from protofleet.cli.device import join
 from protofleet.edge.journal import read_journal
 from protofleet.edge.store import Store, read_personal
 from protofleet.strategies import build
@@ -191,7 +192,7 @@ def test_sigterm_leaves_gracefully_and_keeps_the_state(world, mosquitto_url):
 
 def test_a_device_stopped_in_a_round_keeps_it(world, mosquitto_url):
     """Its training ends without a result; nothing is dropped, and the payload stays."""
-    endless = {"epochs": 10**6, "batch_size": 16}
+    endless = {"epochs": 100_000, "batch_size": 16}
     with _coordinator(world, mosquitto_url, settings=endless) as coordinator:
         device = world.start(world.arguments(mosquitto_url, "anna"))
         for line in device.stdout:
@@ -252,13 +253,28 @@ def test_a_device_whose_update_was_rejected_can_be_asked_for_the_round_again(wor
     assert "anna" in coordinator.updates[2]
 
 
-def test_a_federation_with_another_bundle_is_refused(world, mosquitto_url):
+def test_a_federation_with_another_bundle_is_told_and_another_coordinator_waited_for(
+    world, mosquitto_url
+):
     with _coordinator(world, mosquitto_url, announced_bundle="f" * 64):
         device = world.start(world.arguments(mosquitto_url, "anna"))
+        while (event := json.loads(device.stdout.readline()))["event"] != "waiting":
+            assert event["event"] == "joined"
+        device.send_signal(signal.SIGTERM)
         _, err = device.communicate(timeout=60)
-    assert device.returncode == 1
-    assert "join with the federation's own bundle" in err.splitlines()[-1]
+    assert "join with the federation's own bundle" in event["awaited"]
+    assert "join with the federation's own bundle" in err
+    assert device.returncode == 128 + signal.SIGTERM
     assert read_journal(world.root / "anna").binding is None
+
+
+def test_the_service_s_unit_names_options_that_exist_and_stays():
+    unit = (Path(__file__).resolve().parents[2] / "docs" / "protofleet-device.service").read_text()
+    start = unit[unit.index("ExecStart=") : unit.index("Environment=")]
+    named = set(re.findall(r"--[a-z-]+", start))
+    known = {option for parameter in join.params for option in parameter.opts}
+    assert "--stay" in named <= known
+    assert "Restart=always" in unit
 
 
 def test_the_personal_model_infers_beside_and_after_the_federation(world, mosquitto_url):

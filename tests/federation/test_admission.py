@@ -3,16 +3,18 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from packed import pack_update
 
 from protofleet.errors import RefusedError
-from protofleet.federation.admission import admit
+from protofleet.federation.admission import admit, expect_updates
 from protofleet.federation.coding import decode_update, to_evaluation
 from protofleet.federation.records import Costs
+from protofleet.federation.settings import LimitSettings
 from protofleet.strategies.tasks import TASKS
-from protofleet.strategies.types import Evaluation, TensorForm, Update, Uplink
+from protofleet.strategies.types import Evaluation, TensorForm, TensorForms, Update
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
@@ -25,7 +27,12 @@ def _blob(tensors, **changes):
 def _admitted(data, expected, class_counts=None):
     """Decoded and checked, as the server does it."""
     decoded = decode_update(
-        data, Coding(), {}, max_bytes=expected.max_bytes, class_counts=class_counts
+        data,
+        Coding(),
+        {},
+        max_bytes=expected.max_bytes,
+        forms=expected.uplink,
+        class_counts=class_counts,
     )
     admit(decoded, expected, client_id="a", round_id=3)
     return decoded.record
@@ -39,9 +46,17 @@ def _rule(data, expected):
 
 def test_expected_is_what_the_strategy_declares(tiny):
     """FedAvg sends the model's parameters up."""
-    assert tiny.expected.uplink == Uplink(
+    assert tiny.expected.uplink == TensorForms(
         required={"params/w": TensorForm((4, 3)), "params/b": TensorForm((3,))}
     )
+
+
+def test_the_largest_update_follows_from_the_layout_unless_the_file_sets_it(tiny):
+    """15 numbers, a tenth more, and the largest header."""
+    assert tiny.expected.max_bytes == 10_000
+    config = msgspec.structs.replace(tiny.plan.config, limits=LimitSettings())
+    expected = expect_updates(replace(tiny.plan, config=config))
+    assert expected.max_bytes == 66 + 2 * 1024 * 1024
 
 
 def test_a_right_update_is_let_in(tiny):
@@ -114,7 +129,7 @@ def test_the_strategy_s_own_check_sees_the_registered_counts(tiny):
 
 def test_an_update_without_tensors_is_let_in_where_all_are_optional(tiny):
     assert _rule(_blob({}), tiny.expected) == "layout"
-    expected = replace(tiny.expected, uplink=Uplink(optional=tiny.expected.uplink.required))
+    expected = replace(tiny.expected, uplink=TensorForms(optional=tiny.expected.uplink.required))
     assert _admitted(_blob({}), expected).num_examples == 5
 
 

@@ -26,7 +26,7 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.records import Costs
-from protofleet.strategies.types import ClientState, Update
+from protofleet.strategies.types import ClientState, TensorForm, TensorForms, Update
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
 
@@ -88,7 +88,14 @@ def _receive(model, blob, coding=None, order=None, earlier=_no_earlier):
         order or _order(),
         model=model,
         earlier=earlier,
-        max_bytes=_LIMIT,
+        forms=_forms(model),
+    )
+
+
+def _forms(model):
+    """Those of the model's own tensors."""
+    return TensorForms(
+        required={name: TensorForm(value.shape) for name, value in initial_tensors(model).items()}
     )
 
 
@@ -196,9 +203,9 @@ def test_a_payload_that_refers_to_an_earlier_one_is_decoded_with_it(model):
 def test_a_payload_that_was_received_before_is_the_same_when_it_is_opened(model):
     sent = encode_payload(initial_tensors(model), _INT8, "", payload_baseline(model, {}))
     received = _receive(model, sent.blob, sent.coding)
-    opened = open_payload(received.raw, received.order)
+    opened = open_payload(received.raw, received.order, _forms(model))
     assert (opened.raw, opened.order) == (received.raw, received.order)
     for name, value in opened.payload.tensors.items():
         np.testing.assert_array_equal(value, received.payload.tensors[name])
     with pytest.raises(RefusedError, match="blob"):
-        open_payload(b"nonsense" * 9, received.order)
+        open_payload(b"nonsense" * 9, received.order, _forms(model))

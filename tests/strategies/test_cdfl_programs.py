@@ -107,7 +107,9 @@ def run(bundle, learners):
             payload = strategy.downlink(server, client)
             states[client], update = learner.train(strategy, states[client], payload, seed=_SEED)
             sent[client] = pack_update(update, Costs())
-            decoded = decode_update(sent[client], Coding(), {}, max_bytes=1 << 24)
+            decoded = decode_update(
+                sent[client], Coding(), {}, max_bytes=1 << 24, forms=strategy.uplink
+            )
             admit(decoded, expected, client_id=client, round_id=round_id)
         updates = [read_update(blob) for blob in sent.values()]
         server = strategy.aggregate(server, updates, tools(round_id))

@@ -59,5 +59,5 @@ def test_two_clients_meet_at_the_weighted_mean_and_buffers_stay(model, make_tool
 
 def test_mu_is_the_paper_s_and_not_negative(model):
     assert build("fedprox", {}, model).settings.mu == 0.01
-    with pytest.raises(InputError, match="setting 'mu': expected a number at least 0"):
+    with pytest.raises(InputError, match="setting 'mu': expected a number between 0 and"):
         build("fedprox", {"mu": -0.1}, model)

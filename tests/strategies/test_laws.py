@@ -89,14 +89,16 @@ def test_one_client_gets_its_own_params_back(federation, rule):
         np.testing.assert_array_equal(after.tensors[key], update.tensors[key])
 
 
-def test_updates_hold_what_the_strategy_declares(federation):
-    """All of it in round 1, and never anything else."""
+def test_payloads_and_updates_hold_what_the_strategy_declares(federation):
+    """All of an update in round 1, and never anything else."""
     uplink = federation.strategy.uplink
     states, server = {}, federation.server
     for round_id in (1, 2, 3):
         updates = []
         for client_id in _EXAMPLES:
             state = states.get(client_id)
+            payload = federation.strategy.downlink(server, client_id)
+            federation.strategy.payload.check(payload.tensors)
             states[client_id], update = federation.client(client_id, state=state, server=server)
             uplink.check(update.tensors)
             if round_id == 1:

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from protofleet.errors import RefusedError
-from protofleet.strategies.types import TensorForm, Uplink, float32_forms
+from protofleet.strategies.types import TensorForm, TensorForms, float32_forms
 from protofleet.tensors import Layout
 
 _W, _ROWS = np.zeros((2, 3), np.float32), np.zeros((5, 4), np.uint8)
-_UPLINK = Uplink(
+_UPLINK = TensorForms(
     required={"w": TensorForm((2, 3))},
-    optional={"rows": TensorForm((None, 4), "uint8"), "b": TensorForm(())},
+    optional={"rows": TensorForm((None, 4), "uint8", 5), "b": TensorForm(())},
 )
 _BOTH = {"rows": _ROWS, "b": np.zeros((), np.float32)}
 
@@ -31,8 +31,18 @@ def test_declared_tensors_are_let_in(tensors):
         ({"w": _W.astype(np.float64)}, r"got \(2, 3\) float64"),
         ({"w": _W, "x": _W}, "tensor 'x': the strategy expects no such name"),
         ({"w": _W, "rows": _ROWS}, r"tensor 'b': expected \(\) float32, got nothing"),
-        ({"w": _W, **_BOTH, "rows": _ROWS[:, :3]}, r"expected \(n, 4\) uint8, got \(5, 3\) uint8"),
-        ({"w": _W, **_BOTH, "rows": _ROWS[0]}, r"expected \(n, 4\) uint8, got \(4,\) uint8"),
+        (
+            {"w": _W, **_BOTH, "rows": _ROWS[:, :3]},
+            r"expected \(n, 4\) uint8 with n <= 5, got \(5, 3\) uint8",
+        ),
+        (
+            {"w": _W, **_BOTH, "rows": np.zeros((6, 4), np.uint8)},
+            r"uint8 with n <= 5, got \(6, 4\)",
+        ),
+        (
+            {"w": _W, **_BOTH, "rows": _ROWS[0]},
+            r"expected \(n, 4\) uint8 with n <= 5, got \(4,\) uint8",
+        ),
     ],
 )
 def test_other_names_shapes_and_dtypes_are_refused(tensors, message):

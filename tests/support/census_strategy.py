@@ -20,10 +20,10 @@ from protofleet.strategies.types import (
     ServerState,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     Update,
     Updates,
-    Uplink,
 )
 from protofleet.tensors import Model
 
@@ -57,7 +57,8 @@ def build(_settings: object, model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=None,
-        uplink=Uplink(optional={"mark": TensorForm((2,))}),
+        payload=TensorForms(),
+        uplink=TensorForms(optional={"mark": TensorForm((2,))}),
         server_init=lambda _model, _rng: ServerState(round_id=0, tensors={}),
         downlink=lambda state, _: Payload(round_id=state.round_id + 1, tensors=state.tensors),
         client_init=client_init,

@@ -16,9 +16,9 @@ from protofleet.strategies.types import (
     ServerState,
     Strategy,
     TensorForm,
+    TensorForms,
     Travels,
     Update,
-    Uplink,
 )
 from protofleet.tensors import Model, Network
 
@@ -49,7 +49,8 @@ def counting(_settings: object, model: Model | None) -> Strategy:
             travels=Travels(down=(), up=(), personal=()),
         ),
         settings=None,
-        uplink=Uplink(required={"chain": TensorForm((1,), "float64")}),
+        payload=TensorForms(required={"r": TensorForm((1,), "float64")}),
+        uplink=TensorForms(required={"chain": TensorForm((1,), "float64")}),
         server_init=lambda _model, _rng: ServerState(round_id=0, tensors={"r": np.zeros(1)}),
         downlink=downlink,
         client_init=lambda _: ClientState(round_id=0, tensors={"chain": np.zeros(1)}),

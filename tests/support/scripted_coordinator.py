@@ -120,6 +120,7 @@ class ScriptedCoordinator:
             start = time.perf_counter()
             self.updates[round_id], self.costs[round_id] = {}, {}
             self._settled[round_id] = set()
+            self._announce()
             for device_id in self._members():
                 self._send_task(device_id, round_id)
             self._serve(lambda r=round_id: len(self._settled[r]) >= self._devices)
@@ -173,7 +174,7 @@ class ScriptedCoordinator:
                 federation=FEDERATION,
                 boot_id="boot",
                 phase="training",
-                round_id=1,
+                round_id=max(self.updates, default=1),
                 rounds=self._rounds,
                 strategy=self._strategy.description.name,
                 bundle=self._announced_bundle,
