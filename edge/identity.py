@@ -168,14 +168,6 @@ class Identity:
             "num_examples": self.num_examples,
         }
 
-    def twin_advice(self) -> str:
-        """What to do about another device of this id, behind a reason."""
-        return (
-            f": another device of federation '{self.binding.federation}' seems to have the id "
-            f"'{self.device_id}'; give each its own --store and --id (a copied store or card has "
-            "the id of the first)"
-        )
-
     def check(self, message: Announcement | Task) -> None:
         """Raise RefusedError unless the coordinator runs what this device is bound to.
 
