@@ -1,6 +1,7 @@
 """Rounds of four device processes that return their parameters untrained, over Mosquitto.
 
-What is left is the road: offer, transfer down, aggregation, transfer up, receipts, disk.
+What is left is the road: offer, transfer down, aggregation, transfer up, receipts, disk. With keys,
+signatures and sealing come on top.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.benchmarks._keys import enrol_here
 from protofleet.benchmarks._rows import Row
 from protofleet.benchmarks._synthetic_bundle import synthetic_data, write_synthetic_bundle
 from protofleet.bundle.keys import save_public_key
@@ -30,34 +33,51 @@ _DEVICES = 4
 _SIZES = (1_450_000, 1_000)
 _FIRST = 1  # the first round waits for devices and warms everything up
 _LIMIT_S = 300
+_KEYS = 'keys = "keys"\n'
 _PROTOFLEET = [sys.executable, "-m", "protofleet"]
 _Process = subprocess.Popen[bytes]
 
 
 def run(*, quick: bool) -> Iterator[list[Row]]:
-    """A row per model size.
+    """Two rows per model size, without keys and with them.
 
     Raises:
         UnavailableError: Mosquitto is not installed, or the federation did not finish.
     """
     rounds = 4 if quick else 11
-    return ([_row(floats, rounds)] for floats in _SIZES)
+    return (_rows(floats, rounds) for floats in _SIZES)
 
 
-def _row(floats: int, rounds: int) -> Row:
+def _rows(floats: int, rounds: int) -> list[Row]:
+    plain = _row(floats, rounds, keyed=False)
+    keyed = _row(floats, rounds, keyed=True)
+    if plain.ours_ms is None or keyed.ours_ms is None:
+        return [plain, keyed]
+    against = msgspec.structs.replace(
+        keyed,
+        baseline="without keys",
+        baseline_ms=plain.ours_ms,
+        ratio=round(keyed.ours_ms / plain.ours_ms, 3),
+    )
+    return [plain, against]
+
+
+def _row(floats: int, rounds: int, *, keyed: bool) -> Row:
     with tempfile.TemporaryDirectory() as name, local_broker("mosquitto") as url:
         folder = Path(name)
-        coordinator_rss = _federate(folder, url, floats, rounds)
+        coordinator_rss = _federate(folder, url, (floats, rounds), keyed=keyed)
         found = json.loads((folder / "run" / "result.json").read_text())
     measured = found["rounds"][_FIRST:]
     seconds = [one["seconds"] for one in measured]
     raw = 4 * floats * _DEVICES
     return Row(
         bench="rounds",
-        case=f"{_DEVICES} devices, {floats:,} floats, a round",
+        case=f"{_DEVICES} devices, {floats:,} floats, a round{', keys' if keyed else ''}",
         ours_ms=round(statistics.median(seconds) * 1e3, 1),
         details={
             "slowest_ms": round(max(seconds) * 1e3, 1),
+            "bytes_up": _median(measured, "bytes_up"),
+            "bytes_down": _median(measured, "bytes_down"),
             "rounds": len(seconds),
             "socket_up_to_raw": _ratio(measured, "bytes_up", raw),
             "socket_down_to_raw": _ratio(measured, "bytes_down", raw),
@@ -68,24 +88,33 @@ def _row(floats: int, rounds: int) -> Row:
 
 
 def _ratio(rounds: list[dict[str, Any]], direction: str, raw: int) -> float:
+    return round(_median(rounds, direction) / raw, 4)
+
+
+def _median(rounds: list[dict[str, Any]], direction: str) -> float:
     moved: list[int] = [one[direction] for one in rounds]
-    return round(statistics.median(moved) / raw, 4)
+    return statistics.median(moved)
 
 
-def _federate(folder: Path, url: str, floats: int, rounds: int) -> int:
+def _federate(folder: Path, url: str, size: tuple[int, int], *, keyed: bool) -> int:
     """Run a federation to its end; the coordinator's peak resident memory in bytes."""
+    floats, rounds = size
+    names = [f"device-{number}" for number in range(_DEVICES)]
+    if keyed:
+        enrol_here(folder / "keys", "bench", {name: folder / name for name in names}, url)
     key = Ed25519PrivateKey.generate()
     write_synthetic_bundle(folder / "model.pfb", floats, key)
     save_public_key(key.public_key().public_bytes_raw(), folder / "key.pem")
     synthetic_data().save(folder / "data.npz")
     (folder / "federation.toml").write_text(
         f'federation = "bench"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
-        f"rounds = {rounds}\n[cohort]\nminimum = {_DEVICES}\n"
+        f"rounds = {rounds}\n{_KEYS if keyed else ''}"
+        f"[cohort]\nminimum = {_DEVICES}\n"
     )
     file = str(folder / "federation.toml")
     processes = [_start(folder / "coordinator.log", "coordinator", "run", file)]
     try:
-        processes += [_start_device(folder, url, f"device-{n}") for n in range(_DEVICES)]
+        processes += [_start_device(folder, url, name) for name in names]
         return _watch(processes[0], folder)
     finally:
         stop(processes)

@@ -7,6 +7,7 @@ then the act itself. A file that no row refers to is rubbish of a crash and is s
 from __future__ import annotations
 
 import hashlib
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from protofleet.federation.records import RoundBytes, RoundRecord, Scores, Updat
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
+from protofleet.wire.messages import TransferOffer
 
 FORMAT = 3
 """Of the database; a run folder of another one is refused."""
@@ -66,6 +68,13 @@ CREATE TABLE IF NOT EXISTS members (
 CREATE TABLE IF NOT EXISTS registrations (
     device_id TEXT PRIMARY KEY,
     class_counts TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS signed_offers (
+    round_id INTEGER NOT NULL,
+    device_id TEXT NOT NULL,
+    offer TEXT NOT NULL,
+    PRIMARY KEY (round_id, device_id)
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS payloads (
@@ -226,14 +235,22 @@ class Ledger:
             )
             self._invite([(round_id, device_id) for device_id in added])
 
-    def accept(self, source: Path, accepted: Accepted, *, reference: str = "") -> None:
+    def accept(
+        self,
+        source: Path,
+        accepted: Accepted,
+        *,
+        offer: TransferOffer | None = None,
+        reference: str = "",
+    ) -> None:
         """Move a complete, valid update into the spool; durable when this returns.
 
-        With it go the class counts that its device has registered by now.
+        With it go the class counts that its device has registered by now, and what it has signed.
 
         Args:
             source: file of the update's raw blob.
             accepted: its row.
+            offer: which its device has signed, where the federation has keys.
             reference: the payload that its device has now; empty if none will refer to it.
         """
         record = accepted.record
@@ -258,6 +275,12 @@ class Ledger:
                     accepted.device_id,
                 ),
             )
+            if offer is not None and offer.signature:
+                kept = msgspec.structs.replace(offer, key="")
+                self._db.execute(
+                    "INSERT OR REPLACE INTO signed_offers VALUES (?, ?, ?)",
+                    (record.round_id, accepted.device_id, msgspec.json.encode(kept).decode()),
+                )
             if reference:
                 self._db.execute(
                     "INSERT INTO payloads (device_id, reference) VALUES (?, ?)"
@@ -312,6 +335,17 @@ class Ledger:
             )
             for device_id, transfer_id, record, norms in rows
         ]
+
+    def signed_offers(self) -> list[tuple[str, TransferOffer]]:
+        """Device and offer of every accepted update whose device has signed for it, in order.
+
+        ``wire.identity.verify_offer`` checks one with the key of the device's grant.
+        """
+        rows = self._db.execute(
+            "SELECT device_id, offer FROM signed_offers ORDER BY round_id, device_id"
+        )
+        decode = msgspec.json.Decoder(TransferOffer).decode
+        return [(device_id, decode(offer)) for device_id, offer in rows]
 
     def transfer_ids(self) -> list[str]:
         """Transfers that were ever accepted: they are answered ``done`` again."""
@@ -470,6 +504,25 @@ class Ledger:
         )
         self._traffic.clear()
 
+    @property
+    def run_id(self) -> str:
+        """16 hex digits, drawn when the run folder was made."""
+        return self._meta("run_id")
+
+    @property
+    def announced(self) -> int:
+        """No announcement of an earlier process had a higher sequence."""
+        return int(self._meta("announced"))
+
+    def note_announced(self, sequence: int) -> None:
+        """Keep a bound of the sequences of announcements that are about to go out."""
+        with self._db:
+            self._db.execute("UPDATE meta SET value = ? WHERE key = 'announced'", (str(sequence),))
+
+    def _meta(self, key: str) -> str:
+        found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
+        return found
+
     def _check_identity(self, identity: Mapping[str, str]) -> None:
         stored = dict(self._db.execute("SELECT key, value FROM meta"))
         if stored and stored.get("format") != identity["format"]:
@@ -485,7 +538,8 @@ class Ledger:
                 )
         with self._db:
             self._db.executemany(
-                "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)", identity.items()
+                "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
+                {**identity, "run_id": secrets.token_hex(8), "announced": "0"}.items(),
             )
 
     def _spool_file(self, round_id: int, device_id: str) -> Path:

@@ -145,6 +145,10 @@ class Registry:
         self.devices[device_id] = replace(device, last_seen=now, live=device.online)
         return device.online and not device.live
 
+    def forget(self, device_id: str) -> None:
+        """The device may not take part any more."""
+        self.devices.pop(device_id, None)
+
     def mark_silent(self, now: float) -> tuple[str, ...]:
         """Devices that from now on are not live, because nothing was heard of them for too long."""
         silent = tuple(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
+from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
 from protofleet.errors import InputError, UnavailableError
@@ -17,6 +19,7 @@ from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
 from protofleet.wire.endpoint import CoordinatorEndpoint
+from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
 
 
@@ -48,7 +51,7 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
     plan = make_plan(config)
     manifest = plan.bundle.manifest
     server = Server.of(plan)
-    with Ledger(config.run_dir, plan.identity) as ledger:
+    with Ledger(config.run_dir, plan.identity) as ledger, ExitStack() as stack:
         _check_rounds(config, ledger.state())
         results = Results(
             ledger,
@@ -58,7 +61,20 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             outputs=manifest.outputs,
             codec=config.codec.text,
         )
-        yield Service(server, ledger, _make_endpoint(config, ledger), results=results, sink=sink)
+        members = None
+        protection = Plain()
+        if config.keys is not None:
+            members = stack.enter_context(Members(config.keys, config.federation))
+            credentials = open_credentials(members, ledger, plan.bundle.digest)
+            protection = CoordinatorProtection(credentials)
+        yield Service(
+            server,
+            ledger,
+            _make_endpoint(config, ledger, protection),
+            results=results,
+            sink=sink,
+            members=members,
+        )
 
 
 def _check_rounds(config: FederationConfig, found: RoundState) -> None:
@@ -71,13 +87,17 @@ def _check_rounds(config: FederationConfig, found: RoundState) -> None:
         )
 
 
-def _make_endpoint(config: FederationConfig, ledger: Ledger) -> CoordinatorEndpoint:
+def _make_endpoint(
+    config: FederationConfig, ledger: Ledger, protection: Plain
+) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
-    endpoint = CoordinatorEndpoint.create(config.broker, config.federation, folder, limits)
+    endpoint = CoordinatorEndpoint.create(
+        config.broker, config.federation, folder, limits, protection=protection
+    )
     for transfer_id in ledger.transfer_ids():
         endpoint.remember(transfer_id)
     return endpoint

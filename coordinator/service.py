@@ -14,6 +14,7 @@ import msgspec
 
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reporter import Reporter
@@ -49,9 +50,10 @@ class Service:
         endpoint: not yet started.
         results: what is written after each round.
         sink: told what happens.
+        members: of a federation with keys; who is revoked leaves.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, each named at the call
         self,
         server: Server,
         ledger: Ledger,
@@ -59,12 +61,14 @@ class Service:
         *,
         results: Results,
         sink: events.Sink,
+        members: Members | None = None,
     ) -> None:
         plan = server.plan
         self._server, self._plan, self._config = server, plan, plan.config
         self._schedule = plan.schedule()
         self._ledger, self._endpoint = ledger, endpoint
         self._results, self._sink = results, sink
+        self._revocations = None if members is None else Revocations(members)
         self._boot_id = secrets.token_hex(8)
         self._server_state = ledger.server_state() or plan.server_init()
         self._state = RoundState()
@@ -124,6 +128,11 @@ class Service:
         now = time.monotonic()
         for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
+        if self._revocations is not None:
+            for device_id, serial in self._revocations.take(now):
+                if self._endpoint.end_session(device_id, serial):
+                    self._registry.forget(device_id)
+                    self._depart(device_id, "revoked")
         self._apply(schedule.Tick())
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
 
@@ -277,7 +286,9 @@ class Service:
             record=decoded.record,
             norms=decoded.norms,
         )
-        self._ledger.accept(path, accepted, reference=self._payloads.held_reference(device_id))
+        self._ledger.accept(
+            path, accepted, offer=offer, reference=self._payloads.held_reference(device_id)
+        )
         return accepted
 
     def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:

@@ -87,6 +87,8 @@ class Agent:
         self._training = TrainingThread(learner, device.wake)
         self._stopped = False
         self._joined = False
+        self._presented = False
+        self._coordinator = ""
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -164,7 +166,7 @@ class Agent:
                 _log.warning("ignored a message: %s is not for devices", type(message).__name__)
 
     def _on_connected(self) -> None:
-        self._endpoint.publish(self._who.presence("online", self._registration.summary))
+        self._present()
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -184,7 +186,16 @@ class Agent:
             raise UnavailableError(f"broker: {reason}")
         _log.warning("no connection to the broker: %s; trying again", reason)
 
+    def _present(self) -> None:
+        """Say who is here; with keys that waits until a coordinator has announced itself."""
+        presence = self._who.presence("online", self._registration.summary)
+        self._presented = self._endpoint.publish(presence)
+
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
+        restarted = self._coordinator not in ("", announcement.boot_id)
+        self._coordinator = announcement.boot_id
+        if restarted or not self._presented:
+            self._present()
         self._waiting.announced(announcement, retained=retained)
         finished = announcement.phase == "finished"
         if not self._fits(announcement, retained=retained or finished):
@@ -226,7 +237,7 @@ class Agent:
     def _register(self, strategy: str, round_id: int) -> None:
         """Tell what the strategy asks of the round's data; without a link, when it is back."""
         if self._registration.update(strategy, round_id):
-            self._endpoint.publish(self._who.presence("online", self._registration.summary))
+            self._present()
 
     def _on_task(self, task: Task) -> None:
         self._who.check(task)

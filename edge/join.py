@@ -13,17 +13,19 @@ from types import FrameType
 
 from protofleet.bundle import Bundle
 from protofleet.edge.agent import Agent, Report
+from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
 from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
-from protofleet.errors import UnavailableError
+from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, open_programs, return_large_blocks
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.protection import DeviceProtection, Plain
 from protofleet.wire.topics import check_id
 
 _log = logging.getLogger(__name__)
@@ -34,8 +36,8 @@ class JoinOptions:
     """How a device takes part.
 
     Attributes:
-        broker: which, and this device's credentials.
-        federation: its name, as in the topics.
+        broker: which, and this device's account; None: the enrolment's.
+        federation: its name, as in the topics; None: the enrolment's.
         bundle: folder or file.
         store: the device's folder, made if absent.
         device_id: identity to take when the store is made; None: drawn at random.
@@ -47,8 +49,8 @@ class JoinOptions:
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
-    broker: BrokerAccess
-    federation: str
+    broker: BrokerAccess | None
+    federation: str | None
     bundle: Path
     store: Path
     device_id: str | None = None
@@ -100,11 +102,11 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
     """
     bundle = Bundle.open(options.bundle, trusted=options.trusted)
     # Before a store is made:
-    check_id(options.federation, "federation")
+    place = _find_place(options)
     check_data(data, bundle.manifest)
     with Store.open(options.store, device_id=options.device_id) as store:
         binding = Binding(
-            federation=options.federation,
+            federation=place.federation,
             bundle=bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
         )
@@ -129,7 +131,8 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             binding=binding,
             num_examples=learner.num_examples(1),
         )
-        yield Agent(_endpoint(options, store, who), membership, learner, report, who)
+        endpoint = _endpoint(options, place, store, who)
+        yield Agent(endpoint, membership, learner, report, who)
 
 
 def open_learner(
@@ -153,12 +156,51 @@ def open_learner(
     return Learner(bundle, programs, data, Meter(), device_id)
 
 
-def _endpoint(options: JoinOptions, store: Store, who: Identity) -> DeviceEndpoint:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a device takes part."""
+
+    federation: str
+    broker: BrokerAccess
+
+
+def _find_place(options: JoinOptions) -> _Place:
+    """From the options, and where they say nothing from the device's enrolment."""
+    enrolment = load_enrolment(options.store / FOLDER)
+    if enrolment is None:
+        if options.federation is None or options.broker is None:
+            raise InputError(
+                f"device store '{options.store}': not enrolled; give --federation and --broker, or "
+                "enrol it first with an invitation: protofleet device enroll INVITATION"
+            )
+        return _Place(check_id(options.federation, "federation"), options.broker)
+    if options.federation not in (None, enrolment.federation):
+        raise InputError(
+            f"device store '{options.store}': enrolled in federation '{enrolment.federation}', "
+            f"got '{options.federation}'; leave --federation out, or give another --store"
+        )
+    return _Place(enrolment.federation, options.broker or enrolment.access(options.store / FOLDER))
+
+
+def _protection(store: Store) -> Plain:
+    credentials = open_credentials(store.folder / FOLDER)
+    if credentials is None:
+        return Plain()
+    if credentials.device_id != store.device_id:
+        raise ProvisionError(
+            f"device store '{store.folder}': enrolled as '{credentials.device_id}', but it is "
+            f"device '{store.device_id}'; enrol it anew with an invitation for this name"
+        )
+    return DeviceProtection(credentials)
+
+
+def _endpoint(options: JoinOptions, place: _Place, store: Store, who: Identity) -> DeviceEndpoint:
     return DeviceEndpoint.create(
-        options.broker,
-        options.federation,
+        place.broker,
+        place.federation,
         who.device_id,
         store.partial,
+        protection=_protection(store),
         will=who.presence("offline"),
         keepalive_s=options.keepalive_s,
     )

@@ -12,11 +12,12 @@ import platformdirs
 
 from protofleet.bundle.bundle import stored_name
 from protofleet.durable import sync_folder
+from protofleet.edge.credentials import FOLDER as ENROLMENT
 from protofleet.edge.journal import bundle_path, read_journal
 from protofleet.edge.store import lock_store
 from protofleet.errors import InputError, ProtofleetError, RefusedError, UnavailableError
 
-_KEPT = ("identity.json", "lock")
+_KEPT = ("identity.json", "lock", ENROLMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +120,7 @@ def summarise(path: Path) -> StoreSummary:
 
 
 def reset_store(folder: Path, *, with_identity: bool = False) -> None:
-    """Forget everything in a store but its device id, even if the store is damaged.
+    """Forget everything in a store but its device id and enrolment, even if the store is damaged.
 
     A process killed meanwhile leaves the store as it was, or without its journal: as a new one.
 

@@ -240,6 +240,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
         federation: its name, a level of every topic.
         broker: which, and the coordinator's credentials; a file may say just the URL.
         bundle: the signed bundle, directory or single file.
+        keys: the federation's folder, with its members; None: records travel without keys.
         trusted: public keys (hex) whose bundles are accepted; empty: any valid signature.
         run_dir: folder of this run: ledger, spool, results.
         rounds: number of rounds to aggregate.
@@ -251,6 +252,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     bundle: Path
     run_dir: Path
     rounds: int
+    keys: Path | None = None
     trusted: tuple[str, ...] = ()
     seed: int = 0
     strategy: StrategySettings = StrategySettings()
@@ -307,6 +309,7 @@ def _resolve(config: FederationConfig, folder: Path) -> FederationConfig:
         config,
         bundle=folder / config.bundle,
         run_dir=folder / config.run_dir,
+        keys=None if config.keys is None else folder / config.keys,
         broker=config.broker.under(folder),
         evaluation=evaluation,
     )

@@ -49,9 +49,8 @@ from protofleet.wire.messages import (
     Presence,
     Task,
     TransferOffer,
-    decode,
-    encode,
 )
+from protofleet.wire.protection import Plain, name_in
 from protofleet.wire.receiver import Receiver
 from protofleet.wire.sender import Sender
 from protofleet.wire.topics import (
@@ -140,17 +139,25 @@ class _Endpoint:
         topics: of the federation.
         folder: of partial blobs, so that a restarted process continues.
         limits: what the other end may ask of this process.
+        protection: of every record and chunk; None: they travel as they are.
     """
 
     _sends: ClassVar[Mapping[Lane, Channel]]
 
     def __init__(
-        self, link: Link, topics: Topics, folder: Path, limits: Limits | None = None
+        self,
+        link: Link,
+        topics: Topics,
+        folder: Path,
+        limits: Limits | None = None,
+        protection: Plain | None = None,
     ) -> None:
+        protection = protection or Plain()
         self._link = link
         self._topics = topics
-        self._sender = Sender()
-        self._receiver = Receiver(folder, limits)
+        self._protection = protection
+        self._sender = Sender(content_key=protection.content_key)
+        self._receiver = Receiver(folder, limits, sealed=protection.sealed)
         self._ready: deque[Event] = deque()
         self._fresh = False
 
@@ -225,7 +232,10 @@ class _Endpoint:
             topic = self._topics.announcement
         else:
             topic = self._topics.of(channel, device_id)
-        return self._link.publish(topic, encode(message), retain=channel in _RETAINED)
+        payload = self._protection.write(message, topic, device_id)
+        if payload is None:
+            return False
+        return self._link.publish(topic, payload, retain=channel in _RETAINED)
 
     @_on_disk()
     def _expect(self, device_id: str, offer: TransferOffer) -> None:
@@ -259,14 +269,21 @@ class _Endpoint:
             if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
                 self._act(self._receiver.chunk(address.device_id, delivery.payload, now))
             elif address.channel in (Channel.UP_REQUEST, Channel.DOWN_ANSWER):
-                self._act(self._sender.answer(address.device_id, delivery.payload, now))
+                record = self._protection.open(delivery.payload, delivery.topic, address.device_id)
+                self._act(self._sender.answer(address.device_id, record, now))
             else:
                 self._record(address, delivery)
         except RefusedError as error:
             self._ready.append(Ignored(address.device_id, error.rule, str(error)))
 
     def _record(self, address: TopicAddress, delivery: Delivery) -> None:
-        message: Any = decode(delivery.payload, _MESSAGES[address.channel])
+        message: Any = self._protection.read(
+            delivery.payload, delivery.topic, address.device_id, _MESSAGES[address.channel]
+        )
+        if message is None:
+            return
+        if isinstance(message, TransferOffer):
+            self._protection.check_offer(address.device_id, message)
         named = getattr(message, "device_id", address.device_id)
         if named != address.device_id:
             raise RefusedError("device-id", f"{address.device_id}: speaks as {named[:64]!r}")
@@ -295,10 +312,17 @@ class _Endpoint:
     def _act(self, actions: Iterable[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
-                topic = self._topics.of(self._sends[action.lane], action.device_id)
-                self._link.publish(topic, action.payload)
+                self._send(action)
             else:
                 self._ready.append(action)
+
+    def _send(self, action: Send) -> None:
+        topic = self._topics.of(self._sends[action.lane], action.device_id)
+        payload: bytes | None = action.payload  # chunks were sealed when they were cut
+        if action.lane is not Lane.CHUNK:
+            payload = self._protection.seal(action.payload, topic, action.device_id)
+        if payload is not None:
+            self._link.publish(topic, payload)
 
 
 class DeviceEndpoint(_Endpoint):
@@ -309,6 +333,7 @@ class DeviceEndpoint(_Endpoint):
         topics: of the federation.
         folder: of partial blobs, so that a restarted process continues.
         device_id: this device.
+        protection: an enrolled device's; None: records travel as they are.
     """
 
     _sends: ClassVar[Mapping[Lane, Channel]] = {
@@ -317,8 +342,15 @@ class DeviceEndpoint(_Endpoint):
         Lane.ANSWER: Channel.UP_REQUEST,
     }
 
-    def __init__(self, link: Link, topics: Topics, folder: Path, device_id: str) -> None:
-        super().__init__(link, topics, folder)
+    def __init__(
+        self,
+        link: Link,
+        topics: Topics,
+        folder: Path,
+        device_id: str,
+        protection: Plain | None = None,
+    ) -> None:
+        super().__init__(link, topics, folder, protection=protection)
         self._device_id = check_id(device_id, "device")
         self._others: dict[str, Announcement] = {}
 
@@ -330,6 +362,7 @@ class DeviceEndpoint(_Endpoint):
         device_id: str,
         folder: Path,
         *,
+        protection: Plain | None = None,
         will: Presence | None = None,
         keepalive_s: int = 30,
     ) -> Self:
@@ -340,6 +373,7 @@ class DeviceEndpoint(_Endpoint):
             federation: its name.
             device_id: this device.
             folder: of partial blobs.
+            protection: as of the class.
             will: what the broker publishes when this device vanishes.
             keepalive_s: MQTT keep-alive.
 
@@ -347,17 +381,19 @@ class DeviceEndpoint(_Endpoint):
             InputError: a name that no topic may have, or credentials that cannot be used.
         """
         topics = Topics(federation)
+        protection = protection or Plain()
         place = topics.of(Channel.PRESENCE, device_id)
+        last = None if will is None else protection.write(will, place, device_id)
         link = Link(
             LinkOptions(
                 broker=broker,
                 client_id=f"{federation}.{device_id}",
                 filters=topics.device_filters(device_id),
-                will=None if will is None else Will(topic=place, payload=encode(will)),
+                will=None if last is None else Will(topic=place, payload=last),
                 keepalive_s=keepalive_s,
             )
         )
-        return cls(link, topics, folder, device_id)
+        return cls(link, topics, folder, device_id, protection)
 
     def publish(self, message: Presence | Heartbeat) -> bool:
         """Send a record on its topic; a presence is retained.
@@ -383,7 +419,7 @@ class DeviceEndpoint(_Endpoint):
             super()._deliver(delivery)
         elif len(self._others) < 100:  # what a stranger sends fills no memory
             with suppress(RefusedError):  # what is not ours may be of another protocol
-                self._others[str(name)] = decode(delivery.payload, Announcement)
+                self._others[str(name)] = name_in(delivery.payload)
 
     def expect(self, offer: TransferOffer) -> None:
         """Take an offered payload; call it for every offer, repeated ones too."""
@@ -412,6 +448,7 @@ class DeviceEndpoint(_Endpoint):
             chunk_bytes=self._link.chunk_bytes,
             coding=coding,
         )
+        offer = self._protection.sign_offer(offer)
         self._act(self._sender.send(self._device_id, source, offer, time.monotonic()))
         return offer
 
@@ -424,6 +461,7 @@ class CoordinatorEndpoint(_Endpoint):
         topics: of the federation.
         folder: of partial blobs, so that a restarted process continues.
         limits: what devices may ask of this process.
+        protection: keyed where the federation has keys.
     """
 
     _sends: ClassVar[Mapping[Lane, Channel]] = {
@@ -434,7 +472,13 @@ class CoordinatorEndpoint(_Endpoint):
 
     @classmethod
     def create(
-        cls, broker: BrokerAccess, federation: str, folder: Path, limits: Limits | None = None
+        cls,
+        broker: BrokerAccess,
+        federation: str,
+        folder: Path,
+        limits: Limits | None = None,
+        *,
+        protection: Plain | None = None,
     ) -> Self:
         """An end with a link of its own, not yet started; arguments as of the class.
 
@@ -449,7 +493,7 @@ class CoordinatorEndpoint(_Endpoint):
                 filters=topics.coordinator_filters(),
             )
         )
-        return cls(link, topics, folder, limits)
+        return cls(link, topics, folder, limits, protection)
 
     def publish(self, announcement: Announcement) -> bool:
         """Tell all devices, present and to come, where the federation stands.
@@ -458,6 +502,10 @@ class CoordinatorEndpoint(_Endpoint):
             False if the link is down: it is due again on ``Connected``.
         """
         return self._publish(announcement, "")
+
+    def end_session(self, device_id: str, serial: int) -> bool:
+        """A grant is no longer in force; whether the device was here with it."""
+        return self._protection.end_session(device_id, serial)
 
     def send_finish(self, device_id: str, task: Task) -> bool:
         """Send a task without a payload, once; False if the link is down."""

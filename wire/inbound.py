@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from protofleet.errors import RefusedError
-from protofleet.wire.chunks import Chunk
+from protofleet.wire.chunks import Chunk, ChunkCipher
 from protofleet.wire.messages import Need, TransferOffer
 
 SILENCE_S = 1.5
@@ -61,12 +61,18 @@ class InboundTransfer:
         self._failures = 0
         self._last = self._gap = 0.0
         self.due = float("inf")
+        self.rekey(offer)
         self._files = self._open()
 
     @property
     def complete(self) -> bool:
         """Whether every chunk is here (the hash is another question)."""
         return self._missing == 0
+
+    def rekey(self, offer: TransferOffer) -> None:
+        """The same blob in the same grid is offered again, by a process with another key."""
+        self.offer = offer
+        self._cipher = ChunkCipher(offer.key, offer.transfer_id) if offer.key else None
 
     def offered(self, now: float) -> Need:
         """The answer to an offer: ask, or only say that we are still waiting for the last ask."""
@@ -93,8 +99,13 @@ class InboundTransfer:
         """Store a chunk; repeated ones change nothing. Returns what to ask for next, if due.
 
         Raises:
-            RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid).
+            RefusedError: rule ``chunk-index``, ``chunk-grid`` (not of this offer's grid), or
+                ``chunk-seal`` (not made by who offered it).
         """
+        if self._cipher is not None:
+            chunk = self._cipher.open(chunk)
+        elif chunk.sealed:
+            raise RefusedError("chunk-seal", f"chunk {chunk.index}: sealed, but not its transfer")
         self._check(chunk)
         if self._state[chunk.index] == _HERE:
             return None

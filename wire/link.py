@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from protofleet.wire.chunks import HEADER_BYTES, MAX_DATA_BYTES, MIN_DATA_BYTES, RESERVED_BYTES
+from protofleet.wire.chunks import (
+    HEADER_BYTES,
+    MAX_DATA_BYTES,
+    MIN_DATA_BYTES,
+    RESERVED_BYTES,
+    TAG_BYTES,
+)
 from protofleet.wire.connection import (
     NOT_AUTHORIZED,
     Connected,
@@ -195,7 +201,8 @@ class Link:
         limit = connection.max_packet_bytes if connection is not None else None
         if limit is None:
             return self._chunk_limit
-        return max(MIN_DATA_BYTES, min(self._chunk_limit, limit - RESERVED_BYTES - HEADER_BYTES))
+        around = RESERVED_BYTES + HEADER_BYTES + TAG_BYTES
+        return max(MIN_DATA_BYTES, min(self._chunk_limit, limit - around))
 
     @property
     def traffic(self) -> Traffic:

@@ -14,18 +14,52 @@ from protofleet.errors import RefusedError
 from protofleet.wire.codecs import Coding
 
 PROTOCOL_MINOR = 1
-MAX_MESSAGE_BYTES = 64 * 1024 - 512
+MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
+"""One packet less what MQTT and a signature need."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of all records; the JSON field ``type`` names the record."""
 
 
+class DeviceHandshake(msgspec.Struct, frozen=True, kw_only=True):
+    """A device's part of a session, in its presence.
+
+    ``grant``: the federation key's statement about the device's key, which signs the presence.
+    ``nonce``, ``share`` (X25519): hex, new at every process start, which ``start`` counts.
+    ``answers``: the coordinator's nonce; empty in a last will. ``sequence`` counts the presences of
+    a start.
+    """
+
+    grant: str
+    nonce: str
+    share: str
+    answers: str
+    start: int
+    sequence: int
+
+
+class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
+    """The coordinator's part of every session, in its announcement.
+
+    ``certificate``: the federation key's statement about the key that signs the announcement.
+    ``nonce``, ``share`` (X25519): hex, new at every process start. ``sequence``: rises with every
+    announcement, over restarts and runs. ``rotations``: statements by which earlier federation
+    keys handed over, oldest first.
+    """
+
+    certificate: str
+    nonce: str
+    share: str
+    sequence: int
+    rotations: tuple[str, ...] = ()
+
+
 class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
     ``class_counts``: training samples of each class, only where the announced strategy asks for
-    them; their sum is ``num_examples``.
+    them; their sum is ``num_examples``. ``handshake``: where the federation has keys.
     """
 
     device_id: str
@@ -36,10 +70,14 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     layout_hash: str = ""
     num_examples: int = 0
     class_counts: tuple[int, ...] = ()
+    handshake: DeviceHandshake | None = None
 
 
 class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
-    """Coordinator → all, retained (``all/ctl``): where the federation stands."""
+    """Coordinator → all, retained (``all/ctl``): where the federation stands.
+
+    ``handshake``: where the federation has keys.
+    """
 
     federation: str
     boot_id: str
@@ -50,6 +88,7 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     bundle: str
     layout_hash: str
     minor: int = PROTOCOL_MINOR
+    handshake: CoordinatorHandshake | None = None
 
 
 class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -60,6 +99,9 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     With a codec other than ``raw``: ``raw_bytes`` is the blob's size before compression, and
     ``reference`` (``base`` on the wire) the SHA-256 of the raw blob that a payload refers to
     (empty: the bundle's initial values), or of the payload that an update was made from.
+
+    Where the federation has keys: ``key`` (64 hex digits) seals the chunks, and ``signature`` (128
+    hex digits) is the device's, for an update.
     """
 
     transfer_id: str
@@ -72,6 +114,8 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     minor: int = PROTOCOL_MINOR
     raw_bytes: int = 0
     reference: str = msgspec.field(default="", name="base")
+    key: str = ""
+    signature: str = ""
 
     @property
     def coding(self) -> Coding:

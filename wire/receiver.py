@@ -42,9 +42,11 @@ class Receiver:
         folder: one sub-folder per device keeps its partial blob, so that a restarted process goes
             on with it.
         limits: admission and sizes.
+        sealed: whether chunks must be.
     """
 
-    def __init__(self, folder: Path, limits: Limits | None = None) -> None:
+    def __init__(self, folder: Path, limits: Limits | None = None, *, sealed: bool = False) -> None:
+        self._sealed = sealed
         self._folder = folder
         self._limits = limits or Limits()
         self._active: dict[str, InboundTransfer] = {}
@@ -191,6 +193,13 @@ class Receiver:
                 f"chunks of {MIN_DATA_BYTES} to {MAX_DATA_BYTES} bytes",
                 offer.chunk_bytes,
             ),
+            (
+                "key",
+                bool(offer.key) == self._sealed
+                and (not offer.key or _DIGEST.fullmatch(offer.key) is not None),
+                "a key of 64 hexadecimal digits" if self._sealed else "no key",
+                "another" if offer.key else "none",
+            ),
             ("transfer-id", offer.transfer_id == expected, expected, offer.transfer_id[:64]),
         )
         for rule, holds, wanted, got in rules:
@@ -210,6 +219,7 @@ class Receiver:
         key = offer.transfer_id
         transfer = self._active.get(key)
         if transfer is not None:
+            transfer.rekey(offer)
             need = transfer.offered(now)
             self._timers.set(key, transfer.due)
             return [_answer(device_id, need)]

@@ -7,11 +7,12 @@ answered.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
-from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, pack
+from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
 from protofleet.wire.messages import Need, Receipt, Task, TransferOffer, decode, encode
 from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, Source, Timers
 
@@ -22,6 +23,13 @@ REPEAT_MAX_S = 60.0
 ANSWERED_REPEAT_S = 15.0
 """After an answer the receiver asks by itself; this only helps one that lost its memory."""
 WINDOW_MAX = 16
+
+ContentKey = Callable[[str, int], str]
+"""From a blob's SHA-256 and the grid: the key that seals its chunks; '': they are not sealed."""
+
+
+def _no_key(_sha256: str, _chunk_bytes: int) -> str:
+    return ""
 
 
 class OutboundTransfer:
@@ -35,10 +43,16 @@ class OutboundTransfer:
     """
 
     def __init__(
-        self, device_id: str, source: Source, offer: TransferOffer, task: Task | None
+        self,
+        device_id: str,
+        source: Source,
+        offer: TransferOffer,
+        task: Task | None,
+        content_key: ContentKey = _no_key,
     ) -> None:
         self.device_id = device_id
-        self.offer = offer
+        self._content_key = content_key
+        self._cut(offer)
         self.due = float("inf")
         self.wanted: dict[int, None] = {}
         self._task = task
@@ -59,7 +73,7 @@ class OutboundTransfer:
         self.wanted.clear()
         self._repeat_s = REPEAT_S
         if self.offer.chunk_bytes > max_chunk_bytes:
-            self.offer = replace(self.offer, chunk_bytes=max_chunk_bytes)
+            self._cut(replace(self.offer, chunk_bytes=max_chunk_bytes))
 
     def asked(self, need: Need, now: float, rng: random.Random) -> None:
         """Queue the first ``credit`` chunks of the ranges that are not queued already.
@@ -97,7 +111,13 @@ class OutboundTransfer:
             last=index == self._count - 1,
             data=self._read(index * self.offer.chunk_bytes),
         )
-        return pack(chunk)
+        return pack(chunk if self._cipher is None else self._cipher.seal(chunk))
+
+    def _cut(self, offer: TransferOffer) -> None:
+        """Take a grid, which has a key of its own: a nonce names one place of one grid."""
+        key = self._content_key(offer.sha256, offer.chunk_bytes)
+        self.offer = replace(offer, key=key)
+        self._cipher = ChunkCipher(key, offer.transfer_id) if key else None
 
     def _read(self, start: int) -> bytes | memoryview:
         stop = min(start + self.offer.chunk_bytes, self.offer.total_bytes)
@@ -120,9 +140,13 @@ class Sender:
 
     Args:
         rng: jitter of repetitions.
+        content_key: what seals chunks.
     """
 
-    def __init__(self, rng: random.Random | None = None) -> None:
+    def __init__(
+        self, rng: random.Random | None = None, *, content_key: ContentKey = _no_key
+    ) -> None:
+        self._content_key = content_key
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._open: dict[str, OutboundTransfer] = {}
         self._of_device: dict[str, str] = {}
@@ -151,7 +175,7 @@ class Sender:
         self.forget(self._of_device.get(device_id, ""))
         self._delivered.pop(device_id, None)
         key = offer.transfer_id
-        self._open[key] = OutboundTransfer(device_id, source, offer, task)
+        self._open[key] = OutboundTransfer(device_id, source, offer, task, self._content_key)
         self._of_device[device_id] = key
         return [self._offer(key, now)]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from protofleet.errors import InputError
 
-PREFIX = "fl/v1"
+PREFIX = "fl/v2"
 ANNOUNCEMENTS = f"{PREFIX}/+/all/ctl"
 """Of every federation on the broker; access lists need not allow it."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -78,8 +78,8 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @device.command()
-@broker_options("mqtt://[user[:password]@]host[:port] or mqtts://…", required=True)
-@click.option("--federation", required=True, help="Its name, as the coordinator has it.")
+@broker_options("mqtt://[user@]host[:port] or mqtts://…; an enrolled device knows it.")
+@click.option("--federation", help="Its name; an enrolled device knows it.")
 @click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
 @click.option(
     "--data-from",
@@ -98,8 +98,8 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 @_data_options
 def join(
     *,
-    broker: BrokerAccess,
-    federation: str,
+    broker: BrokerAccess | None,
+    federation: str | None,
     pooled: Path | None,
     later: tuple[tuple[int, str], ...],
     store: Path | None,
@@ -115,14 +115,14 @@ def join(
     start_process(threads)
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
-    from protofleet.edge.stores import default_store
+    from protofleet.edge.stores import default_store, only_store
 
     trusted = trusted_keys(source["trust_files"])
     options = JoinOptions(
         broker=broker,
         federation=federation,
         bundle=source["bundle"],
-        store=store or default_store(federation, device_id),
+        store=store or (default_store(federation, device_id) if federation else only_store()),
         device_id=device_id,
         threads=threads,
         backend=source["backend"],

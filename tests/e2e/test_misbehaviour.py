@@ -230,8 +230,8 @@ def test_a_device_that_floods_is_refused_once_in_a_while_and_stops_nothing(fakes
         chunk_bytes=0,
     )
     for _ in range(64):
-        link.publish("fl/v1/home/up/hostile/q", b'{"type":"receipt","transfer_id":"\xff"}')
-        link.publish("fl/v1/home/up/hostile/m", encode(offer))
+        link.publish("fl/v2/home/up/hostile/q", b'{"type":"receipt","transfer_id":"\xff"}')
+        link.publish("fl/v2/home/up/hostile/m", encode(offer))
     make("good", _honest)
     make("other", _honest)
     assert coordinator.finish() == 0, coordinator.log

@@ -109,9 +109,10 @@ class Federation:
         self.coordinator = Thread("coordinator", self._coordinate)
 
     def start(self, name: str) -> None:
+        keyed = self.config.keys is not None
         options = JoinOptions(
-            broker=self.config.broker,
-            federation=self.config.federation,
+            broker=None if keyed else self.config.broker,
+            federation=None if keyed else self.config.federation,
             bundle=self.config.bundle,
             store=self.store(name),
             device_id=name,

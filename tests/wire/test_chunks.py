@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from protofleet.wire.chunks import (
     MAX_PACKET_BYTES,
     MAX_PAYLOAD_BYTES,
     Chunk,
+    ChunkCipher,
     pack,
     parse,
 )
@@ -28,6 +30,11 @@ GOLDEN = bytes.fromhex(
     "00000007"  # index
     "e168c611"  # crc32
     "616263"  # data
+)
+
+SEALED = (
+    "5046434b 01 03 0013 000102030405060708090a0b0c0d0e0f 00000007 ed0e1ab7"
+    " 2e24e4547c2d6a47a08371c748adf8312d7246"
 )
 
 _CHUNKS = st.builds(
@@ -71,7 +78,10 @@ def test_noise_is_refused(noise):
 
 
 def test_the_largest_chunk_fits_in_64_kib_with_its_mqtt_headers():
-    packed = pack(Chunk(transfer_id=_ID, index=0, last=False, data=bytes(MAX_DATA_BYTES)))
+    cipher = ChunkCipher("00" * 32, _ID)
+    packed = pack(
+        cipher.seal(Chunk(transfer_id=_ID, index=0, last=False, data=bytes(MAX_DATA_BYTES)))
+    )
     longest_topic = 3 + 1 + 2 + 1 + 64 + 4 + 64 + 2
     fixed_header, topic_length, packet_id, properties = 5, 2, 2, 5
     assert len(packed) == MAX_PAYLOAD_BYTES
@@ -111,3 +121,33 @@ def test_each_rule_has_a_name(rule, payload):
     with pytest.raises(RefusedError) as refused:
         parse(payload)
     assert refused.value.rule == rule
+
+
+def test_a_sealed_chunk_in_bytes():
+    """Golden: key of 32 bytes 0 to 31, index 7, last, data ``abc``."""
+    cipher = ChunkCipher(bytes(range(32)).hex(), _ID)
+    packed = pack(cipher.seal(Chunk(transfer_id=_ID, index=7, last=True, data=b"abc")))
+    assert packed.hex() == SEALED.replace(" ", "")
+    assert bytes(cipher.open(parse(packed)).data) == b"abc"
+
+
+@given(_CHUNKS, _CHUNKS)
+def test_a_sealed_chunk_opens_in_its_own_place_only(chunk, other):
+    """Neither index, last nor transfer can be swapped below a sealed chunk."""
+    cipher = ChunkCipher("11" * 32, chunk.transfer_id)
+    sealed = cipher.seal(chunk)
+    assert cipher.open(sealed) == replace(chunk, data=bytes(chunk.data))
+    place = (chunk.transfer_id, chunk.index, chunk.last)
+    moved = replace(sealed, transfer_id=other.transfer_id, index=other.index, last=other.last)
+    if place != (other.transfer_id, other.index, other.last):
+        with pytest.raises(RefusedError, match="not sealed with its transfer's key"):
+            cipher.open(moved)
+
+
+def test_two_transfers_of_one_blob_have_two_keys():
+    """One nonce never meets two texts or two sets of authenticated data."""
+    first, second = (ChunkCipher("22" * 32, name * 32) for name in "ab")
+    chunk = Chunk(transfer_id="a" * 32, index=0, last=True, data=b"abc")
+    assert first.seal(chunk).data != second.seal(replace(chunk, transfer_id="b" * 32)).data
+    with pytest.raises(RefusedError, match="expected a sealed one"):
+        first.open(chunk)

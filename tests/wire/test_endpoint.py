@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import pytest
 from brokers import mosquitto
+from keyed import BUNDLE, Keyed
+from msgspec.structs import replace
 
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
@@ -27,21 +29,38 @@ from protofleet.wire.messages import (
     TransferOffer,
     encode,
 )
+from protofleet.wire.protection import CoordinatorProtection, DeviceProtection
 from protofleet.wire.topics import Topics
 from protofleet.wire.transfer import Delivered, Received, Rejected, describe
 
 _TOPICS = Topics("lab")
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
+_ANNOUNCEMENT = Announcement(
+    federation="lab",
+    boot_id="c1",
+    phase="waiting",
+    round_id=1,
+    rounds=2,
+    strategy="fedavg",
+    bundle=BUNDLE,
+    layout_hash="ef" * 32,
+)
 _BLOB = random.Random(0).randbytes(700_000)
 
 
 class _Pair:
     """A coordinator and one device, driven in turn by one thread."""
 
-    def __init__(self, url: str, folder) -> None:
+    def __init__(self, url: str, folder, keyed: Keyed | None = None) -> None:
         broker = BrokerAccess(url=url)
-        self.coordinator = CoordinatorEndpoint.create(broker, "lab", folder / "coordinator")
-        self.device = DeviceEndpoint.create(broker, "lab", "pi-7", folder / "pi-7")
+        ours = CoordinatorProtection(keyed.coordinator()) if keyed else None
+        theirs = DeviceProtection(keyed.device("pi-7")) if keyed else None
+        self.coordinator = CoordinatorEndpoint.create(
+            broker, "lab", folder / "coordinator", protection=ours
+        )
+        self.device = DeviceEndpoint.create(
+            broker, "lab", "pi-7", folder / "pi-7", protection=theirs
+        )
         self.coordinator.start()
         self.device.start()
         self.seen: list[Event] = []
@@ -65,7 +84,8 @@ class _Pair:
             self._coordinator(event)
 
     def _device(self, event: Event) -> None:
-        if isinstance(event, Connected):
+        announced = isinstance(event, PeerMessage) and isinstance(event.message, Announcement)
+        if isinstance(event, Connected) or announced:
             self.device.publish(Presence(device_id="pi-7", boot_id="b", status="online"))
         elif isinstance(event, PeerMessage) and isinstance(event.message, Task):
             self.device.expect(event.message.payload)
@@ -75,7 +95,9 @@ class _Pair:
             self.device.send_update(update, event.offer.round_id)
 
     def _coordinator(self, event: Event) -> None:
-        if isinstance(event, PeerMessage) and isinstance(event.message, TransferOffer):
+        if isinstance(event, Connected):
+            self.coordinator.publish(_ANNOUNCEMENT)
+        elif isinstance(event, PeerMessage) and isinstance(event.message, TransferOffer):
             self.coordinator.expect(event.device_id, event.message)
         elif isinstance(event, Received):
             self.updates[event.offer.round_id] = event.path.read_bytes()
@@ -86,9 +108,9 @@ class _Pair:
         self.coordinator.close()
 
 
-@pytest.fixture
-def pair(mosquitto_url, tmp_path):
-    pair = _Pair(mosquitto_url, tmp_path)
+@pytest.fixture(params=["plain", "keyed"])
+def pair(mosquitto_url, tmp_path, request):
+    pair = _Pair(mosquitto_url, tmp_path, Keyed() if request.param == "keyed" else None)
     pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
     yield pair
     pair.close()
@@ -143,19 +165,10 @@ def test_records_arrive_typed_with_their_sender(pair):
     assert pair.device.publish(beat)
     event = pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Heartbeat))
     assert event == PeerMessage("pi-7", beat)
-    news = Announcement(
-        federation="lab",
-        boot_id="c",
-        phase="waiting",
-        round_id=0,
-        rounds=1,
-        strategy="fedavg",
-        bundle="",
-        layout_hash="",
-    )
+    news = replace(_ANNOUNCEMENT, boot_id="c2")
     assert pair.coordinator.publish(news)
-    event = pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Announcement))
-    assert event == PeerMessage("", news)
+    event = pair.run(lambda e: getattr(getattr(e, "message", None), "boot_id", "") == "c2")
+    assert event == PeerMessage("", replace(news, handshake=event.message.handshake))
 
 
 @pytest.mark.mosquitto
@@ -163,13 +176,14 @@ def test_hostile_packets_are_reported_and_change_nothing(pair):
     """Noise on every topic and a device that speaks as another: ignored, by rule."""
     link = pair.device._link
     foreign = Presence(device_id="other", boot_id="b", status="online")
-    for topic, payload, rule in (
-        ("fl/v1/lab/up/pi-7/c", b"noise", "chunk-size"),
-        ("fl/v1/lab/up/pi-7/q", b"{}", "message-schema"),
-        ("fl/v1/lab/up/pi-7/m", b"\xff" * 100, "message-schema"),
-        ("fl/v1/lab/up/pi-7/q", b'{"type":"receipt","transfer_id":"\xff"}', "message-schema"),
-        ("fl/v1/lab/st/pi-7", encode(foreign), "device-id"),
+    for topic, payload, *rules in (
+        ("fl/v2/lab/up/pi-7/c", b"noise", "chunk-size", "chunk-size"),
+        ("fl/v2/lab/up/pi-7/q", b"{}", "message-schema", "seal"),
+        ("fl/v2/lab/up/pi-7/m", b"\xff" * 100, "message-schema", "seal"),
+        ("fl/v2/lab/up/pi-7/q", b'{"type":"need","x":"\xff"}', "message-schema", "seal"),
+        ("fl/v2/lab/st/pi-7", encode(foreign), "device-id", "signature"),
     ):
+        rule = rules[pair.device._protection.sealed]
         link.publish(topic, payload)
         assert pair.run(lambda e: isinstance(e, Ignored)).rule == rule
     pair.coordinator.send_task("pi-7", _task(1), b"payload")
@@ -182,7 +196,7 @@ class _Flood(Link):
     def __init__(self) -> None:
         super().__init__(LinkOptions(broker=_NOWHERE, client_id="flooded"))
         chunk = pack(Chunk(transfer_id="0" * 32, index=0, last=True, data=b"x"))
-        self._chunk = Delivery("fl/v1/lab/up/pi-7/c", chunk, retained=False)
+        self._chunk = Delivery("fl/v2/lab/up/pi-7/c", chunk, retained=False)
         self.reads = 0
 
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002
@@ -209,7 +223,7 @@ class _Reconnecting(Link):
         return self._events.pop() if self._events else None
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:  # noqa: ARG002
-        self.published.append(topic.removeprefix("fl/v1/lab/"))
+        self.published.append(topic.removeprefix("fl/v2/lab/"))
         return True
 
 

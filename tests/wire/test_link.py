@@ -153,7 +153,7 @@ def test_the_brokers_packet_limit_shrinks_chunks(tmp_path):
     with mosquitto(tmp_path, "max_packet_size 20000") as port:
         link = _link(f"mqtt://127.0.0.1:{port}", filters=("x",))
         _next(link, Connected)
-        assert link.chunk_bytes == 20_000 - 512 - 32
+        assert link.chunk_bytes == 20_000 - 512 - 32 - 16
         assert not link.publish("x", bytes(20_000))
         assert link.publish("x", bytes(link.chunk_bytes + 32))
         assert len(_next(link, Delivery).payload) == link.chunk_bytes + 32
@@ -309,10 +309,10 @@ def test_a_broker_that_ends_the_connection_over_a_question_is_not_asked_again():
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
             _next(link, Connected)
-            assert link.ask("fl/v1/+/all/ctl")
+            assert link.ask("fl/v2/+/all/ctl")
             ended = _next(link, Disconnected)
             _next(link, Connected)
-            assert not link.ask("fl/v1/+/all/ctl")
+            assert not link.ask("fl/v2/+/all/ctl")
     assert (ended.reason, ended.final) == ("broker closed: Not authorized", False)
 
 

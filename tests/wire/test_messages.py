@@ -29,7 +29,7 @@ _OFFER = TransferOffer(
     round_id=3,
     total_bytes=100_000,
     sha256="ab" * 32,
-    chunk_bytes=64_992,
+    chunk_bytes=64_976,
 )
 MESSAGES = {
     "presence": Presence(

@@ -11,14 +11,14 @@ _IDS = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 _OF_DEVICES = [channel for channel in Channel if not channel.value.startswith("all")]
 
 GOLDEN = {
-    Channel.PRESENCE: "fl/v1/lab/st/pi-7",
-    Channel.UP_OFFER: "fl/v1/lab/up/pi-7/m",
-    Channel.UP_CHUNK: "fl/v1/lab/up/pi-7/c",
-    Channel.UP_REQUEST: "fl/v1/lab/up/pi-7/q",
-    Channel.UP_STATUS: "fl/v1/lab/up/pi-7/s",
-    Channel.DOWN_ANSWER: "fl/v1/lab/dn/pi-7/a",
-    Channel.DOWN_CHUNK: "fl/v1/lab/dn/pi-7/c",
-    Channel.DOWN_TASK: "fl/v1/lab/dn/pi-7/t",
+    Channel.PRESENCE: "fl/v2/lab/st/pi-7",
+    Channel.UP_OFFER: "fl/v2/lab/up/pi-7/m",
+    Channel.UP_CHUNK: "fl/v2/lab/up/pi-7/c",
+    Channel.UP_REQUEST: "fl/v2/lab/up/pi-7/q",
+    Channel.UP_STATUS: "fl/v2/lab/up/pi-7/s",
+    Channel.DOWN_ANSWER: "fl/v2/lab/dn/pi-7/a",
+    Channel.DOWN_CHUNK: "fl/v2/lab/dn/pi-7/c",
+    Channel.DOWN_TASK: "fl/v2/lab/dn/pi-7/t",
 }
 
 
@@ -29,8 +29,8 @@ def test_topics_are_those_of_the_specification(channel):
 
 def test_topics_for_all():
     topics = Topics("lab")
-    assert topics.announcement == "fl/v1/lab/all/ctl"
-    assert topics.parse("fl/v1/lab/all/ctl") == TopicAddress(Channel.ANNOUNCEMENT, "")
+    assert topics.announcement == "fl/v2/lab/all/ctl"
+    assert topics.parse("fl/v2/lab/all/ctl") == TopicAddress(Channel.ANNOUNCEMENT, "")
 
 
 @given(_IDS, _IDS, st.sampled_from(_OF_DEVICES))
@@ -54,15 +54,15 @@ def test_ids_that_break_topics_are_refused(bad):
     "topic",
     [
         "",
-        "fl/v1/lab",
-        "fl/v1/other/up/a/m",
-        "fl/v2/lab/up/a/m",
-        "fl/v1/lab/up/a",
-        "fl/v1/lab/up/a/m/x",
-        "fl/v1/lab/up//m",
-        "fl/v1/lab/up/a/z",
-        "fl/v1/lab/all/other",
-        "fl/v1/lab/st/a/b",
+        "fl/v2/lab",
+        "fl/v2/other/up/a/m",
+        "fl/v1/lab/up/a/m",
+        "fl/v2/lab/up/a",
+        "fl/v2/lab/up/a/m/x",
+        "fl/v2/lab/up//m",
+        "fl/v2/lab/up/a/z",
+        "fl/v2/lab/all/other",
+        "fl/v2/lab/st/a/b",
     ],
 )
 def test_foreign_topics_are_not_parsed(topic):
@@ -70,5 +70,5 @@ def test_foreign_topics_are_not_parsed(topic):
 
 
 def test_a_device_needs_at_most_four_subscriptions():
-    assert Topics("lab").device_filters("a") == ("fl/v1/lab/all/ctl", "fl/v1/lab/dn/a/+")
-    assert Topics("lab").coordinator_filters() == ("fl/v1/lab/up/+/+", "fl/v1/lab/st/+")
+    assert Topics("lab").device_filters("a") == ("fl/v2/lab/all/ctl", "fl/v2/lab/dn/a/+")
+    assert Topics("lab").coordinator_filters() == ("fl/v2/lab/up/+/+", "fl/v2/lab/st/+")

@@ -1,0 +1,172 @@
+"""A device's enrolment on disk: its key, its grant, and whom it trusts.
+
+The folder ``enrolment`` of a store holds ``device.pem`` (the device's own key, mode 0600),
+``enrolment.json`` (grant, federation key, broker) and ``memory.json`` (what must not go back). The
+enrolment is there once ``enrolment.json`` is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.bundle import keys
+from protofleet.durable import replace_whole, sync_folder, write_whole
+from protofleet.errors import InputError, ProvisionError, RefusedError
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.identity import DeviceGrant, public_bytes, read_statement
+from protofleet.wire.protection import DeviceCredentials
+
+FOLDER = "enrolment"
+_KEY, _ENROLMENT, _MEMORY = "device.pem", "enrolment.json", "memory.json"
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a device was given when it enrolled.
+
+    Attributes:
+        federation, device_id: who it is.
+        grant: the federation key's statement about the device's key.
+        federation_key: raw public key of then, hex.
+        broker: how to reach it, as ``BrokerAccess.to_table`` has it; relative paths start at the
+            enrolment's folder.
+    """
+
+    federation: str
+    device_id: str
+    grant: str
+    federation_key: str
+    broker: dict[str, Any]
+
+    def access(self, folder: Path) -> BrokerAccess:
+        """The broker, with files of the enrolment's ``folder``.
+
+        Raises:
+            ProvisionError: what is kept is no broker.
+        """
+        try:
+            access = msgspec.convert(
+                self.broker, BrokerAccess, dec_hook=lambda kind, value: kind(value)
+            )
+        except (msgspec.ValidationError, InputError, TypeError) as error:
+            raise ProvisionError(f"{folder}: broker: {error}; enrol the device anew") from error
+        return access.under(folder)
+
+
+class _Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What must not go back over restarts.
+
+    Attributes:
+        start: processes that have used the credentials.
+        announced: sequence of the latest announcement that was heard.
+        federation_key: in force, hex.
+    """
+
+    start: int
+    announced: int
+    federation_key: str
+
+
+def device_key(folder: Path) -> Ed25519PrivateKey:
+    """The device's own key in its enrolment folder, made if there is none.
+
+    Raises:
+        InputError: the file is no key, or others may read it.
+    """
+    return keys.load_or_create_signing_key(folder / _KEY)
+
+
+def save_enrolment(folder: Path, enrolment: Enrolment) -> None:
+    """Make an enrolment that was granted the store's own; what an earlier one noted goes."""
+    memory = _Memory(start=0, announced=0, federation_key=enrolment.federation_key)
+    _write(folder / _MEMORY, memory)
+    _write(folder / _ENROLMENT, enrolment)
+    sync_folder(folder)
+
+
+def load_enrolment(folder: Path) -> Enrolment | None:
+    """The enrolment in an enrolment folder; None if the device is not enrolled.
+
+    Raises:
+        ProvisionError: the file is damaged.
+    """
+    return _read(folder / _ENROLMENT, Enrolment)
+
+
+def open_credentials(folder: Path) -> DeviceCredentials | None:
+    """The credentials of this process, which counts as one start; None: not enrolled.
+
+    Raises:
+        InputError: the device's key is absent, damaged or readable by others.
+        ProvisionError: the enrolment is damaged, or is not for this key, or its time is over.
+    """
+    enrolment = load_enrolment(folder)
+    if enrolment is None:
+        return None
+    key = keys.load_signing_key(folder / _KEY)
+    _check(enrolment, key, folder)
+    memory = _read(folder / _MEMORY, _Memory) or _Memory(
+        start=0, announced=0, federation_key=enrolment.federation_key
+    )
+    started = msgspec.structs.replace(memory, start=memory.start + 1)
+    _write(folder / _MEMORY, started)
+    sync_folder(folder)
+
+    def note(sequence: int, federation_key: bytes) -> None:
+        noted = msgspec.structs.replace(
+            started, announced=sequence, federation_key=federation_key.hex()
+        )
+        # Not against power loss: what then may be repeated is an announcement of the last minutes.
+        replace_whole(folder / _MEMORY, _encode(noted))
+
+    return DeviceCredentials(
+        federation=enrolment.federation,
+        device_id=enrolment.device_id,
+        key=key,
+        grant=enrolment.grant,
+        federation_key=bytes.fromhex(started.federation_key),
+        start=started.start,
+        announced=started.announced,
+        note=note,
+    )
+
+
+def _check(enrolment: Enrolment, key: Ed25519PrivateKey, folder: Path) -> None:
+    remedy = "ask for a new invitation, and: protofleet device enroll INVITATION"
+    signer = bytes.fromhex(enrolment.federation_key)
+    try:
+        grant = read_statement(
+            enrolment.grant, DeviceGrant, [signer], federation=enrolment.federation
+        )
+    except RefusedError as error:
+        raise ProvisionError(f"{folder}: {error}; {remedy}") from error
+    if (grant.device_id, grant.key) != (enrolment.device_id, public_bytes(key).hex()):
+        raise ProvisionError(f"{folder}: the grant is for another key than {_KEY}; {remedy}")
+
+
+def _to_path(kind: type, value: object) -> Path:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise TypeError(f"expected a path, got {value!r}")
+
+
+def _write(path: Path, value: msgspec.Struct) -> None:
+    write_whole(path, _encode(value))
+
+
+def _encode(value: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(value))
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProvisionError(f"{path}: {error}; enrol the device anew") from error
