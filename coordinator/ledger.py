@@ -17,11 +17,19 @@ from typing import Self
 
 import msgspec
 
+from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.coding import read_update
-from protofleet.federation.records import RoundBytes, RoundRecord, Scores, UpdateRecord
+from protofleet.federation.records import (
+    PrivacyRecord,
+    RoundBytes,
+    RoundRecord,
+    Scores,
+    UpdateRecord,
+)
 from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.private_files import PRIVATE_FOLDER, make_private_file, make_private_folder
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
@@ -81,6 +89,11 @@ CREATE TABLE IF NOT EXISTS payloads (
     device_id TEXT PRIMARY KEY,
     reference TEXT NOT NULL DEFAULT '',
     raw_only INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS privacy (
+    round_id INTEGER PRIMARY KEY REFERENCES rounds,
+    record TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS traffic (
@@ -160,7 +173,7 @@ class Ledger:
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
 
     Raises:
-        InputError: the folder belongs to a run of another identity.
+        InputError: the folder belongs to a run of another identity, or others may read it.
         UnavailableError: another coordinator uses the folder.
     """
 
@@ -168,8 +181,9 @@ class Ledger:
         self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
+        self.noise = NoiseSeeds(folder / "noise")
         for made in (folder, self.spool, self.states):
-            made.mkdir(parents=True, exist_ok=True)
+            make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken)
         self._traffic: dict[tuple[str, int], Totals] = {}
@@ -256,7 +270,7 @@ class Ledger:
         record = accepted.record
         target = self._spool_file(record.round_id, accepted.device_id)
         if not target.parent.exists():
-            target.parent.mkdir()
+            target.parent.mkdir(mode=PRIVATE_FOLDER)
             sync_folder(self.spool)
         move_whole(source, target)
         with self._db:
@@ -352,7 +366,15 @@ class Ledger:
         rows = self._db.execute("SELECT transfer_id FROM members WHERE file IS NOT NULL")
         return [transfer_id for (transfer_id,) in rows]
 
-    def commit_round(
+    def most_invitations(self) -> int:
+        """Rounds to which the device was invited that was to most, without the final fit."""
+        row = self._db.execute(
+            "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
+            " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
+        ).fetchone()
+        return row[0] or 0
+
+    def commit_round(  # noqa: PLR0913 - what a round has made, each named at the call
         self,
         state: ServerState,
         scores: Scores,
@@ -360,6 +382,7 @@ class Ledger:
         *,
         update_norms: Mapping[str, float] = _NO_NORMS,
         keep_states: int,
+        privacy: PrivacyRecord | None = None,
     ) -> None:
         """The round's new server state counts; older states and its spool are removed.
 
@@ -369,6 +392,7 @@ class Ledger:
             committed_s: wall clock in seconds.
             update_norms: as in ``RoundRecord``.
             keep_states: states that stay on disk.
+            privacy: what the round has spent; its seed is removed.
         """
         name = f"states/{state.round_id:06d}{_SUFFIX}"
         data = blobs.encode(state.tensors)
@@ -393,6 +417,9 @@ class Ledger:
                 "UPDATE rounds SET state_file = NULL WHERE round_id <= ?",
                 (state.round_id - keep_states,),
             )
+            if privacy is not None:
+                record = msgspec.json.encode(privacy).decode()
+                self._db.execute("INSERT INTO privacy VALUES (?, ?)", (state.round_id, record))
         self._sweep()
 
     def server_state(self) -> ServerState | None:
@@ -419,8 +446,9 @@ class Ledger:
         traffic = traffic or {}
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, update_norms,"
-            " (SELECT count(file) FROM members WHERE members.round_id = rounds.round_id)"
-            " FROM rounds WHERE phase = 'committed' ORDER BY round_id"
+            " (SELECT count(file) FROM members WHERE members.round_id = rounds.round_id), record"
+            " FROM rounds LEFT JOIN privacy USING (round_id)"
+            " WHERE phase = 'committed' ORDER BY round_id"
         )
         return tuple(
             RoundRecord(
@@ -432,8 +460,9 @@ class Ledger:
                 bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
                 scores=msgspec.json.decode(scores, type=Scores),
                 update_norms=_to_norms(norms),
+                privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
             )
-            for round_id, final, seconds, scores, norms, participants in rows
+            for round_id, final, seconds, scores, norms, participants, privacy in rows
         )
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
@@ -546,13 +575,14 @@ class Ledger:
         return self.spool / f"{round_id:06d}" / f"{device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
-        """Remove states that no row names, and the spool of committed rounds."""
+        """Remove states that no row names, and spool and noise of committed rounds."""
         named = {name for (name,) in self._db.execute("SELECT state_file FROM rounds")}
         for file in self.states.iterdir():
             if f"states/{file.name}" not in named:
                 file.unlink()
         pending = self._db.execute("SELECT round_id FROM rounds WHERE phase != 'committed'")
         kept = {f"{round_id:06d}" for (round_id,) in pending}
+        self.noise.keep_only(kept)
         for folder in self.spool.iterdir():
             if folder.name not in kept:
                 for file in folder.iterdir():
@@ -561,6 +591,7 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    make_private_file(path)  # its further files get its mode
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode = WAL")
     # A receipt makes a device delete its update, so a commit must outlive a power cut.

@@ -15,7 +15,12 @@ from msgspec import Meta
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
 from protofleet.experiments.attacks import Hostile
-from protofleet.federation.settings import AggregationSettings, Amount, CodecSettings
+from protofleet.federation.settings import (
+    AggregationSettings,
+    Amount,
+    CodecSettings,
+    PrivacySettings,
+)
 from protofleet.settings import explain
 
 Section = Literal["personalisation", "generalisation", "global"]
@@ -120,6 +125,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         merged: one client holds everybody's training part: central training.
         codec: in place of the experiment's.
         aggregation: rule of the server, for a strategy that takes one.
+        privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
         hostile: clients that lie; for the local engine.
         paper: section → what the paper prints for this row.
     """
@@ -133,6 +139,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     merged: bool = False
     codec: CodecSettings | None = None
     aggregation: AggregationSettings = AggregationSettings()
+    privacy: PrivacySettings = PrivacySettings()
     hostile: Hostile | None = None
     paper: dict[Section, Printed] = {}
 
@@ -243,6 +250,8 @@ def digest(experiment: Experiment, method: Method) -> str:
     if method.aggregation == AggregationSettings():
         # Results that were made before there was a choice stay those of the same lines.
         del values["methods"][0]["aggregation"]
+    if method.privacy == PrivacySettings():
+        del values["methods"][0]["privacy"]
     if method.hostile is None:
         del values["methods"][0]["hostile"]
     return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
@@ -264,7 +273,7 @@ def load_experiment(path: Path) -> Experiment:
     except msgspec.ValidationError as error:
         wrong = explain(error, Experiment, values)
         raise InputError(f"experiment '{path}': {wrong}; see docs/experiments.md") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, InputError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InputError) as error:
         raise InputError(f"experiment '{path}': {error}; see docs/experiments.md") from error
 
 

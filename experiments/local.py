@@ -26,7 +26,7 @@ from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpe
 from protofleet.experiments.attacks import Sent, lied
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, load_run, save_result
-from protofleet.federation.claims import Norms, learned_bounds, median_norms, relaxed_bounds
+from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import (
     CodedPayload,
@@ -44,6 +44,7 @@ from protofleet.federation.schedule import (
     ScheduleAction,
     ScheduleEvent,
     StateCommitted,
+    Tick,
     UpdateRefused,
     UpdateStored,
 )
@@ -203,7 +204,9 @@ class _Engine:
             bytes_up=sum(len(one.update) for one in results.values()),
             bytes_down=sum(len(coded.blob) for coded in sent.values()),
             scores=scores,
-            update_norms=median_norms(one.norms for one in admitted),
+            # Of a client that was in every round, which is the most that one can have.
+            privacy=self._server.spent(run.server, round_id, final=final),
+            update_norms=self._server.update_norms(admitted),
         )
         return self._kept(run, server, done, results, sent)
 
@@ -216,6 +219,7 @@ class _Engine:
                 seed=config.seed,
                 final=self._state.final,
                 codec=config.codec.updates,
+                sends=self._plan.sends,
             ),
             payload=coded.blob,
             coding=coded.coding,
@@ -285,6 +289,7 @@ class _Engine:
         actions = [action for one in delivered for action in self._step(UpdateStored(one))]
         for one in self._state.outstanding:
             actions += self._step(UpdateRefused(one))
+        actions += self._step(Tick())  # nobody was drawn
         if not any(isinstance(action, CloseRound) for action in actions):
             raise ProtofleetError(f"round {self._state.round_id}: all updates are in, still open")
 

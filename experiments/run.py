@@ -28,6 +28,7 @@ from protofleet.federation.settings import (
     FederationConfig,
     LimitSettings,
     LivenessSettings,
+    PrivacySettings,
     RoundSettings,
     StrategySettings,
 )
@@ -92,11 +93,12 @@ class Job:
 
     def plan(self, broker: BrokerAccess = _NOWHERE) -> Plan:
         """The federation that the run is."""
-        bundle = Bundle.open(self.bundle)
+        bundle = Bundle.open(self.bundle, any_signer=True)
         config = FederationConfig(
             federation="experiment",
             broker=broker,
             bundle=self.bundle,
+            trusted=(bundle.signer,),
             run_dir=self.folder / "coordinator",
             rounds=self.rounds,
             seed=self.seed,
@@ -108,6 +110,7 @@ class Job:
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),
             aggregation=self.method.aggregation,
+            privacy=self._privacy,
         )
         return make_plan(config)
 
@@ -116,6 +119,11 @@ class Job:
         """Who takes part in a round; never more clients than there are."""
         size = self.experiment.cohort_of(self.method)
         return min(size, len(self.clients)) if isinstance(size, int) else size
+
+    @property
+    def _privacy(self) -> PrivacySettings:
+        """The method's, repeatable; scores are what an experiment is for."""
+        return msgspec.structs.replace(self.method.privacy, noise_seed=self.seed, scores=True)
 
     def identity(self, plan: Plan, engine: Engine) -> str:
         """Hash of everything that decides the numbers."""
@@ -132,6 +140,7 @@ class Job:
                 if self.method.aggregation == AggregationSettings()
                 else [self.method.aggregation]
             ),
+            *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
             *([] if self.method.hostile is None else [self.method.hostile]),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,

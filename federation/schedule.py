@@ -7,6 +7,7 @@ their cohort are one schedule (``synchronous.py``); another is another file.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from protofleet.errors import RefusedError
+from protofleet.federation.live_set import LiveSet
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -50,7 +52,7 @@ class RoundState:
 
     phase: RoundPhase = RoundPhase.WAITING
     round_id: int = 1
-    live: frozenset[str] = _NOBODY
+    live: LiveSet = field(default_factory=LiveSet)
     enough_since: float | None = None
     warmed_up: bool = False
     cohort: tuple[str, ...] = ()
@@ -67,6 +69,12 @@ class RoundState:
     def outstanding(self) -> tuple[str, ...]:
         """Members of the open round whose update is not in yet and may still come."""
         return tuple(c for c in self.cohort if c not in self.delivered | self.refused)
+
+    def awaits(self, device_id: str) -> bool:
+        """Whether the device is one of the ``outstanding``."""
+        place = bisect_left(self.cohort, device_id)
+        done = device_id in self.delivered or device_id in self.refused
+        return self.cohort[place : place + 1] == (device_id,) and not done
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from protofleet.federation import claims
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
 from protofleet.federation.claims import Admitted, Limited, Norms
 from protofleet.federation.coding import DecodedUpdate, decode_update, to_evaluation
+from protofleet.federation.noise import Noise, SeedFn, new_seed
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import Scores, UpdateRecord
+from protofleet.federation.records import PrivacyRecord, Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
 from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
 from protofleet.strategies.aggregation import Clipped, clipped
@@ -108,6 +109,9 @@ class Server:
 
         Raises:
             RefusedError: a rule is broken; the update must not be used.
+
+        Returns:
+            The update without what devices were told not to send.
         """
         decoded = decode_update(
             blob,
@@ -120,9 +124,9 @@ class Server:
         claims.check_examples(decoded.record, num_examples)
         norms = claims.difference_norms(decoded.update.tensors, baseline)
         claims.check_differences(norms, baseline, bounds, most=self.expected.max_norm)
-        return replace(decoded, norms=norms)
+        return replace(decoded, norms=norms).told(self.plan.sends)
 
-    def aggregate(
+    def aggregate(  # noqa: PLR0913 - what a round has, and how it is closed
         self,
         state: ServerState,
         round_id: int,
@@ -130,6 +134,7 @@ class Server:
         admitted: Sequence[Admitted],
         *,
         final: bool,
+        noise_seed: SeedFn = new_seed,
     ) -> Aggregated:
         """The state after a round; done again after a crash, it gives the same bits.
 
@@ -145,12 +150,16 @@ class Server:
             updates: the admitted ones, sorted by client_id.
             admitted: what was noted of each of them, in the same order.
             final: whether it is the final fit.
+            noise_seed: of the round's noise, asked for if it has any.
 
         Raises:
             ProtofleetError: the strategy returned the state of another round.
         """
         if final:
             return Aggregated(state=replace(state, round_id=round_id))
+        if self.plan.privacy is not None:
+            seed = self.plan.privacy.seed_of(round_id, noise_seed)
+            return self._noised(state, round_id, updates, seed)
         chosen = self.plan.config.aggregation
         believed, limited = claims.believed_examples(updates, admitted, chosen.most_examples)
         farthest, fault = claims.by_length(admitted), ""
@@ -184,18 +193,57 @@ class Server:
         if strategy.description.takes_aggregator and self.plan.config.aggregation.norm_clip:
             multiple = self.plan.config.aggregation.norm_clip
             tools = replace(tools, aggregator=clipped(tools.aggregator, multiple, tell))
-        state = strategy.aggregate(state, updates, tools)
-        if state.round_id != round_id:
-            raise ProtofleetError(
-                f"strategy '{strategy.description.name}': expected the state of round {round_id} "
-                f"from aggregate, got round {state.round_id}"
-            )
-        return state, tuple(
+        return self._of_round(strategy.aggregate(state, updates, tools), round_id), tuple(
             Limited(
                 client_id=clients[position], claim="difference", stated=one.norm, limit=one.limit
             )
             for position, one in sorted(long.items())
         )
+
+    def _noised(
+        self, state: ServerState, round_id: int, updates: Updates, seed: bytes
+    ) -> Aggregated:
+        """With noise nothing is left out or limited by what other updates are.
+
+        That would let a device change what the others count for. The clip bounds each by itself.
+        """
+        tools = replace(self.tools(round_id), noise=Noise(seed))
+        new = self._of_round(self.plan.strategy.aggregate(state, updates, tools), round_id)
+        if fault := claims.state_fault(new.tensors, self.expected.max_norm):
+            kept = replace(state, round_id=round_id)
+            return Aggregated(state=kept, fault=fault, dropped=True)
+        return Aggregated(state=new)
+
+    def _of_round(self, state: ServerState, round_id: int) -> ServerState:
+        if state.round_id != round_id:
+            raise ProtofleetError(
+                f"strategy '{self.plan.strategy.description.name}': expected the state of round "
+                f"{round_id} from aggregate, got round {state.round_id}"
+            )
+        return state
+
+    def spent(
+        self, before: ServerState, participations: int, *, final: bool
+    ) -> PrivacyRecord | None:
+        """What a run has spent with the round that followed on ``before``; None without noise.
+
+        Args:
+            before: as the round began.
+            participations: rounds to which the device was invited that was to most.
+            final: whether it was the final fit.
+        """
+        if final or self.plan.privacy is None:
+            return None
+        return self.plan.privacy.record(before, participations)
+
+    def update_norms(self, admitted: Sequence[Admitted]) -> dict[str, float]:
+        """What bounds the next rounds' differences (``RoundRecord.update_norms``).
+
+        With noise there is none: it would tell of updates, and let them decide on others.
+        """
+        if self.plan.privacy is not None:
+            return {}
+        return claims.median_norms(one.norms for one in admitted)
 
     def score(self, state: ServerState, records: Iterable[UpdateRecord], *, final: bool) -> Scores:
         """Scores of the round that made ``state``; after a final fit the clients' alone.

@@ -14,7 +14,7 @@ its closing aggregates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, assert_never
@@ -22,6 +22,7 @@ from typing import Literal, assert_never
 import numpy as np
 
 from protofleet.errors import RefusedError
+from protofleet.federation.live_set import LiveSet
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -51,6 +52,9 @@ class SynchronousSchedule:
 
     Attributes:
         final_fit: whether the strategy wants one more round after the last.
+        is_drawn: whether the next live device is in the cohort, by chance and not by ``seed``. A
+            round may then have nobody; nobody is substituted, and the deadline closes it whoever
+            has answered, because the chance of each device must not depend on the others.
     """
 
     rounds: int
@@ -62,6 +66,7 @@ class SynchronousSchedule:
     quorum: Amount = 0.5
     grace_s: float = 20.0
     final_fit: bool = False
+    is_drawn: Callable[[], bool] | None = None
 
     def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
@@ -71,7 +76,7 @@ class SynchronousSchedule:
         match event:
             case DeviceAppeared(device_id):
                 state = _appeared(state, device_id)
-                if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
+                if state.phase is RoundPhase.OPEN and state.awaits(device_id):
                     return state, (Invite(device_id),)
             case DeviceDeparted(device_id):
                 state = _departed(state, device_id, now)
@@ -101,7 +106,7 @@ class SynchronousSchedule:
         """
         state = replace(
             state,
-            live=_NOBODY,
+            live=LiveSet(),
             enough_since=None,
             warmed_up=False,
             failed=_NOBODY,
@@ -174,24 +179,26 @@ def _is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
 
 
 def _appeared(state: RoundState, device_id: str) -> RoundState:
-    gone = {c: since for c, since in state.gone_since.items() if c != device_id}
-    return replace(
-        state,
-        live=state.live | {device_id},
-        failed=state.failed - {device_id},
-        gone_since=MappingProxyType(gone),
-    )
+    gone_since, failed = state.gone_since, state.failed
+    if device_id in gone_since:
+        gone = dict(gone_since)
+        del gone[device_id]
+        gone_since = MappingProxyType(gone)
+    if device_id in failed:
+        failed -= {device_id}
+    live = state.live.including(device_id)
+    return replace(state, live=live, failed=failed, gone_since=gone_since)
 
 
 def _departed(state: RoundState, device_id: str, now: float) -> RoundState:
-    gone = dict(state.gone_since)
-    if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
-        gone.setdefault(device_id, now)
-    return replace(state, live=state.live - {device_id}, gone_since=MappingProxyType(gone))
+    gone_since = state.gone_since
+    if state.phase is RoundPhase.OPEN and state.awaits(device_id) and device_id not in gone_since:
+        gone_since = MappingProxyType({**gone_since, device_id: now})
+    return replace(state, live=state.live.excluding(device_id), gone_since=gone_since)
 
 
 def _marked(state: RoundState, event: UpdateStored | DeviceFailed | UpdateRefused) -> RoundState:
-    if state.phase is not RoundPhase.OPEN or event.device_id not in state.outstanding:
+    if state.phase is not RoundPhase.OPEN or not state.awaits(event.device_id):
         return state
     member = frozenset({event.device_id})
     match event:
@@ -220,6 +227,9 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
     total, final = len(state.live), _is_final(schedule, state.round_id)
     size = total if final or schedule.size == "all" else count_of(schedule.size, total)
     cohort = draw(schedule, state.round_id, 0, state.live, size)
+    if schedule.is_drawn is not None and not final:
+        cohort = tuple(device_id for device_id in sorted(state.live) if schedule.is_drawn())
+        size = len(cohort)
     state = replace(
         state,
         phase=RoundPhase.OPEN,
@@ -234,9 +244,9 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
 
 
 def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    reached = len(state.delivered) >= _needed_updates(schedule, state)
-    remaining = set(state.outstanding) - lost(schedule, state, now)
-    if reached and (not remaining or now >= state.deadline):
+    by_chance = schedule.is_drawn is not None and not state.final
+    reached = by_chance or len(state.delivered) >= _needed_updates(schedule, state)
+    if reached and (now >= state.deadline or not _remaining(schedule, state, now)):
         closing = replace(state, phase=RoundPhase.CLOSING)
         return closing, (_close(closing),)
     if now < state.deadline:
@@ -260,7 +270,7 @@ def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tra
     Who was refused may try once more.
     """
     attempt = state.attempt + 1
-    spare = state.live - set(state.cohort)
+    spare = set(state.live) - set(state.cohort)
     remaining = len(state.cohort) - len(lost(schedule, state, now))
     added = draw(schedule, state.round_id, attempt, spare, max(state.size - remaining, 0))
     state = replace(
@@ -278,6 +288,11 @@ def lost(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[st
     """Members that nobody waits for: failed, refused, or gone for longer than the grace."""
     gone = {c for c, since in state.gone_since.items() if now >= since + schedule.grace_s}
     return (gone | state.failed | state.refused) - state.delivered
+
+
+def _remaining(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
+    """Outstanding members that the round waits for."""
+    return set(state.outstanding) - lost(schedule, state, now)
 
 
 def _close(state: RoundState) -> CloseRound:

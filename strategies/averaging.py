@@ -42,6 +42,7 @@ from protofleet.strategies.types import (
     Description,
     Evaluation,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -329,6 +330,8 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
         carried=frozenset(_whole(model).shapes.keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, model) if all_shared else _no_model,
+        # What changes beside the mean has no bound, and says who has taken part.
+        private=None if extra.down.shapes else PrivateForm(baseline=partial(_shared, context)),
     )
 
 
@@ -409,6 +412,10 @@ def _sum(aggregator: Aggregator, size: int, terms: Terms) -> NDArray[np.float64]
         total += combined
         total *= sum(weight > 0 for _, weight in terms)
     return total
+
+
+def _shared(context: AveragingContext[Any], state: ServerState) -> Tensors:
+    return {name: state.tensors[name] for name in context.shared.shapes}
 
 
 def _server_model(model: Model, state: ServerState) -> Network:

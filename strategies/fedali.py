@@ -31,6 +31,8 @@ Deviations:
     - ``keep_local_prototypes`` (an ablation) lets P_local persist on the device; a device that has
       not trained yet starts from P_global.
     - Buffers that are no prototypes stay on the device.
+    - With differential privacy the clusters are of one set of prototypes, the noised mean of all
+      clients' row by row, and so they are that.
 """
 
 from __future__ import annotations
@@ -68,6 +70,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -162,6 +165,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_model=partial(client_model, context.model),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, context),
+        private=PrivateForm(baseline=partial(_baseline, context)),
     )
 
 
@@ -254,6 +258,16 @@ def _aggregate(
             context.settings, tools.aggregator, old, clients
         )
     return ServerState(round_id=state.round_id + 1, tensors=merged)
+
+
+def _baseline(context: _Context, state: ServerState) -> Tensors:
+    """What the clients' updates start from: local prototypes are the global ones on arrival."""
+    tensors = {name: value for name, value in state.tensors.items() if name.startswith(PARAMS)}
+    for layer in context.layers:
+        arrived = state.tensors[BUFFERS + layer + _GLOBAL]
+        local = arrived if state.round_id else context.model.buffers[layer + _LOCAL]
+        tensors[BUFFERS + layer + _LOCAL] = local
+    return tensors
 
 
 def _clustered(

@@ -67,6 +67,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -173,6 +174,14 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         carried=network_names(model) - {context.prototypes},
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
+        private=None if printed else _private(context),
+    )
+
+
+def _private(context: _Context) -> PrivateForm:
+    name = context.prototypes
+    return PrivateForm(
+        baseline=lambda state: {name: state.tensors[name]}, by_class=frozenset({name})
     )
 
 

@@ -60,6 +60,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     Score,
     ServerState,
     ServerTools,
@@ -138,6 +139,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         carried=network_names(model),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
+        private=PrivateForm(
+            baseline=lambda state: {_PROTOTYPES: state.tensors[_PROTOTYPES]},
+            by_class=frozenset({_PROTOTYPES}),
+        ),
     )
 
 

@@ -71,6 +71,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -182,6 +183,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         carried=frozenset(prefixed(PARAMS, model.params).keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
+        private=PrivateForm(
+            baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
+            by_class=frozenset({_PROTOTYPES}),
+        ),
     )
 
 

@@ -517,7 +517,8 @@ def test_where_class_counts_are_needed_a_device_is_there_when_it_has_registered(
 def test_totals_of_heartbeats_are_kept_but_not_those_of_rounds_to_come(open_federation):
     fed = open_federation()
     beats = [fed.beat("a", bytes_up=5), fed.beat("a", bytes_up=7), fed.beat("a", 9, bytes_up=99)]
-    fed.play(CONNECTED, fed.online("a"), beats, fed.beat("x"))
+    early = [fed.online("c"), fed.beat("c", bytes_up=1), fed.online("a"), fed.beat("a", bytes_up=3)]
+    fed.play(CONNECTED, early[2:], fed.online("b"), early[:2], beats, fed.beat("x"))
     assert fed.totals == {"a": {1: Totals(bytes_up=7, bytes_down=0, peak_rss_bytes=0)}}
 
 

@@ -314,7 +314,9 @@ def test_a_run_that_is_complete_finishes_at_once():
 _events = st.one_of(
     st.builds(
         lambda kind, who: kind(who),
-        st.sampled_from([DeviceAppeared, DeviceDeparted, UpdateStored, UpdateRefused, DeviceFailed]),
+        st.sampled_from(
+            [DeviceAppeared, DeviceDeparted, UpdateStored, UpdateRefused, DeviceFailed]
+        ),
         st.sampled_from("abcdef"),
     ),
     st.builds(Tick),
