@@ -257,11 +257,11 @@ def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) 
 def _needed_updates(schedule: SynchronousSchedule, state: RoundState) -> int:
     """The quorum without those who cannot or must not take part: one could stop the run.
 
-    But where that leaves no majority it stays what it is: the few that are left may be the liars.
+    But where that leaves less than half it stays what it is: the few may be the liars.
     """
     quorum = count_of(schedule.quorum, state.size)
     able = len(state.cohort) - len((state.failed | state.refused) - state.delivered)
-    return able if state.size // 2 < able < quorum else quorum
+    return able if able < quorum and 2 * able >= state.size else quorum
 
 
 def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:

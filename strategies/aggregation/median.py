@@ -78,7 +78,7 @@ def _combine(old: Vector, terms: Terms, *, weighted: bool) -> Vector | None:
 def _plain(values: Rows) -> NDArray[np.float64]:
     """Medians of ``(width, n)`` along the last axis; ``values`` are moved about."""
     below, above = (values.shape[1] - 1) // 2, values.shape[1] // 2
-    values.partition((below, above), axis=1)
+    values.sort(axis=1)  # several times as fast as a partition of so short rows
     return _between(values[:, below], values[:, above])
 
 

@@ -31,19 +31,21 @@ class FakeDevice:
     An answer is a list of (round to claim, tensors) to send, one after the other.
     """
 
-    def __init__(self, federation, name, answer, *, bundle_digest=None):
+    def __init__(self, federation, name, answer, *, bundle_digest=None, num_examples=3):
         bundle = Bundle.open(federation.bundle, any_signer=True)
         folder = Path(federation.folder) / f"fake-{name}"
         folder.mkdir()
         self.rejections: list[str] = []
         self.rounds: list[int] = []
         self._name, self._answer, self._over = name, answer, threading.Event()
+        self._num_examples = num_examples
         self._presence = Presence(
             device_id=name,
             boot_id="1",
             status="online",
             bundle=bundle_digest or bundle.digest,
             layout_hash=bundle.manifest.layout_hash,
+            num_examples=num_examples,
         )
         broker = BrokerAccess(url=federation.url)
         self._endpoint = DeviceEndpoint.create(broker, "home", name, folder)
@@ -77,7 +79,10 @@ class FakeDevice:
         self._endpoint.accept(offer.transfer_id)
         for round_id, content in self._answer(offer.round_id, copies):
             update = Update(
-                client_id=self._name, round_id=round_id, num_examples=3, tensors=content
+                client_id=self._name,
+                round_id=round_id,
+                num_examples=self._num_examples,
+                tensors=content,
             )
             self._endpoint.send_update(pack_update(update, Costs()), round_id)
 
@@ -124,6 +129,36 @@ def test_an_update_with_nan_is_rejected_and_does_not_count(fakes):
     assert "NaN" in bad.rejections[0]
     (closed,) = _events(coordinator, "round_closed")
     assert closed["participants"] == 1
+
+
+def test_a_liar_neither_replaces_the_model_nor_stops_the_run(fakes):
+    """It claims 2⁵³ - 1 examples and goes as far as it may; with a quorum of all."""
+    federation, make = fakes
+    federation.write(rounds=3, extra="[round]\nquorum = 1.0\n[aggregation]\nnorm_clip = 3.0\n")
+    federation.file.write_text(federation.file.read_text().replace("minimum = 2", "minimum = 3"))
+
+    def trained(round_id, tensors):
+        return [(round_id, {name: value + np.float32(0.1) for name, value in tensors.items()})]
+
+    def far(round_id, tensors):
+        tensors["params/b"] += np.float32(5e5)
+        return [(round_id, tensors)]
+
+    coordinator = federation.start_coordinator()
+    honest = [make(name, trained) for name in ("fine", "good")]
+    liar = make("liar", far, num_examples=2**53 - 1)
+    assert coordinator.finish() == 0, coordinator.log
+    assert [event["participants"] for event in _events(coordinator, "round_closed")] == [3, 2, 2]
+    limited = {
+        (event["claim"], event["device_id"]) for event in _events(coordinator, "claim_limited")
+    }
+    assert limited == {("num_examples", "liar"), ("difference", "liar")}
+    assert ["norm of at most" in reason for reason in liar.rejections] == [True, True]
+    assert [device.rejections for device in honest] == [[], []]
+    model, _ = blobs.decode(
+        (federation.run_dir / "global.safetensors").read_bytes(), max_bytes=10**6
+    )
+    assert np.abs(model["b"]).max() < 10
 
 
 @pytest.mark.parametrize(("claimed", "reason"), [(1, "too late"), (9, "has not begun")])

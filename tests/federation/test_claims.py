@@ -59,7 +59,7 @@ def test_half_of_the_accepted_move_no_bound():
 def test_a_difference_beyond_what_was_learned_is_refused_with_both_numbers():
     baseline, bounds = {"params/a": np.zeros(2, np.float32)}, {"params": 50.0}
     claims.check_differences({"params": 50.0}, baseline, bounds, most=1e6)
-    message = r"its 'params' to differ .* of at most 50, got 9.9e\+05; accepted .* about 0.5"
+    message = r"its 'params' to differ .* of at most 50, got 9.9e\+05$"
     with pytest.raises(RefusedError, match=message):
         claims.check_differences({"params": 9.9e5}, baseline, bounds, most=1e6)
 

@@ -35,6 +35,16 @@ def test_spread_is_the_population_s():
     assert summary.generalisation["accuracy"] == _spread(0.25, 0.0)
 
 
+def test_over_all_samples_a_test_part_counts_for_ten_times_the_median_at_most():
+    """2⁵⁰ wrong ones count as 40 beside two parts of 4; the mean over clients is a third each."""
+    evaluations = [Evaluation(own=right_and_wrong(4, 0))] * 2
+    summary = round_scores([*evaluations, Evaluation(own=right_and_wrong(0, 2**50))], None)
+    assert summary.personalisation["sample_accuracy"].mean == pytest.approx(8 / 48)
+    assert summary.personalisation["accuracy"].mean == pytest.approx(2 / 3)
+    fair = round_scores([*evaluations, Evaluation(own=right_and_wrong(0, 40))], None)
+    assert fair.personalisation["sample_accuracy"].mean == pytest.approx(8 / 48)
+
+
 def test_losses_are_averaged_over_the_clients_that_have_one():
     summary = round_scores([Evaluation(own_loss=1.0), Evaluation(own_loss=2.0), Evaluation()], None)
     assert summary == Scores(own_loss=Spread(mean=1.5, std=0.5))

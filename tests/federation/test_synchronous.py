@@ -20,6 +20,7 @@ from protofleet.federation.schedule import (
     RoundState,
     StateCommitted,
     Tick,
+    UpdateRefused,
     UpdateStored,
 )
 from protofleet.federation.synchronous import SynchronousSchedule, draw, lost
@@ -174,6 +175,41 @@ def test_a_member_that_failed_is_not_awaited():
 _FINAL = replace(_SCHEDULE, rounds=1, size=2, minimum=2, final_fit=True)
 
 
+_ALL = replace(_SCHEDULE, quorum=1.0)
+
+
+def test_a_member_that_was_refused_is_not_needed_and_not_invited_again():
+    state, _ = _opened(_ALL)
+    state, actions = _play(
+        _ALL,
+        (1.0, UpdateRefused("c")),
+        (2.0, DeviceAppeared("c")),
+        (3.0, UpdateStored("a")),
+        (4.0, UpdateStored("b")),
+        state=state,
+    )
+    assert actions == [CloseRound(1, ("a", "b"))]
+    refusal = _ALL.refusal(replace(state, phase=RoundPhase.OPEN), "c", 1)
+    assert "was refused already" in str(refusal)
+
+
+def test_where_most_are_refused_the_few_that_are_left_make_no_round_and_all_may_try_again():
+    """They may be the liars, and the bounds wrong."""
+    state, _ = _opened(_ALL)
+    state, actions = _play(
+        _ALL,
+        (1.0, UpdateRefused("a")),
+        (2.0, UpdateRefused("b")),
+        (3.0, UpdateStored("c")),
+        (100.0, Tick()),
+        state=state,
+    )
+    assert actions == [ExtendRound(1, 1, (), 3)]
+    assert state.outstanding == ("a", "b")
+    _, actions = _play(_ALL, (101.0, UpdateStored("a")), (102.0, UpdateStored("b")), state=state)
+    assert actions == [CloseRound(1, ("a", "b", "c"))]
+
+
 def _last_round_done(schedule=_FINAL):
     """Four live devices, two of which took part in the only round; it is committed."""
     state, (opened,) = _play(schedule, *[(0.0, DeviceAppeared(d)) for d in "ab"])
@@ -278,7 +314,9 @@ def test_a_run_that_is_complete_finishes_at_once():
 _events = st.one_of(
     st.builds(
         lambda kind, who: kind(who),
-        st.sampled_from([DeviceAppeared, DeviceDeparted, UpdateStored, DeviceFailed]),
+        st.sampled_from(
+            [DeviceAppeared, DeviceDeparted, UpdateStored, UpdateRefused, DeviceFailed]
+        ),
         st.sampled_from("abcdef"),
     ),
     st.builds(Tick),

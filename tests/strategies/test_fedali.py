@@ -8,6 +8,8 @@ from toy_model import GLOBAL, LOCAL, SGD, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
+from protofleet.strategies.aggregation import MEAN, clipped
+from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.types import Payload, ServerState, Update
 
 _LOCAL, _GLOBAL = "state/" + LOCAL, "state/" + GLOBAL
@@ -131,3 +133,31 @@ def test_a_model_without_prototypes_is_refused_with_the_remedy(model, missing):
     other = replace(model, buffers=frozen_map(buffers))
     with pytest.raises(InputError, match=r"expected a model with ALP layers .* --strategy fedali"):
         fedali(other)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "geometric_median", "multi_krum"])
+def test_a_liar_s_prototypes_capture_no_cluster_under_a_robust_rule(model, rule):
+    """It stands beside the second cluster, and in its own: the mean follows it."""
+    strategy = fedali(model)
+    server = strategy.server_init(model, new_rng())
+    honest = [update_of(name, [[0, 0], [10, 10]]) for name in "abcd"]
+    updates = [*honest, update_of("z", [[400, 400], [400, 400]])]
+    tools = replace(server_tools(), aggregator=build_rule(rule, {}))
+    after = strategy.aggregate(server, updates, tools).tensors[_GLOBAL]
+    np.testing.assert_allclose(after, [[0, 0], [10, 10]], atol=1e-4)
+    spoilt = strategy.aggregate(server, updates, server_tools()).tensors[_GLOBAL]
+    assert np.abs(spoilt).max() > 50
+
+
+def test_clipped_prototypes_are_those_that_are_clustered(model):
+    """Those of a and b move by the length of 2, z's by 1000 times that: it is shortened to 6."""
+    strategy = fedali(model)
+    server = strategy.server_init(model, new_rng())
+    start = server.tensors[_GLOBAL]
+    moves = {"a": [[2, 0], [0, 0]], "b": [[0, 2], [0, 0]], "z": [[0, 0], [2000, 0]]}
+    updates = [update_of(name, start + np.array(by, np.float32)) for name, by in moves.items()]
+    told = []
+    tools = replace(server_tools(), aggregator=clipped(MEAN, 3.0, told.append))
+    after = strategy.aggregate(server, updates, tools).tensors[_GLOBAL]
+    assert np.abs(after - start).max() <= 6
+    assert {(one.position, one.limit) for one in told} >= {(2, 6.0)}

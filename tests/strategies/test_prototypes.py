@@ -8,7 +8,7 @@ from oracles import prototypes as oracle
 from toy_model import array, frozen_map
 
 from protofleet.errors import InputError
-from protofleet.strategies.aggregation import MEAN
+from protofleet.strategies.aggregation import MEAN, build
 from protofleet.strategies.prototypes import (
     NearestPrototype,
     class_counts_of,
@@ -141,3 +141,14 @@ def test_nearest_prototypes_are_a_dense_layer_up_to_a_number_per_example():
     np.testing.assert_allclose(gap - gap[:, :1], 0, atol=1e-4)
     assert np.isfinite(bias).all()
     assert not (features @ weight.T + bias).argmax(axis=1).tolist().count(1)
+
+
+def test_a_robust_rule_goes_class_by_class_over_the_clients_that_have_it():
+    """The liar of class 0 is one of four; class 1 is held by two, and class 2 by nobody."""
+    rule = build("median", {})
+    rows = [array([[1], [5], [0]]), array([[2], [7], [0]]), array([[3], [0], [0]])]
+    weights = [np.array(one) for one in ([4, 4, 0], [1, 2, 0], [9, 0, 0])]
+    liar = array([[900], [900], [900]]), np.array([2**50, 0, 0])
+    terms = [*zip(rows, weights, strict=True), liar]
+    old = array([[0], [0], [-3]])
+    np.testing.assert_allclose(merge_prototypes(rule, terms, old), [[2.5], [6], [-3]])

@@ -11,8 +11,9 @@ from toy_model import changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
+from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.optimisers import Sgd
-from protofleet.strategies.types import Step
+from protofleet.strategies.types import Step, Update
 from protofleet.tensors import Model, TensorMap
 from protofleet.wire.codecs import Codec
 
@@ -221,3 +222,25 @@ def test_c_stays_near_the_mean_of_the_clients_under_a_lossy_codec(kind, make_too
     assert max(gaps[20:]) < 1.2 * max(gaps[:10])
     size = np.mean([np.linalg.norm(value) for value in own.values()])
     assert max(gaps) < 0.005 * size
+
+
+def test_a_rule_combines_the_changes_of_control_variates_too(model):
+    """Three clients of which one lies: the mean moves by three times the median change."""
+    strategy = build("scaffold", _settings(), model)
+    server = strategy.server_init(model, new_rng())
+    changes = {"a": [1, 2], "b": [2, 4], "z": [9e5, -9e5]}
+    updates = [
+        Update(
+            client_id=name,
+            round_id=1,
+            num_examples=1,
+            tensors={
+                "params/w": server.tensors["params/w"],
+                "change/control/w": np.array(change, np.float32),
+            },
+        )
+        for name, change in changes.items()
+    ]
+    tools = dataclasses.replace(server_tools(), aggregator=build_rule("median", {}))
+    after = strategy.aggregate(server, updates, tools)
+    np.testing.assert_allclose(after.tensors["control/w"], [2, 2])
