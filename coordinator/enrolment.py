@@ -7,7 +7,6 @@ broker follow from it, so a process may be killed anywhere, and several may answ
 from __future__ import annotations
 
 import logging
-import secrets
 import sqlite3
 import threading
 import time
@@ -68,7 +67,6 @@ class EnrolmentService:
         self._link = Link(
             LinkOptions(
                 broker=access,
-                client_id=f"enrol-{secrets.token_hex(8)}",
                 filters=(self._topics.enrolment_filter,),
             )
         )

@@ -14,11 +14,13 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
+from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, UnavailableError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
+from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire.endpoint import CoordinatorEndpoint
 from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
@@ -39,6 +41,8 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             yield service
     except BrokenPipeError:
         raise
+    except UnicodeDecodeError as error:
+        raise InputError(damaged(config.run_dir, error)) from error
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UnavailableError(
@@ -61,10 +65,13 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             task=manifest.task,
             outputs=manifest.outputs,
             codec=config.codec.text,
+            switched_off=plan.sends.switched_off,
         )
         members = None
         protection = Plain()
-        if config.keys is not None:
+        if config.keys is None:
+            config.broker.check_keyless()
+        else:
             members = stack.enter_context(Members(config.keys, config.federation))
             credentials = open_credentials(members, ledger, plan.bundle.digest)
             protection = CoordinatorProtection(credentials)
@@ -95,7 +102,7 @@ def _make_endpoint(
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
     endpoint = CoordinatorEndpoint.create(
         config.broker, config.federation, folder, limits, protection=protection

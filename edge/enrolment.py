@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import shutil
 import ssl
 import time
@@ -170,7 +169,6 @@ class _Enrolling:
         link = Link(
             LinkOptions(
                 broker=self._access(),
-                client_id=f"enrol-{secrets.token_hex(8)}",
                 filters=(self._answers,),
             )
         )

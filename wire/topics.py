@@ -129,8 +129,8 @@ class Topics:
         return (self.announcement, self._join(f"dn/{check_device_id(device_id)}/+"))
 
     def coordinator_filters(self) -> tuple[str, ...]:
-        """What the coordinator subscribes to."""
-        return (self._join("up/+/+"), self._join("st/+"))
+        """What the coordinator subscribes to; the announcement, because another one may run."""
+        return (self._join("up/+/+"), self._join("st/+"), self.announcement)
 
     def enrolment_request(self, device_id: str) -> str:
         """Where an invited device asks for its grant.

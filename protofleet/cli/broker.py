@@ -221,10 +221,13 @@ def _addresses(running: RunningBroker, options: Any) -> str:
         return f"for devices: --broker {where} --broker-ca {options.folder.ca}"
     if host == EVERYWHERE:
         place = running.url.replace("127.0.0.1", own_address())
-        return f"for devices in this network: --broker {place}"
+        return (
+            f"for devices in this network: --broker {place} --insecure (nothing is encrypted: for "
+            "that, 'protofleet broker init')"
+        )
     if host.startswith("127."):
         return f"for this machine alone; for others: --host {EVERYWHERE}"
-    return f"for devices: --broker {running.url}"
+    return f"for devices: --broker {running.url} --insecure"
 
 
 def _said(running: RunningBroker) -> Iterator[str]:

@@ -104,7 +104,8 @@ class _FakeEndpoint:
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._folder, self._clock, self.steps = folder, clock, deque(steps)
         self._woken = threading.Event()
         self._settled: dict[str, Receipt] = {}
@@ -205,17 +206,23 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
     Attributes:
         published: announcements that went out.
         finished: devices that were told to finish.
+        serials: of the grants that devices are here with.
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
         self.published: list[Announcement] = []
         self.finished: list[str] = []
+        self.serials: dict[str, int] = {}
 
     def publish(self, announcement: Announcement) -> bool:
         if self.connected:
             self.published.append(announcement)
         return self.connected
+
+    def end_session(self, device_id: str, serial: int) -> bool:
+        assert device_id
+        return serial == self.serials.get(device_id)
 
     def send_finish(self, device_id: str, task: Task) -> bool:
         assert task.task == "finish"
@@ -259,6 +266,9 @@ class FakeDeviceEndpoint(_FakeEndpoint):
         if self.connected:
             self.published.append(message)
         return self.connected
+
+    def listen_again(self) -> None:
+        """The steps say what is heard."""
 
     def ask_for_federations(self) -> bool:
         return self.connected

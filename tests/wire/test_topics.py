@@ -78,7 +78,11 @@ def test_foreign_topics_are_not_parsed(topic):
 
 def test_a_device_needs_at_most_four_subscriptions():
     assert Topics("lab").device_filters("a") == ("fl/v2/lab/all/ctl", "fl/v2/lab/dn/a/+")
-    assert Topics("lab").coordinator_filters() == ("fl/v2/lab/up/+/+", "fl/v2/lab/st/+")
+    assert Topics("lab").coordinator_filters() == (
+        "fl/v2/lab/up/+/+",
+        "fl/v2/lab/st/+",
+        "fl/v2/lab/all/ctl",
+    )
 
 
 @pytest.mark.parametrize("name", ["coordinator", "invite.a", "a b", ""])
