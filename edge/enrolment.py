@@ -302,11 +302,8 @@ class _Enrolling:
         due, attempt = time.monotonic(), 0
         while (now := time.monotonic()) < until:
             if now >= due and link.connected:
-                link.publish(self._asks, asked.payload)
-                due = now + _REPEAT_S[min(attempt, len(_REPEAT_S) - 1)]
+                due = now + self._send(link, asked, attempt)
                 attempt += 1
-                if attempt == _PATIENT:
-                    self._told("waiting for the federation's answer")
             event = link.get(min(max(due - now, 0.05), until - now, 1.0))
             if isinstance(event, Connected):
                 due = now
@@ -325,6 +322,13 @@ class _Enrolling:
         if refused is not None:
             raise refused
         return None
+
+    def _send(self, link: Link, asked: Asked, attempt: int) -> float:
+        """Ask; returns the seconds until the next time."""
+        link.publish(self._asks, asked.payload)
+        if attempt + 1 == _PATIENT:
+            self._told("waiting for the federation's answer")
+        return _REPEAT_S[min(attempt, len(_REPEAT_S) - 1)]
 
     def _answer_in(self, event: Delivery, asked: Asked) -> EnrolmentAnswer | None:
         """The answer to this request; what is none was sent by anybody, and is passed over."""

@@ -65,7 +65,7 @@ def _connects(own, user: str, password: str) -> bool:
     access = own.broker.access
     url = access.url.replace("coordinator@", f"{user}:{password}@")
     broker = BrokerAccess(url=url, ca_file=access.ca_file)
-    link = Link(LinkOptions(broker=broker, client_id=f"try-{time.monotonic_ns()}"))
+    link = Link(LinkOptions(broker=broker))
     link.start()
     found = isinstance(link.get(10), Connected)
     link.close()
@@ -326,7 +326,7 @@ class _Eavesdropper:
     def __init__(self, url: str) -> None:
         self.heard: list[bytes] = []
         broker = BrokerAccess(url=url)
-        self._link = Link(LinkOptions(broker=broker, client_id="eve", filters=("fl/#",)))
+        self._link = Link(LinkOptions(broker=broker, filters=("fl/#",)))
         self._link.start()
         assert isinstance(self._link.get(10), Connected)
         self._stopped = False
