@@ -59,4 +59,5 @@ def unpickle_arrays(file: BinaryIO, name: str) -> Any:
         return _ArraysOnly(file, encoding="latin1").load()
     except (pickle.UnpicklingError, EOFError, ValueError, TypeError, KeyError, IndexError,
             AttributeError, MemoryError, OverflowError) as error:  # fmt: skip
-        raise InputError(f"'{name}': expected a pickle of plain arrays, got: {error}") from error
+        reason = " ".join(str(error).split())
+        raise InputError(f"'{name}': expected a pickle of plain arrays, got: {reason}") from error

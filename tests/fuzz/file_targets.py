@@ -28,8 +28,15 @@ from protofleet.datasets import DeviceData, load_device_data
 from protofleet.datasets._unpickle import unpickle_arrays
 from protofleet.edge import credentials
 from protofleet.edge.examples import read_csv
-from protofleet.edge.journal import Binding, Journal, Pending, StoredFile, StoredPayload, StoredState
-from protofleet.edge.journal import read_journal
+from protofleet.edge.journal import (
+    Binding,
+    Journal,
+    Pending,
+    StoredFile,
+    StoredPayload,
+    StoredState,
+    read_journal,
+)
 from protofleet.edge.store import Store
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet
@@ -318,7 +325,7 @@ def _pickles() -> Iterator[bytes]:
 
 
 def _pickled(content: object, protocol: int) -> bytes:
-    import pickle  # noqa: PLC0415, S403 - only written here
+    import pickle  # noqa: PLC0415 - only written here
 
     return pickle.dumps(content, protocol)
 

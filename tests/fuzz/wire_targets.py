@@ -19,7 +19,6 @@ from fuzz.target import Target
 from packed import pack_update
 from tiny_bundle import tiny_bundle
 
-from protofleet.errors import RefusedError
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
 from protofleet.federation.coding import decode_update
 from protofleet.federation.plan import make_plan
@@ -130,9 +129,7 @@ def _coordinator() -> CoordinatorProtection:
     certificate = CoordinatorCertificate(
         federation="lab", run_id="00ff", key=public_bytes(_COORDINATOR).hex(), until=_UNTIL
     )
-    rotation = KeyRotation(
-        federation="lab", old="ab" * 32, new=public_bytes(_FEDERATION).hex()
-    )
+    rotation = KeyRotation(federation="lab", old="ab" * 32, new=public_bytes(_FEDERATION).hex())
     end = CoordinatorProtection(
         CoordinatorCredentials(
             federation="lab",
@@ -301,9 +298,7 @@ def _coded(kind: str) -> Iterator[bytes]:
 
 
 def _decode_coded(codec: str, data: bytes) -> None:
-    raw = codecs.to_raw(
-        data, _tensors(1), Coding(codec=codec, raw_bytes=len(data)), max_bytes=_MAX
-    )
+    raw = codecs.to_raw(data, _tensors(1), Coding(codec=codec, raw_bytes=len(data)), max_bytes=_MAX)
     blobs.decode(raw, max_bytes=4 * _MAX)
 
 
@@ -394,4 +389,3 @@ TARGETS = (
     Target("update", _admit, _updates),
     Target("broker-url", _parse_url, _urls, max_len=512),
 )  # fmt: skip
-
