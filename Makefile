@@ -42,7 +42,7 @@ bench: $(STAMP) ## measured comparisons; minutes
 
 fuzz: $(STAMP) ## altered inputs for every decoder, guided by coverage; ARGS="--seconds 60 --only blob" (docs/fuzzing.md)
 	@$(BIN)/python -c "import atheris" 2>/dev/null || \
-	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "protofleet[fuzz] @ file://$(CURDIR)"
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[fuzz]"
 	nice -n 10 $(BIN)/python scripts/fuzz $(ARGS)
 
 audit: $(STAMP) ## licences of the pinned packages, and known vulnerabilities where a service can be asked
