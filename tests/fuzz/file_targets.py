@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import io
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fuzz.target import Target
+from fuzz.target import Target, scratch
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle, keys
@@ -44,22 +41,13 @@ from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
 
 _KEY = Ed25519PrivateKey.from_private_bytes(bytes([1]) * 32)
 _PUBLIC = public_bytes(_KEY)
-_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder of its own inside it
-
-
-@functools.cache
-def _folder() -> Path:
-    """A folder of this process, in memory where there is one."""
-    folder = tempfile.mkdtemp(prefix="decoders-", dir=_MEMORY if _MEMORY.is_dir() else None)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
 
 
 def _from_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], None]:
     """A decoder of a file's bytes, whose path ``read`` is given."""
 
     def decode(data: bytes) -> None:
-        path = _folder() / name
+        path = scratch() / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
@@ -75,7 +63,7 @@ def _from_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], N
 @functools.cache
 def _bundle() -> tuple[bytes, dict[str, bytes]]:
     """A good bundle's manifest, and its other files."""
-    path = tiny_bundle(_folder() / "good", _KEY)
+    path = tiny_bundle(scratch() / "good", _KEY)
     manifest = (path / MANIFEST).read_bytes()
     return manifest, {name: (path / name).read_bytes() for name in parse(manifest).files}
 
@@ -100,8 +88,8 @@ def _check_manifest(data: bytes) -> None:
 
 
 def _public_keys() -> Iterator[bytes]:
-    keys.save_public_key(_PUBLIC, _folder() / "public.pem")
-    yield (_folder() / "public.pem").read_bytes()
+    keys.save_public_key(_PUBLIC, scratch() / "public.pem")
+    yield (scratch() / "public.pem").read_bytes()
 
 
 def _private_keys() -> Iterator[bytes]:
@@ -188,7 +176,7 @@ _IDENTITY = {"federation": "lab"}
 
 
 def _ledgers() -> Iterator[bytes]:
-    folder = _folder() / "good-ledger"
+    folder = scratch() / "good-ledger"
     with Ledger(folder, _IDENTITY) as ledger:
         ledger.register("pi-7", (1, 2))
         ledger.open_round(1, ["pi-7", "pi-8"], 1.0)
@@ -217,7 +205,7 @@ def _read_ledger(path: Path) -> None:
 
 
 def _members() -> Iterator[bytes]:
-    folder = _folder() / "good-members"
+    folder = scratch() / "good-members"
     with Members.create(folder, "lab") as members:
         key = members.private_key()
         assert key is not None
@@ -310,8 +298,8 @@ def _npzs() -> Iterator[bytes]:
         y_test=np.arange(3),
         classes=("a", "b", "c"),
     )
-    data.save(_folder() / "good.npz")
-    yield (_folder() / "good.npz").read_bytes()
+    data.save(scratch() / "good.npz")
+    yield (scratch() / "good.npz").read_bytes()
     file = io.BytesIO()
     arrays = {n: getattr(data, n) for n in ("x_train", "y_train", "x_test", "y_test")}
     np.savez_compressed(file, **arrays, classes=np.array(data.classes))

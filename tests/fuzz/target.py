@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
+import shutil
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
@@ -15,6 +18,9 @@ REFUSALS = (RefusedError, InputError, ProvisionError, UnavailableError)
 
 CRASHES = Path(__file__).resolve().with_name("crashes")
 """A folder for each decoder that once crashed, with the inputs that did it."""
+
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder of its own inside it
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,14 @@ class Target:
         path = _corpus(self.name)
         lines = path.read_text().split() if path.exists() else []
         return crashes + [base64.b64decode(line) for line in lines]
+
+
+@cache
+def scratch() -> Path:
+    """A folder of this process, in memory where there is one."""
+    folder = tempfile.mkdtemp(prefix="decoders-", dir=_MEMORY if _MEMORY.is_dir() else None)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def write_corpus(name: str, inputs: Iterable[bytes]) -> None:
