@@ -23,7 +23,7 @@ from protofleet.runtime import BackendName
 
 def main(path: Path, examples: int, backend: BackendName) -> dict[str, float]:
     """Train one epoch of the bundle's strategy and evaluate."""
-    bundle = Bundle.open(path)
+    bundle = Bundle.open(path, any_signer=True)
     data = LocalData(own=_data(bundle, examples))
     opened = peak_rss_bytes()
     learner = open_learner(bundle, data, threads=1, device_id="bench", backend=backend)

@@ -124,7 +124,7 @@ def run_architecture(
         except ProtofleetError as error:
             left |= dict.fromkeys(wanted, str(error))
             continue
-        reasons = why_not(Bundle.open(bundle))
+        reasons = why_not(Bundle.open(bundle, any_signer=True))
         for name in wanted:
             left[name] = reasons[name]
             if not reasons[name]:
@@ -156,6 +156,7 @@ def _run(case: SweepCase, strategy: str, bundle: Path, broker: BrokerAccess, fol
         federation=f"matrix-{folder.parent.name}-{strategy}",
         broker=broker,
         bundle=bundle,
+        trusted=(Bundle.open(bundle, any_signer=True).signer,),
         run_dir=folder / "run",
         rounds=_ROUNDS,
         strategy=StrategySettings(name=strategy, settings=dict(_SETTINGS.get(strategy, {}))),
@@ -198,6 +199,7 @@ def _federate(config: FederationConfig, case: SweepCase, folder: Path) -> None:
                 broker=config.broker,
                 federation=config.federation,
                 bundle=config.bundle,
+                trusted=[bytes.fromhex(key) for key in config.trusted],
                 store=folder / name,
                 device_id=name,
                 backend=backend,

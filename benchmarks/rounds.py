@@ -111,8 +111,8 @@ def _federate(folder: Path, url: str, size: tuple[int, int], *, keyed: bool) -> 
         f"rounds = {rounds}\n{_KEYS if keyed else ''}"
         f"[cohort]\nminimum = {_DEVICES}\n"
     )
-    file = str(folder / "federation.toml")
-    processes = [_start(folder / "coordinator.log", "coordinator", "run", file)]
+    file, trust = str(folder / "federation.toml"), ("--trust", str(folder / "key.pem"))
+    processes = [_start(folder / "coordinator.log", "coordinator", "run", file, *trust)]
     try:
         processes += [_start_device(folder, url, name) for name in names]
         return _watch(processes[0], folder)

@@ -29,6 +29,7 @@ from protofleet.bundle.files import (
     archive,
 )
 from protofleet.bundle.manifest import FileEntry, Manifest, TensorDecl
+from protofleet.bundle.onnx_files import check_onnx
 from protofleet.bundle.rules import PARAMS, STATE, check_manifest, check_tensors, parse
 from protofleet.durable import sync_folder, write_synced
 from protofleet.errors import InputError, RefusedError
@@ -57,16 +58,19 @@ class Bundle:
     source: Source
 
     @classmethod
-    def open(cls, path: Path | str, *, trusted: Collection[bytes] | None = None) -> Self:
+    def open(
+        cls, path: Path | str, *, trusted: Collection[bytes] = (), any_signer: bool = False
+    ) -> Self:
         """Verify every byte of the bundle at ``path`` (directory or single file).
 
         Args:
             path: a directory or a ``.pfb`` file.
-            trusted: raw public keys whose signatures count; None accepts any valid signature,
-                which shows that the bundle is whole, not whom it comes from.
+            trusted: raw public keys whose signatures count; empty: ``keys.user_trust()``.
+            any_signer: accept any valid signature, which shows that the bundle is whole, not whom
+                it comes from.
 
         Raises:
-            InputError: there is nothing at ``path``.
+            InputError: there is nothing at ``path``, or others can change the trust store.
             RefusedError: a rule of ``docs/bundle.md`` is broken; ``rule`` names it.
         """
         path = Path(path)
@@ -74,15 +78,19 @@ class Bundle:
             raise InputError(f"bundle '{path}': no such file or directory")
         try:
             source = DirectorySource(path) if path.is_dir() else SingleFileSource(path)
-            return cls.verified(source, trusted=trusted)
+            return cls.verified(source, trusted=trusted, any_signer=any_signer)
         except RefusedError as error:
             raise RefusedError(error.rule, f"'{path}': {error}") from error
 
     @classmethod
-    def verified(cls, source: Source, *, trusted: Collection[bytes] | None = None) -> Self:
+    def verified(
+        cls, source: Source, *, trusted: Collection[bytes] = (), any_signer: bool = False
+    ) -> Self:
         """As ``open``, for bytes that lie elsewhere."""
         data = source.read(MANIFEST, MAX_MANIFEST_BYTES)
-        public = _check_signature(source, data, trusted)
+        public = _check_signature(source, data)
+        if not any_signer:
+            _check_trusted(public, trusted or keys.user_trust())
         manifest = parse(data)
         check_manifest(manifest)
         source.check_sizes(
@@ -94,8 +102,11 @@ class Bundle:
         )
         digest = hashlib.sha256(data).hexdigest()
         bundle = cls(manifest=manifest, digest=digest, signer=public.hex(), source=source)
-        for name in manifest.files.keys() - {PARAMS, STATE}:
-            bundle.read(name)
+        graphs = {program.file for program in manifest.programs.values()}
+        for name in sorted(manifest.files.keys() - {PARAMS, STATE}):
+            data = bundle.read(name)
+            if name in graphs:
+                check_onnx(data, name)
         bundle._tensors(PARAMS, manifest.params)
         bundle._tensors(STATE, manifest.state)
         return bundle
@@ -223,7 +234,7 @@ def write_bundle(
     text = _manifest_bytes(msgspec.structs.replace(manifest, files=entries))
     signature = key.public_key().public_bytes_raw() + key.sign(text)
     content = {MANIFEST: text, SIGNATURE: signature, **files}
-    digest = Bundle.verified(MemorySource(content)).digest
+    digest = Bundle.verified(MemorySource(content), any_signer=True).digest
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == SUFFIX:
         _write_single(path, content)
@@ -236,7 +247,8 @@ def _manifest_bytes(manifest: Manifest) -> bytes:
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic"), indent=1)
 
 
-def _check_signature(source: Source, data: bytes, trusted: Collection[bytes] | None) -> bytes:
+def _check_signature(source: Source, data: bytes) -> bytes:
+    """The raw public key of the signer."""
     try:
         signature = source.read(SIGNATURE, _SIG_BYTES)
     except RefusedError as error:
@@ -246,19 +258,22 @@ def _check_signature(source: Source, data: bytes, trusted: Collection[bytes] | N
     public, signed = signature[: keys.PUBLIC_KEY_BYTES], signature[keys.PUBLIC_KEY_BYTES :]
     if not keys.verify(public, signed, data):
         raise RefusedError("signature", f"bundle: '{SIGNATURE}' does not fit '{MANIFEST}'")
-    if trusted is not None and public not in trusted:
+    return public
+
+
+def _check_trusted(public: bytes, trusted: Collection[bytes]) -> None:
+    if public not in trusted:
         raise RefusedError(
             "untrusted",
             f"bundle: signed by {keys.fingerprint(public)}, which is not trusted; "
             "to trust a key: protofleet bundle trust PUBLIC_KEY_FILE",
         )
-    return public
 
 
 def _write_single(path: Path, content: Mapping[str, bytes]) -> None:
     temporary = _beside(path)
     try:
-        write_synced(temporary, archive(content))
+        write_synced(temporary, archive(content), shared=True)
         temporary.replace(path)
         sync_folder(path.parent)
     finally:
@@ -272,7 +287,7 @@ def _write_directory(path: Path, content: Mapping[str, bytes]) -> None:
     try:
         for name, data in content.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-            write_synced(temporary / name, [data])
+            write_synced(temporary / name, [data], shared=True)
         for folder in {(temporary / name).parent for name in content}:
             sync_folder(folder)
         if path.exists():

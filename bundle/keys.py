@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protofleet.errors import InputError
+from protofleet.private_files import PRIVATE_FOLDER, check_secret_file, who_else_writes
 
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -53,8 +54,7 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
         InputError: absent, readable by others, or no unencrypted Ed25519 key.
     """
     data = _read_key_file(path)
-    if path.stat().st_mode & 0o077:
-        raise InputError(f"key '{path}': other users may read it; run: chmod 600 '{path}'")
+    check_secret_file(path, "key")
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -80,12 +80,13 @@ def load_public_key(path: Path) -> bytes:
 
 
 def save_public_key(public: bytes, path: Path) -> None:
-    """Write a raw public key as a PEM file."""
+    """Write a raw public key as a PEM file, which others may read and nobody else may change."""
     path.parent.mkdir(parents=True, exist_ok=True)
     pem = Ed25519PublicKey.from_public_bytes(public).public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    path.write_bytes(pem)
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags, 0o644)) as file:
+        file.write(pem)
 
 
 def trust_folder() -> Path:
@@ -96,6 +97,7 @@ def trust_folder() -> Path:
 def trust(public: bytes, folder: Path | None = None) -> Path:
     """Add a raw public key to the trust store; returns its file."""
     path = (folder or trust_folder()) / f"{fingerprint(public)}.pem"
+    _make_folder(path.parent)
     save_public_key(public, path)
     return path
 
@@ -104,10 +106,26 @@ def trusted_keys(folder: Path | None = None) -> frozenset[bytes]:
     """Raw public keys of all ``*.pem`` files of the trust store; empty if there is none.
 
     Raises:
-        InputError: a file is no Ed25519 public key.
+        InputError: a file is no Ed25519 public key, or somebody else may change it.
     """
-    paths = sorted((folder or trust_folder()).glob("*.pem"))
+    folder = folder or trust_folder()
+    paths = sorted(folder.glob("*.pem"))
+    for path in paths:
+        if reason := who_else_writes(path):
+            raise InputError(f"trust store '{folder}': its keys may be somebody else's: {reason}")
     return frozenset(load_public_key(path) for path in paths)
+
+
+def user_trust() -> frozenset[bytes]:
+    """Raw public keys that count where nobody names any: the trust store's, and this user's own.
+
+    Raises:
+        InputError: as ``trusted_keys`` and ``load_signing_key``.
+    """
+    path = signing_key_path()
+    if not path.exists():
+        return trusted_keys()
+    return trusted_keys() | {load_signing_key(path).public_key().public_bytes_raw()}
 
 
 def fingerprint(public: bytes) -> str:
@@ -125,7 +143,7 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def _create_key_file(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path.parent)
     pem = Ed25519PrivateKey.generate().private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
@@ -139,6 +157,12 @@ def _create_key_file(path: Path) -> None:
     with contextlib.suppress(FileExistsError):
         path.hardlink_to(temporary)
     temporary.unlink()
+
+
+def _make_folder(folder: Path) -> None:
+    """For keys; the one above is made for this user alone, too: a store, the configuration."""
+    for made in (folder.parent, folder):
+        made.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
 
 
 def _read_key_file(path: Path) -> bytes:

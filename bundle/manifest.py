@@ -13,6 +13,9 @@ from protofleet.tensors import TaskName
 
 FORMAT_VERSION = 1
 
+MAX_SEQUENCE = 2**53 - 1
+"""What every JSON reader keeps exactly."""
+
 MAX_TOKENS = 2**24
 """As far as float32 counts: examples are kept in float32 arrays everywhere."""
 
@@ -147,6 +150,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             a logit for each label in ``targets``.
         classes, targets: names, in the order of the outputs; a bundle has one of the two.
         head: names of the parameters that make outputs of features; empty where none are known.
+        sequence: which of the signer's bundles it is; a store that has had one with a larger number
+            does not go back to it.
+        replaces_up_to: the largest ``sequence`` whose place it may take all the same, where the
+            signer wants devices to go back.
         no_layers: what the model has in the place of hidden layers and a dense head, for people;
             empty where it has both, whether ``layers`` tells of them or not.
     """
@@ -168,6 +175,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     head: tuple[str, ...] = ()
     layers: tuple[LayerDecl, ...] = ()
     no_layers: str = ""
+    sequence: int = 0
+    replaces_up_to: int = 0
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from protofleet.bundle.files import MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE
 from protofleet.bundle.manifest import (
     FORMAT_VERSION,
+    MAX_SEQUENCE,
     MAX_TOKENS,
     Manifest,
     Port,
@@ -30,6 +31,15 @@ PARAMS, STATE = "params.safetensors", "state.safetensors"
 MAX_FILES = 256
 MAX_PATH_CHARS = 128
 MAX_CLASSES = 10_000
+MAX_LABEL_CHARS = 1024
+MAX_AXES = 8
+MAX_EXAMPLE_VALUES = 2**24
+"""Values of one example, and samples of a window: 64 MiB as float32."""
+MAX_PORT_VALUES = 2**28
+"""Values of a port for one example of a batch, as what the runtime allocates: 1 GiB as float32."""
+MAX_RATE_HZ = 1e6
+MAX_CHANNELS = 4096
+_FLOAT32 = np.finfo(np.float32)
 
 _SEGMENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_-])?"
 _PATH = re.compile(rf"{_SEGMENT}(?:/{_SEGMENT}){{0,3}}")
@@ -129,13 +139,23 @@ def _check_texts(manifest: Manifest) -> None:
     labels += [*manifest.provenance, *manifest.provenance.values()]
     labels += filter(None, [manifest.no_layers])
     for label in labels:
-        if not 0 < len(label) <= 1024 or not label.isprintable():
+        if not _is_label(label):
             raise RefusedError("manifest", f"{MANIFEST}: text {label[:40]!r} is not allowed")
+    for field in ("sequence", "replaces_up_to"):
+        number = getattr(manifest, field)
+        if not 0 <= number <= MAX_SEQUENCE:
+            raise RefusedError(
+                "manifest", f"{MANIFEST}: {field}: expected 0 to {MAX_SEQUENCE}, got {number}"
+            )
     _check_outputs(manifest)
     try:
         datetime.fromisoformat(manifest.created)
     except ValueError as error:
         raise RefusedError("manifest", f"{MANIFEST}: created: {error}") from error
+
+
+def _is_label(text: str) -> bool:
+    return 0 < len(text) <= MAX_LABEL_CHARS and text.isprintable()
 
 
 def _check_outputs(manifest: Manifest) -> None:
@@ -208,25 +228,48 @@ def check_preprocessing(pre: Preprocessing) -> None:
     Raises:
         RefusedError: rule ``preprocessing``.
     """
-    per_channel = {1, len(pre.channels)} if pre.channels else {1, *pre.input_shape[-1:]}
-    counts = " or ".join(map(str, sorted(per_channel)))
-    windows = {"rate_hz": pre.rate_hz, "window": pre.window, "hop": pre.hop}
-    rules = (
-        (all(n > 0 for n in pre.input_shape), "sizes > 0 in input_shape", pre.input_shape),
-        *((n is None or n > 0, f"{name} > 0", n) for name, n in windows.items()),
-        (len(pre.mean) in per_channel, f"{counts} values in mean", len(pre.mean)),
-        (len(pre.std) in per_channel, f"{counts} values in std", len(pre.std)),
-        (all(value > 0 for value in pre.std), "std > 0", pre.std),
-    )
-    for holds, wanted, got in rules:
+    for holds, wanted, got in (*_size_rules(pre), *_value_rules(pre)):
         if not holds:
-            raise RefusedError("preprocessing", f"preprocessing: expected {wanted}, got {got}")
+            raise RefusedError(
+                "preprocessing", f"preprocessing: expected {wanted}, got {str(got)[:80]}"
+            )
     if pre.tokens is None:
         return
     if not 0 < pre.tokens <= MAX_TOKENS or (set(pre.mean), set(pre.std)) != ({0.0}, {1.0}):
         raise RefusedError(
             "preprocessing", f"preprocessing: expected at most {MAX_TOKENS} tokens, not normalised"
         )
+
+
+_Rule = tuple[bool, str, object]
+"""Whether it holds, what was expected, what was got."""
+
+
+def _size_rules(pre: Preprocessing) -> Iterator[_Rule]:
+    shape, axes = pre.input_shape, len(pre.input_shape)
+    yield axes <= MAX_AXES, f"at most {MAX_AXES} axes in input_shape", axes
+    yield all(n > 0 for n in shape), "sizes > 0 in input_shape", shape
+    fits = math.prod(shape) <= MAX_EXAMPLE_VALUES
+    yield fits, f"at most {MAX_EXAMPLE_VALUES} values in an example", shape
+    for name, number, most in (
+        ("rate_hz", pre.rate_hz, MAX_RATE_HZ),
+        ("window", pre.window, MAX_EXAMPLE_VALUES),
+        ("hop", pre.hop, MAX_EXAMPLE_VALUES),
+    ):
+        yield number is None or 0 < number <= most, f"{name} > 0, at most {most:g}", number
+    named = len(pre.channels) <= MAX_CHANNELS and all(map(_is_label, pre.channels))
+    yield named, f"at most {MAX_CHANNELS} printable channel names", len(pre.channels)
+
+
+def _value_rules(pre: Preprocessing) -> Iterator[_Rule]:
+    smallest, largest = float(_FLOAT32.tiny), float(_FLOAT32.max)
+    per_channel = {1, len(pre.channels)} if pre.channels else {1, *pre.input_shape[-1:]}
+    counts = " or ".join(map(str, sorted(per_channel)))
+    for name, values in (("mean", pre.mean), ("std", pre.std)):
+        yield len(values) in per_channel, f"{counts} values in {name}", len(values)
+    yield all(abs(value) <= largest for value in pre.mean), "mean within float32", pre.mean
+    within = all(smallest <= value <= largest for value in pre.std)
+    yield within, "std > 0 within float32", pre.std
 
 
 def _check_program(name: str, program: Program, manifest: Manifest) -> None:
@@ -282,10 +325,22 @@ def _check_features(what: str, port: Port) -> None:
         )
 
 
+def _per_example(axis: int | str) -> int:
+    """How long an axis is with a batch of one; ``batch*8`` is 8."""
+    return axis if isinstance(axis, int) else int(axis.partition("*")[2] or 1)
+
+
 def _check_port(what: str, port: Port, manifest: Manifest) -> None:
     for axis in port.shape:
         if axis < 0 if isinstance(axis, int) else not _BATCH.fullmatch(axis):
             raise RefusedError("port", f"{what}: impossible axis {axis!r}")
+    factors = (_per_example(axis) for axis in port.shape)
+    if len(port.shape) > MAX_AXES or math.prod(factors) > MAX_PORT_VALUES:
+        raise RefusedError(
+            "port",
+            f"{what}: expected at most {MAX_AXES} axes and {MAX_PORT_VALUES} values for each "
+            f"example of a batch, got {str(port.shape)[:80]}",
+        )
     if (port.role == "noise") != (port.distribution is not None):
         raise RefusedError("port", f"{what}: a distribution belongs to a noise port and only there")
     group: Literal["params", "state"] = "state" if port.role == "state" else "params"

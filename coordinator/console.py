@@ -22,9 +22,10 @@ def to_text(report: events.Report) -> str:
 
 def _started(e: events.Started) -> str:
     verb = "resumes" if e.resumed else "starts"
+    numbered = f", bundle of sequence {e.sequence}" if e.sequence else ""
     return (
         f"federation [bold]{e.federation}[/bold] {verb} with round {e.round_id} of {e.rounds}: "
-        f"{e.strategy}, seed {e.seed}, results in {escape(e.run_dir)}"
+        f"{e.strategy}, seed {e.seed}{numbered}, results in {escape(e.run_dir)}"
     )
 
 

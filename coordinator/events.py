@@ -18,7 +18,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Started(Report, frozen=True, kw_only=True, tag="started"):
-    """The coordinator is ready; ``round_id`` is the next or the resumed round."""
+    """The coordinator is ready; ``round_id`` is the next or the resumed round.
+
+    ``sequence`` is the bundle's: devices that have had one with a larger number stay away.
+    """
 
     federation: str
     strategy: str
@@ -27,6 +30,7 @@ class Started(Report, frozen=True, kw_only=True, tag="started"):
     seed: int
     resumed: bool
     bundle: str
+    sequence: int
     run_dir: str
 
 

@@ -21,6 +21,7 @@ from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.coding import read_update
 from protofleet.federation.records import RoundBytes, RoundRecord, Scores, UpdateRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.private_files import PRIVATE_FOLDER, make_private_file, make_private_folder
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
@@ -154,7 +155,7 @@ class Ledger:
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
 
     Raises:
-        InputError: the folder belongs to a run of another identity.
+        InputError: the folder belongs to a run of another identity, or others may read it.
         UnavailableError: another coordinator uses the folder.
     """
 
@@ -163,7 +164,7 @@ class Ledger:
         self.spool = folder / "spool"
         self.states = folder / "states"
         for made in (folder, self.spool, self.states):
-            made.mkdir(parents=True, exist_ok=True)
+            make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
         self._lock = lock(folder / "lock", taken=taken)
         self._traffic: dict[tuple[str, int], Totals] = {}
@@ -250,7 +251,7 @@ class Ledger:
         record = accepted.record
         target = self._spool_file(record.round_id, accepted.device_id)
         if not target.parent.exists():
-            target.parent.mkdir()
+            target.parent.mkdir(mode=PRIVATE_FOLDER)
             sync_folder(self.spool)
         move_whole(source, target)
         with self._db:
@@ -543,6 +544,7 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    make_private_file(path)  # its further files get its mode
     db = sqlite3.connect(path)
     db.execute("PRAGMA journal_mode = WAL")
     # A receipt makes a device delete its update, so a commit must outlive a power cut.

@@ -12,6 +12,7 @@ from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import ProtofleetError, RefusedError
 from protofleet.federation.coding import CodedPayload, PayloadEncoder, update_baseline
 from protofleet.federation.plan import Plan
+from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
@@ -53,7 +54,7 @@ class Payloads:
         self._references = ledger.folder / "references"
         self._encoder = PayloadEncoder(plan.model, self._tensors, self._write)
         self._sent: dict[str, PayloadFile] = {}
-        self._references.mkdir(parents=True, exist_ok=True)
+        self._references.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         self.clear()
 
     def payload_for(self, state: ServerState, device_id: str) -> PayloadFile:
@@ -118,7 +119,7 @@ class Payloads:
         self._sent.clear()
         self._encoder.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(parents=True)
+        self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
         held = set(self._ledger.references().values())
         for path in self._references.iterdir():
             if path.name.removesuffix(_SUFFIX) not in held:

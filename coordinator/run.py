@@ -13,11 +13,13 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
+from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, UnavailableError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
+from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire.endpoint import CoordinatorEndpoint
 from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
@@ -38,6 +40,8 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             yield service
     except BrokenPipeError:
         raise
+    except UnicodeDecodeError as error:
+        raise InputError(damaged(config.run_dir, error)) from error
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UnavailableError(
@@ -93,7 +97,7 @@ def _make_endpoint(
     folder = ledger.folder / "partial"
     if ledger.state().phase is not RoundPhase.OPEN:
         shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=config.limits.update_bytes, concurrent=config.limits.uploads)
     endpoint = CoordinatorEndpoint.create(
         config.broker, config.federation, folder, limits, protection=protection

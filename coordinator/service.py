@@ -113,6 +113,7 @@ class Service:
                 seed=self._config.seed,
                 resumed=resumed,
                 bundle=self._plan.bundle.digest,
+                sequence=self._plan.bundle.manifest.sequence,
                 run_dir=str(self._ledger.folder),
             )
         )

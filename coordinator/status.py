@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -44,21 +45,39 @@ def read_identity(run_dir: Path) -> dict[str, str]:
     path = run_dir / "ledger.sqlite"
     if not path.is_file():
         return {}
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+    with _opened(run_dir) as db:
         return dict(db.execute("SELECT key, value FROM meta"))
+
+
+@contextmanager
+def _opened(run_dir: Path) -> Iterator[sqlite3.Connection]:
+    """The ledger, to read; InputError in the block if it is damaged."""
+    try:
+        path = run_dir / "ledger.sqlite"
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
+            yield db
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        raise InputError(damaged(run_dir, error)) from error
+
+
+def damaged(run_dir: Path, error: Exception) -> str:
+    """What to tell of a ledger that cannot be read."""
+    return (
+        f"run folder '{run_dir}': its ledger cannot be read ({error}); restore the folder, or "
+        "choose another run_dir"
+    )
 
 
 def read_status(config: FederationConfig) -> Status:
     """The status of the run in ``config.run_dir``.
 
     Raises:
-        InputError: no run was started there.
+        InputError: no run was started there, or its ledger is damaged.
     """
     path = config.run_dir / "ledger.sqlite"
     if not path.is_file():
         raise InputError(f"run folder {config.run_dir}: no run was started here")
-    db = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    try:
+    with _opened(config.run_dir) as db:
         meta = dict(db.execute("SELECT key, value FROM meta"))
         if meta.get("format") != str(FORMAT):
             raise InputError(
@@ -73,8 +92,6 @@ def read_status(config: FederationConfig) -> Status:
             "SELECT device_id, file FROM members WHERE round_id = ? ORDER BY device_id",
             (round_id,),
         ).fetchall()
-    finally:
-        db.close()
     committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
     if phase == "committed":
         enough = committed >= config.rounds and not DESCRIPTIONS[meta["strategy"]].final_fit

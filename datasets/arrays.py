@@ -7,7 +7,10 @@ array.
 from __future__ import annotations
 
 import logging
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,26 @@ from protofleet.errors import InputError, MissingDataError
 _log = logging.getLogger(__name__)
 
 _SHOWN = 5
+
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    SystemError,
+    TypeError,
+    ValueError,
+    struct.error,
+    tokenize.TokenError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+"""What Python's and NumPy's readers of ``.npz`` files raise for bytes that are none: foreign ZIP
+methods, headers that are no Python, shapes that no memory holds, and so on."""
 
 
 def read_arrays(
@@ -51,14 +74,19 @@ def read_arrays(
             _check_members(path, found, (*names, *optional), ignored)
             chosen = [name for name in (*names, *optional) if name in archive.files]
             arrays = {name: _member(path, archive, name) for name in chosen}
-    except (ValueError, zipfile.BadZipFile, OSError, EOFError, AttributeError) as error:
-        raise InputError(f"data '{path}': not a plain .npz file ({error})") from error
+    except UNREADABLE as error:
+        raise InputError(f"data '{path}': not a plain .npz file ({_line(error)})") from error
     if missing := [name for name in names if name not in arrays]:
         raise InputError(
             f"data '{path}': expected the arrays {', '.join(names)}, got "
             f"{', '.join(found) or 'none'}: '{missing[0]}' is missing"
         )
     return arrays
+
+
+def _line(error: Exception) -> str:
+    """What an error of a reader says, on one line."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 def _made_from(path: Path) -> str:

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Manifest, Preprocessing
-from protofleet.datasets.arrays import read_arrays, to_labels, to_targets
+from protofleet.datasets.arrays import UNREADABLE, read_arrays, to_labels, to_targets
 from protofleet.edge.intake import SensorIntake, Window
 from protofleet.edge.local_data import UCI_HAR, load_local_data
 from protofleet.edge.predictions import NO_LABEL
@@ -112,7 +112,11 @@ def load_examples(
 
 def is_device_data(source: str) -> bool:
     """Whether a file has a train and a test part already."""
-    return zipfile.is_zipfile(source) and "x_train.npy" in zipfile.ZipFile(source).namelist()
+    try:
+        with zipfile.ZipFile(source) as archive:
+            return "x_train.npy" in archive.namelist()
+    except UNREADABLE:  # whoever reads it says what is wrong
+        return False
 
 
 def _read_file(path: Path, manifest: Manifest, rate_hz: float | None) -> Iterator[Examples]:

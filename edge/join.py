@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from protofleet.bundle import Bundle
+from protofleet.durable import write_whole
 from protofleet.edge.agent import Agent, Report
 from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
 from protofleet.edge.identity import Identity
@@ -22,7 +23,8 @@ from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.kernels import set_threads
-from protofleet.runtime import BackendName, open_programs, return_large_blocks
+from protofleet.runtime import BackendName, choose_backend, open_programs, return_large_blocks
+from protofleet.runtime.opening import check_opening, opening_of
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.endpoint import DeviceEndpoint
 from protofleet.wire.protection import DeviceProtection, Plain
@@ -43,7 +45,7 @@ class JoinOptions:
         device_id: identity to take when the store is made; None: drawn at random.
         threads: of the runtime and the kernels.
         backend: who runs the bundle's programs.
-        trusted: raw public keys whose bundles are accepted; None: any valid signature.
+        trusted: raw public keys whose bundles are accepted; empty: the user's trust store.
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
@@ -56,7 +58,7 @@ class JoinOptions:
     device_id: str | None = None
     threads: int = 1
     backend: BackendName = "auto"
-    trusted: Collection[bytes] | None = None
+    trusted: Collection[bytes] = ()
     keep_bundle: bool = True
     keepalive_s: int = 30
 
@@ -118,6 +120,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
                 bound.bundle[:16],
                 binding.bundle[:16],
             )
+        _check_opening(options, store, bundle)
         learner = open_learner(
             bundle,
             data,
@@ -133,6 +136,19 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
         )
         endpoint = _endpoint(options, place, store, who)
         yield Agent(endpoint, membership, learner, report, who)
+
+
+def _check_opening(options: JoinOptions, store: Store, bundle: Bundle) -> None:
+    """Let LiteRT open a bundle that this store has not opened yet in a process of its own.
+
+    Raises:
+        ProvisionError: that process crashed, or could not open it.
+    """
+    if choose_backend(options.backend, bundle.manifest.programs) != "litert":
+        return
+    known = store.folder / "opened"
+    if not known.is_file() or known.read_bytes() != opening_of(bundle).encode():
+        write_whole(known, check_opening(options.bundle, bundle).encode())
 
 
 def open_learner(

@@ -89,6 +89,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     referred to itself, because the coordinator may not know yet that the device is past that.
     ``former``: what the device predicts with after it has moved to another bundle, until a round
     with that one counts; meanwhile ``state``, of round 0, is what training begins with.
+    ``sequence``: the largest of the bundles that the store has belonged to.
     """
 
     format: int = _FORMAT
@@ -100,6 +101,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     pending: Pending | None = None
     payloads: tuple[StoredFile, ...] = ()
     former: PersonalState | None = None
+    sequence: int = 0
 
     @property
     def in_use(self) -> PersonalState | None:
@@ -162,7 +164,7 @@ def read_journal(folder: Path) -> Journal:
         return Journal()
     try:
         journal = msgspec.json.decode(path.read_bytes(), type=Journal)
-    except msgspec.DecodeError as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProvisionError(f"device store '{path}': damaged ({error})") from error
     if journal.format != _FORMAT:
         raise ProvisionError(

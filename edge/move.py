@@ -102,7 +102,8 @@ class Membership:
         store: the store.
 
     Raises:
-        ProvisionError: the store belongs to another federation, or its state cannot move.
+        ProvisionError: the store belongs to another federation, its state cannot move, or it has
+            had a newer bundle of another sequence number.
     """
 
     def __init__(
@@ -113,10 +114,12 @@ class Membership:
         bound, former = store.journal.binding, store.journal.former
         self._restored = former if former and former.binding == binding else None
         self._move: Move | None = None
+        if bound is not None:
+            store.check_bound(binding, "federation")
+        store.check_sequence(bundle.manifest)
         if self.committed and keep_bundle:
             store.keep_bundle(bundle)
         elif bound is not None and not self.committed:
-            store.check_bound(binding, "federation")
             self._move = None if self._restored else _planned(store, bundle)
 
     @property
@@ -139,7 +142,7 @@ class Membership:
         if self._keep_bundle:
             store.keep_bundle(self._bundle)
         if bound is None:
-            store.bind(self._binding)
+            store.bind(self._binding, sequence=self._bundle.manifest.sequence)
         elif self._restored is not None:
             store.commit_restored(self._restored)
             _log.warning(
@@ -147,7 +150,8 @@ class Membership:
             )
         elif move is not None:
             _tell(move, bound.bundle, self._binding.bundle)
-            store.commit_moved(self._binding, move.start)
+            sequence = self._bundle.manifest.sequence
+            store.commit_moved(self._binding, move.start, sequence=sequence)
         return move
 
 
@@ -303,7 +307,7 @@ def _planned(store: Store, new: Bundle) -> Move:
             copy = bundle_path(folder, personal.binding.bundle)
             if not copy.exists():
                 raise ProvisionError("it has no copy of its bundle to compare the new one with")
-            move = plan(*read_personal(folder), Bundle.open(copy), new)
+            move = plan(*read_personal(folder), Bundle.open(copy, any_signer=True), new)
     except ProtofleetError as error:
         raise ProvisionError(
             f"device store '{folder}': cannot move to bundle {_short(new.digest)}: {error}; "

@@ -30,6 +30,7 @@ import msgspec
 from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Manifest
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
 from protofleet.edge.journal import (
     BLOB_SUFFIX,
@@ -54,6 +55,12 @@ from protofleet.errors import (
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
+from protofleet.private_files import (
+    PRIVATE_FOLDER,
+    check_private_folder,
+    make_private_folder,
+    opener,
+)
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.topics import check_id
@@ -68,7 +75,7 @@ class ByteCounters:
     _FORMAT = struct.Struct("@QQ")  # native: each total is stored by one machine instruction
 
     def __init__(self, path: Path) -> None:
-        with path.open("a+b") as file:
+        with open(path, "a+b", opener=opener) as file:
             if file.seek(0, 2) < self._FORMAT.size:
                 file.write(bytes(self._FORMAT.size))
                 file.flush()
@@ -107,7 +114,7 @@ class Store:
         self.folder = folder
         self.device_id = device_id
         self.partial = folder / "partial"
-        self.partial.mkdir(exist_ok=True)
+        self.partial.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         self.counters = ByteCounters(folder / "counters.bin")
         self._lock = owned
         self.journal = read_journal(folder)
@@ -122,12 +129,12 @@ class Store:
             device_id: the identity to take at the first time; drawn at random if None.
 
         Raises:
-            InputError: ``device_id`` cannot be part of a topic.
+            InputError: ``device_id`` cannot be part of a topic, or others may read the folder.
             ProvisionError: the store has another identity, or its content is damaged.
             UnavailableError: another process uses the store, or the folder cannot be written.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder, "device store")
             owned = lock_store(folder)
         except OSError as error:
             raise UnavailableError(
@@ -151,15 +158,19 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def bind(self, binding: Binding) -> None:
+    def bind(self, binding: Binding, *, sequence: int = 0) -> None:
         """Tie the store to a federation and a bundle, or check that it is tied to these.
+
+        Args:
+            binding: these.
+            sequence: of the bundle.
 
         Raises:
             ProvisionError: it belongs to others.
         """
         bound = self.journal.binding
         if bound is None:
-            self._commit(msgspec.structs.replace(self.journal, binding=binding))
+            self._commit(msgspec.structs.replace(self.journal, binding=binding, sequence=sequence))
             return
         self.check_bound(binding, *binding.__struct_fields__)
 
@@ -195,7 +206,20 @@ class Store:
         except OSError as error:
             raise UnavailableError(f"device store '{self.folder}': {error}") from error
 
-    def commit_moved(self, binding: Binding, start: Mapping[str, NDArray[Any]] | None) -> None:
+    def check_sequence(self, manifest: Manifest) -> None:
+        """Raise ProvisionError if the store has had a newer bundle, unless the signer allows it."""
+        newest, sequence = self.journal.sequence, manifest.sequence
+        if max(sequence, manifest.replaces_up_to) < newest:
+            raise ProvisionError(
+                f"device store '{self.folder}': has had a bundle of sequence {newest}, got "
+                f"'{manifest.name}' of sequence {sequence}, which is older; take the newer one, or "
+                f"have its signer export it with --sequence {newest + 1}, or with "
+                f"--replaces-up-to {newest} if devices are to go back"
+            )
+
+    def commit_moved(
+        self, binding: Binding, start: Mapping[str, NDArray[Any]] | None, *, sequence: int = 0
+    ) -> None:
         """Belong to another bundle of the same federation from now on.
 
         What is on its way in either direction, residuals and baselines belong to the bundle before
@@ -204,6 +228,7 @@ class Store:
         Args:
             binding: the new one.
             start: tensors of the state that training begins with; None: the strategy's own.
+            sequence: of the new bundle.
         """
         journal, state = self.journal, None
         if start is not None:
@@ -215,6 +240,7 @@ class Store:
             settings=journal.settings if start is not None else {},
             state=state,
             former=journal.in_use,
+            sequence=max(journal.sequence, sequence),
         )
         self._commit(moved)
         self._drop_downloads()
@@ -231,6 +257,7 @@ class Store:
                 strategy=former.strategy,
                 settings=former.settings,
                 state=former.state,
+                sequence=self.journal.sequence,
             )
         )
         self._drop_downloads()
@@ -238,7 +265,7 @@ class Store:
     def _drop_downloads(self) -> None:
         """Remove parts of payloads that will not be offered again."""
         shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir(exist_ok=True)
+        self.partial.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
 
     def bind_strategy(self, name: str, settings: Mapping[str, Any]) -> None:
         """Record the strategy that reads and writes the state.
@@ -409,7 +436,7 @@ def _identity(folder: Path, wanted: str | None) -> str:
         return device_id
     try:
         known = str(json.loads(path.read_bytes())["device_id"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProvisionError(f"device identity '{path}': damaged ({error})") from error
     if wanted not in (None, known):
         raise ProvisionError(
@@ -437,11 +464,12 @@ def read_in_use(folder: Path, read: Callable[[PersonalState], _Read]) -> _Read:
     """What ``read`` makes of the contents that the journal names, beside a process that may commit.
 
     Raises:
-        InputError: there is no store, or no round was delivered yet.
+        InputError: there is no store, others may change it, or no round was delivered yet.
         ProtofleetError: what ``read`` raises, of contents that the journal still names.
     """
     if not (folder / "identity.json").exists():
         raise InputError(f"device store '{folder}': nothing there; join a federation first")
+    check_private_folder(folder, "device store")
     for attempt in range(_READ_ATTEMPTS):
         personal = read_journal(folder).in_use
         if personal is None:

@@ -105,7 +105,7 @@ def summarise(path: Path) -> StoreSummary:
     try:
         device_id = str(json.loads(identity.read_bytes())["device_id"])
         journal = read_journal(path)
-    except (ProtofleetError, ValueError, KeyError, TypeError) as error:
+    except (ProtofleetError, ValueError, KeyError, TypeError, RecursionError) as error:
         return StoreSummary(path=path, device_id="", size_bytes=size, problem=str(error))
     personal = journal.in_use
     binding = personal.binding if personal else journal.binding

@@ -105,7 +105,7 @@ class _Worker:
 
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
-        self._bundle = Bundle.open(spec.bundle)
+        self._bundle = Bundle.open(spec.bundle, any_signer=True)
         self._programs = open_programs(self._bundle, threads=1)
         self._pooled = None if spec.pooled is None else load_pooled(spec.pooled)
         self._learners: dict[str, Learner] = {}

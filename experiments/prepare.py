@@ -103,7 +103,7 @@ class Preparation:
         prepared = _write(experiment, clients, folder, (drawn, key))
         # Relative, so that the results may be moved.
         data = msgspec.json.encode(prepared, enc_hook=lambda path: str(path.relative_to(folder)))
-        replace_whole(index, msgspec.json.format(data))
+        replace_whole(index, msgspec.json.format(data), shared=True)
         return prepared
 
     def bundle(self, method: Method, seed: int, data: PreparedData) -> Path:

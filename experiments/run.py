@@ -85,11 +85,12 @@ class Job:
 
     def plan(self, broker: BrokerAccess = _NOWHERE) -> Plan:
         """The federation that the run is."""
-        bundle = Bundle.open(self.bundle)
+        bundle = Bundle.open(self.bundle, any_signer=True)
         config = FederationConfig(
             federation="experiment",
             broker=broker,
             bundle=self.bundle,
+            trusted=(bundle.signer,),
             run_dir=self.folder / "coordinator",
             rounds=self.rounds,
             seed=self.seed,

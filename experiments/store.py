@@ -67,7 +67,7 @@ def load_run(folder: Path) -> MethodResult | None:
         return msgspec.json.decode(file.read_bytes(), type=MethodResult)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"result '{file}': {error}; remove it to run again") from error
 
 

@@ -64,6 +64,7 @@ class BundleSpec:
         head: name of the module that is the head; None: it is found.
         layers: ``features`` also tells the activations of hidden layers.
         allow_probabilities: take a model that ends with Softmax or Sigmoid nevertheless.
+        sequence, replaces_up_to: as in the manifest.
     """
 
     name: str
@@ -79,6 +80,8 @@ class BundleSpec:
     head: str | None = None
     layers: bool = False
     allow_probabilities: bool = False
+    sequence: int = 0
+    replaces_up_to: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +261,8 @@ def _manifest(
         head=captured["infer"].parts.head_params,
         layers=_layers(captured),
         no_layers=captured["infer"].parts.no_layers,
+        sequence=spec.sequence,
+        replaces_up_to=spec.replaces_up_to,
     )
 
 
@@ -331,7 +336,7 @@ def compile_model(
 
 def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519PrivateKey) -> None:
     """Write the same programs with the initial values that a seed draws."""
-    bundle = Bundle.open(compiled)
+    bundle = Bundle.open(compiled, any_signer=True)
     manifest = bundle.manifest
     params, buffers = initial_values(_build(recipe, seed))
     programs = manifest.programs.values()

@@ -82,9 +82,9 @@ def make_plan(config: FederationConfig) -> Plan:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
             a batch size that the bundle's programs do not take, a rule for a strategy that takes
             none, or a bundle that lacks what the strategy needs.
-        RefusedError: the bundle breaks a rule.
+        RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
-    bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted) or None)
+    bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted))
     model = bundle.model()
     declared = bundle.manifest.strategy
     name = config.strategy.name or declared.name

@@ -237,7 +237,7 @@ def load_record(path: Path, kind: type[_T]) -> _T:
         raise MissingDataError(f"'{path}': no such file; expected the folder of a run")
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"'{path}': {error}") from error
 
 

@@ -228,7 +228,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
         broker: which, and the coordinator's credentials; a file may say just the URL.
         bundle: the signed bundle, directory or single file.
         keys: the federation's folder, with its members; None: records travel without keys.
-        trusted: public keys (hex) whose bundles are accepted; empty: any valid signature.
+        trusted: public keys (hex) whose bundles are accepted; empty: the user's trust store.
         run_dir: folder of this run: ledger, spool, results.
         rounds: number of rounds to aggregate.
         seed: seed of the federation: cohorts and, with client and round, all local training.
@@ -270,7 +270,7 @@ def load_config(path: Path) -> FederationConfig:
     except msgspec.ValidationError as error:
         wrong = explain(error, FederationConfig, values)
         raise InputError(f"federation file {path}: {wrong}; see docs/coordinator.md") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"federation file {path}: {error}; see docs/coordinator.md") from error
     except InputError as error:
         raise InputError(f"federation file {path}: {error}") from error

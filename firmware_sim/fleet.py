@@ -12,11 +12,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from protofleet.durable import replace_whole
 from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
+from protofleet.private_files import make_private_folder
 from protofleet.threads import thread_variables
-from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.broker_access import PASSWORD_VARIABLE, BrokerAccess
 
 
 class DeviceSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +53,10 @@ class Fleet:
     """All devices of a fleet file, as processes: ``with Fleet(file) as fleet``."""
 
     def __init__(self, file: FleetFile) -> None:
+        file.broker.check_protected()  # a device behind a proxy sees a broker of this machine
         self._file = file
+        self._broker, password = file.broker.split_password()
+        self._secrets = {} if password is None else {PASSWORD_VARIABLE: password}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._exits = ExitStack()
 
@@ -92,24 +97,25 @@ class Fleet:
     def _start(self, device: VirtualDevice, number: int, proxies: ProxyThread) -> None:
         profile = self._file.profile_of(device)
         folder = self.folder(device.id)
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder, "device folder")
         spec = DeviceSpec(
             device=device,
             profile=profile,
             federation=self._file.federation,
-            broker=_through(self._file.broker, profile.link, proxies),
+            broker=_through(self._broker, profile.link, proxies),
             bundle=self._file.bundle,
             store=folder / "store",
             seed=(self._file.seed, number),
             trust=self._file.trust,
         )
         path = folder / "device.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(spec, enc_hook=str)))
+        replace_whole(path, msgspec.json.format(msgspec.json.encode(spec, enc_hook=str)))
         self._processes[device.id] = spawn(
             [sys.executable, "-m", "protofleet.firmware_sim.virtual_device", str(path)],
             out=folder / "events.jsonl",
             log=folder / "log.txt",
             env={
+                **self._secrets,
                 **thread_variables(profile.threads),
                 "PROTOFLEET_NUMBA": "1" if profile.numba else "0",
             },

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.datasets.arrays import read_arrays
+
 GRAVITY_AXES = 3  # channels 0-2 acceleration in g, 3-5 angular velocity in rad/s
 _PAUSE_S = 2.0  # between recordings: long enough for the intake to see a gap
 
@@ -34,11 +36,13 @@ class Motion:
 
 
 def load_motion(path: Path) -> Motion:
-    """Read what ``Motion.save`` wrote (arrays only, no pickles)."""
-    with np.load(path, allow_pickle=False) as archive:
-        return Motion(
-            times_s=archive["times_s"], values=archive["values"], labels=archive["labels"]
-        )
+    """Read what ``Motion.save`` wrote (arrays only, no pickles).
+
+    Raises:
+        MissingDataError: there is no such file.
+        InputError: it is no ``.npz`` of these arrays.
+    """
+    return Motion(**read_arrays(path, ("times_s", "values", "labels")))
 
 
 def join_recordings(

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from protofleet.firmware_sim import die_with_parent
+from protofleet.private_files import opener
 
 
 def spawn(
@@ -33,7 +34,7 @@ def spawn(
         env: additions to the environment.
         changes_user: whether the program may become another user.
     """
-    with out.open("ab") as stdout, log.open("ab") as stderr:
+    with open(out, "ab", opener=opener) as stdout, open(log, "ab", opener=opener) as stderr:
         return subprocess.Popen(
             die_with_parent.command(arguments, changes_user=changes_user),
             stdin=subprocess.DEVNULL,

@@ -13,6 +13,7 @@ from protofleet.errors import ProtofleetError, UnavailableError
 from protofleet.firmware_sim.fleet import Fleet
 from protofleet.firmware_sim.processes import EventFollower, spawn, stop
 from protofleet.firmware_sim.profile import FleetFile
+from protofleet.private_files import make_private_folder
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 20.0
@@ -42,7 +43,7 @@ def rehearse(
         UnavailableError: no device is left.
         ProtofleetError: the coordinator ended early; its last message is quoted.
     """
-    run_dir.mkdir(parents=True, exist_ok=True)
+    make_private_folder(run_dir, "run folder")
     events = run_dir / "events.jsonl"
     reported = EventFollower(events, events.stat().st_size if events.exists() else 0)
     coordinator = spawn(

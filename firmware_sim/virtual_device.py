@@ -37,7 +37,7 @@ def main(path: Path) -> int:
         limit = spec.profile.memory_mb * 2**20
         # RLIMIT_DATA fails an allocation cleanly; RLIMIT_AS would also count mapped files.
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    trusted = {bytes.fromhex(key) for key in spec.trust} or None
+    trusted = {bytes.fromhex(key) for key in spec.trust}
     try:
         data = _local_data(spec, Bundle.open(spec.bundle, trusted=trusted).manifest)
         return join(

@@ -1,4 +1,7 @@
-"""Files that keep their promise whatever is killed when: whole or absent, owned by one process."""
+"""Files that keep their promise whatever is killed when: whole or absent, owned by one process.
+
+They are their user's alone unless they are said to be ``shared``.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,24 @@ from pathlib import Path
 from typing import IO
 
 from protofleet.errors import UnavailableError
+from protofleet.private_files import opener
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; what a crash leaves under it may be removed."""
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace ``path`` by ``data`` atomically; its name is durable after ``sync_folder``."""
     temporary = path.with_name(path.name + TEMPORARY)
-    write_synced(temporary, [data])
+    write_synced(temporary, [data], shared=shared)
     temporary.replace(path)
 
 
-def replace_whole(path: Path, data: bytes) -> None:
+def replace_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace ``path`` by ``data`` for readers, not against power loss: it can be made again."""
     temporary = path.with_name(path.name + TEMPORARY)
-    temporary.write_bytes(data)
+    with open(temporary, "wb", opener=None if shared else opener) as file:
+        file.write(data)
     temporary.replace(path)
 
 
@@ -36,9 +41,9 @@ def move_whole(source: Path, target: Path) -> None:
     sync_folder(target.parent)
 
 
-def write_synced(path: Path, parts: Iterable[bytes]) -> None:
+def write_synced(path: Path, parts: Iterable[bytes], *, shared: bool = False) -> None:
     """Write ``parts`` to ``path`` itself; its content is durable when this returns."""
-    with path.open("wb") as file:
+    with open(path, "wb", opener=None if shared else opener) as file:
         file.writelines(parts)
         file.flush()
         os.fsync(file.fileno())
@@ -60,7 +65,7 @@ def lock(path: Path, *, taken: str) -> IO[bytes]:
         UnavailableError: with the message ``taken``: another process owns it.
         OSError: it cannot be made.
     """
-    file = path.open("ab")
+    file = open(path, "ab", opener=opener)  # noqa: SIM115 - the caller closes it
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

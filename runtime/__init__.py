@@ -1,7 +1,7 @@
 """Runs a bundle's programs on tensor maps, with ONNX Runtime or with LiteRT."""
 
 from protofleet.runtime._alp import KernelError
-from protofleet.runtime._backend import BackendName, Kernels
+from protofleet.runtime._backend import BackendName, Kernels, choose_backend
 from protofleet.runtime._footprint import release, return_large_blocks
 from protofleet.runtime._litert import open_interpreter
 from protofleet.runtime.classifier import Classifier, open_classifier
@@ -15,6 +15,7 @@ __all__ = [
     "KernelError",
     "Kernels",
     "Programs",
+    "choose_backend",
     "open_classifier",
     "open_interpreter",
     "open_programs",

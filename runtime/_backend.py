@@ -92,7 +92,7 @@ def open_backend(
         InputError: that runtime is not installed, or ``kernels`` is not to be had.
         ProvisionError: the bundle holds nothing for that runtime.
     """
-    chosen = _chosen(name, programs)
+    chosen = choose_backend(name, programs)
     if chosen == "litert":
         from protofleet.runtime._litert import LiteRtBackend  # noqa: PLC0415 one runtime is loaded
 
@@ -102,7 +102,12 @@ def open_backend(
     return OnnxBackend(bundle, programs, threads=threads, kernels=kernels)
 
 
-def _chosen(name: BackendName, programs: Mapping[str, Program]) -> Literal["onnx", "litert"]:
+def choose_backend(name: BackendName, programs: Mapping[str, Program]) -> Literal["onnx", "litert"]:
+    """Who runs ``programs`` here.
+
+    Raises:
+        InputError: that runtime is not installed, or there is no such.
+    """
     if name == "auto":
         has_onnx = all(program.file is not None for program in programs.values())
         has_tflite = all(program.tflite is not None for program in programs.values())

@@ -26,6 +26,9 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Processes of pytest-xdist have it, and tables would be folded for a terminal.
     os.environ.pop("COLUMNS", None)
+    # Keys of a user of their own; bundles that tests sign are trusted there, for processes too.
+    os.environ["PROTOFLEET_CONFIG"] = tempfile.mkdtemp(prefix="protofleet-config-")
+    os.environ["PROTOFLEET_TESTS_TRUST"] = str(Path(os.environ["PROTOFLEET_CONFIG"]) / "trusted")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -40,7 +40,7 @@ _ALLOWED = {
     "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets"},
 }
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}
-_EVERYONES = {"errors", "durable", "settings", "threads", "units"}
+_EVERYONES = {"errors", "durable", "private_files", "settings", "threads", "units"}
 _TORCH_SIDE = {"torch", "onnx", "onnxscript", "onnx_ir"}
 
 

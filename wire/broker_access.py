@@ -5,16 +5,25 @@ A file says ``broker = "mqtts://user@host"`` or, with more to say, ``broker = {u
 
 from __future__ import annotations
 
+import ipaddress
+import logging
+import os
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import msgspec
 
 from protofleet.errors import InputError
+from protofleet.private_files import check_secret_file
+
+_log = logging.getLogger(__name__)
+
+PASSWORD_VARIABLE = "PROTOFLEET_BROKER_PASSWORD"  # noqa: S105 - a variable's name
+"""Environment variable with the password of a user for whom nothing else names one."""
 
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 _QUERIES = {"": "", "version=5": "5", "version=3.1.1": "3.1.1"}
@@ -33,8 +42,18 @@ class BrokerAddress:
     port: int
     tls: bool
     user: str | None
-    password: str | None
+    password: str | None = field(repr=False)
     version: str = ""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether nothing that is said to it leaves this machine."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -47,8 +66,12 @@ class BrokerAddress:
         try:
             parts = urlsplit(url)
             port = parts.port
-        except ValueError as error:
-            raise InputError(f"broker URL: {error}") from error
+        except ValueError:
+            # The reason would quote a part of a password that holds / or #.
+            raise InputError(
+                "broker URL: expected mqtt://host:port or mqtts://…, got one whose host or port "
+                "cannot be read; special characters of a user's name are written as %2F"
+            ) from None
         version = _QUERIES.get(parts.query)
         known = parts.scheme in _PORTS and version is not None
         if not known or not parts.hostname or parts.path not in ("", "/"):
@@ -77,7 +100,9 @@ class BrokerAccess(
         ca_file: for ``mqtts``: who signs the broker's certificate; None: the system's authorities.
         cert_file, key_file: for ``mqtts``: our own certificate and its key, where the broker asks.
         user: in place of the URL's.
-        password_file: file with the password, in place of the URL's.
+        password_file: file with the password, in place of the URL's; without either
+            ``$PROTOFLEET_BROKER_PASSWORD`` is taken.
+        insecure: talk to another machine without TLS all the same.
 
     Raises:
         InputError: no broker's URL, or parts that do not go together.
@@ -89,6 +114,7 @@ class BrokerAccess(
     key_file: Path | None = None
     user: str | None = None
     password_file: Path | None = None
+    insecure: bool = False
 
     def __post_init__(self) -> None:
         address = BrokerAddress.parse(self.url)
@@ -114,27 +140,55 @@ class BrokerAccess(
         """The URL's parts, with the user and the password that stand beside it.
 
         Raises:
-            InputError: the password's file cannot be read.
+            InputError: the password's file cannot be read, or others can read it.
         """
         found = BrokerAddress.parse(self.url)
-        path = self.password_file
-        return replace(
-            found,
-            user=found.user if self.user is None else self.user,
-            password=found.password if path is None else self._password(path),
+        path, user = self.password_file, found.user if self.user is None else self.user
+        password = found.password if path is None else self._password(path)
+        if password is None and user is not None:
+            password = os.environ.get(PASSWORD_VARIABLE)
+        return replace(found, user=user, password=password)
+
+    def check_protected(self) -> None:
+        """Raise InputError if what is said would cross a network in the open, unless ``insecure``.
+
+        Every link asks before it connects, and says in the log what is open if it may.
+        """
+        found = BrokerAddress.parse(self.url)
+        if found.tls or found.is_loopback:
+            return
+        what = (
+            f"broker {self}: mqtt:// to another machine: everyone on the way reads passwords, "
+            "models and updates, and can change them"
         )
+        if not self.insecure:
+            raise InputError(
+                f"{what}; use mqtts:// ('protofleet broker init' makes what the broker needs), or, "
+                "in a network that you trust as a whole, --insecure (in a file: insecure = true)"
+            )
+        _log.warning("%s; --insecure allows it", what)
+
+    def split_password(self) -> tuple[BrokerAccess, str | None]:
+        """The same without the URL's password, and that: a file or a child's command needs none."""
+        url = urlsplit(self.url)
+        if url.password is None:
+            return self, None
+        user, _, place = url.netloc.rpartition("@")
+        plain = url._replace(netloc=f"{user.partition(':')[0]}@{place}")
+        return self.at(urlunsplit(plain)), unquote(url.password)
 
     def tls(self) -> ssl.SSLContext | None:
         """What checks the broker's certificate and shows ours; None without TLS.
 
         Raises:
-            InputError: a certificate file cannot be used.
+            InputError: a certificate file cannot be used, or others can read our key.
         """
         if not BrokerAddress.parse(self.url).tls:
             return None
         try:
             context = ssl.create_default_context(cafile=self.ca_file)
             if self.cert_file is not None:
+                check_secret_file(self.key_file or self.cert_file, f"broker {self}: key_file")
                 context.load_cert_chain(self.cert_file, self.key_file)
         except OSError as error:
             raise InputError(f"certificate files for {self}: {error}") from error
@@ -157,15 +211,23 @@ class BrokerAccess(
 
     def _password(self, path: Path) -> str:
         try:
+            check_secret_file(path, f"broker {self}: password_file")
             return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"broker {self}: password_file {path}: {error}") from error
 
 
 def broker_as_table(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A file's values, with ``broker = "URL"`` written out as ``broker = {url = "URL"}``."""
-    broker = values.get("broker")
-    return {**values, "broker": {"url": broker}} if isinstance(broker, str) else dict(values)
+    """A file's values, with ``broker = "URL"`` written out as ``broker = {url = "URL"}``.
+
+    ``insecure = true`` beside it becomes the table's.
+    """
+    found = dict(values)
+    if isinstance(found.get("broker"), str):
+        found["broker"] = {"url": found["broker"]}
+    if isinstance(found.get("broker"), dict) and "insecure" in found:
+        found["broker"] = {**found["broker"], "insecure": found.pop("insecure")}
+    return found
 
 
 def _without_credentials(url: str) -> str:

@@ -113,11 +113,13 @@ class Link:
         rng: jitter of the back-off.
 
     Raises:
-        InputError: a certificate or password file cannot be used.
+        InputError: a certificate or password file cannot be used, or the broker is on another
+            machine and has no TLS.
     """
 
     def __init__(self, options: LinkOptions, rng: random.Random | None = None) -> None:
         self._options = options
+        options.broker.check_protected()
         self._address = options.broker.address()
         self._tls = options.broker.tls()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret

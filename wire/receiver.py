@@ -11,6 +11,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from protofleet.errors import RefusedError
+from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire import codecs
 from protofleet.wire.chunks import MAX_DATA_BYTES, MIN_DATA_BYTES, parse
 from protofleet.wire.inbound import InboundTransfer
@@ -233,7 +234,7 @@ class Receiver:
 
     def _admit(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
         folder = self._folder / device_id
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         keep = (offer.transfer_id, *self._held)
         for stale in folder.iterdir():
             if not stale.name.startswith(keep):

@@ -12,6 +12,7 @@ With ``NUMBA_DISABLE_JIT=1`` kernels run as the Python that they are written in.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import functools
 import hashlib
@@ -31,6 +32,7 @@ import numpy as np
 import platformdirs
 
 from protofleet.errors import InputError, UnavailableError
+from protofleet.private_files import who_else_writes
 
 _log = logging.getLogger(__name__)
 
@@ -197,14 +199,16 @@ def cache_folder() -> Path:
 
 
 def make_cache_folder() -> Path:
-    """The cache folder; one that is not named is for its user only, as it holds code.
+    """The cache folder, made so that nobody else can put code into it.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or others can change it.
     """
     folder = cache_folder()
-    mode = 0o777 if os.environ.get(_CACHE_VARIABLE) else 0o700
+    mode = 0o755 if os.environ.get(_CACHE_VARIABLE) else 0o700
     folder.mkdir(mode=mode, parents=True, exist_ok=True)
+    if reason := who_else_writes(folder):
+        raise PermissionError(errno.EPERM, reason)
     return folder
 
 
@@ -241,7 +245,11 @@ def _platform() -> tuple[str, ...]:
 
 
 def _read(path: Path) -> bytes | None:
+    """Machine code that nobody but this user and root can have written; None: there is none."""
     try:
+        if reason := who_else_writes(path):
+            _warn_of(path.parent, reason)
+            return None
         content = path.read_bytes()
     except OSError:
         return None
@@ -253,7 +261,8 @@ def _write(path: Path, code: bytes) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         make_cache_folder()
-        temporary.write_bytes(hashlib.sha256(code).digest() + code)
+        with open(temporary, "wb", opener=_opener) as file:
+            file.write(hashlib.sha256(code).digest() + code)
         temporary.replace(path)
     except OSError as error:
         _log.warning(
@@ -265,6 +274,22 @@ def _write(path: Path, code: bytes) -> None:
         )
         with suppress(OSError):
             temporary.unlink()
+
+
+def _opener(path: str, flags: int) -> int:
+    """Others may run the code of a folder made ahead of time; nobody else may change it."""
+    return os.open(path, flags | os.O_EXCL, 0o644)
+
+
+@functools.cache
+def _warn_of(folder: Path, reason: str) -> None:
+    _log.warning(
+        "kernel cache %s: not used, as its machine code may be somebody else's: %s; each process "
+        "compiles anew, or set %s to a folder of your own",
+        folder,
+        reason,
+        _CACHE_VARIABLE,
+    )
 
 
 @contextmanager

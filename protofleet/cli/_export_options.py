@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.bundle.manifest import MAX_SEQUENCE
 from protofleet.cli._groups import gathered
 from protofleet.cli._settings import parse_pairs
 from protofleet.errors import InputError
 
 if TYPE_CHECKING:
+    from protofleet.bundle.manifest import Manifest
     from protofleet.export.classifier.prepare import Wishes
 
 _OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
@@ -127,6 +130,41 @@ example_options = gathered(
             "--preprocessing",
             type=click.Path(path_type=Path),
             help="JSON file, see docs/bundle.md.",
+        ),
+    ],
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceOptions:
+    """Where a bundle stands among those of its signer; None: as before, or 0."""
+
+    sequence: int | None
+    replaces_up_to: int | None
+
+    def over(self, manifest: Manifest) -> Manifest:
+        """The manifest with what was given."""
+        import msgspec
+
+        found = dataclasses.asdict(self)
+        given = {name: number for name, number in found.items() if number is not None}
+        return msgspec.structs.replace(manifest, **given)
+
+
+sequence_options = gathered(
+    SequenceOptions,
+    "numbers",
+    [
+        click.option(
+            "--sequence",
+            type=click.IntRange(0, MAX_SEQUENCE),
+            help="Number of this bundle among yours, default 0: a device that has had one with a "
+            "larger number does not take it.",
+        ),
+        click.option(
+            "--replaces-up-to",
+            type=click.IntRange(0, MAX_SEQUENCE),
+            help="Devices may go back to this bundle from any up to this number.",
         ),
     ],
 )

@@ -75,7 +75,7 @@ def opened_model(
     from protofleet.edge import open_personal
 
     # What a store keeps was checked when its device joined.
-    trusted = None if bundle is None else trusted_keys(trust_files)
+    trusted = frozenset() if bundle is None else trusted_keys(trust_files)
     return open_personal(store, bundle=bundle, trusted=trusted, backend=backend, threads=threads)
 
 

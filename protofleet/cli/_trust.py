@@ -39,12 +39,11 @@ def as_hex(files: tuple[Path, ...]) -> tuple[str, ...]:
     return tuple(keys.load_public_key(file).hex() for file in files)
 
 
-def trusted_keys(files: tuple[Path, ...], *, own: bool = False) -> frozenset[bytes]:
-    """Raw public keys in the given files and those of 'bundle trust'.
+def trusted_keys(files: tuple[Path, ...]) -> frozenset[bytes]:
+    """Raw public keys in the given files, those of 'bundle trust', and this user's own.
 
     Args:
         files: public keys (PEM).
-        own: whether what this user signed counts too.
 
     Raises:
         InputError: there are none.
@@ -52,10 +51,7 @@ def trusted_keys(files: tuple[Path, ...], *, own: bool = False) -> frozenset[byt
     from protofleet.bundle import keys
     from protofleet.errors import InputError
 
-    trusted = frozenset(map(keys.load_public_key, files)) | keys.trusted_keys()
-    if own and keys.signing_key_path().exists():
-        mine = keys.load_signing_key(keys.signing_key_path())
-        trusted |= {mine.public_key().public_bytes_raw()}
+    trusted = frozenset(map(keys.load_public_key, files)) | keys.user_trust()
     if not trusted:
         raise InputError(
             "no trusted signer: give the public key of whoever exported the bundle with "

@@ -257,7 +257,7 @@ def _measure_device(
     from protofleet.benchmarks.device.measure import open_device_bundle, reports
     from protofleet.benchmarks.device.progress import open_progress
 
-    bundle = open_device_bundle(options, trusted_keys(trust_files, own=True))
+    bundle = open_device_bundle(options, trusted_keys(trust_files))
     for report in reports(options, bundle, open_progress):
         if json_file is not None:
             report.write(json_file)

@@ -67,10 +67,13 @@ def _addresses(running: RunningBroker, host: str) -> str:
 
     if host == EVERYWHERE:
         place = running.url.replace("127.0.0.1", _own_address())
-        return f"for devices in this network: --broker {place}"
+        return (
+            f"for devices in this network: --broker {place} --insecure (nothing is encrypted: for "
+            "that, 'protofleet broker init')"
+        )
     if host.startswith("127."):
         return f"for this machine alone; for others: --host {EVERYWHERE}"
-    return f"for devices: --broker {running.url}"
+    return f"for devices: --broker {running.url} --insecure"
 
 
 def _own_address() -> str:

@@ -13,7 +13,7 @@ from protofleet.cli.quantise import quantise
 
 if TYPE_CHECKING:
     from protofleet.bundle import Bundle
-    from protofleet.bundle.manifest import Preprocessing
+    from protofleet.bundle.manifest import Manifest, Preprocessing
 
 _PATH = click.Path(path_type=Path)
 
@@ -36,7 +36,7 @@ def inspect(path: Path, as_json: bool) -> None:
     """Show what the bundle PATH holds, after checking every rule but the signer."""
     from protofleet.bundle import Bundle
 
-    opened = Bundle.open(path)
+    opened = Bundle.open(path, any_signer=True)
     if as_json:
         click.echo(json.dumps(_summary(opened), indent=2, ensure_ascii=False))
     else:
@@ -50,7 +50,7 @@ def inspect(path: Path, as_json: bool) -> None:
     "trust_files",
     type=_PATH,
     multiple=True,
-    help="Public key (PEM) to accept; default: the keys added by 'bundle trust'.",
+    help="Public key (PEM) to accept; default: the keys added by 'bundle trust', and your own.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(
@@ -62,7 +62,7 @@ def verify(
     from protofleet.bundle import Bundle, keys
     from protofleet.errors import RefusedError
 
-    trusted = frozenset(map(keys.load_public_key, trust_files)) or keys.trusted_keys()
+    trusted = frozenset(map(keys.load_public_key, trust_files)) or keys.user_trust()
     try:
         opened = Bundle.open(path, trusted=trusted)
     except RefusedError as error:
@@ -115,6 +115,12 @@ def _summary(opened: Bundle) -> dict[str, Any]:
     return {"digest": opened.digest, "signer": signer, **manifest}
 
 
+def _sequence(manifest: Manifest) -> str:
+    if manifest.replaces_up_to <= manifest.sequence:
+        return f"{manifest.sequence}"
+    return f"{manifest.sequence}, takes the place of any up to {manifest.replaces_up_to}"
+
+
 def _tokens(preprocessing: Preprocessing) -> str:
     return "" if preprocessing.tokens is None else f", {preprocessing.tokens} tokens"
 
@@ -150,6 +156,7 @@ def _lines(opened: Bundle) -> list[str]:
         "bundle": f"{manifest.name} (format {manifest.format}, {manifest.created})",
         "digest": opened.digest,
         "signer": summary["signer"],
+        "sequence": _sequence(manifest),
         "layout": manifest.layout_hash,
         "params": f"{len(model.params)} tensors, {model.params.layout.size:,} values",
         "state": f"{len(model.buffers)} tensors, {model.buffers.layout.size:,} values",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protofleet.cli._broker import BrokerOptions, broker_overrides
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging, verbosity
@@ -28,9 +29,10 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 
 @coordinator.command()
 @_FILE
+@broker_overrides
 @trust_option
 @_JSON
-def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
+def run(file: Path, *, broker: BrokerOptions, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the rounds of the federation FILE (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
@@ -47,7 +49,8 @@ def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
 
     config = load_config(file)
     trusted = (*config.trusted, *as_hex(trust_files))
-    config = msgspec.structs.replace(config, trusted=trusted)
+    access = broker.over(config.broker)
+    config = msgspec.structs.replace(config, trusted=trusted, broker=access)
     sink = _json_sink() if as_json else _text_sink()
     with (
         on_interrupt(f"to resume: protofleet coordinator run {file}"),

@@ -78,7 +78,9 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @device.command()
-@broker_options("mqtt://[user@]host[:port] or mqtts://…; an enrolled device knows it.")
+@broker_options(
+    "mqtts://[user@]host[:port], or mqtt://… on this machine; an enrolled device knows it."
+)
 @click.option("--federation", help="Its name; an enrolled device knows it.")
 @click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
 @click.option(

@@ -235,7 +235,7 @@ def _write_json(path: Path, asked: Experiment, found: Table, results: list[Metho
     from protofleet.durable import replace_whole
 
     document = {"experiment": asked, "table": found.rows, "runs": results}
-    replace_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1))
+    replace_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=1), shared=True)
 
 
 def _narrowed(

@@ -15,8 +15,10 @@ import click
 from protofleet.cli._export_options import (
     ExampleOptions,
     MethodOptions,
+    SequenceOptions,
     example_options,
     method_options,
+    sequence_options,
 )
 from protofleet.cli._files import checked_preprocessing, read_preprocessing
 from protofleet.cli._operators import FLAG, WithOperators
@@ -83,6 +85,7 @@ _FORMATS = ("onnx", "tflite")
     is_flag=True,
     help="Take a model that ends with Softmax or Sigmoid, though it hardly learns so.",
 )
+@sequence_options
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @click.option(
     FLAG,
@@ -103,6 +106,7 @@ def export(
     formats: tuple[Format, ...] | None,
     key: Path | None,
     allow_probabilities: bool,
+    numbers: SequenceOptions,
     as_json: bool,
 ) -> None:
     """Compile MODEL and write a signed bundle.
@@ -135,6 +139,8 @@ def export(
         formats=formats,
         provenance={"model": model, **({"checkpoint": checkpoint.name} if checkpoint else {})},
         allow_probabilities=allow_probabilities,
+        sequence=numbers.sequence or 0,
+        replaces_up_to=numbers.replaces_up_to or 0,
     )
     chosen = choose_methods(built, spec, methods.wishes(), loss=outputs.loss)
     _tell_methods(chosen)

@@ -65,5 +65,5 @@ def export_model(
     model = opened_model(store, bundle, trust_files, backend=backend, threads=threads)
     made = [(out, model.plain(_format(out), raw=raw)) for out in outs]
     for out, data in made:
-        write_whole(out, data)
+        write_whole(out, data, shared=True)
         click.echo(f"{out}: model of round {model.round_id}, {len(data) / 1000:,.1f} kB")

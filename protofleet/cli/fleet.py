@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from protofleet.cli._broker import BrokerOptions, broker_overrides
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 
@@ -27,9 +28,10 @@ def fleet() -> None:
 
 @fleet.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@broker_overrides
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line.")
-def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
+def run(file: Path, *, broker: BrokerOptions, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the devices of the fleet FILE (TOML) until their federation finishes.
 
     Each is a process of its own that runs the real edge code behind its own sensor, limits and
@@ -41,7 +43,8 @@ def run(file: Path, *, trust_files: tuple[Path, ...], as_json: bool) -> None:
     from protofleet.firmware_sim.profile import load_fleet
 
     config = load_fleet(file)
-    config = msgspec.structs.replace(config, trust=(*config.trust, *as_hex(trust_files)))
+    trust, access = (*config.trust, *as_hex(trust_files)), broker.over(config.broker)
+    config = msgspec.structs.replace(config, trust=trust, broker=access)
     failed = 0
     with on_interrupt(f"to go on: protofleet fleet run {file}"), Fleet(config) as devices:
         if not as_json:

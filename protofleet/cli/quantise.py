@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._export_options import SequenceOptions, sequence_options
 from protofleet.cli._outputs import check_writable_bundle
 from protofleet.errors import InputError, MissingDataError, ProvisionError
 
@@ -91,6 +92,7 @@ _ONLY_ONNX = (
     multiple=True,
     help="Public key (PEM) whose bundles to accept, beside --key's and those of 'bundle trust'.",
 )
+@sequence_options
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as JSON.")
 def quantise(
     *,
@@ -106,6 +108,7 @@ def quantise(
     seed: int,
     key: Path | None,
     trust_files: tuple[Path, ...],
+    numbers: SequenceOptions,
     as_json: bool,
 ) -> None:
     """Write a bundle with variants of BUNDLE's model that are smaller, and as good.
@@ -139,7 +142,7 @@ def quantise(
     for doubt in found:
         click.echo(f"warning: {doubt}", err=True)
     check_loss(rows, allow_loss)
-    digest = write_bundle(out, draft.manifest, draft.files, signing)
+    digest = write_bundle(out, numbers.over(draft.manifest), draft.files, signing)
     if not as_json:
         click.echo(f"{out}: digest {digest[:16]}")
 

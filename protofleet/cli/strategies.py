@@ -42,7 +42,7 @@ def _tell_fitting(path: Path, *, as_json: bool) -> None:
     from protofleet.bundle import Bundle
     from protofleet.federation.suitability import why_not
 
-    reasons = why_not(Bundle.open(path))
+    reasons = why_not(Bundle.open(path, any_signer=True))
     if as_json:
         listed = [{"name": name, "runs": not why, "why": why} for name, why in reasons.items()]
         click.echo(json.dumps(listed, indent=2))

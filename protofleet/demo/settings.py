@@ -81,5 +81,5 @@ def load_settings(folder: Path) -> DemoSettings:
         )
     except FileNotFoundError as error:
         raise InputError(f"'{folder}': no demonstration was begun here") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(f"'{folder / _FILE}': {error}") from error

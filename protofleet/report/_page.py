@@ -101,7 +101,7 @@ def write_report(run_dir: Path) -> Path:
     details = details_of_folder(run_dir)
     result = load_record(run_dir / "result.json", RunRecord)
     page = run_dir / "report.html"
-    replace_whole(page, render(result, details).encode())
+    replace_whole(page, render(result, details).encode(), shared=True)
     return page
 
 

@@ -109,7 +109,7 @@ def prepare(folder: Path, strategy: str, devices: int, rounds: int) -> Material:
         say(f"model vit_digits for {strategy}: central training and export")
         run_step(pretrain_arguments(prepared, folder, settings.seed))
         run_step(export_arguments(prepared, folder, strategy))
-    bundle = Bundle.open(folder / "bundle.pfb", trusted=None)
+    bundle = Bundle.open(folder / "bundle.pfb", any_signer=True)
     save_public_key(bytes.fromhex(bundle.signer), folder / "signer.pem")
     return Material(
         folder=folder, prepared=prepared, bundle=bundle, strategy=strategy, rounds=rounds
@@ -185,6 +185,7 @@ def _write_federation(material: Material, folder: Path, url: str) -> None:
         "federation": "aarch64",
         "broker": url,
         "bundle": str(material.folder.resolve() / "bundle.pfb"),
+        "trusted": [material.bundle.signer],
         "run_dir": "run",
         "rounds": material.rounds,
         # Adam divides by a gradient's size: where that is nothing but rounding, so is the step.

@@ -43,6 +43,11 @@ def test_a_missing_field_is_refused_by_name(forge, field):
     ("field", "value"),
     [
         ("name", 1),
+        ("sequence", -1),
+        ("sequence", 2**53),
+        ("sequence", 1.5),
+        ("replaces_up_to", -1),
+        ("replaces_up_to", 2**53),
         ("name", "two\nlines"),
         ("name", "x" * 1025),
         ("created", "yesterday"),

@@ -89,3 +89,13 @@ def test_a_program_whose_file_is_not_declared_is_refused(forge):
 def test_a_program_without_any_file_is_refused(forge):
     forge.manifest["programs"]["infer"] |= {"file": None, "tflite": None}
     assert_refused("port", *forge.both(), match="neither an ONNX nor a TFLite file")
+
+
+@pytest.mark.parametrize(
+    "shape", [["batch", 2**29], ["batch*999999", 300], [2**40], ["batch", *[1] * 8]], ids=str
+)
+def test_ports_that_no_memory_holds_are_refused(forge, shape):
+    """The runtime makes room for outputs and noise by what the manifest says."""
+    port = {"name": "big", "key": "big", "role": "output", "dtype": "float32", "shape": shape}
+    forge.manifest["programs"]["features"]["outputs"].append(port)
+    assert_refused("port", *forge.both(), match="big")

@@ -34,7 +34,7 @@ from protofleet.wire import codecs
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory):
     path = tmp_path_factory.mktemp("choices") / "tiny.pfb"
-    return Bundle.open(tiny_bundle(path, Ed25519PrivateKey.generate())).manifest
+    return Bundle.open(tiny_bundle(path, Ed25519PrivateKey.generate()), any_signer=True).manifest
 
 
 def test_random_examples_are_legal_as_numbers_of_words(manifest):
@@ -100,7 +100,9 @@ def test_an_empty_batch_asks_for_inference_alone(monkeypatch, tmp_path, given, b
 
 def test_a_coded_payload_names_the_one_before(tmp_path, monkeypatch):
     """As a second round's does, so that its bytes are counted too."""
-    bundle = Bundle.open(tiny_bundle(tmp_path / "b.pfb", Ed25519PrivateKey.generate()))
+    bundle = Bundle.open(
+        tiny_bundle(tmp_path / "b.pfb", Ed25519PrivateKey.generate()), any_signer=True
+    )
     named, encode = [], codecs.encode
 
     def spied(*arguments, reference="", **more):

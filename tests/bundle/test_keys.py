@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import stat
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import keys
@@ -73,9 +75,12 @@ def test_a_signature_fits_only_its_key_and_message():
 
 def test_the_commands_make_a_key_trust_it_and_verify(tmp_path):
     run = CliRunner().invoke
-    path = str(tiny_bundle(tmp_path / "a.pfb", keys.load_or_create_signing_key()))
+    path = str(tiny_bundle(tmp_path / "a.pfb", stranger := Ed25519PrivateKey.generate()))
     public = str(tmp_path / "me.pem")
     assert run(command, ["keygen", "--out", public]).exit_code == 0
+    mine = str(tiny_bundle(tmp_path / "mine.pfb", keys.load_or_create_signing_key()))
+    assert json.loads(run(command, ["verify", mine, "--json"]).stdout)["valid"] is True
+    keys.save_public_key(stranger.public_key().public_bytes_raw(), Path(public))
     assert json.loads(run(command, ["verify", path, "--json"]).stdout)["rule"] == "untrusted"
     assert run(command, ["verify", path, "--trust", public]).exit_code == 0
     assert run(command, ["trust", public]).exit_code == 0

@@ -18,7 +18,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_data
 
-from protofleet.bundle.keys import save_public_key
+from protofleet.bundle.keys import load_public_key, save_public_key
 from protofleet.datasets import DeviceData
 
 _PROGRAM = ["-c", "from protofleet.cli import main; main()"]
@@ -107,6 +107,7 @@ class Federation:
         _save(self.pooled, (x[:0], y[:0]), (x, y))
         self.file.write_text(
             f'federation = "home"\nbroker = "{self.url}"\nbundle = "{self.bundle}"\n'
+            f'trusted = ["{load_public_key(self.trust).hex()}"]\n'
             f'run_dir = "run"\nrounds = {rounds}\nseed = 3\n'
             f"[cohort]\nminimum = {len(self.devices)}\n"
             f'[evaluation]\npooled = "pooled.npz"\n{extra}'

@@ -31,6 +31,7 @@ def secured(tmp_path):
     authority = Authority(folder)
     broker, users, password = authority.certify("broker"), folder / "users", folder / "password"
     subprocess.run(["mosquitto_passwd", "-b", "-c", str(users), "anna", _SECRET], check=True)
+    password.touch(mode=0o600)
     password.write_text(f"{_SECRET}\n")
     lines = (
         f"cafile {authority.file}",
@@ -165,7 +166,13 @@ def test_commands_pass_the_whole_access_on(command, function, tmp_path, monkeypa
     ("command", "given", "message"),
     [
         (["demo"], ["--broker-ca", "ca.pem"], "--broker-ca is for --broker"),
-        (["demo"], ["--broker", "mqtt://a:b@h", "--broker-cert", "c"], "mqtt://h: cert_file needs"),
+        (
+            ["demo"],
+            ["--broker", "mqtt://a:b@127.0.0.1", "--broker-cert", "c"],
+            "mqtt://127.0.0.1: cert_file needs",
+        ),
+        (["demo"], ["--broker", "mqtt://h"], "mqtt://h: mqtt:// to another machine: everyone"),
+        (["demo"], ["--broker", "mqtts://a:b@h"], "--broker-password-file FILE, or into"),
         (
             ["experiment", "run", "fedhp/mnist-small", "--engine", "mqtt"],
             ["--broker", "mqtts://h", "--broker-key", "k.pem"],
@@ -184,3 +191,26 @@ def test_options_that_do_not_go_together_end_with_one_line(command, given, messa
     assert ended.returncode in (1, 2)
     assert message in ended.stderr
     assert "a:b" not in ended.stderr
+
+
+def test_options_of_a_command_go_over_its_file(federation, secured):
+    """The file's broker is another one; the coordinator connects to that of the command line."""
+    federation.file.write_text(
+        federation.file.read_text().replace(_toml(_table(secured, "coordinator")), '"mqtt://h"')
+    )
+    ours = secured.authority.certify("other")
+    options = {
+        "--broker": f"mqtts://127.0.0.1:{secured.port}",
+        "--broker-user": "anna",
+        "--broker-password-file": secured.password,
+        "--broker-ca": secured.authority.file,
+        "--broker-cert": ours.file,
+        "--broker-key": ours.key,
+    }
+    pairs = [str(part) for pair in options.items() for part in pair]
+    run = ["coordinator", "run", str(federation.file), "--json"]
+    coordinator = federation._start([*run, *pairs], "coordinator")
+    coordinator.wait_for(lambda event: event["event"] == "waiting")
+    refused = federation._start(run, "refused")
+    assert refused.finish() == 1
+    assert "mqtt://h: mqtt:// to another machine" in refused.log

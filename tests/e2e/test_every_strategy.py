@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hostile_device import HostileDevice
 from packed import pack_update
 from threaded import Federation, final_state
-from tiny_bundle import tiny_data
+from tiny_bundle import tiny_data, trust_in_tests
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.keys import save_public_key
@@ -125,7 +125,7 @@ class Case:
 
     @property
     def bundle(self):
-        return Bundle.open(self.path)
+        return Bundle.open(self.path, any_signer=True)
 
     @property
     def strategy(self):
@@ -213,6 +213,7 @@ def _export(model, path, key):
         objectives=model.objectives,
     )
     export_bundle(build_model(model.name, **model.settings), spec, out=path, key=key)
+    trust_in_tests(key)
 
 
 def _part(shape, seed, n):
@@ -279,6 +280,7 @@ _FILE = """
 federation = "home"
 broker = "{url}"
 bundle = "{bundle}"
+trusted = ["{signer}"]
 run_dir = "run"
 rounds = {rounds}
 seed = {seed}
@@ -296,6 +298,7 @@ def _write(federation, case, minimum, more=""):
     text = _FILE.format(
         url=federation.url,
         bundle=case.path,
+        signer=Bundle.open(case.path, any_signer=True).signer,
         rounds=_ROUNDS,
         seed=_SEED,
         minimum=minimum,

@@ -170,7 +170,8 @@ class Device:
         self.bundle = Bundle.open(
             tiny_bundle(
                 self.world.root / "other", Ed25519PrivateKey.generate(), settings={"epochs": 7}
-            )
+            ),
+            any_signer=True,
         )
         self.programs = open_programs(self.bundle)
 

@@ -181,7 +181,7 @@ def test_a_committed_experiment_keeps_its_papers_folder(capsys):
         (["run", "no/such"], "experiment 'no/such': no such file"),
         (["run", "tiny.toml", "--methods", "FedAvg2"], "expected one of FedAvg, Local, alone"),
         (["run", "tiny.toml", "--seeds", "1;2"], "expected numbers from 0 such as 1,2; got '1;2'"),
-        (["run", "tiny.toml", "--broker", "mqtt://x"], "--broker is for --engine mqtt"),
+        (["run", "tiny.toml", "--broker", "mqtts://x"], "--broker is for --engine mqtt"),
         (["run", "tiny.toml", "--json", "no/t.json"], "no such folder: 'no'"),
         (["table", "tiny.toml", "--plot", "t.gif"], "ends in .png or .svg, got 't.gif'"),
     ],

@@ -3,7 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from tiny_bundle import tiny_bundle
+from tiny_bundle import tiny_bundle, trust_in_tests
 
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.errors import InputError
@@ -35,6 +35,7 @@ def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tm
     manifest = msgspec.structs.replace(bundle.manifest, programs=programs)
     files = {path: bundle.read(path) for path in manifest.files}
     write_bundle(tmp_path / "normalising.pfb", manifest, files, key)
+    trust_in_tests(key)
 
     def plan(**settings):
         mine = StrategySettings(settings=settings)
@@ -76,7 +77,7 @@ def test_an_unknown_rule_is_refused_by_name(tiny):
 def _without_classes(tmp_path, task):
     """The tiny bundle's manifest as that of a task with targets; its programs are not to be run."""
     key = Ed25519PrivateKey.generate()
-    tiny = Bundle.open(tiny_bundle(tmp_path / "classes.pfb", key))
+    tiny = Bundle.open(tiny_bundle(tmp_path / "classes.pfb", key), any_signer=True)
     names, declared = tiny.manifest.classes, tiny.manifest.programs
     y = msgspec.structs.replace(
         declared["train"].inputs[-1], dtype="float32", shape=("batch", len(names))

@@ -1,6 +1,7 @@
 """Fleet files, and virtual devices as real processes."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -100,6 +101,34 @@ def test_device_that_cannot_start_says_why(tmp_path):
     assert "nowhere.pfb" in ended.last_words
     spec = json.loads((fleet.folder("a") / "device.json").read_text())
     assert spec["device"]["id"] == "a"
+
+
+def test_a_password_in_a_fleet_files_url_reaches_devices_and_no_file(tmp_path):
+    file = FleetFile(
+        federation="study",
+        broker=BrokerAccess(url="mqtt://anna:open-sesame@127.0.0.1:1"),
+        bundle=tmp_path / "nowhere.pfb",
+        folder=tmp_path / "fleet",
+        devices=(VirtualDevice(id="a"),),
+    )
+    with Fleet(file) as fleet:
+        environment = Path(f"/proc/{fleet.pid('a')}/environ").read_bytes()
+    assert b"PROTOFLEET_BROKER_PASSWORD=open-sesame\0" in environment
+    written = {path: path.read_bytes() for path in file.folder.rglob("*") if path.is_file()}
+    assert b"anna@127.0.0.1" in written[fleet.folder("a") / "device.json"]
+    assert not any(b"open-sesame" in content for content in written.values())
+
+
+def test_a_fleet_behind_proxies_needs_tls_as_any_device(tmp_path):
+    file = FleetFile(
+        federation="study",
+        broker=BrokerAccess(url="mqtt://192.0.2.1"),
+        bundle=tmp_path / "nowhere.pfb",
+        folder=tmp_path / "fleet",
+        devices=(VirtualDevice(id="a"),),
+    )
+    with pytest.raises(InputError, match="--insecure"):
+        Fleet(file)
 
 
 def test_device_with_wrong_labels_says_so(tmp_path):

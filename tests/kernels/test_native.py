@@ -35,6 +35,11 @@ def doubled(x, out, extra):
         out[i] = _twice(x[i]) + extra
 
 
+def shifted(x, out, factor):
+    for i in range(x.shape[0]):
+        out[i] = 100.0 + x[i] + factor
+
+
 def total(x, out):
     out[0] = 0
     for i in range(x.shape[0]):
@@ -115,6 +120,24 @@ def test_damaged_code_is_never_loaded_but_made_again(cache, damage):
     file.write_bytes(good[:-1] + bytes([good[-1] ^ 1]) if damage is None else damage)
     assert run_double(double())[0] == 0.5
     assert file.read_bytes() == good
+
+
+def test_code_that_others_can_have_written_is_never_loaded(cache, monkeypatch, caplog):
+    """A file or a folder that anybody may change: the kernel is compiled, and runs without it."""
+    made = double()
+    made.build()
+    (file,) = cache.glob("*.o")
+    wrong = kernel("f4[1]", "f4[1] out", "f8")(shifted)
+    monkeypatch.setattr(type(wrong), "_symbol", made._symbol)
+    code = wrong._compile()
+    file.write_bytes(hashlib.sha256(code).digest() + code)
+    assert run_double(double())[0] == 100.5
+    for path, mode in ((cache, 0o777), (file, 0o666)):
+        path.chmod(mode)
+        assert run_double(double())[0] == 0.5
+        assert f"run: chmod go-w {path}" in caplog.text
+        path.chmod(0o755 if path == cache else 0o644)
+        assert run_double(double())[0] == (100.5 if path == cache else 0.5)
 
 
 def test_a_folder_that_cannot_be_written_is_named_once_per_kernel(tmp_path, monkeypatch, caplog):

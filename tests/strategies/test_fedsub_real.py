@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from packed import pack_update
 from toy_model import server_tools
 
+from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets.derived import WESAD_CLASSES, wesad_features_pool
 from protofleet.datasets.federate import Natural, Stratified, federate
@@ -66,6 +67,7 @@ class Federation:
             federation="home",
             broker=BrokerAccess(url="mqtt://127.0.0.1"),
             bundle=bundle,
+            trusted=(Bundle.open(bundle, any_signer=True).signer,),
             run_dir=tmp_path,
             rounds=1,
             strategy=StrategySettings(name=name, settings=settings),

@@ -36,6 +36,7 @@ class Authority:
         found = Certificate(self._folder / f"{name}.pem", self._folder / f"{name}.key")
         signed = self._sign(name, key, issues=False)
         found.file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+        found.key.touch(mode=0o600)
         found.key.write_bytes(
             key.private_bytes(
                 serialization.Encoding.PEM,

@@ -104,7 +104,8 @@ class _FakeEndpoint:
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         self._folder, self._clock, self.steps = folder, clock, deque(steps)
         self._woken = threading.Event()
         self._settled: dict[str, Receipt] = {}

@@ -36,7 +36,7 @@ class HostileDevice:
         answer: Callable[[int], bytes],
         class_counts: tuple[int, ...] = (),
     ) -> None:
-        bundle = Bundle.open(config.bundle)
+        bundle = Bundle.open(config.bundle, any_signer=True)
         folder = Path(config.run_dir).with_name(f"hostile-{name}")
         folder.mkdir()
         self.rejections: list[str] = []

@@ -51,6 +51,7 @@ def test_a_password_is_neither_in_a_message_nor_in_text():
 
 def test_a_password_file_and_a_user_stand_beside_the_url(tmp_path):
     file = tmp_path / "password"
+    file.touch(mode=0o600)
     file.write_text("se cret\n")
     for access in (
         BrokerAccess(url="mqtt://anna@h", password_file=file),
@@ -102,3 +103,68 @@ def test_tls_is_made_from_the_files_and_only_for_mqtts(tmp_path):
     assert BrokerAccess(url="mqtt://h").tls() is None
     with pytest.raises(InputError, match="certificate files for mqtts://h"):
         BrokerAccess(url="mqtts://u:p@h", ca_file=tmp_path / "absent.pem").tls()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["mqtt://u:qz/jw@h", "mqtt://u:qz#jw@h", "mqtt://u:qz?jw@h", "mqtts://u:qzjw@h:x"],
+)
+def test_a_url_that_cannot_be_read_shows_no_part_of_its_password(url):
+    with pytest.raises(InputError, match="broker URL") as refused:
+        BrokerAccess(url=url)
+    assert refused.value.__cause__ is None
+    told = str(refused.value)
+    assert "qz" not in told
+    assert "jw" not in told
+
+
+def test_the_password_may_stand_in_the_environment(monkeypatch):
+    monkeypatch.setenv("PROTOFLEET_BROKER_PASSWORD", "hidden")
+    urls = ("mqtts://anna@h", "mqtts://anna:own@h", "mqtts://h")
+    found = [BrokerAccess(url=url).address().password for url in urls]
+    assert found == ["hidden", "own", None]
+    assert "hidden" not in repr(BrokerAccess(url="mqtts://anna@h").address())
+
+
+def test_a_url_gives_its_password_away_and_keeps_the_rest():
+    access = BrokerAccess(url="mqtts://a%40b:p%3Aq@h:1/?version=5", ca_file=Path("ca.pem"))
+    bare, password = access.split_password()
+    assert (bare.url, bare.ca_file, password) == (
+        "mqtts://a%40b@h:1/?version=5",
+        Path("ca.pem"),
+        _PASSWORD,
+    )
+    assert bare.split_password() == (bare, None)
+
+
+@pytest.mark.parametrize("url", ["mqtt://h", "mqtt://10.0.0.1:1", "mqtt://127.0.0.1.example"])
+def test_another_machine_without_tls_needs_a_word(url, caplog):
+    with pytest.raises(InputError, match=r"everyone on the way reads .* mqtts:// .*--insecure"):
+        BrokerAccess(url=url).check_protected()
+    BrokerAccess(url=url, insecure=True).check_protected()
+    assert "everyone on the way reads passwords" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "url", ["mqtts://h", "mqtt://127.0.0.1", "mqtt://localhost:1", "mqtt://[::1]:7"]
+)
+def test_tls_or_this_machine_needs_none(url, caplog):
+    BrokerAccess(url=url).check_protected()
+    assert not caplog.records
+
+
+def test_a_file_may_say_insecure_beside_the_broker():
+    table = {"broker": {"url": "mqtt://h", "insecure": True}}
+    assert broker_as_table({"broker": "mqtt://h", "insecure": True}) == table
+    assert broker_as_table({"broker": {"url": "mqtt://h"}, "insecure": True}) == table
+
+
+def test_secrets_that_others_may_read_are_refused(tmp_path):
+    ours = Authority(tmp_path).certify("pi-7")
+    ours.key.chmod(0o644)
+    with pytest.raises(InputError, match=r"key_file .*: chmod 600"):
+        BrokerAccess(url="mqtts://h", cert_file=ours.file, key_file=ours.key).tls()
+    password = tmp_path / "password"
+    password.touch(mode=0o644)
+    with pytest.raises(InputError, match=r"password_file .*: chmod 600"):
+        BrokerAccess(url="mqtt://h", user="anna", password_file=password).address()

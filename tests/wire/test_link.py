@@ -12,6 +12,7 @@ import pytest
 from brokers import CountingProxy, free_port, mosquitto, wait_until
 from certificates import Authority
 
+from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.connection import Ending
@@ -198,10 +199,16 @@ def test_a_broker_that_asks_for_a_certificate_takes_none_without_or_of_others(
             assert isinstance(link.get(10.0), Disconnected)
 
 
+def test_no_link_is_made_to_another_machine_without_tls():
+    with pytest.raises(InputError, match="--insecure"):
+        _link("mqtt://192.0.2.1")
+
+
 @pytest.mark.mosquitto
 def test_a_user_connects_with_the_password_in_a_file(tmp_path):
     users, password = tmp_path / "users", tmp_path / "password"
     subprocess.run(["mosquitto_passwd", "-b", "-c", str(users), "anna", "secret"], check=True)
+    password.touch(mode=0o600)
     password.write_text("secret\n")
     with mosquitto(tmp_path, f"password_file {users}", anonymous=False) as port:
         access = BrokerAccess(url=f"mqtt://127.0.0.1:{port}", user="anna", password_file=password)
