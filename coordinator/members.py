@@ -6,7 +6,6 @@ mode 0600, which may be kept elsewhere) and ``members.sqlite``.
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import keys
+from protofleet.coordinator.database import damaged, open_database
 from protofleet.errors import InputError, RefusedError
 from protofleet.wire.identity import DeviceGrant, public_bytes, read_statement, sign_statement
 from protofleet.wire.topics import check_id
@@ -85,7 +85,7 @@ class Members:
                 f"protofleet device invite --keys {folder} --federation {name} DEVICE"
             )
         self.folder, self.name = folder, name
-        self._db = _connect(folder / "members.sqlite")
+        self._db = open_database(folder / "members.sqlite", _SCHEMA)
         found = self._meta("federation")
         if found != name:
             raise InputError(f"keys '{folder}': of federation '{found}', expected '{name}'")
@@ -102,7 +102,7 @@ class Members:
         if not (folder / "members.sqlite").exists():
             public = public_bytes(keys.load_or_create_signing_key(folder / KEY_FILE))
             keys.save_public_key(public, folder / "federation.pub.pem")
-            db = _connect(folder / "members.sqlite")
+            db = open_database(folder / "members.sqlite", _SCHEMA)
             with db:
                 db.execute("INSERT OR IGNORE INTO meta VALUES ('federation', ?)", (name,))
                 db.execute(
@@ -230,7 +230,10 @@ class Members:
 
     def _lineage(self) -> list[bytes]:
         rows = self._db.execute("SELECT key FROM federation_keys ORDER BY position")
-        return [bytes.fromhex(key) for (key,) in rows]
+        try:
+            return [bytes.fromhex(key) for (key,) in rows]
+        except ValueError as error:
+            raise InputError(damaged(self.folder / "members.sqlite", error)) from error
 
     def _meta(self, key: str) -> str:
         row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -266,11 +269,3 @@ class Revocations:
         found = self._members.revoked()
         fresh, self._known = found - self._known, found
         return fresh
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    path.touch(mode=0o600)
-    db = sqlite3.connect(path, timeout=30.0)
-    db.execute("PRAGMA synchronous = FULL")
-    db.executescript(_SCHEMA)
-    return db

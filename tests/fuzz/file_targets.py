@@ -12,12 +12,13 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from fuzz.target import Target, scratch
+from fuzz.target import REFUSALS, Target, scratch
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle, keys
 from protofleet.bundle.files import MANIFEST, SIGNATURE, archive
 from protofleet.bundle.manifest import Manifest, Preprocessing
+from protofleet.bundle.onnx_files import check_onnx
 from protofleet.bundle.rules import check_manifest, parse
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
@@ -35,6 +36,8 @@ from protofleet.edge.journal import (
     read_journal,
 )
 from protofleet.edge.store import Store
+from protofleet.errors import ProtofleetError
+from protofleet.experiments.config import committed, load_experiment
 from protofleet.federation.settings import load_config
 from protofleet.firmware_sim.profile import load_fleet
 from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
@@ -98,6 +101,11 @@ def _private_keys() -> Iterator[bytes]:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
+
+
+def _onnx_files() -> Iterator[bytes]:
+    _, files = _bundle()
+    yield from (data for name, data in files.items() if name.endswith(".onnx"))
 
 
 # Device stores
@@ -204,6 +212,10 @@ def _read_ledger(path: Path) -> None:
         ledger.signed_offers()
 
 
+_TOLD_BY_RUN = (msgspec.DecodeError, ProtofleetError)
+"""``coordinator.run`` makes one line of the former."""
+
+
 def _members() -> Iterator[bytes]:
     folder = scratch() / "good-members"
     with Members.create(folder, "lab") as members:
@@ -265,6 +277,10 @@ id = "watch-1"
 profile = "watch"
 data = "watch-1.npz"
 """
+
+
+def _experiments() -> Iterator[bytes]:
+    yield from (path.read_bytes() for path in list(committed().values())[:3])
 
 
 # Data
@@ -331,12 +347,15 @@ TARGETS = (
            lambda: [b'{"device_id": "pi-7"}']),
     Target("enrolment", _from_file("enrolled/enrolment.json", _open_enrolment), _enrolments),
     Target("enrolment-memory", _from_file("memory/memory.json", _open_memory), _memories),
-    Target("ledger", _from_file("run/ledger.sqlite", _read_ledger), _ledgers, max_len=1 << 16),
+    Target("ledger", _from_file("run/ledger.sqlite", _read_ledger), _ledgers, max_len=1 << 16,
+           refusals=(*REFUSALS, *_TOLD_BY_RUN)),
     Target("members", _from_file("keys/members.sqlite", _read_members), _members,
            max_len=1 << 16),
     Target("federation-file", _from_file("federation.toml", load_config),
            lambda: [_FEDERATION_FILE]),
     Target("fleet-file", _from_file("fleet.toml", load_fleet), lambda: [_FLEET_FILE]),
+    Target("onnx", lambda data: check_onnx(data, "model.onnx"), _onnx_files),
+    Target("experiment-file", _from_file("experiment.toml", load_experiment), _experiments),
     Target("csv", _read_csv, _csvs),
     # Deflate makes at most 1032 bytes of one.
     Target("npz", _from_file("data.npz", load_device_data), _npzs, per_byte=5000),
