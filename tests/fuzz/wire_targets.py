@@ -323,6 +323,7 @@ def _expected() -> ExpectedUpdate:
             bundle=tiny_bundle(Path(folder) / "tiny.pfb", _FEDERATION),
             run_dir=Path(folder) / "run",
             rounds=2,
+            trusted=(public_bytes(_FEDERATION).hex(),),
         )
         return expect_updates(make_plan(config))
 
