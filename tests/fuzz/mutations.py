@@ -96,3 +96,30 @@ def _insert(data: bytes, _: Sequence[bytes], draw: random.Random) -> bytes:
 _CHANGES: tuple[Callable[[bytes, Sequence[bytes], random.Random], bytes], ...] = (
     _flip, _cut, _leave_out, _repeat, _splice, _set_number, _set_number, _set_length, _insert,
 )  # fmt: skip
+
+
+def long_inputs(data: bytes, size: int) -> list[bytes]:
+    """Inputs of about ``size`` bytes: one thing again and again, alone and within ``data``."""
+    things = (
+        b"[",
+        b'{"a":',
+        b"[],",
+        b"{},",
+        b'"',
+        b"9",
+        b"1,",
+        b"\n",
+        b"\x00",
+        b"\xff",
+        b"a = 1\n",
+    )
+    texts = [thing * (size // len(thing)) for thing in things]
+    keys = b"{" + b",".join(b'"%d":[]' % number for number in range(size // 10)) + b"}"
+    middle = len(data) // 2
+    return [
+        *texts,
+        keys,
+        len(keys).to_bytes(8, "little") + keys,
+        data * (size // max(1, len(data))),
+        *(data[:middle] + text + data[middle:] for text in texts),
+    ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from fuzz.mutations import mutate
+from fuzz.mutations import long_inputs, mutate
 from fuzz.targets import TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+_LONG_BYTES = 60_000
 _each = pytest.mark.parametrize("target", TARGETS.values(), ids=lambda target: target.name)
 
 
@@ -35,6 +36,12 @@ def test_altered_inputs_and_noise_are_taken_or_refused(target, seed, noise):
     known = target.examples + target.kept()
     draw = random.Random(seed)
     for data in (noise, mutate(draw.choice(known), known, draw)):
+        _check(target, data)
+
+
+@_each
+def test_long_inputs_take_memory_in_proportion(target):
+    for data in long_inputs(target.examples[0], _LONG_BYTES):
         _check(target, data)
 
 
