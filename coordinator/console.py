@@ -8,9 +8,12 @@ from typing import Any
 from rich.markup import escape
 
 from protofleet.coordinator import events
-from protofleet.federation.records import Scores
+from protofleet.federation.records import PrivacyRecord, Scores
+from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import byte_text, duration_text
+
+_CLAIMS = {"num_examples": "the number of examples", "difference": "the length of the update"}
 
 
 def to_text(report: events.Report) -> str:
@@ -20,12 +23,17 @@ def to_text(report: events.Report) -> str:
     return f"[bold]{kind}[/bold]" if line is None else line(report)
 
 
+def _safe(text: str) -> str:
+    """Text that is shown as it is, wherever it comes from."""
+    return escape(printable(text))
+
+
 def _started(e: events.Started) -> str:
     verb = "resumes" if e.resumed else "starts"
     numbered = f", bundle of sequence {e.sequence}" if e.sequence else ""
     return (
         f"federation [bold]{e.federation}[/bold] {verb} with round {e.round_id} of {e.rounds}: "
-        f"{e.strategy}, seed {e.seed}{numbered}, results in {escape(e.run_dir)}"
+        f"{e.strategy}, seed {e.seed}{numbered}, results in {_safe(e.run_dir)}"
     )
 
 
@@ -47,15 +55,23 @@ def _closed(e: events.RoundClosed) -> str:
     return (
         f"[green]{_round(e)}[/green] committed in {e.seconds:.2f} s: "
         f"{e.participants} updates, {byte_text(e.bytes_up)} up, {byte_text(e.bytes_down)} down"
-        f"{_scores(e.scores)}"
+        f"{_scores(e.scores)}{_privacy(e.privacy)}"
     )
+
+
+def _privacy(spent: PrivacyRecord | None) -> str:
+    if spent is None:
+        return ""
+    if spent.repeatable:
+        return "; [yellow]not private[/yellow]: its noise comes from privacy.noise_seed"
+    return f"; ε = {spent.epsilon:.3g} at δ = {spent.delta:.3g}"
 
 
 def _scores(scores: Scores, which: str = "") -> str:
     headline = TASKS[scores.task].headline
     metric = METRICS[headline]
     parts = [
-        f"{escape(name)} {metric.text(metrics[headline].mean)}"
+        f"{_safe(name)} {metric.text(metrics[headline].mean)}"
         for name, metrics in scores.sections.items()
         if headline in metrics
     ]
@@ -74,12 +90,19 @@ _LINES: dict[type[events.Report], Any] = {
     events.Started: _started,
     events.BrokerConnected: lambda e: f"connected to the broker, MQTT {e.protocol}",
     events.BrokerDisconnected: lambda e: (
-        f"[yellow]no connection to the broker[/yellow]: {escape(e.reason)}; trying again"
+        f"[yellow]no connection to the broker[/yellow]: {_safe(e.reason)}; trying again"
+    ),
+    events.AnotherCoordinator: lambda e: (
+        f"[yellow]another coordinator[/yellow] of federation '{_safe(e.federation)}' seems to run "
+        "on this broker, and to invite its devices; end one of the two"
+    ),
+    events.Withheld: lambda e: (
+        f"[dim]and {e.count} more of {e.kind} in the last {e.seconds:.0f} s[/dim]"
     ),
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
     events.DeviceRefused: lambda e: (
-        f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {escape(e.reason)}"
+        f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {_safe(e.reason)}"
     ),
     events.Waiting: lambda e: (
         f"round {e.round_id} waits for devices: {e.live} of {e.needed} are there"
@@ -93,16 +116,25 @@ _LINES: dict[type[events.Report], Any] = {
     ),
     events.UpdateRejected: lambda e: (
         f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
-        f"{escape(e.reason)}"
+        f"{_safe(e.reason)}"
+    ),
+    events.ClaimLimited: lambda e: (
+        f"[yellow]round {e.round_id}: {_CLAIMS[e.claim]} of {e.device_id}[/yellow] counted as "
+        f"{e.limit:.4g}, not as {e.stated:.4g}"
+    ),
+    events.UpdatesLeftOut: lambda e: (
+        f"[yellow]round {e.round_id}: "
+        + ("the model stays as it was" if e.dropped else f"without {', '.join(e.devices)}")
+        + f"[/yellow]: {escape(e.reason)}"
     ),
     events.TaskRefused: lambda e: (
-        f"round {e.round_id}: {e.device_id} takes no part: {escape(e.reason)}"
+        f"round {e.round_id}: {e.device_id} takes no part: {_safe(e.reason)}"
     ),
     events.RoundClosed: _closed,
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
         f"{_scores(e.scores, 'best ')}; "
-        f"{escape(e.result)}; to look at it: protofleet report {escape(str(Path(e.result).parent))}"
+        f"{_safe(e.result)}; to look at it: protofleet report {_safe(str(Path(e.result).parent))}"
     ),
 }
 

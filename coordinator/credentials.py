@@ -42,6 +42,7 @@ def open_credentials(members: Members, ledger: Ledger, bundle: str) -> Coordinat
         federation=members.name,
         run_id=ledger.run_id,
         bundle=bundle,
+        federation_key=members.federation_key,
         key=key,
         certificate=certify(members, ledger, key),
         rotations=members.rotations,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import msgspec
 
 from protofleet.federation.records import RoundRecord, Scores
+from protofleet.printable import printable
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
@@ -44,6 +45,20 @@ class BrokerDisconnected(Report, frozen=True, kw_only=True, tag="disconnected"):
     """The broker is gone; the link tries again by itself."""
 
     reason: str
+
+
+class AnotherCoordinator(Report, frozen=True, kw_only=True, tag="another_coordinator"):
+    """Another process announces rounds of this federation: end one of the two."""
+
+    federation: str
+
+
+class Withheld(Report, frozen=True, kw_only=True, tag="withheld"):
+    """So many events of one ``kind`` were not reported in the last ``seconds``."""
+
+    kind: str
+    count: int
+    seconds: float
 
 
 class DeviceOnline(Report, frozen=True, kw_only=True, tag="device_online"):
@@ -121,6 +136,33 @@ class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
     reason: str
 
 
+class ClaimLimited(Report, frozen=True, kw_only=True, tag="claim_limited"):
+    """What a device stated counted in part.
+
+    ``claim``: its number of examples (``num_examples``), or the norm of a ``difference`` that was
+    clipped.
+    """
+
+    round_id: int
+    device_id: str
+    claim: str
+    stated: float
+    limit: float
+
+
+class UpdatesLeftOut(Report, frozen=True, kw_only=True, tag="updates_left_out"):
+    """The new state would have left no room for honest updates.
+
+    ``devices``: whose updates it was made without; none: the round's were all ``dropped`` and the
+    model stays as it was.
+    """
+
+    round_id: int
+    devices: tuple[str, ...]
+    dropped: bool
+    reason: str
+
+
 class TaskRefused(Report, frozen=True, kw_only=True, tag="task_refused"):
     """A device will not take part in the round."""
 
@@ -148,6 +190,7 @@ Sink = Callable[[Report], None]
 
 
 def to_line(report: Report, time_s: float) -> str:
-    """One line of JSON."""
+    """One line of JSON, safe on a terminal."""
     fields = msgspec.to_builtins(report)
-    return msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()
+    line = msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()
+    return printable(line)

@@ -10,27 +10,37 @@ import hashlib
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 import msgspec
 
 from protofleet.coordinator.database import open_database
+from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.coding import read_update
-from protofleet.federation.records import RoundBytes, RoundRecord, Scores, UpdateRecord
+from protofleet.federation.records import (
+    PrivacyRecord,
+    RoundBytes,
+    RoundRecord,
+    Scores,
+    UpdateRecord,
+)
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.private_files import PRIVATE_FOLDER, make_private_folder
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
 
-FORMAT = 2
+FORMAT = 3
 """Of the database; a run folder of another one is refused."""
 _NO_LIMIT = 2**62
+_NO_NORMS: Mapping[str, float] = MappingProxyType({})
 _SUFFIX = ".safetensors"
+_to_norms = msgspec.json.Decoder(dict[str, float]).decode
 _to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 _SCHEMA = """
@@ -49,7 +59,8 @@ CREATE TABLE IF NOT EXISTS rounds (
     seconds REAL,
     state_file TEXT,
     state_sha256 TEXT,
-    scores TEXT
+    scores TEXT,
+    update_norms TEXT
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS members (
@@ -58,6 +69,7 @@ CREATE TABLE IF NOT EXISTS members (
     file TEXT,
     transfer_id TEXT,
     record TEXT,
+    norms TEXT,
     class_counts TEXT,
     PRIMARY KEY (round_id, device_id)
 ) STRICT;
@@ -80,6 +92,11 @@ CREATE TABLE IF NOT EXISTS payloads (
     raw_only INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS privacy (
+    round_id INTEGER PRIMARY KEY REFERENCES rounds,
+    record TEXT NOT NULL
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS traffic (
     device_id TEXT NOT NULL,
     round_id INTEGER NOT NULL,
@@ -93,11 +110,12 @@ CREATE TABLE IF NOT EXISTS traffic (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """One accepted update: its row without its tensors."""
+    """One accepted update: its row without its tensors; ``norms`` as in ``DecodedUpdate``."""
 
     device_id: str
     transfer_id: str
     record: UpdateRecord
+    norms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +183,7 @@ class Ledger:
         self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
+        self.noise = NoiseSeeds(folder / "noise")
         for made in (folder, self.spool, self.states):
             make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
@@ -259,7 +278,7 @@ class Ledger:
         with self._db:
             self._flush_traffic()
             self._db.execute(
-                "UPDATE members SET file = ?, transfer_id = ?, record = ?,"
+                "UPDATE members SET file = ?, transfer_id = ?, record = ?, norms = ?,"
                 " class_counts = (SELECT class_counts FROM registrations"
                 " WHERE registrations.device_id = members.device_id)"
                 " WHERE round_id = ? AND device_id = ?",
@@ -267,6 +286,7 @@ class Ledger:
                     str(target.relative_to(self.folder)),
                     accepted.transfer_id,
                     msgspec.json.encode(record).decode(),
+                    msgspec.json.encode(dict(accepted.norms)).decode(),
                     record.round_id,
                     accepted.device_id,
                 ),
@@ -318,7 +338,7 @@ class Ledger:
     def accepted(self, round_id: int) -> list[Accepted]:
         """Records of the round's accepted updates, sorted by device_id."""
         rows = self._db.execute(
-            "SELECT device_id, transfer_id, record FROM members"
+            "SELECT device_id, transfer_id, record, norms FROM members"
             " WHERE round_id = ? AND file IS NOT NULL ORDER BY device_id",
             (round_id,),
         )
@@ -327,8 +347,9 @@ class Ledger:
                 device_id=device_id,
                 transfer_id=transfer_id,
                 record=msgspec.json.decode(record, type=UpdateRecord),
+                norms=_to_norms(norms),
             )
-            for device_id, transfer_id, record in rows
+            for device_id, transfer_id, record, norms in rows
         ]
 
     def signed_offers(self) -> list[tuple[str, TransferOffer]]:
@@ -347,8 +368,23 @@ class Ledger:
         rows = self._db.execute("SELECT transfer_id FROM members WHERE file IS NOT NULL")
         return [transfer_id for (transfer_id,) in rows]
 
-    def commit_round(
-        self, state: ServerState, scores: Scores, committed_s: float, *, keep_states: int
+    def most_invitations(self) -> int:
+        """Rounds to which the device was invited that was to most, without the final fit."""
+        row = self._db.execute(
+            "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
+            " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
+        ).fetchone()
+        return row[0] or 0
+
+    def commit_round(  # noqa: PLR0913 - what a round has made, each named at the call
+        self,
+        state: ServerState,
+        scores: Scores,
+        committed_s: float,
+        *,
+        update_norms: Mapping[str, float] = _NO_NORMS,
+        keep_states: int,
+        privacy: PrivacyRecord | None = None,
     ) -> None:
         """The round's new server state counts; older states and its spool are removed.
 
@@ -356,7 +392,9 @@ class Ledger:
             state: after aggregation; its ``round_id`` is the round's.
             scores: kept with the round.
             committed_s: wall clock in seconds.
+            update_norms: as in ``RoundRecord``.
             keep_states: states that stay on disk.
+            privacy: what the round has spent; its seed is removed.
         """
         name = f"states/{state.round_id:06d}{_SUFFIX}"
         data = blobs.encode(state.tensors)
@@ -366,12 +404,14 @@ class Ledger:
             self._flush_traffic()
             self._db.execute(
                 "UPDATE rounds SET phase = 'committed', seconds = max(0, ? - opened_s),"
-                " state_file = ?, state_sha256 = ?, scores = ? WHERE round_id = ?",
+                " state_file = ?, state_sha256 = ?, scores = ?, update_norms = ?"
+                " WHERE round_id = ?",
                 (
                     committed_s,
                     name,
                     hashlib.sha256(data).hexdigest(),
                     msgspec.json.encode(scores).decode(),
+                    msgspec.json.encode(dict(update_norms)).decode(),
                     state.round_id,
                 ),
             )
@@ -379,6 +419,9 @@ class Ledger:
                 "UPDATE rounds SET state_file = NULL WHERE round_id <= ?",
                 (state.round_id - keep_states,),
             )
+            if privacy is not None:
+                record = msgspec.json.encode(privacy).decode()
+                self._db.execute("INSERT INTO privacy VALUES (?, ?)", (state.round_id, record))
         self._sweep()
 
     def server_state(self) -> ServerState | None:
@@ -404,9 +447,10 @@ class Ledger:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
         traffic = traffic or {}
         rows = self._db.execute(
-            "SELECT round_id, final, seconds, scores, (SELECT count(file) FROM members"
-            " WHERE members.round_id = rounds.round_id)"
-            " FROM rounds WHERE phase = 'committed' ORDER BY round_id"
+            "SELECT round_id, final, seconds, scores, update_norms,"
+            " (SELECT count(file) FROM members WHERE members.round_id = rounds.round_id), record"
+            " FROM rounds LEFT JOIN privacy USING (round_id)"
+            " WHERE phase = 'committed' ORDER BY round_id"
         )
         return tuple(
             RoundRecord(
@@ -417,8 +461,10 @@ class Ledger:
                 bytes_up=sum(one.bytes_up for one in traffic.get(round_id, {}).values()),
                 bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
                 scores=msgspec.json.decode(scores, type=Scores),
+                update_norms=_to_norms(norms),
+                privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
             )
-            for round_id, final, seconds, scores, participants in rows
+            for round_id, final, seconds, scores, norms, participants, privacy in rows
         )
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
@@ -531,13 +577,14 @@ class Ledger:
         return self.spool / f"{round_id:06d}" / f"{device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
-        """Remove states that no row names, and the spool of committed rounds."""
+        """Remove states that no row names, and spool and noise of committed rounds."""
         named = {name for (name,) in self._db.execute("SELECT state_file FROM rounds")}
         for file in self.states.iterdir():
             if f"states/{file.name}" not in named:
                 file.unlink()
         pending = self._db.execute("SELECT round_id FROM rounds WHERE phase != 'committed'")
         kept = {f"{round_id:06d}" for (round_id,) in pending}
+        self.noise.keep_only(kept)
         for folder in self.spool.iterdir():
             if folder.name not in kept:
                 for file in folder.iterdir():

@@ -93,13 +93,14 @@ class Payloads:
         return True
 
     def update_baseline(self, state: ServerState, device_id: str, coding: Coding) -> Tensors:
-        """What a device's update is compared with.
+        """What a device's update is compared with: what it got.
 
         Raises:
             RefusedError: it was made from another payload than the device got.
         """
         if coding.is_raw:
-            return {}
+            payload = self._plan.strategy.downlink(state, device_id)
+            return update_baseline(self._plan.model, payload.tensors)
         reference = self.payload_for(state, device_id).reference
         if coding.reference != reference:
             raise RefusedError(

@@ -8,25 +8,55 @@ from collections.abc import Hashable
 from protofleet.coordinator import events
 from protofleet.errors import RefusedError
 from protofleet.federation.schedule import ExtendRound, RoundPhase, RoundState
+from protofleet.federation.server import Aggregated
+from protofleet.wire.messages import Announcement
+from protofleet.wire.transfer import Rejected
 
 FIRST_REPETITION_S = 30.0
 LONGEST_S = 3600.0
+BURST = 100
+"""Events of a kind that others cause and that are reported at once, whatever they are about."""
+PER_MINUTE = 10
+"""So many more then: 20 MB of log a day at most, however many devices are invented."""
+MINUTE_S = 60.0
 _MOST = 10_000
 
 
 class LogThrottle:
-    """Lets the 1st, 2nd, 4th, 8th … of equal things pass: a flood from a device fills no log."""
+    """Bounds what outsiders can write into a log: by equal things, and by kinds of event.
+
+    Of equal things the 1st, 2nd, 4th, 8th … pass, of a kind ``BURST`` at once and then
+    ``PER_MINUTE``.
+    """
 
     def __init__(self) -> None:
         self._seen: Counter[Hashable] = Counter()
+        self._left: dict[str, int] = {}
+        self._withheld: Counter[str] = Counter()
 
-    def passes(self, thing: Hashable) -> bool:
-        """Whether to report ``thing`` this time."""
+    def is_news(self, thing: Hashable) -> bool:
+        """Whether ``thing`` comes for the 1st, 2nd, 4th … time."""
         if len(self._seen) >= _MOST:
             self._seen.clear()
         self._seen[thing] += 1
         count = self._seen[thing]
         return count & (count - 1) == 0
+
+    def passes(self, kind: str, thing: Hashable = None) -> bool:
+        """Whether to report an event of ``kind``; equal ``thing`` of it recur, None never does."""
+        left = self._left.get(kind, BURST)
+        if left and (thing is None or self.is_news((kind, thing))):
+            self._left[kind] = left - 1
+            return True
+        self._withheld[kind] += 1
+        return False
+
+    def next_minute(self) -> dict[str, int]:
+        """A minute is over: how many of each kind were withheld in it."""
+        self._left = {k: min(BURST, left + PER_MINUTE) for k, left in self._left.items()}
+        withheld = dict(self._withheld)
+        self._withheld.clear()
+        return withheld
 
 
 class Reporter:
@@ -39,10 +69,23 @@ class Reporter:
 
     def __init__(self, deadline_s: float, sink: events.Sink) -> None:
         self._deadline_s, self._sink = deadline_s, sink
-        self._throttle = LogThrottle()
+        self._throttle, self._answers = LogThrottle(), LogThrottle()
         self._waited_for: int | None = None
         self._waiting_since = self._tell_again_at = 0.0
         self._interval_s = FIRST_REPETITION_S
+        self._minute_began: float | None = None
+
+    def watch(self, now: float) -> None:
+        """Tell once a minute (``now``: monotonic seconds) what was withheld."""
+        if self._minute_began is None:
+            self._minute_began = now
+        seconds = now - self._minute_began
+        if seconds < MINUTE_S:
+            return
+        self._minute_began = now
+        self._answers.next_minute()
+        for kind, count in self._throttle.next_minute().items():
+            self._sink(events.Withheld(kind=kind, count=count, seconds=round(seconds, 1)))
 
     def opened(self, state: RoundState, *, resumed: bool) -> None:
         """A round has begun, or goes on."""
@@ -87,7 +130,7 @@ class Reporter:
             return
         self._tell_again_at = now + self._interval_s
         self._interval_s = min(2 * self._interval_s, LONGEST_S)
-        self._sink(
+        self._tell(
             events.Waiting(
                 round_id=state.round_id,
                 live=live,
@@ -96,22 +139,63 @@ class Reporter:
             )
         )
 
+    def online(self, device_id: str, live: int) -> None:
+        """A device is present; ``live`` of them are."""
+        self._tell(events.DeviceOnline(device_id=device_id, live=live))
+
+    def offline(self, device_id: str, reason: str, live: int) -> None:
+        """A device is absent; ``live`` of them are present."""
+        self._tell(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
+
     def rejected(self, device_id: str, round_id: int, error: RefusedError) -> None:
         """An update was not taken."""
-        if self._throttle.passes((device_id, round_id)):
+        event = events.UpdateRejected(
+            round_id=round_id, device_id=device_id, rule=error.rule, reason=str(error)
+        )
+        self._tell(event, (device_id, round_id))
+
+    def task_refused(self, event: Rejected) -> None:
+        """A device does not take part in a round."""
+        round_id, device_id = event.offer.round_id, event.device_id
+        report = events.TaskRefused(
+            round_id=round_id, device_id=device_id, rule=event.rule, reason=event.reason
+        )
+        self._tell(report, (device_id, round_id))
+
+    def aggregated(self, round_id: int, outcome: Aggregated) -> None:
+        """Whose claims counted in part, and whose updates not at all."""
+        for one in outcome.limited:
+            event = events.ClaimLimited(
+                round_id=round_id,
+                device_id=one.client_id,
+                claim=one.claim,
+                stated=one.stated,
+                limit=one.limit,
+            )
+            self._tell(event, (one.client_id, one.claim))
+        if outcome.fault:
             self._sink(
-                events.UpdateRejected(
-                    round_id=round_id, device_id=device_id, rule=error.rule, reason=str(error)
+                events.UpdatesLeftOut(
+                    round_id=round_id,
+                    devices=outcome.left_out,
+                    dropped=outcome.dropped,
+                    reason=outcome.fault,
                 )
             )
 
     def refused(self, device_id: str, error: RefusedError) -> None:
         """Something that a device sent broke a rule."""
-        if self._throttle.passes((device_id, error.rule)):
-            self._sink(
-                events.DeviceRefused(device_id=device_id, rule=error.rule, reason=str(error))
-            )
+        event = events.DeviceRefused(device_id=device_id, rule=error.rule, reason=str(error))
+        self._tell(event, (device_id, error.rule))
+
+    def another_coordinator(self, announcement: Announcement) -> None:
+        """Somebody else announces this federation."""
+        self._tell(events.AnotherCoordinator(federation=announcement.federation), "it")
 
     def may_answer(self, device_id: str, error: RefusedError) -> bool:
         """Whether to announce the federation to a refused device this time."""
-        return self._throttle.passes((device_id, error.rule, "announced"))
+        return self._answers.passes("announced", (device_id, error.rule))
+
+    def _tell(self, report: events.Report, thing: Hashable = None) -> None:
+        if self._throttle.passes(str(type(report).__struct_config__.tag), thing):
+            self._sink(report)

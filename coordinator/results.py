@@ -55,6 +55,7 @@ class Results:
         ledger: the run's ledger; its committed rounds are read once, here.
         strategy, seed: of the run.
         codec: how its tensors travel, for people.
+        switched_off: what devices are told not to send, for people.
         task: of the bundle.
         outputs: names of classes, targets or labels, for the devices' statistics.
     """
@@ -68,10 +69,11 @@ class Results:
         task: TaskName,
         outputs: tuple[str, ...],
         codec: str = CodecSettings().text,
+        switched_off: str = "",
     ) -> None:
         self._ledger = ledger
         self._strategy, self._seed, self._codec = strategy, seed, codec
-        self._task, self._outputs = task, outputs
+        self._task, self._outputs, self._switched_off = task, outputs, switched_off
         self._devices: dict[str, _Device] = {}
         for done in ledger.committed():
             self.add(ledger.accepted(done.round_id))
@@ -115,6 +117,7 @@ class Results:
                 next((done.scores for done in rounds if done.final), None),
             ),
             devices=tuple(self._device(name, totals.get(name, {})) for name in self._names),
+            switched_off=self._switched_off,
         )
 
     @property

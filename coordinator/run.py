@@ -66,10 +66,13 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             task=manifest.task,
             outputs=manifest.outputs,
             codec=config.codec.text,
+            switched_off=plan.sends.switched_off,
         )
         members = None
         protection = Plain()
-        if config.keys is not None:
+        if config.keys is None:
+            config.broker.check_keyless()
+        else:
             members = stack.enter_context(Members(config.keys, config.federation))
             credentials = open_credentials(members, ledger, plan.bundle.digest)
             protection = CoordinatorProtection(credentials)

@@ -17,11 +17,14 @@ from protofleet.coordinator.ledger import Accepted, Ledger, Totals
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
+from protofleet.coordinator.roll_call import RollCall
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
 from protofleet.federation import schedule
+from protofleet.federation.claims import learned_bounds, relaxed_bounds
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.tensors import blobs
@@ -33,8 +36,8 @@ from protofleet.wire.transfer import Delivered, Received, Rejected
 _POLL_S = 0.1
 """Resolution of deadlines, graces and silences."""
 _TWINS = (
-    "two devices have the id '{}' and throw each other off the broker; give each its own --store "
-    "and --id (a copied store or card has the id of the first)"
+    "two devices have the id '{}', and each answers for the other; give each its own --store and "
+    "--id (a copied store or card has the id of the first)"
 )
 _BROKER_S = 60.0
 """How long a finished run waits for a lost broker, to tell the devices."""
@@ -73,10 +76,13 @@ class Service:
         self._state = RoundState()
         self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
-        self._transfers: set[str] = set()
+        self._transfers: dict[tuple[str, str], str] = {}
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
+        self._totals = ReportedTotals(ledger)
+        self._roll_call = RollCall(self._totals.known, time.monotonic())
+        self._learn_bounds()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
@@ -133,6 +139,7 @@ class Service:
                     self._registry.forget(device_id)
                     self._depart(device_id, "revoked")
         self._apply(schedule.Tick())
+        self._reporter.watch(now)
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
 
     def _handle(self, event: Event | None) -> None:
@@ -141,8 +148,10 @@ class Service:
                 pass
             case Delivered():
                 self._blob_bytes_down += event.offer.total_bytes
+                self._on_sign(event.device_id)
             case Connected():
                 self._sink(events.BrokerConnected(protocol=event.protocol))
+                self._roll_call.begin(time.monotonic())
                 self._announce()
             case Disconnected():
                 self._on_disconnected(event)
@@ -154,17 +163,15 @@ class Service:
                 self._on_rejected(event)
             case Ignored():
                 self._reporter.refused(event.device_id, RefusedError(event.rule, event.detail))
+                if event.rule == "session":
+                    self._on_unknown()
             case _:
                 assert_never(event)
 
     def _on_disconnected(self, event: Disconnected) -> None:
-        reason = event.reason
-        if event.taken_over:
-            name = self._config.federation
-            reason += f": another coordinator of federation '{name}' seems to run"
         if event.final:
-            raise UnavailableError(f"broker {self._config.broker}: {reason}")
-        self._sink(events.BrokerDisconnected(reason=reason))
+            raise UnavailableError(f"broker {self._config.broker}: {event.reason}")
+        self._sink(events.BrokerDisconnected(reason=event.reason))
 
     def _on_message(self, incoming: PeerMessage) -> None:
         device_id, message = incoming.device_id, incoming.message
@@ -175,6 +182,8 @@ class Service:
                 self._on_heartbeat(device_id, message)
             elif isinstance(message, TransferOffer):
                 self._on_offer(device_id, message)
+            elif isinstance(message, Announcement):
+                self._on_announcement(message, retained=incoming.retained)
         except RefusedError as error:
             self._reporter.refused(device_id, error)
 
@@ -187,8 +196,7 @@ class Service:
                 # What it got when it subscribed may be an older run's; this one it can trust.
                 self._announce()
             raise
-        if self._registry.has_twin(device_id, presence):
-            self._reporter.refused(device_id, RefusedError("device-id", _TWINS.format(device_id)))
+        self._tell_twins(device_id, presence)
         if device.live:
             self._register(device_id, presence.class_counts)
             self._appear(device_id)
@@ -196,26 +204,48 @@ class Service:
             unregistered = presence.status == "online"
             self._depart(device_id, "unregistered" if unregistered else presence.status)
 
+    def _tell_twins(self, device_id: str, message: Presence | Heartbeat) -> None:
+        if self._registry.has_twin(device_id, message):
+            self._reporter.refused(device_id, RefusedError("device-id", _TWINS.format(device_id)))
+
+    def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
+        if not retained and announcement.boot_id != self._boot_id:
+            self._reporter.another_coordinator(announcement)
+
     def _register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
         if self._server.expected.class_counts and self._class_counts.get(device_id) != class_counts:
             self._ledger.register(device_id, class_counts)
             self._class_counts[device_id] = class_counts
 
     def _on_heartbeat(self, device_id: str, heartbeat: Heartbeat) -> None:
-        if self._registry.heartbeat(device_id, heartbeat, time.monotonic()):
-            self._appear(device_id)
-        known = device_id in self._registry.devices
+        self._registry.check_heartbeat(device_id, heartbeat)
+        self._on_sign(device_id)
+        known = self._registry.fits(device_id)
+        if known:
+            self._tell_twins(device_id, heartbeat)
         if known and heartbeat.round_id <= self._state.round_id:
             totals = Totals(
                 bytes_up=heartbeat.bytes_up,
                 bytes_down=heartbeat.bytes_down,
                 peak_rss_bytes=heartbeat.peak_rss_bytes,
             )
-            self._ledger.note_totals(device_id, heartbeat.round_id, totals)
+            self._totals.note(device_id, heartbeat.round_id, totals, time.monotonic())
+
+    def _on_sign(self, device_id: str) -> None:
+        """The device lives, whatever was said of it; one that is not known is asked who it is."""
+        now = time.monotonic()
+        if self._registry.heard(device_id, now):
+            self._appear(device_id)
+        elif not self._registry.fits(device_id):
+            self._on_unknown()
+
+    def _on_unknown(self) -> None:
+        """Ask a device that was heard, and has not presented itself, to do so."""
+        if self._roll_call.heard_unknown(len(self._registry.live), time.monotonic()):
+            self._announce()
 
     def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
-        if self._registry.heard(device_id, time.monotonic()):
-            self._appear(device_id)
+        self._on_sign(device_id)
         if offer.transfer_id in self._accepted_ids:
             # The endpoint forgets old decisions; it must not fetch a counted update again.
             self._endpoint.remember(offer.transfer_id)
@@ -223,14 +253,14 @@ class Service:
             return
         refused = self._refusal(device_id, offer)
         if refused is None:
-            self._transfers.add(offer.transfer_id)
+            self._note_transfer(device_id, offer)
             self._endpoint.expect(device_id, offer)
         else:
             self._reject(device_id, offer, refused)
 
     def _on_received(self, event: Received) -> None:
         device_id, offer = event.device_id, event.offer
-        self._registry.heard(device_id, time.monotonic())
+        self._on_sign(device_id)
         refused = self._refusal(device_id, offer)
         if refused is not None:
             self._reject(device_id, offer, refused)
@@ -239,10 +269,10 @@ class Service:
             accepted = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
-            self._apply(schedule.DeviceFailed(device_id))
+            self._apply(schedule.UpdateRefused(device_id))
             return
         self._accepted_ids.add(offer.transfer_id)
-        self._transfers.discard(offer.transfer_id)
+        self._forget_transfer(device_id, offer)
         self._blob_bytes_up += offer.total_bytes
         self._endpoint.accept(offer.transfer_id)
         self._sink(
@@ -272,13 +302,18 @@ class Service:
             client_id=device_id,
             round_id=offer.round_id,
             class_counts=self._class_counts.get(device_id),
+            num_examples=self._registry.num_examples(device_id),
+            bounds=relaxed_bounds(self._bounds, self._state.attempt),
         )
         path = event.path
-        if not offer.coding.is_raw:
+        if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
             replace_whole(path, decoded.to_raw(max_bytes=self._server.expected.max_bytes))
         accepted = Accepted(
-            device_id=device_id, transfer_id=offer.transfer_id, record=decoded.record
+            device_id=device_id,
+            transfer_id=offer.transfer_id,
+            record=decoded.record,
+            norms=decoded.norms,
         )
         self._ledger.accept(
             path, accepted, offer=offer, reference=self._payloads.held_reference(device_id)
@@ -291,41 +326,40 @@ class Service:
         return self._schedule.refusal(self._state, device_id, offer.round_id)
 
     def _reject(self, device_id: str, offer: TransferOffer, error: RefusedError) -> None:
-        self._transfers.discard(offer.transfer_id)
+        self._forget_transfer(device_id, offer)
         self._endpoint.reject(device_id, offer.transfer_id, error.rule, str(error))
         self._reporter.rejected(device_id, offer.round_id, error)
 
+    def _note_transfer(self, device_id: str, offer: TransferOffer) -> None:
+        """To be cancelled at the round's end; of each device the latest, as on the wire."""
+        self._transfers[device_id, offer.kind] = offer.transfer_id
+
+    def _forget_transfer(self, device_id: str, offer: TransferOffer) -> None:
+        if self._transfers.get((device_id, offer.kind)) == offer.transfer_id:
+            del self._transfers[device_id, offer.kind]
+
     def _on_rejected(self, event: Rejected) -> None:
         round_id, state = event.offer.round_id, self._state
-        self._transfers.discard(event.offer.transfer_id)
+        self._forget_transfer(event.device_id, event.offer)
         is_open = state.phase is RoundPhase.OPEN and round_id == state.round_id
         awaited = is_open and event.device_id in state.outstanding
         if awaited and self._payloads.send_otherwise(event.device_id, event.rule):
             self._invite((event.device_id,))
             return
-        self._sink(
-            events.TaskRefused(
-                round_id=round_id,
-                device_id=event.device_id,
-                rule=event.rule,
-                reason=event.reason,
-            )
-        )
+        self._reporter.task_refused(event)
         if is_open:
             self._apply(schedule.DeviceFailed(event.device_id))
 
     def _appear(self, device_id: str) -> None:
         if device_id not in self._state.live:
-            live = len(self._registry.live)
-            self._sink(events.DeviceOnline(device_id=device_id, live=live))
+            self._reporter.online(device_id, len(self._registry.live))
         self._apply(schedule.DeviceAppeared(device_id))
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
         self._apply(schedule.DeviceDeparted(device_id))
         if known:
-            live = len(self._registry.live)
-            self._sink(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
+            self._reporter.offline(device_id, reason, len(self._registry.live))
 
     def _apply(self, event: schedule.ScheduleEvent) -> None:
         self._state, actions = self._schedule.step(self._state, event, time.monotonic())
@@ -363,11 +397,14 @@ class Service:
             final=self._state.final,
             update_codec=self._config.codec.updates.name,
             update_keep=self._config.codec.keep,
+            scores=self._plan.sends.scores,
+            counts=self._plan.sends.counts,
         )
+        self._totals.invited(clients)
         for device_id in clients:
             payload = self._payloads.payload_for(self._server_state, device_id)
             offer = self._endpoint.send_task(device_id, task, payload.path, payload.coding)
-            self._transfers.add(offer.transfer_id)
+            self._note_transfer(device_id, offer)
 
     def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
@@ -378,19 +415,33 @@ class Service:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
         round_id = action.round_id
         self._ledger.close_round(round_id)
-        for transfer_id in self._transfers:
+        for transfer_id in self._transfers.values():
             self._endpoint.cancel(transfer_id)
         self._transfers.clear()
         self._payloads.clear()
         accepted = self._ledger.accepted(round_id)
-        self._server_state = self._server.aggregate(
-            self._server_state, round_id, self._ledger.updates(round_id), final=action.final
+        before = self._server_state
+        outcome = self._server.aggregate(
+            before,
+            round_id,
+            self._ledger.updates(round_id),
+            accepted,
+            final=action.final,
+            noise_seed=self._ledger.noise.of_round,
         )
+        self._server_state = outcome.state
         records = [one.record for one in accepted]
         scores = self._server.score(self._server_state, records, final=action.final)
         self._ledger.commit_round(
-            self._server_state, scores, time.time(), keep_states=self._config.limits.keep_states
+            self._server_state,
+            scores,
+            time.time(),
+            update_norms=self._server.update_norms(accepted),
+            keep_states=self._config.limits.keep_states,
+            privacy=self._server.spent(before, self._ledger.most_invitations(), final=action.final),
         )
+        self._reporter.aggregated(round_id, outcome)
+        self._learn_bounds()
         self._results.add(accepted)
         closed = msgspec.structs.asdict(self._results.write().rounds[-1])
         # Heartbeats about the last updates are still under way.
@@ -398,6 +449,11 @@ class Service:
         closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
+
+    def _learn_bounds(self) -> None:
+        """How far updates may go, as the rounds in the ledger show it."""
+        rounds = (done.update_norms for done in self._ledger.committed())
+        self._bounds = learned_bounds(rounds)
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.
@@ -464,5 +520,7 @@ class Service:
                 strategy=self._plan.strategy.description.name,
                 bundle=self._plan.bundle.digest,
                 layout_hash=self._plan.bundle.manifest.layout_hash,
+                roll_call=self._roll_call.number,
+                spread_s=self._roll_call.spread_s,
             )
         )

@@ -20,7 +20,8 @@ from collections.abc import Callable
 from typing import Any, assert_never
 
 from protofleet.edge.decide import ActiveRound, Decision, DevicePhase, RoundProgress, decide
-from protofleet.edge.identity import Identity, Registration
+from protofleet.edge.identity import Identity, Registration, RollCall
+from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
@@ -76,7 +77,9 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who = who
-        self._registration = Registration(learner)
+        self._registration = Registration(learner, who.sends)
+        self._roll_call = RollCall()
+        self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
@@ -88,7 +91,6 @@ class Agent:
         self._stopped = False
         self._joined = False
         self._presented = False
-        self._coordinator = ""
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -151,7 +153,7 @@ class Agent:
             case Rejected():
                 self._on_rejected(event)
             case Ignored():
-                _log.warning("ignored a message (%s): %s", event.rule, event.detail)
+                self._warn("ignored a message (%s): %s", event.rule, event.detail)
             case _:
                 assert_never(event)
 
@@ -163,10 +165,11 @@ class Agent:
             case Task():
                 self._on_task(message)
             case _:
-                _log.warning("ignored a message: %s is not for devices", type(message).__name__)
+                self._warn("ignored a message: %s is not for devices", type(message).__name__)
 
     def _on_connected(self) -> None:
         self._present()
+        self._roll_call.connected(time.monotonic())
         self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         if not self._joined:
             self._joined = True
@@ -175,16 +178,9 @@ class Agent:
                 self._waiting.begin(time.monotonic())
 
     def _on_disconnected(self, event: Disconnected) -> None:
-        reason = event.reason
-        if event.taken_over:
-            reason += (
-                f": another device of federation '{self._who.binding.federation}' seems to have "
-                f"the id '{self._who.device_id}'; give each its own --store and --id (a copied "
-                "store or card has the id of the first)"
-            )
         if event.final:
-            raise UnavailableError(f"broker: {reason}")
-        _log.warning("no connection to the broker: %s; trying again", reason)
+            raise UnavailableError(f"broker: {event.reason}")
+        self._warn("no connection to the broker: %s; trying again", event.reason)
 
     def _present(self) -> None:
         """Say who is here; with keys that waits until a coordinator has announced itself."""
@@ -192,10 +188,9 @@ class Agent:
         self._presented = self._endpoint.publish(presence)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
-        restarted = self._coordinator not in ("", announcement.boot_id)
-        self._coordinator = announcement.boot_id
-        if restarted or not self._presented:
+        if retained and not self._presented:
             self._present()
+        self._roll_call.announced(announcement, time.monotonic(), retained=retained)
         self._waiting.announced(announcement, retained=retained)
         finished = announcement.phase == "finished"
         if not self._fits(announcement, retained=retained or finished):
@@ -220,7 +215,7 @@ class Agent:
             if not retained:
                 raise
             # Perhaps an older run's; the coordinator that runs now announces itself live to us.
-            _log.warning("waiting for another coordinator: %s", error)
+            self._warn("waiting for another coordinator: %s", error)
             self._waiting.announced(announcement, retained=True, mismatch=str(error))
             return False
         return True
@@ -269,7 +264,9 @@ class Agent:
         except (InputError, ProvisionError) as error:
             self._tell_unable(task.payload, error)
             raise
-        self._round = ActiveRound(task=task, payload=task.payload, strategy=self._strategy)
+        self._round = ActiveRound(
+            task=task, payload=task.payload, strategy=self._strategy, sends=self._who.sends
+        )
         if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
             return
@@ -321,7 +318,7 @@ class Agent:
             f"round {task.round_id} is over: this device has finished round {last} of federation "
             f"'{task.federation}'; a new run needs another name, or new stores on its devices"
         )
-        _log.warning("refused a task: %s", reason)
+        self._warn("refused a task: %s", reason)
         if task.payload is not None:
             self._endpoint.reject(task.payload.transfer_id, "offer", reason)
 
@@ -355,7 +352,7 @@ class Agent:
         """Say why the payload of the round in progress cannot be used."""
         if self._round is None:
             return
-        _log.warning("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
+        self._warn("round %d: payload refused: %s: %s", self._round.task.round_id, rule, reason)
         self._endpoint.reject(self._round.payload.transfer_id, rule, reason)
         self._become_idle()
 
@@ -379,12 +376,16 @@ class Agent:
                 self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
+        if time.monotonic() >= self._roll_call.due:
+            self._roll_call.answered(time.monotonic())
+            self._present()
         if time.monotonic() >= self._heartbeat_due:
             self._heartbeat(self._phase.value)
         if self._phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
             self._tell_waiting()
 
     def _tell_waiting(self) -> None:
+        self._endpoint.listen_again()
         figures = self._waiting.report(time.monotonic())
         if figures is not None:
             self._report("waiting", figures)
@@ -393,7 +394,7 @@ class Agent:
         """Say why this round has no update; the state of the round before stays."""
         if self._round is not None and self._next is None:
             round_id, payload = self._round.task.round_id, self._round.payload
-            _log.warning("round %d refused: %s", round_id, reason)
+            self._warn("round %d refused: %s", round_id, reason)
             self._drop(reason)
             self._endpoint.reject(payload.transfer_id, "diverged", reason)
             return
@@ -421,7 +422,7 @@ class Agent:
     def _on_rejected(self, event: Rejected) -> None:
         pending = self._store.journal.pending
         if pending is not None and pending.update.sha256 == event.offer.sha256:
-            _log.warning("round %d: update rejected: %s", pending.round_id, event.reason)
+            self._warn("round %d: update rejected: %s", pending.round_id, event.reason)
             self._drop(event.reason)
 
     def _on_delivered(self, event: Delivered) -> None:
@@ -472,7 +473,7 @@ class Agent:
         )
 
     def _wait_s(self) -> float | None:
-        due = min(self._heartbeat_due, self._settle_by, self._waiting.due)
+        due = min(self._heartbeat_due, self._roll_call.due, self._settle_by, self._waiting.due)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _count_bytes(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from protofleet.federation.client import RoundConfig
+from protofleet.federation.records import Sends
 from protofleet.strategies.types import Strategy
 from protofleet.wire.codecs import Codec
 from protofleet.wire.messages import Task, TransferOffer
@@ -62,6 +63,7 @@ class ActiveRound:
     task: Task
     payload: TransferOffer
     strategy: Strategy
+    sends: Sends = field(default_factory=Sends)
 
     @property
     def order(self) -> RoundConfig:
@@ -71,6 +73,7 @@ class ActiveRound:
             seed=self.task.seed,
             final=self.task.final,
             codec=Codec.of(self.task.update_codec, self.task.update_keep),
+            sends=self.sends.both(Sends(scores=self.task.scores, counts=self.task.counts)),
         )
 
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+import random
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import ProvisionError
+from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
+
+_log = logging.getLogger(__name__)
+
+WILLS_OUT_S = 60.0
+"""After 45 s of silence, at the default keep-alive, a broker publishes the will of a connection."""
+SPREAD_MIN_S = 0.5
+"""However often the roll is called, a device answers about four times a second at most."""
+SPREAD_MAX_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +28,48 @@ class DataSummary:
     """What the presence says of the data.
 
     Attributes:
-        num_examples: training samples.
+        num_examples: training samples; 1 or 0 where the owner keeps their number back.
         class_counts: of each class; empty unless the federation's strategy asks for them.
     """
 
     num_examples: int
     class_counts: tuple[int, ...] = ()
+
+
+class RollCall:
+    """When this process is to publish its presence again."""
+
+    def __init__(self) -> None:
+        self._called = self._wills_out = float("inf")
+        self._answered: tuple[str, int] | None = None
+        self._rng = random.Random()  # noqa: S311 - spread over time, no secret
+
+    def connected(self, now: float) -> None:
+        """The presence goes out now, and again when the will of a lost connection is out, too."""
+        self._wills_out = now + WILLS_OUT_S
+
+    @property
+    def due(self) -> float:
+        """Monotonic seconds; infinite: not before something happens."""
+        return min(self._called, self._wills_out)
+
+    def answered(self, now: float) -> None:
+        """The presence went out because it was due."""
+        self._called = float("inf")
+        if now >= self._wills_out:
+            self._wills_out = float("inf")
+
+    def announced(self, announcement: Announcement, now: float, *, retained: bool) -> None:
+        """Presence is due soon if the announcement calls the roll.
+
+        The first one that the broker kept is older than this process's presence, which has
+        answered it.
+        """
+        call = (announcement.boot_id, announcement.roll_call)
+        if call != self._answered and (self._answered is not None or not retained):
+            spread_s = min(max(announcement.spread_s, SPREAD_MIN_S), SPREAD_MAX_S)
+            self._called = min(self._called, now + self._rng.uniform(0.0, spread_s))
+        self._answered = call
 
 
 class RoundData(Protocol):
@@ -42,18 +89,26 @@ class Registration:
 
     Args:
         data: of each round.
+        sends: what the device's owner allows.
     """
 
-    def __init__(self, data: RoundData) -> None:
-        self._data = data
-        self.summary = DataSummary(num_examples=data.num_examples(1))
+    def __init__(self, data: RoundData, sends: Sends) -> None:
+        self._data, self._sends = data, sends
+        self.summary = DataSummary(num_examples=sends.count(data.num_examples(1)))
 
     def update(self, strategy: str, round_id: int) -> bool:
         """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
         before, data = self.summary, self._data
         asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
+        if asked and not self._sends.counts:
+            _log.warning(
+                "strategy '%s' asks how many examples of each class there are, which --no-counts "
+                "keeps here: this device cannot take part",
+                strategy,
+            )
+            asked = False
         self.summary = DataSummary(
-            num_examples=data.num_examples(round_id),
+            num_examples=self._sends.count(data.num_examples(round_id)),
             class_counts=data.class_counts(round_id) if asked else (),
         )
         return self.summary != before
@@ -68,18 +123,20 @@ class Identity:
         boot_id: drawn anew by every process.
         binding: the federation and the bundle that it has.
         num_examples: training samples at the start.
+        sends: what the owner allows to be told beside tensors.
     """
 
     device_id: str
     boot_id: str
     binding: Binding
     num_examples: int
+    sends: Sends = field(default_factory=Sends)
 
     def presence(
         self, status: Literal["online", "offline", "left"], data: DataSummary | None = None
     ) -> Presence:
         """The retained record with what is said of the ``data``; without it, the last will."""
-        data = data or DataSummary(num_examples=self.num_examples)
+        data = data or DataSummary(num_examples=self.sends.count(self.num_examples))
         return Presence(
             device_id=self.device_id,
             boot_id=self.boot_id,

@@ -7,7 +7,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -22,6 +22,7 @@ from protofleet.edge.move import Membership
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError, UnavailableError
+from protofleet.federation.records import Sends
 from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, choose_backend, open_programs, return_large_blocks
 from protofleet.runtime.opening import check_opening, opening_of
@@ -48,6 +49,7 @@ class JoinOptions:
         trusted: raw public keys whose bundles are accepted; empty: the user's trust store.
         keep_bundle: whether the store keeps a copy of the bundle, with which it predicts alone, and
             moves to another bundle later.
+        sends: what this device tells beside tensors, whatever the coordinator asks for.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
     """
 
@@ -60,6 +62,7 @@ class JoinOptions:
     backend: BackendName = "auto"
     trusted: Collection[bytes] = ()
     keep_bundle: bool = True
+    sends: Sends = field(default_factory=Sends)
     keepalive_s: int = 30
 
 
@@ -133,6 +136,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             boot_id=secrets.token_hex(8),
             binding=binding,
             num_examples=learner.num_examples(1),
+            sends=options.sends,
         )
         endpoint = _endpoint(options, place, store, who)
         yield Agent(endpoint, membership, learner, report, who)
@@ -189,6 +193,7 @@ def _find_place(options: JoinOptions) -> _Place:
                 f"device store '{options.store}': not enrolled; give --federation and --broker, or "
                 "enrol it first with an invitation: protofleet device enroll INVITATION"
             )
+        options.broker.check_keyless()
         return _Place(check_id(options.federation, "federation"), options.broker)
     if options.federation not in (None, enrolment.federation):
         raise InputError(

@@ -190,7 +190,10 @@ def read_blob(folder: Path, file: StoredFile) -> bytes:
         ProvisionError: it is absent or not what was written.
     """
     path = blob_path(folder, file)
-    data = path.read_bytes() if path.exists() else b""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = b""
     if hashlib.sha256(data).hexdigest() != file.sha256:
         raise ProvisionError(
             f"device store '{path}': expected {file.bytes} bytes with the hash in its name, "

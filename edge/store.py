@@ -63,7 +63,7 @@ from protofleet.private_files import (
 )
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
-from protofleet.wire.topics import check_id
+from protofleet.wire.topics import check_device_id
 
 _READ_ATTEMPTS = 5
 _Read = TypeVar("_Read")
@@ -427,7 +427,7 @@ def lock_store(folder: Path) -> IO[bytes]:
 
 def _identity(folder: Path, wanted: str | None) -> str:
     if wanted is not None:
-        check_id(wanted, "device id")
+        check_device_id(wanted)
     path = folder / "identity.json"
     if not path.exists():
         device_id = wanted or f"device-{secrets.token_hex(6)}"

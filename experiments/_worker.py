@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from protofleet.bundle import Bundle
-from protofleet.datasets import load_device_data, load_pooled
+from protofleet.datasets import DeviceData, load_device_data, load_pooled
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
+from protofleet.experiments.attacks import flipped_labels
 from protofleet.experiments.prepare import ClientFiles
 from protofleet.federation.client import (
     ClientMemory,
@@ -38,6 +39,7 @@ class WorkerSpec:
         strategy, settings: of the run.
         clients: files by client.
         pooled: all clients' test parts; None: not scored.
+        flipped: clients that train on flipped labels.
     """
 
     bundle: Path
@@ -45,6 +47,7 @@ class WorkerSpec:
     settings: dict[str, Any]
     clients: dict[str, ClientFiles]
     pooled: Path | None
+    flipped: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,14 +148,20 @@ class _Worker:
         if client_id not in self._learners:
             files = self._spec.clients[client_id]
             data = LocalData(
-                own=load_device_data(files.own),
+                own=self._load(client_id, files.own),
                 pooled=self._pooled,
-                later=tuple((start, load_device_data(path)) for start, path in files.later),
+                later=tuple((start, self._load(client_id, path)) for start, path in files.later),
             )
             self._learners[client_id] = Learner(
                 self._bundle, self._programs, data, Meter(), client_id
             )
         return self._learners[client_id]
+
+    def _load(self, client_id: str, path: Path) -> DeviceData:
+        data = load_device_data(path)
+        if client_id not in self._spec.flipped:
+            return data
+        return replace(data, y_train=flipped_labels(data.y_train, len(data.classes)))
 
 
 def _tensors(blob: bytes) -> dict[str, Any]:

@@ -14,7 +14,13 @@ from msgspec import Meta
 
 from protofleet.datasets.federate import Partition, Split, Stratified
 from protofleet.errors import InputError
-from protofleet.federation.settings import AggregationSettings, Amount, CodecSettings
+from protofleet.experiments.attacks import Hostile
+from protofleet.federation.settings import (
+    AggregationSettings,
+    Amount,
+    CodecSettings,
+    PrivacySettings,
+)
 from protofleet.settings import explain
 
 Section = Literal["personalisation", "generalisation", "global"]
@@ -119,6 +125,8 @@ class Method(_Settings, frozen=True, kw_only=True):
         merged: one client holds everybody's training part: central training.
         codec: in place of the experiment's.
         aggregation: rule of the server, for a strategy that takes one.
+        privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
+        hostile: clients that lie; for the local engine.
         paper: section → what the paper prints for this row.
     """
 
@@ -131,6 +139,8 @@ class Method(_Settings, frozen=True, kw_only=True):
     merged: bool = False
     codec: CodecSettings | None = None
     aggregation: AggregationSettings = AggregationSettings()
+    privacy: PrivacySettings = PrivacySettings()
+    hostile: Hostile | None = None
     paper: dict[Section, Printed] = {}
 
 
@@ -240,6 +250,10 @@ def digest(experiment: Experiment, method: Method) -> str:
     if method.aggregation == AggregationSettings():
         # Results that were made before there was a choice stay those of the same lines.
         del values["methods"][0]["aggregation"]
+    if method.privacy == PrivacySettings():
+        del values["methods"][0]["privacy"]
+    if method.hostile is None:
+        del values["methods"][0]["hostile"]
     return hashlib.sha256(msgspec.json.encode(values, order="sorted")).hexdigest()
 
 

@@ -23,8 +23,10 @@ from protofleet.durable import write_whole
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments import _worker
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
+from protofleet.experiments.attacks import Sent, lied
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, load_run, save_result
+from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import (
     CodedPayload,
@@ -42,6 +44,8 @@ from protofleet.federation.schedule import (
     ScheduleAction,
     ScheduleEvent,
     StateCommitted,
+    Tick,
+    UpdateRefused,
     UpdateStored,
 )
 from protofleet.federation.server import Server
@@ -51,6 +55,8 @@ from protofleet.threads import thread_variables
 
 _CHECKPOINT = "checkpoint.safetensors"
 _CHECKPOINT_S = 60.0
+_ATTEMPTS = 8
+"""How often a round is extended in which most updates were refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,10 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
         InputError: the strategy, its settings, the model and the data do not fit.
     """
     plan = job.plan()
+    if job.method.hostile and not plan.config.codec.is_raw:
+        raise InputError(
+            f"method '{job.method.label}': liars send raw tensors; leave its codec out"
+        )
     run = _restored(job, plan)
     for one in run.rounds:
         watch(one)
@@ -99,12 +109,14 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
 
 @contextmanager
 def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
+    hostile = job.method.hostile
     spec = WorkerSpec(
         bundle=job.bundle,
         strategy=plan.strategy.description.name,
         settings=plan.settings,
         clients=job.clients,
         pooled=job.data.pooled,
+        flipped=job.liars if hostile and hostile.attack == "label_flip" else frozenset(),
     )
     before = dict(os.environ)
     os.environ.update(thread_variables(1))  # read by the children's libraries when they load
@@ -143,6 +155,7 @@ class _Engine:
         self._references: Mapping[str, bytes] = {}
         self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
         self._state = RoundState()
+        self._hostile, self._liars = job.method.hostile, job.liars
 
     def rounds(self, run: _Progress, pool: ProcessPoolExecutor) -> Iterator[_Progress]:
         """Where the run stands after each round that is left; ``pool`` trains the clients."""
@@ -175,21 +188,25 @@ class _Engine:
         self._encoder.clear()
         tasks = [self._task(run, client_id, coded) for client_id, coded in sent.items()]
         results = {one.client_id: one for one in pool.map(_worker.train, tasks)}
-        admitted = [self._admitted(one, sent[one.client_id]) for one in results.values()]
-        self._close(results)
-        server = self._server.aggregate(
-            run.server, round_id, [one.update for one in admitted], final=final
+        results = self._with_lies(results, sent)
+        admitted = self._admit(run, results, sent)
+        outcome = self._server.aggregate(
+            run.server, round_id, [one.update for one in admitted], admitted, final=final
         )
+        server = outcome.state
         seconds = round(time.perf_counter() - started, 4)
         scores = self._server.score(server, [one.record for one in admitted], final=final)
         done = RoundRecord(
             round_id=round_id,
             final=final,
             seconds=seconds,
-            participants=len(results),
+            participants=len(admitted),
             bytes_up=sum(len(one.update) for one in results.values()),
             bytes_down=sum(len(coded.blob) for coded in sent.values()),
             scores=scores,
+            # Of a client that was in every round, which is the most that one can have.
+            privacy=self._server.spent(run.server, round_id, final=final),
+            update_norms=self._server.update_norms(admitted),
         )
         return self._kept(run, server, done, results, sent)
 
@@ -202,6 +219,7 @@ class _Engine:
                 seed=config.seed,
                 final=self._state.final,
                 codec=config.codec.updates,
+                sends=self._plan.sends,
             ),
             payload=coded.blob,
             coding=coded.coding,
@@ -209,20 +227,69 @@ class _Engine:
             stored=run.clients.get(client_id),
         )
 
-    def _admitted(self, result: WorkerResult, sent: CodedPayload) -> DecodedUpdate:
+    def _with_lies(
+        self, results: Mapping[str, WorkerResult], sent: Mapping[str, CodedPayload]
+    ) -> dict[str, WorkerResult]:
+        """The results with what liars send in the place of their own."""
+        if self._hostile is None:
+            return dict(results)
+        honest = {
+            client_id: Sent(one.update, self._baseline(sent[client_id]))
+            for client_id, one in results.items()
+        }
+        lies = lied(self._hostile, self._liars, honest)
+        return {
+            client_id: replace(one, update=lies.get(client_id, one.update))
+            for client_id, one in results.items()
+        }
+
+    def _baseline(self, sent: CodedPayload) -> Tensors:
         payload, _ = blobs.decode(sent.raw, max_bytes=len(sent.raw))
+        return update_baseline(self._plan.model, payload)
+
+    def _admit(
+        self,
+        run: _Progress,
+        results: Mapping[str, WorkerResult],
+        sent: Mapping[str, CodedPayload],
+    ) -> list[DecodedUpdate]:
+        """The updates that count; the round goes on as often as it takes to have a majority.
+
+        Raises:
+            RefusedError: one breaks a rule, although nobody lies.
+        """
+        learned = learned_bounds(one.update_norms for one in run.rounds)
+        for attempt in range(_ATTEMPTS):
+            bounds, admitted = relaxed_bounds(learned, attempt), []
+            for client_id, one in results.items():
+                try:
+                    admitted.append(self._admitted(one, sent[client_id], bounds))
+                except RefusedError:
+                    if self._hostile is None:
+                        raise
+            if 2 * len(admitted) > len(results):
+                break
+        self._close(one.record.client_id for one in admitted)
+        return admitted
+
+    def _admitted(self, result: WorkerResult, sent: CodedPayload, bounds: Norms) -> DecodedUpdate:
         return self._server.admit(
             result.update,
             result.coding,
-            baseline=update_baseline(self._plan.model, payload),
+            baseline=self._baseline(sent),
             client_id=result.client_id,
             round_id=self._state.round_id,
             class_counts=result.class_counts,
+            num_examples=None,
+            bounds=bounds,
         )
 
     def _close(self, delivered: Iterable[str]) -> None:
-        """Everybody has delivered, so the round closes."""
+        """Everybody has delivered or been refused, so the round closes."""
         actions = [action for one in delivered for action in self._step(UpdateStored(one))]
+        for one in self._state.outstanding:
+            actions += self._step(UpdateRefused(one))
+        actions += self._step(Tick())  # nobody was drawn
         if not any(isinstance(action, CloseRound) for action in actions):
             raise ProtofleetError(f"round {self._state.round_id}: all updates are in, still open")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from protofleet.errors import UnavailableError
+from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, save_result
 from protofleet.federation.records import RoundRecord, RunRecord, load_record
@@ -34,9 +34,15 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         watch: told of every round.
 
     Raises:
+        InputError: the method has hostile clients.
         UnavailableError: no broker, or no device is left.
         ProtofleetError: the coordinator ended early; its message is quoted.
     """
+    if job.method.hostile:
+        raise InputError(
+            f"method '{job.method.label}': liars are played by the local engine alone; use "
+            "--engine local"
+        )
     with _broker(broker) as reached:
         plan = job.plan(reached)
         run_dir = plan.config.run_dir

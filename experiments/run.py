@@ -13,6 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from protofleet.bundle import Bundle
+from protofleet.experiments.attacks import liars_among
 from protofleet.experiments.config import Experiment, Method, digest
 from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
@@ -27,6 +28,7 @@ from protofleet.federation.settings import (
     FederationConfig,
     LimitSettings,
     LivenessSettings,
+    PrivacySettings,
     RoundSettings,
     StrategySettings,
 )
@@ -73,6 +75,12 @@ class Job:
             return {MERGED: ClientFiles(own=self.data.merged)}
         return self.data.clients
 
+    @property
+    def liars(self) -> frozenset[str]:
+        """Clients that lie."""
+        hostile = self.method.hostile
+        return liars_among(hostile, tuple(self.clients), self.seed) if hostile else frozenset()
+
     def settings(self, bundle: Bundle) -> dict[str, Any]:
         """The settings of the method's strategy.
 
@@ -102,6 +110,7 @@ class Job:
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),
             aggregation=self.method.aggregation,
+            privacy=self._privacy,
         )
         return make_plan(config)
 
@@ -110,6 +119,11 @@ class Job:
         """Who takes part in a round; never more clients than there are."""
         size = self.experiment.cohort_of(self.method)
         return min(size, len(self.clients)) if isinstance(size, int) else size
+
+    @property
+    def _privacy(self) -> PrivacySettings:
+        """The method's, repeatable; scores are what an experiment is for."""
+        return msgspec.structs.replace(self.method.privacy, noise_seed=self.seed, scores=True)
 
     def identity(self, plan: Plan, engine: Engine) -> str:
         """Hash of everything that decides the numbers."""
@@ -126,6 +140,8 @@ class Job:
                 if self.method.aggregation == AggregationSettings()
                 else [self.method.aggregation]
             ),
+            *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
+            *([] if self.method.hostile is None else [self.method.hostile]),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

@@ -19,7 +19,7 @@ from protofleet.federation.coding import (
     reference_of,
     update_baseline,
 )
-from protofleet.federation.records import Costs
+from protofleet.federation.records import Costs, Sends
 from protofleet.strategies.training import DivergedError
 from protofleet.strategies.types import ClientState, Payload, Strategy, Update
 from protofleet.tensors import Model, Tensors, blobs
@@ -35,12 +35,14 @@ class RoundConfig:
         seed: of the federation.
         final: whether it is the fit after the last round.
         codec: of the update.
+        sends: what the client is to tell beside its tensors.
     """
 
     round_id: int
     seed: int
     final: bool = False
     codec: Codec = field(default_factory=Codec)
+    sends: Sends = field(default_factory=Sends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +183,7 @@ def train_round(
             update_baseline(learner.model, received.payload.tensors),
             order.codec,
             memory.residual,
+            sends=order.sends,
         )
     check_trained(encoded.residual)
     return TrainedRound(

@@ -15,7 +15,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -23,7 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError, RefusedError
-from protofleet.federation.records import Costs, EvaluationRecord, StatisticRows, UpdateRecord
+from protofleet.federation.records import (
+    Costs,
+    EvaluationRecord,
+    Sends,
+    StatisticRows,
+    UpdateRecord,
+)
 from protofleet.strategies.common import PARAMS, network_tensors, prefixed
 from protofleet.strategies.scores import Statistics
 from protofleet.strategies.types import Evaluation, Update
@@ -34,6 +40,7 @@ from protofleet.wire.codecs import Codec, Coding, Encoded
 _log = logging.getLogger(__name__)
 
 _KEY = "update"
+_ALL = Sends()
 _MAX_CHARS = blobs.MAX_HEADER_BYTES // 2
 """Of the record; the tensors' entries share the header, and its quotes are escaped there."""
 _NO_LIMIT = 2**62
@@ -174,8 +181,14 @@ def decode_payload(
     return codecs.to_raw(blob, payload_baseline(model, known), coding, max_bytes=max_bytes)
 
 
-def encode_update(
-    update: Update, costs: Costs, baseline: Tensors, codec: Codec, residual: Tensors
+def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the call
+    update: Update,
+    costs: Costs,
+    baseline: Tensors,
+    codec: Codec,
+    residual: Tensors,
+    *,
+    sends: Sends = _ALL,
 ) -> Encoded:
     """The blob of an update, and what its client has to add to the next one.
 
@@ -185,6 +198,7 @@ def encode_update(
         baseline: from ``update_baseline``.
         codec: how to encode.
         residual: what this function returned after the last round that counted.
+        sends: what the client tells beside its tensors.
     """
     record = UpdateRecord(
         client_id=update.client_id,
@@ -194,7 +208,7 @@ def encode_update(
         evaluation=_to_record(update.evaluation),
         costs=costs,
     )
-    metadata = {_KEY: _fitting(record)}
+    metadata = {_KEY: _fitting(sends.of_record(record))}
     return codecs.encode(update.tensors, baseline, codec, residual=residual, metadata=metadata)
 
 
@@ -206,11 +220,26 @@ class DecodedUpdate:
         update: for the strategy.
         record: what its client says of it.
         metadata: of its blob.
+        is_whole: its blob says nothing else.
+        norms: of its differences to the payload (``claims.difference_norms``), once it is
+            admitted.
     """
 
     update: Update
     record: UpdateRecord
     metadata: Mapping[str, str]
+    is_whole: bool = True
+    norms: Mapping[str, float] = field(default_factory=dict)
+
+    def told(self, sends: Sends) -> DecodedUpdate:
+        """The same without what its client was told not to send."""
+        record = sends.of_record(self.record)
+        if record == self.record:
+            return self
+        update = _update_of(record, self.update.tensors, None)
+        update = replace(update, class_counts=self.update.class_counts)
+        metadata = {_KEY: _fitting(record)}
+        return replace(self, update=update, record=record, metadata=metadata, is_whole=False)
 
     def to_raw(self, *, max_bytes: int) -> bytes:
         """The raw blob, which needs no baseline to be read again.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
+from protofleet.federation.privacy import Privacy, make_private, sends_of
 from protofleet.federation.randomness import server_rng
+from protofleet.federation.records import Sends
 from protofleet.federation.schedule import Schedule
 from protofleet.federation.settings import AggregationSettings, FederationConfig
 from protofleet.federation.suitability import build_for
@@ -33,6 +35,8 @@ class Plan:
         strategy: built with ``settings``.
         settings: the bundle's, overridden by the file's; they travel with every task.
         aggregator: how the clients' vectors become one.
+        sends: what devices tell beside their tensors.
+        privacy: of the noise in ``strategy``; None: there is none.
     """
 
     config: FederationConfig
@@ -41,6 +45,8 @@ class Plan:
     strategy: Strategy
     settings: dict[str, Any]
     aggregator: Aggregator
+    sends: Sends = field(default_factory=Sends)
+    privacy: Privacy | None = None
 
     def server_init(self) -> ServerState:
         """The server's state before round 1, the same at every start."""
@@ -59,6 +65,7 @@ class Plan:
             quorum=config.round.quorum,
             grace_s=config.liveness.grace_s,
             final_fit=self.strategy.description.final_fit,
+            is_drawn=self.privacy.draw if self.privacy else None,
         )
 
     @property
@@ -72,6 +79,7 @@ class Plan:
             "seed": str(self.config.seed),
             "codec": self.config.codec.identity,
             "aggregation": self.config.aggregation.identity,
+            "privacy": self.config.privacy.identity,
         }
 
 
@@ -81,7 +89,8 @@ def make_plan(config: FederationConfig) -> Plan:
     Raises:
         InputError: no such bundle, strategy or aggregation rule, a setting that it does not know,
             a batch size that the bundle's programs do not take, a rule for a strategy that takes
-            none, or a bundle that lacks what the strategy needs.
+            none, noise (``make_private``) that the rest does not go with, or a bundle that lacks
+            what the strategy needs.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
     bundle = Bundle.open(config.bundle, trusted=_keys(config.trusted))
@@ -92,18 +101,27 @@ def make_plan(config: FederationConfig) -> Plan:
     strategy = build_for(bundle.manifest, model, name, settings)
     min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
     check_batch_sizes(strategy.settings, min_batch)
+    aggregator = _aggregator(config.aggregation, strategy.description)
+    sends = sends_of(config, strategy)
+    strategy, privacy = make_private(config, bundle, strategy)
     return Plan(
         config=config,
         bundle=bundle,
         model=model,
         strategy=strategy,
         settings=settings,
-        aggregator=_aggregator(config.aggregation, strategy.description),
+        aggregator=aggregator,
+        sends=sends,
+        privacy=privacy,
     )
 
 
 def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:
-    if chosen != AggregationSettings() and not description.takes_aggregator:
+    default = AggregationSettings()
+    own = (chosen.kind, chosen.settings, chosen.norm_clip)
+    if own != (default.kind, default.settings, default.norm_clip) and not (
+        description.takes_aggregator
+    ):
         takers = sorted(
             name
             for name, one in DESCRIPTIONS.items()

@@ -67,6 +67,26 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return known | {name: found for name, found in self.more.items() if name not in named}
 
 
+class PrivacyRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run has spent up to a round, that included.
+
+    Attributes:
+        epsilon, delta: of the device that was invited to most rounds.
+        participations: to how many.
+        clip: largest norm of a device's difference in the round.
+        noise: standard deviation of the noise on each number of the released mean; rows of
+            classes have their own.
+        repeatable: the noise came from a seed in the file, so that it hid nothing.
+    """
+
+    epsilon: float
+    delta: float
+    participations: int
+    clip: float
+    noise: float
+    repeatable: bool = False
+
+
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One committed round.
 
@@ -78,6 +98,9 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         bytes_up, bytes_down: of all clients: at the devices' sockets as heartbeats have reported
             so far, or the sizes of the blobs where there are no sockets.
         scores: of the participants' and the server's models.
+        privacy: where noise was added.
+        update_norms: medians of how far the updates differ from their payloads, by group of
+            tensors (``claims.median_norms``).
     """
 
     round_id: int
@@ -87,6 +110,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     bytes_down: int
     scores: Scores
+    privacy: PrivacyRecord | None = None
+    update_norms: dict[str, float] = {}
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -118,7 +143,12 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of ``result.json``; ``codec``: how tensors travelled, updates / payloads."""
+    """The content of ``result.json``.
+
+    Attributes:
+        codec: how tensors travelled, updates / payloads.
+        switched_off: what devices were told not to send.
+    """
 
     strategy: str
     seed: int
@@ -126,11 +156,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     rounds: tuple[RoundRecord, ...]
     scores: Scores
     devices: tuple[DeviceRecord, ...]
+    switched_off: str = ""
 
     @property
     def aggregated(self) -> tuple[RoundRecord, ...]:
         """The rounds without the final fit."""
         return tuple(item for item in self.rounds if not item.final)
+
+    @property
+    def privacy(self) -> PrivacyRecord | None:
+        """What the run has spent; None: no noise was added."""
+        return next((one.privacy for one in reversed(self.rounds) if one.privacy), None)
 
 
 _Amount = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
@@ -177,6 +213,40 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     evaluation: EvaluationRecord = EvaluationRecord()
     costs: Costs = Costs()
+
+
+class Sends(msgspec.Struct, frozen=True, kw_only=True):
+    """What devices tell beside their tensors.
+
+    Attributes:
+        scores: statistics of their models on their test parts, losses, costs.
+        counts: numbers of examples, in all and of each class; else an update says 1 or 0.
+    """
+
+    scores: bool = True
+    counts: bool = True
+
+    @property
+    def switched_off(self) -> str:
+        """What they do not tell, for people; empty: nothing."""
+        told = {"scores, losses and costs": self.scores, "numbers of examples": self.counts}
+        return ", and ".join(name for name, on in told.items() if not on)
+
+    def both(self, other: Sends) -> Sends:
+        """What two parties both allow."""
+        return Sends(scores=self.scores and other.scores, counts=self.counts and other.counts)
+
+    def count(self, num_examples: int) -> int:
+        """What is told of a number of examples."""
+        return num_examples if self.counts else min(num_examples, 1)
+
+    def of_record(self, record: UpdateRecord) -> UpdateRecord:
+        """A record with nothing else in it."""
+        if not self.scores:
+            record = msgspec.structs.replace(
+                record, loss=None, evaluation=EvaluationRecord(), costs=Costs()
+            )
+        return msgspec.structs.replace(record, num_examples=self.count(record.num_examples))
 
 
 class RoundBytes(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ their cohort are one schedule (``synchronous.py``); another is another file.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from protofleet.errors import RefusedError
+from protofleet.federation.live_set import LiveSet
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -40,6 +42,7 @@ class RoundState:
         cohort: invited devices of the open round, sorted.
         delivered: members whose update is safely spooled.
         failed: members that said they cannot take part.
+        refused: members whose update broke a rule; until an extension nobody waits for them.
         gone_since: absent members → since when.
         deadline: when the open round ends.
         attempt: how often the open round was extended.
@@ -49,12 +52,13 @@ class RoundState:
 
     phase: RoundPhase = RoundPhase.WAITING
     round_id: int = 1
-    live: frozenset[str] = _NOBODY
+    live: LiveSet = field(default_factory=LiveSet)
     enough_since: float | None = None
     warmed_up: bool = False
     cohort: tuple[str, ...] = ()
     delivered: frozenset[str] = _NOBODY
     failed: frozenset[str] = _NOBODY
+    refused: frozenset[str] = _NOBODY
     gone_since: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     deadline: float = 0.0
     attempt: int = 0
@@ -63,8 +67,14 @@ class RoundState:
 
     @property
     def outstanding(self) -> tuple[str, ...]:
-        """Members of the open round whose update is not in yet."""
-        return tuple(c for c in self.cohort if c not in self.delivered)
+        """Members of the open round whose update is not in yet and may still come."""
+        return tuple(c for c in self.cohort if c not in self.delivered | self.refused)
+
+    def awaits(self, device_id: str) -> bool:
+        """Whether the device is one of the ``outstanding``."""
+        place = bisect_left(self.cohort, device_id)
+        done = device_id in self.delivered or device_id in self.refused
+        return self.cohort[place : place + 1] == (device_id,) and not done
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,13 @@ class DeviceFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateRefused:
+    """A member's update broke a rule."""
+
+    device_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateCommitted:
     """The closing round's new server state is on disk and in the ledger."""
 
@@ -106,7 +123,13 @@ class Tick:
 
 
 ScheduleEvent = (
-    DeviceAppeared | DeviceDeparted | UpdateStored | DeviceFailed | StateCommitted | Tick
+    DeviceAppeared
+    | DeviceDeparted
+    | UpdateStored
+    | DeviceFailed
+    | UpdateRefused
+    | StateCommitted
+    | Tick
 )
 
 

@@ -17,6 +17,8 @@ from protofleet.tensors import TaskName
 
 _MOST_NAMES = 8
 """Further scores of a round; clients choose the names, and one may invent any number of them."""
+_MOST_EXAMPLES = 10.0
+"""Times the median number of test examples: a client states its own, and could outvote all."""
 
 
 def round_scores(
@@ -94,7 +96,7 @@ def _metrics(
     each = [task.score(table) for table in known]
     columns = {name: [one[name] for one in each] for name in task.metrics}
     if over_samples:
-        together = task.score(_sum(known))
+        together = task.score(_sum(_believed(task, known)))
         columns |= {alike: [together[name]] for name, alike in task.over_samples.items()}
     return _spreads(columns)
 
@@ -121,8 +123,18 @@ def _of_targets(
 ) -> dict[str, MetricValues]:
     if not own or not task.each:
         return {}
-    each = task.score_each(_sum(own))
+    each = task.score_each(_sum(_believed(task, own)))
     return {target: defined(one) for target, one in zip(targets, each, strict=True)}
+
+
+def _believed(task: LearningTask, tables: list[Statistics]) -> list[Statistics]:
+    """Tables that count for no more examples than a multiple of the median table."""
+    sizes = [task.size(table) for table in tables]
+    most = _MOST_EXAMPLES * float(np.median(sizes))
+    return [
+        table if size <= most else (table * (most / size)).astype(table.dtype)
+        for table, size in zip(tables, sizes, strict=True)
+    ]
 
 
 def _sum(tables: list[Statistics]) -> Statistics:

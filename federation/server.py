@@ -5,20 +5,46 @@ What a client gets is ``Strategy.downlink`` in the form that ``coding.PayloadEnc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from protofleet.errors import ProtofleetError
+from protofleet.federation import claims
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
+from protofleet.federation.claims import Admitted, Limited, Norms
 from protofleet.federation.coding import DecodedUpdate, decode_update, to_evaluation
+from protofleet.federation.noise import Noise, SeedFn, new_seed
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import Scores, UpdateRecord
+from protofleet.federation.records import PrivacyRecord, Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
 from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
+from protofleet.strategies.aggregation import Clipped, clipped
 from protofleet.strategies.types import ServerState, ServerTools, Updates
 from protofleet.tensors import Tensors
 from protofleet.wire.codecs import Coding
+
+_MOST_LEFT_OUT = 8
+"""Updates that are left out one after the other before a round is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aggregated:
+    """What a round's updates became.
+
+    Attributes:
+        state: after the round; the tensors from before it where nothing usable came out.
+        limited: claims that were believed in part.
+        fault: what was wrong with the state of all updates; empty: nothing.
+        left_out: whose updates the state was made without, therefore.
+        dropped: whether none of them was used.
+    """
+
+    state: ServerState
+    limited: tuple[Limited, ...] = ()
+    fault: str = ""
+    left_out: tuple[str, ...] = ()
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,19 +92,26 @@ class Server:
         client_id: str,
         round_id: int,
         class_counts: tuple[int, ...] | None,
+        num_examples: int | None,
+        bounds: Norms,
     ) -> DecodedUpdate:
         """Decode and check a complete update, once.
 
         Args:
             blob: as it arrived.
             coding: what its offer says.
-            baseline: what it was compared with.
+            baseline: what it is compared with, also where it travelled raw.
             client_id: whose topic it came on.
             round_id: the round its offer names.
             class_counts: what its client has registered; None: nothing.
+            num_examples: what its presence says; None: nothing is known.
+            bounds: of its differences (``claims.learned_bounds``).
 
         Raises:
             RefusedError: a rule is broken; the update must not be used.
+
+        Returns:
+            The update without what devices were told not to send.
         """
         decoded = decode_update(
             blob,
@@ -88,12 +121,26 @@ class Server:
             class_counts=class_counts if self.expected.class_counts else None,
         )
         admit(decoded, self.expected, client_id=client_id, round_id=round_id)
-        return decoded
+        claims.check_examples(decoded.record, num_examples)
+        norms = claims.difference_norms(decoded.update.tensors, baseline)
+        claims.check_differences(norms, baseline, bounds, most=self.expected.max_norm)
+        return replace(decoded, norms=norms).told(self.plan.sends)
 
-    def aggregate(
-        self, state: ServerState, round_id: int, updates: Updates, *, final: bool
-    ) -> ServerState:
+    def aggregate(  # noqa: PLR0913 - what a round has, and how it is closed
+        self,
+        state: ServerState,
+        round_id: int,
+        updates: Updates,
+        admitted: Sequence[Admitted],
+        *,
+        final: bool,
+        noise_seed: SeedFn = new_seed,
+    ) -> Aggregated:
         """The state after a round; done again after a crash, it gives the same bits.
+
+        A state that no honest update could follow is not taken: the updates that moved farthest
+        are left out, one after the other and less than half of them, and if that does not help
+        the tensors stay as they were.
 
         After a final fit the tensors stay as they are.
 
@@ -101,21 +148,102 @@ class Server:
             state: before the round.
             round_id: the closing round.
             updates: the admitted ones, sorted by client_id.
+            admitted: what was noted of each of them, in the same order.
             final: whether it is the final fit.
+            noise_seed: of the round's noise, asked for if it has any.
 
         Raises:
             ProtofleetError: the strategy returned the state of another round.
         """
         if final:
-            return replace(state, round_id=round_id)
-        strategy = self.plan.strategy
-        state = strategy.aggregate(state, updates, self.tools(round_id))
+            return Aggregated(state=replace(state, round_id=round_id))
+        if self.plan.privacy is not None:
+            seed = self.plan.privacy.seed_of(round_id, noise_seed)
+            return self._noised(state, round_id, updates, seed)
+        chosen = self.plan.config.aggregation
+        believed, limited = claims.believed_examples(updates, admitted, chosen.most_examples)
+        farthest, fault = claims.by_length(admitted), ""
+        for count in range(min((len(farthest) - 1) // 2, _MOST_LEFT_OUT) + 1):
+            left_out = tuple(sorted(farthest[:count]))
+            some = claims.Without(believed, left_out) if left_out else believed
+            ids = [one.record.client_id for one in admitted]
+            new, long = self._aggregated(
+                state, round_id, some, [one for one in ids if one not in left_out]
+            )
+            wrong = claims.state_fault(new.tensors, self.expected.max_norm)
+            if not wrong:
+                return Aggregated(
+                    state=new, limited=(*limited, *long), fault=fault, left_out=left_out
+                )
+            fault = fault or wrong
+        kept = replace(state, round_id=round_id)
+        return Aggregated(state=kept, limited=limited, fault=fault, dropped=True)
+
+    def _aggregated(
+        self, state: ServerState, round_id: int, updates: Updates, clients: Sequence[str]
+    ) -> tuple[ServerState, tuple[Limited, ...]]:
+        """The strategy's new state, and whose differences were clipped."""
+        strategy, tools = self.plan.strategy, self.tools(round_id)
+        long: dict[int, Clipped] = {}
+
+        def tell(one: Clipped) -> None:
+            if one.position not in long or one.norm > long[one.position].norm:
+                long[one.position] = one
+
+        if strategy.description.takes_aggregator and self.plan.config.aggregation.norm_clip:
+            multiple = self.plan.config.aggregation.norm_clip
+            tools = replace(tools, aggregator=clipped(tools.aggregator, multiple, tell))
+        return self._of_round(strategy.aggregate(state, updates, tools), round_id), tuple(
+            Limited(
+                client_id=clients[position], claim="difference", stated=one.norm, limit=one.limit
+            )
+            for position, one in sorted(long.items())
+        )
+
+    def _noised(
+        self, state: ServerState, round_id: int, updates: Updates, seed: bytes
+    ) -> Aggregated:
+        """With noise nothing is left out or limited by what other updates are.
+
+        That would let a device change what the others count for. The clip bounds each by itself.
+        """
+        tools = replace(self.tools(round_id), noise=Noise(seed))
+        new = self._of_round(self.plan.strategy.aggregate(state, updates, tools), round_id)
+        if fault := claims.state_fault(new.tensors, self.expected.max_norm):
+            kept = replace(state, round_id=round_id)
+            return Aggregated(state=kept, fault=fault, dropped=True)
+        return Aggregated(state=new)
+
+    def _of_round(self, state: ServerState, round_id: int) -> ServerState:
         if state.round_id != round_id:
             raise ProtofleetError(
-                f"strategy '{strategy.description.name}': expected the state of round {round_id} "
-                f"from aggregate, got round {state.round_id}"
+                f"strategy '{self.plan.strategy.description.name}': expected the state of round "
+                f"{round_id} from aggregate, got round {state.round_id}"
             )
         return state
+
+    def spent(
+        self, before: ServerState, participations: int, *, final: bool
+    ) -> PrivacyRecord | None:
+        """What a run has spent with the round that followed on ``before``; None without noise.
+
+        Args:
+            before: as the round began.
+            participations: rounds to which the device was invited that was to most.
+            final: whether it was the final fit.
+        """
+        if final or self.plan.privacy is None:
+            return None
+        return self.plan.privacy.record(before, participations)
+
+    def update_norms(self, admitted: Sequence[Admitted]) -> dict[str, float]:
+        """What bounds the next rounds' differences (``RoundRecord.update_norms``).
+
+        With noise there is none: it would tell of updates, and let them decide on others.
+        """
+        if self.plan.privacy is not None:
+            return {}
+        return claims.median_norms(one.norms for one in admitted)
 
     def score(self, state: ServerState, records: Iterable[UpdateRecord], *, final: bool) -> Scores:
         """Scores of the round that made ``state``; after a final fit the clients' alone.

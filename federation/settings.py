@@ -66,10 +66,22 @@ class AggregationSettings(_Settings, frozen=True, kw_only=True):
     Attributes:
         kind: key in ``protofleet.strategies.aggregation.AGGREGATORS``.
         settings: of the rule.
+        norm_clip: longest difference to the server's tensors, as a multiple of the round's median;
+            0: any.
+        most_examples: for how many examples a device counts at most, as a multiple of the round's
+            median.
     """
 
     kind: str = "mean"
     settings: dict[str, Any] = {}
+    norm_clip: float = 3.0
+    most_examples: float = 10.0
+
+    def __post_init__(self) -> None:
+        clip = self.norm_clip
+        _check("norm_clip", clip == 0 or 1 <= clip < math.inf, "a multiple from 1, or 0", clip)
+        most = self.most_examples
+        _check("most_examples", 1 <= most < math.inf, "a multiple from 1", most)
 
     @property
     def identity(self) -> str:
@@ -118,7 +130,8 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
 
     Attributes:
         update_bytes: largest update that is accepted.
-        update_norm: largest Euclidean norm of a tensor in an accepted update.
+        update_norm: largest Euclidean norm of a tensor in an accepted update, and of its
+            difference to the payload before the rounds have shown how long those are.
         uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
     """
@@ -220,6 +233,79 @@ class CodecSettings(_Settings, frozen=True, kw_only=True):
         return Codec(kind=self.down, compressed=self.compression == "zlib")
 
 
+class AdaptiveClip(_Settings, frozen=True, kw_only=True):
+    """``[privacy] clip`` that follows a quantile of the differences' norms.
+
+    Andrew, Thakkar, McMahan and Ramaswamy, "Differentially Private Learning with Adaptive
+    Clipping" (arXiv:1905.03871): after a round the norm is multiplied by
+    ``exp(rate · (quantile - share of the differences within it))``; that share is noised, too.
+
+    Attributes:
+        initial: norm of the first round.
+        quantile: of the differences that are not to be clipped.
+        rate: how fast the norm follows.
+        budget: part of the noise's μ² that the noised share costs; the sum gets more noise for it.
+    """
+
+    initial: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    budget: float = 0.05
+
+    def __post_init__(self) -> None:
+        _check("clip.initial", 0 < self.initial < math.inf, "a number above 0", self.initial)
+        _check("clip.quantile", 0 < self.quantile < 1, "a share between 0 and 1", self.quantile)
+        _check("clip.rate", 0 < self.rate <= 10, "a number above 0 up to 10", self.rate)
+        _check("clip.budget", 0 < self.budget < 1, "a share between 0 and 1", self.budget)
+
+
+class PrivacySettings(_Settings, frozen=True, kw_only=True):
+    """``[privacy]``: noise that hides a device's part, and what devices do not tell.
+
+    Attributes:
+        noise_multiplier: standard deviation of the noise on a round's sum, in clips; absent: none.
+        clip: largest Euclidean norm of a device's whole difference to its payload.
+        devices: by what the sum is divided: how many are expected in a round, whoever comes.
+            Absent: ``cohort.size`` where that is a count.
+        delta: at which ε is told; well below 1 / the number of devices.
+        epsilon_budget: a run that would spend more is not begun.
+        sampling: ``secret``: each live device is drawn by itself, with ``cohort.size`` (a fraction)
+            as its probability, and nobody but the coordinator and the broker learns whom;
+            ``public``: every invitation of a device counts in full.
+        noise_seed: noise that can be repeated, for experiments; it hides nothing.
+        scores: whether devices send scores, losses and costs; absent: only without noise.
+        counts: whether devices send numbers of examples, in all and of classes; absent: only
+            without noise, or where the strategy needs them.
+    """
+
+    noise_multiplier: float | None = None
+    clip: float | AdaptiveClip = 1.0
+    devices: int | None = None
+    delta: float = 1e-5
+    epsilon_budget: float | None = None
+    sampling: Literal["public", "secret"] = "public"
+    noise_seed: int | None = None
+    scores: bool | None = None
+    counts: bool | None = None
+
+    def __post_init__(self) -> None:
+        noise, budget, clip = self.noise_multiplier, self.epsilon_budget, self.clip
+        _check("noise_multiplier", noise is None or 0.01 <= noise <= 1e6, "0.01 to 1e6", noise)
+        if not isinstance(clip, AdaptiveClip):
+            _check("clip", 0 < clip < math.inf, "a norm above 0, or a table", clip)
+        _check("devices", self.devices is None or self.devices >= 1, "at least 1", self.devices)
+        _check("delta", 0 < self.delta < 1, "a probability between 0 and 1", self.delta)
+        _check("epsilon_budget", budget is None or budget > 0, "a number above 0", budget)
+        seed = self.noise_seed
+        _check("noise_seed", seed is None or seed >= 0, "not negative", seed)
+
+    @property
+    def identity(self) -> str:
+        """What a run's ledger keeps of it; the budget may be raised with the rounds."""
+        kept = msgspec.structs.replace(self, epsilon_budget=None)
+        return msgspec.json.encode(kept, order="sorted").decode()
+
+
 class FederationConfig(_Settings, frozen=True, kw_only=True):
     """A whole federation file.
 
@@ -250,6 +336,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     evaluation: EvaluationSettings = EvaluationSettings()
     liveness: LivenessSettings = LivenessSettings()
     codec: CodecSettings = CodecSettings()
+    privacy: PrivacySettings = PrivacySettings()
 
     def __post_init__(self) -> None:
         _check("rounds", self.rounds >= 1, "at least 1", self.rounds)

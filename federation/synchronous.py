@@ -14,7 +14,7 @@ its closing aggregates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal, assert_never
@@ -22,6 +22,7 @@ from typing import Literal, assert_never
 import numpy as np
 
 from protofleet.errors import RefusedError
+from protofleet.federation.live_set import LiveSet
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -37,6 +38,7 @@ from protofleet.federation.schedule import (
     StateCommitted,
     Tick,
     Transition,
+    UpdateRefused,
     UpdateStored,
 )
 from protofleet.federation.settings import Amount, count_of
@@ -50,6 +52,9 @@ class SynchronousSchedule:
 
     Attributes:
         final_fit: whether the strategy wants one more round after the last.
+        is_drawn: whether the next live device is in the cohort, by chance and not by ``seed``. A
+            round may then have nobody; nobody is substituted, and the deadline closes it whoever
+            has answered, because the chance of each device must not depend on the others.
     """
 
     rounds: int
@@ -61,6 +66,7 @@ class SynchronousSchedule:
     quorum: Amount = 0.5
     grace_s: float = 20.0
     final_fit: bool = False
+    is_drawn: Callable[[], bool] | None = None
 
     def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
@@ -70,14 +76,12 @@ class SynchronousSchedule:
         match event:
             case DeviceAppeared(device_id):
                 state = _appeared(state, device_id)
-                if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
+                if state.phase is RoundPhase.OPEN and state.awaits(device_id):
                     return state, (Invite(device_id),)
             case DeviceDeparted(device_id):
                 state = _departed(state, device_id, now)
-            case UpdateStored(device_id):
-                state = _marked(state, device_id, "delivered")
-            case DeviceFailed(device_id):
-                state = _marked(state, device_id, "failed")
+            case UpdateStored() | DeviceFailed() | UpdateRefused():
+                state = _marked(state, event)
             case StateCommitted() if state.phase is RoundPhase.CLOSING and _is_last(self, state):
                 return replace(state, phase=RoundPhase.FINISHED), (Finish(),)
             case StateCommitted() if state.phase is RoundPhase.CLOSING:
@@ -102,10 +106,11 @@ class SynchronousSchedule:
         """
         state = replace(
             state,
-            live=_NOBODY,
+            live=LiveSet(),
             enough_since=None,
             warmed_up=False,
             failed=_NOBODY,
+            refused=_NOBODY,
             gone_since=MappingProxyType(dict.fromkeys(state.outstanding, now)),
             deadline=now + self.deadline_s,
         )
@@ -131,6 +136,8 @@ class SynchronousSchedule:
             rule, reason = "cohort", f"not in the cohort of round {round_id}"
         elif device_id in state.delivered:
             rule, reason = "cohort", f"an update for round {round_id} was accepted already"
+        elif device_id in state.refused:
+            rule, reason = "cohort", f"an update for round {round_id} was refused already"
         else:
             return None
         return RefusedError(rule, reason)
@@ -172,28 +179,35 @@ def _is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
 
 
 def _appeared(state: RoundState, device_id: str) -> RoundState:
-    gone = {c: since for c, since in state.gone_since.items() if c != device_id}
-    return replace(
-        state,
-        live=state.live | {device_id},
-        failed=state.failed - {device_id},
-        gone_since=MappingProxyType(gone),
-    )
+    gone_since, failed = state.gone_since, state.failed
+    if device_id in gone_since:
+        gone = dict(gone_since)
+        del gone[device_id]
+        gone_since = MappingProxyType(gone)
+    if device_id in failed:
+        failed -= {device_id}
+    live = state.live.including(device_id)
+    return replace(state, live=live, failed=failed, gone_since=gone_since)
 
 
 def _departed(state: RoundState, device_id: str, now: float) -> RoundState:
-    gone = dict(state.gone_since)
-    if state.phase is RoundPhase.OPEN and device_id in state.outstanding:
-        gone.setdefault(device_id, now)
-    return replace(state, live=state.live - {device_id}, gone_since=MappingProxyType(gone))
+    gone_since = state.gone_since
+    if state.phase is RoundPhase.OPEN and state.awaits(device_id) and device_id not in gone_since:
+        gone_since = MappingProxyType({**gone_since, device_id: now})
+    return replace(state, live=state.live.excluding(device_id), gone_since=gone_since)
 
 
-def _marked(state: RoundState, device_id: str, what: Literal["delivered", "failed"]) -> RoundState:
-    if state.phase is not RoundPhase.OPEN or device_id not in state.outstanding:
+def _marked(state: RoundState, event: UpdateStored | DeviceFailed | UpdateRefused) -> RoundState:
+    if state.phase is not RoundPhase.OPEN or not state.awaits(event.device_id):
         return state
-    if what == "failed":
-        return replace(state, failed=state.failed | {device_id})
-    return replace(state, delivered=state.delivered | {device_id})
+    member = frozenset({event.device_id})
+    match event:
+        case UpdateStored():
+            return replace(state, delivered=state.delivered | member)
+        case DeviceFailed():
+            return replace(state, failed=state.failed | member)
+        case UpdateRefused():
+            return replace(state, refused=state.refused | member)
 
 
 def _advance(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
@@ -213,6 +227,9 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
     total, final = len(state.live), _is_final(schedule, state.round_id)
     size = total if final or schedule.size == "all" else count_of(schedule.size, total)
     cohort = draw(schedule, state.round_id, 0, state.live, size)
+    if schedule.is_drawn is not None and not final:
+        cohort = tuple(device_id for device_id in sorted(state.live) if schedule.is_drawn())
+        size = len(cohort)
     state = replace(
         state,
         phase=RoundPhase.OPEN,
@@ -227,9 +244,9 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
 
 
 def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    reached = len(state.delivered) >= count_of(schedule.quorum, state.size)
-    remaining = set(state.outstanding) - lost(schedule, state, now)
-    if reached and (not remaining or now >= state.deadline):
+    by_chance = schedule.is_drawn is not None and not state.final
+    reached = by_chance or len(state.delivered) >= _needed_updates(schedule, state)
+    if reached and (now >= state.deadline or not _remaining(schedule, state, now)):
         closing = replace(state, phase=RoundPhase.CLOSING)
         return closing, (_close(closing),)
     if now < state.deadline:
@@ -237,10 +254,23 @@ def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) 
     return _extend(schedule, state, now)
 
 
+def _needed_updates(schedule: SynchronousSchedule, state: RoundState) -> int:
+    """The quorum without those who cannot or must not take part: one could stop the run.
+
+    But where that leaves no majority it stays what it is: the few that are left may be the liars.
+    """
+    quorum = count_of(schedule.quorum, state.size)
+    able = len(state.cohort) - len((state.failed | state.refused) - state.delivered)
+    return able if state.size // 2 < able < quorum else quorum
+
+
 def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    """Give the round its deadline again, and a live substitute for each member that is lost."""
+    """Give the round its deadline again, and a live substitute for each member that is lost.
+
+    Who was refused may try once more.
+    """
     attempt = state.attempt + 1
-    spare = state.live - set(state.cohort)
+    spare = set(state.live) - set(state.cohort)
     remaining = len(state.cohort) - len(lost(schedule, state, now))
     added = draw(schedule, state.round_id, attempt, spare, max(state.size - remaining, 0))
     state = replace(
@@ -248,15 +278,21 @@ def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tra
         cohort=tuple(sorted((*state.cohort, *added))),
         deadline=now + schedule.deadline_s,
         attempt=attempt,
+        refused=_NOBODY,
     )
-    needed = count_of(schedule.quorum, state.size)
+    needed = _needed_updates(schedule, state)
     return state, (ExtendRound(state.round_id, attempt, added, needed),)
 
 
 def lost(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
-    """Outstanding members that nobody waits for: failed, or gone for longer than the grace."""
+    """Members that nobody waits for: failed, refused, or gone for longer than the grace."""
     gone = {c for c, since in state.gone_since.items() if now >= since + schedule.grace_s}
-    return (gone | state.failed) - state.delivered
+    return (gone | state.failed | state.refused) - state.delivered
+
+
+def _remaining(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
+    """Outstanding members that the round waits for."""
+    return set(state.outstanding) - lost(schedule, state, now)
 
 
 def _close(state: RoundState) -> CloseRound:

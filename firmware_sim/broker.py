@@ -8,7 +8,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,21 +20,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from protofleet.broker.folder import BrokerFolder, find_mosquitto
 from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.processes import spawn, stop
 
 START_TIMEOUT_S = 20.0
 """Mosquitto needs 20 ms; amqtt imports for seconds on a small machine."""
 STOP_TIMEOUT_S = 5.0
-_EXTRA_FOLDERS = "/usr/sbin:/usr/local/sbin:/opt/homebrew/sbin:/usr/local/opt/mosquitto/sbin"
 EVERYWHERE = "0.0.0.0"  # noqa: S104 - asked for by the user
 
 _log = logging.getLogger(__name__)
-
-
-def find_mosquitto() -> str | None:
-    """Mosquitto's path; Debian installs it outside an ordinary user's PATH."""
-    return shutil.which("mosquitto") or shutil.which("mosquitto", path=_EXTRA_FOLDERS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +42,22 @@ class BrokerOptions:
         port: 0: a free one.
         password_file: users, as ``mosquitto_passwd`` writes them; None: nobody needs a password.
             Only Mosquitto reads it.
+        folder: TLS, accounts and access list (``protofleet broker init``); its ``mosquitto.conf``
+            says address and port, in place of those above.
     """
 
     kind: Literal["auto", "mosquitto", "amqtt"] = "auto"
     host: str = "127.0.0.1"
     port: int = 0
     password_file: Path | None = None
+    folder: BrokerFolder | None = None
+
+    def place(self) -> tuple[str, int]:
+        """Address and port to listen on."""
+        if self.folder is None:
+            return self.host, self.port
+        host, port = self.folder.listener()
+        return host or EVERYWHERE, port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +65,8 @@ class RunningBroker:
     """A broker that answers.
 
     Attributes:
-        url: ``mqtt://127.0.0.1:<port>`` or of another host, with ``?version=3.1.1`` for amqtt.
+        url: ``mqtt://127.0.0.1:<port>`` or of another host, ``mqtts://`` with a folder, and with
+            ``?version=3.1.1`` for amqtt.
         name: for people.
         process: that it lives in.
         log: what it says, a file.
@@ -107,11 +112,15 @@ def open_broker(options: BrokerOptions) -> Iterator[RunningBroker]:
         log = folder / "broker.log"
         process = spawn(command, out=log, log=log, changes_user=True)
         stack.callback(stop, [process], grace_s=STOP_TIMEOUT_S)
-        here = "127.0.0.1" if options.host == EVERYWHERE else options.host
+        host, _ = options.place()
+        here = "127.0.0.1" if host == EVERYWHERE else host
         _await_port(here, port, process, log)
+        if options.folder is not None:
+            _await_pid(options.folder)
         # amqtt does not answer MQTT 5 at all; saying so spares every client a timeout.
         version = "" if name == "Mosquitto" else "?version=3.1.1"
-        url = f"mqtt://{here}:{port}{version}"
+        scheme = "mqtt" if options.folder is None else "mqtts"
+        url = f"{scheme}://{here}:{port}{version}"
         yield RunningBroker(url=url, name=name, process=process, log=log)
 
 
@@ -119,19 +128,27 @@ def _command(options: BrokerOptions, port: int, folder: Path) -> tuple[str, list
     kind = options.kind
     mosquitto = find_mosquitto() if kind in ("auto", "mosquitto") else None
     if mosquitto is not None:
-        config = folder / "mosquitto.conf"
-        config.write_text(_config(options, port), encoding="utf-8")
-        return "Mosquitto", [mosquitto, "-c", str(config)]
+        return "Mosquitto", [mosquitto, "-c", str(_config_file(options, port, folder))]
     if kind in ("auto", "amqtt") and find_spec("amqtt") is not None:
         if options.password_file is not None:
             raise InputError("users: only Mosquitto knows them (apt install mosquitto)")
         _log.warning("embedded amqtt: for demonstrations only (install mosquitto for real use)")
-        program = [sys.executable, "-m", "protofleet.firmware_sim._amqtt", options.host, str(port)]
-        return "amqtt, embedded: for demonstrations only", program
+        program = [sys.executable, "-m", "protofleet.firmware_sim._amqtt"]
+        program += [options.place()[0], str(port)]
+        secured = [] if options.folder is None else [str(options.folder.path)]
+        return "amqtt, embedded: for demonstrations only", [*program, *secured]
     raise UnavailableError(
         f"broker {kind}: expected Mosquitto or amqtt, found neither; install Mosquitto "
         "(apt install mosquitto), or pip install 'protofleet[demo]', or give --broker URL"
     )
+
+
+def _config_file(options: BrokerOptions, port: int, folder: Path) -> Path:
+    if options.folder is not None:
+        return options.folder.config
+    config = folder / "mosquitto.conf"
+    config.write_text(_config(options, port), encoding="utf-8")
+    return config
 
 
 def _config(options: BrokerOptions, port: int) -> str:
@@ -147,12 +164,13 @@ def _config(options: BrokerOptions, port: int) -> str:
 
 def _checked_port(options: BrokerOptions) -> int:
     """A port that is free; what Mosquitto would say of it and of the users is too late or terse."""
+    host, wanted = options.place()
     try:
-        with socket.create_server((options.host, options.port)) as probe:
+        with socket.create_server((host, wanted)) as probe:
             port: int = probe.getsockname()[1]
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"broker at {options.host}:{options.port}: {_reason(error)}; {_remedy(error)}"
+            f"broker at {host}:{wanted}: {_reason(error)}; {_remedy(error)}"
         ) from error
     users = options.password_file
     if users is not None:
@@ -192,3 +210,10 @@ def _await_port(host: str, port: int, broker: subprocess.Popen[bytes], log: Path
             return
     lines = log.read_text(errors="replace").strip().splitlines()
     raise UnavailableError(f"broker: did not start: {lines[-1] if lines else 'it said nothing'}")
+
+
+def _await_pid(folder: BrokerFolder) -> None:
+    """Until ``folder.reload`` finds the broker, which has just begun to listen."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while folder.running() is None and time.monotonic() < deadline:
+        time.sleep(0.01)

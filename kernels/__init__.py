@@ -21,6 +21,7 @@ from protofleet.kernels.codecs import (
     topk_decode,
     topk_encode,
 )
+from protofleet.kernels.distances import SquaredDistances
 from protofleet.kernels.kmeans import (
     KMeansResult,
     cluster_means,
@@ -53,6 +54,7 @@ __all__ = [
     "KMeansResult",
     "Rounding",
     "SinkhornResult",
+    "SquaredDistances",
     "Warmed",
     "WeightedMean",
     "adam_step",

@@ -25,6 +25,13 @@ def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     temporary.replace(path)
 
 
+def erase(path: Path) -> None:
+    """Overwrite a file and remove it; a journal or a flash controller may still have copies."""
+    write_synced(path, [bytes(path.stat().st_size)])
+    path.unlink()
+    sync_folder(path.parent)
+
+
 def replace_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
     """Replace ``path`` by ``data`` for readers, not against power loss: it can be made again."""
     temporary = path.with_name(path.name + TEMPORARY)

@@ -6,6 +6,8 @@ A message says what was expected, what came and which thing it concerns, on one 
 
 from __future__ import annotations
 
+from protofleet.printable import printable
+
 
 class ProtofleetError(Exception):
     """Root of all deliberate errors; the command line prints its message and exits with 1."""
@@ -22,12 +24,14 @@ class MissingDataError(InputError):
 class RefusedError(ProtofleetError):
     """Bytes from outside broke a rule and were discarded; nothing else was changed.
 
+    What is not printable in its message is escaped, because those who break rules write reasons.
+
     Attributes:
         rule: short machine-readable name of the broken rule, e.g. ``"sha256"``.
     """
 
     def __init__(self, rule: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.rule = rule
 
 

@@ -9,7 +9,7 @@ what travels beside them (``PopulationMean``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.strategies.aggregation import Aggregator, Terms, TermsReader
 from protofleet.strategies.ala import Ala, Probe, local_aggregation
 from protofleet.strategies.common import (
     CHANGE,
@@ -27,6 +28,7 @@ from protofleet.strategies.common import (
     client_model,
     combine_updates,
     network_tensors,
+    ordered,
     prefixed,
     prefixed_layout,
     unpack,
@@ -40,6 +42,7 @@ from protofleet.strategies.types import (
     Description,
     Evaluation,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -53,6 +56,7 @@ from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check
 ALA_WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
 _NOTHING: Tensors = MappingProxyType({})
+_NO_CHANGE = np.zeros(0, np.float32)
 _CLIENTS = "clients"  # keys of those that have taken part, in a server's state
 
 
@@ -225,7 +229,8 @@ class PopulationMean:
 
     A client keeps tensors of its own, zeros until it takes part, and sends by how much it has
     changed them. The server keeps their mean over all clients, also those that are not of the
-    round, and sends that down. Clients count alike, whatever the aggregator does. A codec sends
+    round, and sends that down. Clients count alike. The mean moves by the sum of their changes; of
+    another aggregator's outcome, by that times the number of clients in the round. A codec sends
     with the next change what it lost of this one, so that the mean does not drift away from what
     the clients keep.
 
@@ -325,6 +330,8 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
         carried=frozenset(_whole(model).shapes.keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, model) if all_shared else _no_model,
+        # What changes beside the mean has no bound, and says who has taken part.
+        private=None if extra.down.shapes else PrivateForm(baseline=partial(_shared, context)),
     )
 
 
@@ -349,13 +356,9 @@ def _client_init(context: AveragingContext[Any], model: Model) -> ClientState:
 def _aggregate(
     context: AveragingContext[Any], state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    server, changes = context.server, _Changes(context.extra)
+    server = context.server
     combined = combine_updates(
-        updates,
-        context.shared,
-        tools.aggregator,
-        by_examples=server.by_examples,
-        visit=changes.add,
+        updates, context.shared, tools.aggregator, state.tensors, by_examples=server.by_examples
     )
     if combined is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
@@ -363,40 +366,56 @@ def _aggregate(
         for name, value in combined.items():
             old = state.tensors[name]
             value[...] = old + server.lr * (value - old)
-    tensors = {**combined, **changes.added_to(state.tensors, server.population)}
+    tensors: dict[str, NDArray[Any]] = {**combined}
+    if context.extra.down.shapes:
+        tensors |= _moved_mean(context, state.tensors, updates, tools.aggregator)
     return ServerState(round_id=state.round_id + 1, tensors=tensors)
 
 
-class _Changes:
-    """A round's changes of the extra tensors, summed, and whose they are."""
+def _moved_mean(
+    context: AveragingContext[Any], tensors: Tensors, updates: Updates, aggregator: Aggregator
+) -> dict[str, NDArray[Any]]:
+    """The new mean of what all clients keep, and who has ever taken part."""
+    down, up = context.extra.down, context.extra.up
+    clients: list[int] = []
 
-    def __init__(self, extra: PopulationMean) -> None:
-        self._extra = extra
-        self._sum = np.zeros(extra.up.size, np.float64)
-        self._clients: list[int] = []
+    def read() -> Iterator[tuple[NDArray[np.float32], int]]:
+        clients.clear()
+        for update in ordered(updates):
+            if not update.num_examples:
+                yield _NO_CHANGE, 0
+                continue
+            clients.append(client_key(update.client_id))
+            sent = {name: update.tensors[name] for name in up.shapes}
+            yield TensorMap.pack(sent, up).buffer, 1
 
-    def add(self, update: Update) -> None:
-        """Add those of one client."""
-        sent = {name: update.tensors[name] for name in self._extra.up.shapes}
-        self._sum += TensorMap.pack(sent, self._extra.up).buffer
-        self._clients.append(client_key(update.client_id))
+    moved = _sum(aggregator, up.size, TermsReader(read, len(updates)))
+    earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
+    known = np.union1d(earlier, np.array(clients, np.int64))
+    before, after = (max(context.server.population, len(some)) for some in (earlier, known))
+    old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
+    mean = (old.buffer.astype(np.float64) * before + moved) / after
+    return {**TensorMap(down, mean.astype(np.float32)), _CLIENTS: known}
 
-    def added_to(self, tensors: Tensors, population: int) -> dict[str, NDArray[Any]]:
-        """The new mean over the population, and who has ever taken part.
 
-        Args:
-            tensors: of the server's state.
-            population: as in ``ServerStep``.
-        """
-        down = self._extra.down
-        if not down.shapes:
-            return {}
-        earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
-        known = np.union1d(earlier, np.array(self._clients, np.int64))
-        before, after = (max(population, len(clients)) for clients in (earlier, known))
-        old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
-        mean = (old.buffer.astype(np.float64) * before + self._sum) / after
-        return {**TensorMap(down, mean.astype(np.float32)), _CLIENTS: known}
+def _sum(aggregator: Aggregator, size: int, terms: Terms) -> NDArray[np.float64]:
+    """The clients' changes in all: as many as there are times what another rule makes of them."""
+    zeros = np.zeros(size, np.float32)
+    total = np.zeros(size, np.float64)
+    if aggregator.incremental:
+        for change, weight in aggregator.limit(zeros, terms):
+            if weight:
+                total += change
+        return total
+    combined = aggregator.combine(zeros, terms)
+    if combined is not None:
+        total += combined
+        total *= sum(weight > 0 for _, weight in terms)
+    return total
+
+
+def _shared(context: AveragingContext[Any], state: ServerState) -> Tensors:
+    return {name: state.tensors[name] for name in context.shared.shapes}
 
 
 def _server_model(model: Model, state: ServerState) -> Network:

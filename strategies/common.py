@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
@@ -34,6 +35,7 @@ CHANGE = "change/"
 _SHOWN = 8
 """Names in a message; a model may have hundreds."""
 
+_NOTHING = np.zeros(0, np.float32)
 _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 
 
@@ -167,27 +169,31 @@ def ordered(updates: Updates) -> Iterator[Update]:
         yield update
 
 
-def _ignore(_update: Update) -> None:
+def _ignore(_position: int, _update: Update) -> None:
     return None
 
 
-def combine_updates(
+def combine_updates(  # noqa: PLR0913 - what is combined of whom, how, and who looks on
     updates: Updates,
     layout: Layout,
     aggregator: Aggregator,
+    old: Tensors,
     *,
     by_examples: bool = True,
-    visit: Callable[[Update], None] = _ignore,
+    visit: Callable[[int, Update], None] = _ignore,
 ) -> TensorMap | None:
     """What the aggregator makes of the tensors of ``layout`` in all updates with examples.
+
+    An update without examples is a term of weight 0, so that terms stand in the order of updates.
 
     Args:
         updates: of a round; they may hold more tensors.
         layout: names and shapes.
         aggregator: the rule.
+        old: what the clients started from, by the same names; it may hold more.
         by_examples: clients count by their number of examples; otherwise alike.
-        visit: called once with each update that counts, by ascending client_id, however often the
-            rule reads them.
+        visit: called once with each update that counts and its position among all, by ascending
+            client_id, however often the rule reads them.
 
     Returns:
         None if no update has examples.
@@ -195,20 +201,22 @@ def combine_updates(
     Raises:
         InputError: two updates of one client, or a tensor that is absent or of another shape.
     """
-    visited: set[str] = set()
+    visited: set[int] = set()
 
     def read() -> Iterator[tuple[NDArray[Any], int]]:
-        for update in ordered(updates):
+        for position, update in enumerate(ordered(updates)):
             if not update.num_examples:
+                yield _NOTHING, 0
                 continue
-            if update.client_id not in visited:
-                visited.add(update.client_id)
-                visit(update)
+            if position not in visited:
+                visited.add(position)
+                visit(position, update)
             tensors = {n: update.tensors[n] for n in layout.shapes if n in update.tensors}
             weight = update.num_examples if by_examples else 1
             yield TensorMap.pack(tensors, layout).buffer, weight
 
-    combined = aggregator.combine(layout.size, TermsReader(read, len(updates)))
+    before = TensorMap.pack({name: old[name] for name in layout.shapes}, layout).buffer
+    combined = aggregator.combine(before, TermsReader(read, len(updates)))
     return None if combined is None else TensorMap(layout, combined)
 
 

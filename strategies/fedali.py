@@ -17,7 +17,8 @@ gamma, epsilon). Here stands what happens between rounds.
 A round: w and P_global go down; P_local becomes P_global; the client trains with a fresh optimiser;
 w and P_local come up. The server averages both by examples and clusters, layer by layer, all
 clients' local prototypes by k-means from that average; the means of the final clusters, in the
-order of the average's rows, are the next P_global.
+order of the average's rows, are the next P_global. Under another aggregation rule than the mean it
+takes the place of both averages, and in k-means that of each cluster's mean, over the clients.
 
 In round 1 β is 0, because the prototypes mean nothing yet: the layer only normalises. The scores
 of the clients in round 1 are taken with 0 too.
@@ -30,6 +31,8 @@ Deviations:
     - ``keep_local_prototypes`` (an ablation) lets P_local persist on the device; a device that has
       not trained yet starts from P_global.
     - Buffers that are no prototypes stay on the device.
+    - With differential privacy the clusters are of one set of prototypes, the noised mean of all
+      clients' row by row, and so they are that.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.kernels import cluster_means, kmeans
+from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
     BUFFERS,
@@ -66,6 +70,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -160,6 +165,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_model=partial(client_model, context.model),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, context),
+        private=PrivateForm(baseline=partial(_baseline, context)),
     )
 
 
@@ -232,29 +238,70 @@ def _aggregate(
     """Combine everything, cluster prototypes; without examples the state stays as it is."""
     shapes = context.uplink.shapes
     names = [BUFFERS + layer + _LOCAL for layer in context.layers]
-    collected = {name: np.empty((len(updates), *shapes[name]), np.float32) for name in names}
-    clients = 0
+    collected = {name: np.zeros((len(updates), *shapes[name]), np.float32) for name in names}
+    weights = [0] * len(updates)
 
-    def collect(update: Update) -> None:
-        nonlocal clients
+    def collect(position: int, update: Update) -> None:
         for name in names:
-            collected[name][clients] = update.tensors[name]
-        clients += 1
+            collected[name][position] = update.tensors[name]
+        weights[position] = update.num_examples
 
-    combined = combine_updates(updates, context.uplink, tools.aggregator, visit=collect)
+    params = prefixed_layout(PARAMS, context.model.params.layout)
+    combined = combine_updates(updates, params, tools.aggregator, state.tensors, visit=collect)
     if combined is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    merged = {name: combined[name] for name in combined if name.startswith(PARAMS)}
+    merged: dict[str, NDArray[Any]] = {**combined}
     for layer, name in zip(context.layers, names, strict=True):
-        locals_ = collected.pop(name)[:clients]
-        merged[BUFFERS + layer + _GLOBAL] = _cluster(context.settings, locals_, combined[name])
+        old = state.tensors[BUFFERS + layer + _GLOBAL]
+        clients = collected.pop(name), weights
+        merged[BUFFERS + layer + _GLOBAL] = _clustered(
+            context.settings, tools.aggregator, old, clients
+        )
     return ServerState(round_id=state.round_id + 1, tensors=merged)
+
+
+def _baseline(context: _Context, state: ServerState) -> Tensors:
+    """What the clients' updates start from: local prototypes are the global ones on arrival."""
+    tensors = {name: value for name, value in state.tensors.items() if name.startswith(PARAMS)}
+    for layer in context.layers:
+        arrived = state.tensors[BUFFERS + layer + _GLOBAL]
+        local = arrived if state.round_id else context.model.buffers[layer + _LOCAL]
+        tensors[BUFFERS + layer + _LOCAL] = local
+    return tensors
+
+
+def _clustered(
+    settings: FedAliSettings,
+    aggregator: Aggregator,
+    old: NDArray[np.float32],
+    clients: tuple[NDArray[np.float32], list[int]],
+) -> NDArray[np.float32]:
+    """The next global prototypes ``(G, d)`` of a layer.
+
+    Args:
+        settings: of k-means.
+        aggregator: the rule.
+        old: ``(G, d)``, those that the clients started from.
+        clients: their own, ``(n, G, d)``, and how many examples each has; one without has none.
+    """
+    locals_, weights = clients
+    flat = old.reshape(-1)
+    terms = [(one.reshape(-1), weight) for one, weight in zip(locals_, weights, strict=True)]
+    combined = aggregator.combine(flat, terms)
+    if combined is None:
+        return old
+    init = combined.reshape(old.shape)
+    limited = [vector for vector, weight in aggregator.limit(flat, terms) if weight]
+    locals_ = np.stack(limited).reshape(-1, *old.shape)
+    if aggregator.incremental:
+        return _cluster(settings, locals_, init)
+    return _cluster_by_rule(settings, aggregator, locals_, init)
 
 
 def _cluster(
     settings: FedAliSettings, locals_: NDArray[np.float32], init: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """K-means over all clients' prototypes ``(C, G, d)`` from ``init (G, d)``."""
+    """K-means over all clients' prototypes ``(n, G, d)`` from ``init (G, d)``."""
     points = locals_.reshape(-1, init.shape[1])
     result = kmeans(
         points,
@@ -265,6 +312,40 @@ def _cluster(
         guess=np.tile(np.arange(len(init)), len(locals_)),
     )
     return cluster_means(points, result.labels, init)
+
+
+def _cluster_by_rule(
+    settings: FedAliSettings,
+    aggregator: Aggregator,
+    locals_: NDArray[np.float32],
+    init: NDArray[np.float32],
+) -> NDArray[np.float32]:
+    """The same with the rule, over clients, in the place of each cluster's mean.
+
+    A client's term of a cluster is the mean of its prototypes in it. Where less than half of the
+    clients have one, liars might be the majority of those: the row of ``init`` stays.
+    """
+    centres, labels = init, np.full(locals_.shape[:2], -1)
+    for _ in range(settings.kmeans_max_iter):
+        before, labels = labels, np.stack([_nearest(one, centres) for one in locals_])
+        if np.array_equal(labels, before):
+            break
+        held = np.stack([np.bincount(one, minlength=len(init)) for one in labels])
+        known = 2 * (held > 0).sum(axis=0) >= len(locals_)
+        terms = [
+            (cluster_means(one, where, init), np.where(known, counts, 0))
+            for one, where, counts in zip(locals_, labels, held, strict=True)
+        ]
+        centres = aggregator.by_row(init, terms)
+    return centres
+
+
+def _nearest(points: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Of each of the points ``(G, d)`` the nearest centre; of equal ones the first."""
+    products = points.astype(np.float64) @ centres.T.astype(np.float64)
+    squares = np.square(centres, dtype=np.float64).sum(axis=1)
+    nearest: NDArray[np.int64] = (squares - 2 * products).argmin(axis=1)
+    return nearest
 
 
 def _server_model(context: _Context, state: ServerState) -> Network:

@@ -67,6 +67,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -173,6 +174,14 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         carried=network_names(model) - {context.prototypes},
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
+        private=None if printed else _private(context),
+    )
+
+
+def _private(context: _Context) -> PrivateForm:
+    name = context.prototypes
+    return PrivateForm(
+        baseline=lambda state: {name: state.tensors[name]}, by_class=frozenset({name})
     )
 
 
@@ -289,9 +298,12 @@ class _Tally:
     anchored: list[int] = field(default_factory=list)
     lacking: list[int] = field(default_factory=list)
 
-    def terms(self, updates: Updates) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
-        """Prototypes and weights ``w_ij = N_i^j / N_i`` of the clients with examples."""
+    def terms(
+        self, updates: Updates, old: NDArray[Any]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.float64]]]:
+        """Prototypes and weights ``w_ij = N_i^j / N_i``, 0 of clients without examples."""
         for update in ordered(updates):
+            weights = np.zeros(len(self.shares))
             if not update.tensors:
                 self.lacking.append(client_key(update.client_id))
             elif update.num_examples:
@@ -299,7 +311,7 @@ class _Tally:
                 weights = counts / max(int(counts.sum()), 1)
                 self.shares += weights
                 self.anchored.append(client_key(update.client_id))
-                yield update.tensors[self.name], weights
+            yield update.tensors.get(self.name, old), weights
 
 
 def _aggregate(
@@ -313,7 +325,7 @@ def _aggregate(
         )
     old = state.tensors[context.prototypes]
     tally = _Tally(name=context.prototypes, shares=np.zeros(len(old)))
-    merged = merge_prototypes(tools.aggregator, tally.terms(updates), old)
+    merged = merge_prototypes(tools.aggregator, tally.terms(updates, old), old)
     held = tally.shares > 0
     if printed:
         # Eq. 5: the sum of w_ij pi_ij is the weighted mean times the sum of the weights.

@@ -60,6 +60,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     Score,
     ServerState,
     ServerTools,
@@ -138,6 +139,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         carried=network_names(model),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
+        private=PrivateForm(
+            baseline=lambda state: {_PROTOTYPES: state.tensors[_PROTOTYPES]},
+            by_class=frozenset({_PROTOTYPES}),
+        ),
     )
 
 
@@ -209,10 +214,11 @@ def _aggregate(
     def terms() -> Iterator[tuple[NDArray[Any], NDArray[np.int64]]]:
         nonlocal present
         for update in ordered(updates):
+            counts = np.zeros(context.model.num_classes, np.int64)
             if update.num_examples:
                 counts = class_counts_of(update, context.model.num_classes)
                 present = present | (counts > 0)
-                yield update.tensors[_PROTOTYPES], counts
+            yield update.tensors[_PROTOTYPES], counts
 
     merged = merge_prototypes(tools.aggregator, terms(), state.tensors[_PROTOTYPES])
     tensors: dict[str, NDArray[Any]] = {_PROTOTYPES: merged, _PRESENT: present.astype(np.uint8)}

@@ -71,6 +71,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Payload,
+    PrivateForm,
     ServerState,
     ServerTools,
     Strategy,
@@ -182,6 +183,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         carried=frozenset(prefixed(PARAMS, model.params).keys() - context.shared.shapes.keys()),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
+        private=PrivateForm(
+            baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
+            by_class=frozenset({_PROTOTYPES}),
+        ),
     )
 
 
@@ -272,17 +277,18 @@ def _local_prototypes(
 def _aggregate(
     context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    own: list[tuple[NDArray[np.float32], NDArray[np.int64]]] = []
+    old = state.tensors[_PROTOTYPES]
+    without = np.zeros_like(old), np.zeros(len(old), np.int64)
+    own = [without] * len(updates)
 
-    def collect(update: Update) -> None:
+    def collect(position: int, update: Update) -> None:
         # A copy: a view would keep the whole update in memory.
-        own.append((np.array(update.tensors[_PROTOTYPES]), _weights(context, update)))
+        own[position] = np.array(update.tensors[_PROTOTYPES]), _weights(context, update)
 
-    body = combine_updates(updates, context.shared, tools.aggregator, visit=collect)
+    body = combine_updates(updates, context.shared, tools.aggregator, state.tensors, visit=collect)
     if body is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     present = np.any([weights > 0 for _, weights in own], axis=0)
-    old = state.tensors[_PROTOTYPES]
     tensors: dict[str, NDArray[Any]] = {
         **body,
         _PROTOTYPES: merge_prototypes(tools.aggregator, own, old),

@@ -100,6 +100,7 @@ class LearningTask:
             call them, and the number of outputs.
         check: raises RefusedError for statistics that cannot be; takes what to call them, and the
             number of outputs.
+        size: the number of examples that statistics are of.
         score: the metrics from statistics; NaN where one is not defined.
         score_each: records of ``each``, one for every target or label.
     """
@@ -113,6 +114,7 @@ class LearningTask:
     statistics: Callable[[NDArray[np.float32], NDArray[Any], int], Statistics]
     check_labels: Callable[[str, NDArray[Any], int], None]
     check: Callable[[str, Statistics, int], None]
+    size: Callable[[Statistics], float]
     score: Callable[[Statistics], MetricValues]
     score_each: Callable[[Statistics], list[MetricValues]]
 
@@ -206,6 +208,7 @@ _CLASSIFICATION = LearningTask(
     statistics=_confusion,
     check_labels=_check_classes,
     check=scores.check_confusion,
+    size=lambda counts: float(counts.sum()),
     score=_score_classes,
     score_each=lambda _: [],
 )
@@ -219,6 +222,7 @@ _REGRESSION = LearningTask(
     statistics=lambda outputs, y, _: scores.error_sums(outputs, y),
     check_labels=_check_numbers,
     check=scores.check_error_sums,
+    size=lambda sums: float(sums[0, 0]),
     score=_score_targets,
     score_each=scores.regression_scores,
 )
@@ -232,6 +236,7 @@ _MULTILABEL = LearningTask(
     statistics=lambda outputs, y, _: scores.label_counts(outputs, y),
     check_labels=_check_flags,
     check=scores.check_label_counts,
+    size=lambda counts: float(counts[0].sum()),
     score=_score_labels,
     score_each=scores.label_scores,
 )

@@ -287,6 +287,15 @@ class ClientTools:
     statistics: StatisticsFn
 
 
+NoiseFn = Callable[[int], NDArray[np.float64]]
+"""So many independent standard normal numbers, ``(n,) float64``."""
+
+
+def no_noise(_size: int) -> NDArray[np.float64]:
+    """Raise InputError: the round was given none."""
+    raise InputError("server: noise is drawn in a round that was given no source of it")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerTools:
     """What the coordinator injects into ``aggregate``.
@@ -298,6 +307,7 @@ class ServerTools:
         rng: seeded by federation seed and round, so that a rerun gives the same bits.
         aggregator: how the clients' vectors become one; the mean unless the federation chose
             another and the strategy takes one (``Description.takes_aggregator``).
+        noise: of differential privacy; raises InputError without.
         min_batch: as in ``TrainTools``.
     """
 
@@ -305,6 +315,7 @@ class ServerTools:
     predict: ForwardFn
     rng: np.random.Generator
     aggregator: Aggregator = MEAN
+    noise: NoiseFn = no_noise
     min_batch: int = 1
 
 
@@ -376,6 +387,23 @@ def no_check(_update: Update) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PrivateForm:
+    """What a strategy's updates are to differential privacy (``strategies.privacy``).
+
+    Its ``aggregate`` then gets a single update that stands for all clients.
+
+    Attributes:
+        baseline: from the server's state, what each tensor of an update is compared with, by its
+            name there; the same for all clients.
+        by_class: names of tensors ``(C, …)`` whose rows are of a class each; they count where a
+            client has examples of the class. Needs ``Description.class_counts``.
+    """
+
+    baseline: Callable[[ServerState], Tensors]
+    by_class: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A personalised federated-learning algorithm, both halves.
 
@@ -396,6 +424,7 @@ class Strategy:
         check: raises RefusedError for an update of the right form with impossible content.
         aggregate: the server's state after a round. Permuting updates changes no bit.
         server_model: the global network, or None where the strategy has none.
+        private: how differential privacy sums its updates; None: it cannot.
     """
 
     description: Description
@@ -411,6 +440,7 @@ class Strategy:
     check: Callable[[Update], None] = no_check
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
     server_model: Callable[[ServerState], Network | None]
+    private: PrivateForm | None = None
 
 
 Factory = Callable[[Mapping[str, Any], Model], Strategy]

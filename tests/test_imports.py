@@ -13,6 +13,7 @@ _ALLOWED = {
     "bundle": {"tensors"},
     "kernels": set(),
     "wire": {"tensors", "kernels"},
+    "broker": {"wire"},
     "strategies": {"tensors", "kernels"},
     "datasets": set(),
     "runtime": {"tensors", "bundle", "kernels", "strategies"},
@@ -35,12 +36,13 @@ _ALLOWED = {
         "runtime",
         "datasets",
         "federation",
+        "broker",
     },
     "export": {"tensors", "bundle", "kernels", "runtime", "strategies"},
-    "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets"},
+    "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets", "broker"},
 }
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}
-_EVERYONES = {"errors", "durable", "private_files", "settings", "threads", "units"}
+_EVERYONES = {"errors", "durable", "printable", "private_files", "settings", "threads", "units"}
 _TORCH_SIDE = {"torch", "onnx", "onnxscript", "onnx_ir"}
 
 

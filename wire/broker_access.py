@@ -168,6 +168,26 @@ class BrokerAccess(
             )
         _log.warning("%s; --insecure allows it", what)
 
+    def check_keyless(self) -> None:
+        """Raise InputError if records without keys would go elsewhere, unless ``insecure``.
+
+        TLS ends at the broker: without keys whoever runs it, or has one account too much, reads and
+        forges everything.
+        """
+        if BrokerAddress.parse(self.url).is_loopback:
+            return
+        what = (
+            f"broker {self}: without keys whoever runs the broker, or can publish there, reads "
+            "models and updates and speaks as any device or as the coordinator"
+        )
+        if not self.insecure:
+            raise InputError(
+                f"{what}; enrol the devices ('protofleet device invite') and give the federation "
+                'file keys = "FOLDER", or, where you trust all of them, --insecure (in a file: '
+                "insecure = true)"
+            )
+        _log.warning("%s; --insecure allows it", what)
+
     def split_password(self) -> tuple[BrokerAccess, str | None]:
         """The same without the URL's password, and that: a file or a child's command needs none."""
         url = urlsplit(self.url)

@@ -43,7 +43,9 @@ MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES - RESERVED_BYTES
 TAG_BYTES = 16
 MAX_DATA_BYTES = MAX_PAYLOAD_BYTES - HEADER_BYTES - TAG_BYTES
 MIN_DATA_BYTES = 256
-"""Smallest grid that an offer may ask for; bounds the bookkeeping per blob."""
+"""Smallest grid that an offer may ask for."""
+MAX_CHUNKS = 1 << 18
+"""Of one blob; bounds the bookkeeping, a byte for each."""
 
 _HEAD = struct.Struct(">4sBBH16sI")
 _CRC = struct.Struct(">I")

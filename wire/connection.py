@@ -6,7 +6,9 @@ A new paho client per connection: nothing of the old one's queue or state can le
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
+import string
 import threading
 import time
 from collections import deque
@@ -40,6 +42,9 @@ SMALL_READ_BYTES = 1024
 CHUNKS_IN_FLIGHT_MAX = 16
 """Of these, chunks: the rest stays free for answers, which must not queue behind a window."""
 NOT_AUTHORIZED = 0x87
+CLIENT_ID_CHARS = 23
+"""Every broker of MQTT 3.1.1 takes so many of ``0-9a-zA-Z``, and not more surely."""
+_CLIENT_ID = string.digits + string.ascii_letters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,14 +61,12 @@ class LinkOptions:
 
     Attributes:
         broker: where it is, and our credentials.
-        client_id: durable MQTT client id; two links with the same one throw each other out.
         filters: subscribed with QoS 1 after each connect, before ``Connected`` is reported.
         will: retained last will.
         keepalive_s: MQTT keep-alive.
     """
 
     broker: BrokerAccess
-    client_id: str
     filters: tuple[str, ...] = ()
     will: Will | None = None
     keepalive_s: int = 30
@@ -238,6 +241,15 @@ class Connection:
         self._client.publish(topic, payload, 1, retain)
         return True
 
+    def subscribe(self) -> None:
+        """Subscribe to our own filters; once more makes the broker send what it retains again."""
+        if self._protocol == MQTTProtocolVersion.MQTTv5:
+            self._client.subscribe(
+                [(name, SubscribeOptions(qos=1)) for name in self._options.filters]
+            )
+        else:
+            self._client.subscribe([(name, 1) for name in self._options.filters])
+
     def ask(self, topics: str) -> None:
         """Subscribe to one filter more; whether the broker allows it makes no difference to us."""
         self.asking = True
@@ -270,7 +282,7 @@ class Connection:
         options = self._options
         client = _CountingClient(
             CallbackAPIVersion.VERSION2,
-            client_id=options.client_id,
+            client_id=_draw_client_id(),
             protocol=self._protocol,
             clean_session=None if self._protocol == MQTTProtocolVersion.MQTTv5 else True,
             reconnect_on_failure=False,
@@ -295,7 +307,7 @@ class Connection:
 
     def _on_connect(
         self,
-        client: Client,
+        _client: Client,
         _data: Any,
         _flags: Any,
         code: ReasonCode,
@@ -308,12 +320,10 @@ class Connection:
             IN_FLIGHT_MAX, getattr(properties, "ReceiveMaximum", IN_FLIGHT_MAX)
         )
         self.max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
-        if not self._options.filters:
-            self._opened()
-        elif self._protocol == MQTTProtocolVersion.MQTTv5:
-            client.subscribe([(name, SubscribeOptions(qos=1)) for name in self._options.filters])
+        if self._options.filters:
+            self.subscribe()
         else:
-            client.subscribe([(name, 1) for name in self._options.filters])
+            self._opened()
 
     def _on_subscribe(
         self, _client: Client, _data: Any, _mid: int, codes: list[ReasonCode], _props: Any
@@ -376,6 +386,11 @@ class Connection:
     def _on_exit(self) -> None:
         self._ended.set()
         self._progress.set()
+
+
+def _draw_client_id() -> str:
+    """New for each connection: whoever knew it could end the connection by taking it."""
+    return "".join(secrets.choice(_CLIENT_ID) for _ in range(CLIENT_ID_CHARS))
 
 
 def _acknowledge(sock: Any) -> None:

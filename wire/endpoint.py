@@ -78,8 +78,9 @@ from protofleet.wire.transfer import (
 class PeerMessage:
     """A typed message from the other end.
 
-    On a device: Announcement or Task. On the coordinator: Presence, Heartbeat, or TransferOffer
-    (of an update: answer with ``expect`` or ``reject``). Repetitions are passed on.
+    On a device: Announcement or Task. On the coordinator: Presence, Heartbeat, TransferOffer (of an
+    update: answer with ``expect`` or ``reject``), or Announcement (its own, or another
+    coordinator's). Repetitions are passed on.
 
     Attributes:
         device_id: the device that sent it or that it is for; '' for the announcement.
@@ -264,6 +265,10 @@ class _Endpoint:
         address = self._topics.parse(delivery.topic)
         if address is None:
             return
+        if delivery.retained and address.channel not in _RETAINED:
+            detail = f"'{address.channel.value}': expected a message of now, got a retained one"
+            self._ready.append(Ignored(address.device_id, "retained", detail))
+            return
         now = time.monotonic()
         try:
             if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
@@ -387,7 +392,6 @@ class DeviceEndpoint(_Endpoint):
         link = Link(
             LinkOptions(
                 broker=broker,
-                client_id=f"{federation}.{device_id}",
                 filters=topics.device_filters(device_id),
                 will=None if last is None else Will(topic=place, payload=last),
                 keepalive_s=keepalive_s,
@@ -402,6 +406,10 @@ class DeviceEndpoint(_Endpoint):
             False if the link is down: the presence is due again on ``Connected``.
         """
         return self._publish(message, self._device_id)
+
+    def listen_again(self) -> None:
+        """Ask the broker for the retained announcement once more: it may have been lost."""
+        self._link.subscribe_again()
 
     def ask_for_federations(self) -> bool:
         """Ask which federations are announced there; False if the broker is away or forbids it."""
@@ -486,13 +494,7 @@ class CoordinatorEndpoint(_Endpoint):
             InputError: a name that no topic may have, or credentials that cannot be used.
         """
         topics = Topics(federation)
-        link = Link(
-            LinkOptions(
-                broker=broker,
-                client_id=f"{federation}-coordinator",
-                filters=topics.coordinator_filters(),
-            )
-        )
+        link = Link(LinkOptions(broker=broker, filters=topics.coordinator_filters()))
         return cls(link, topics, folder, limits, protection)
 
     def publish(self, announcement: Announcement) -> bool:

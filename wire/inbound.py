@@ -24,6 +24,8 @@ SILENCE_MAX_S = 30.0
 """Doubling stops here; below the keep-alive's own detection of a dead link."""
 SILENT_ASKS_MAX = 6
 """After so many unanswered asks (some two minutes) others get the slot until the next offer."""
+TURN_S = 30.0
+"""While others wait, a transfer keeps its slot that takes a window of chunks in this time."""
 START_WINDOW = 4
 MIN_WINDOW = 2
 HASH_ATTEMPTS = 2
@@ -60,6 +62,7 @@ class InboundTransfer:
         self._silent_asks = 0
         self._failures = 0
         self._last = self._gap = 0.0
+        self._turn_began, self._turn_missing = 0.0, self.count
         self.due = float("inf")
         self.rekey(offer)
         self._files = self._open()
@@ -68,6 +71,20 @@ class InboundTransfer:
     def complete(self) -> bool:
         """Whether every chunk is here (the hash is another question)."""
         return self._missing == 0
+
+    @property
+    def turn_ends(self) -> float:
+        """When ``keeps_pace`` may be asked next."""
+        return self._turn_began + TURN_S
+
+    def begin_turn(self, now: float) -> None:
+        """It has a slot from now on, or deserves it anew."""
+        self._turn_began, self._turn_missing = now, self._missing
+
+    def keeps_pace(self, now: float) -> bool:
+        """Whether a window, or all that was missing, came in each ``TURN_S`` of this turn."""
+        due = self._limit * (now - self._turn_began) / TURN_S
+        return self._turn_missing - self._missing >= min(self._turn_missing, due)
 
     def rekey(self, offer: TransferOffer) -> None:
         """The same blob in the same grid is offered again, by a process with another key."""

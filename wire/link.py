@@ -57,29 +57,19 @@ QUEUE_MAX = 1024
 """Unread events; beyond it the socket is not read, so that the broker feels the pressure."""
 PACKET_TOO_LARGE = 0x95
 UNSUPPORTED_VERSION = 0x84
-TAKEN_OVER = 0x8E
-"""Another client of our id has connected."""
 FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C})
 """Not authorised, bad client id, bad user or password, banned, bad method: trying again is no
 help."""
-TWIN_S = 5.0
-"""Lost so soon after it was opened, twice in a row, a connection was probably taken over: MQTT
-3.1.1 has no word for it, and Mosquitto 2.0 does not say it."""
 
 _VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnected:
-    """The connection is gone or was refused; the link tries again unless ``final``.
-
-    Attributes:
-        taken_over: another client of our id has connected, as the broker says or it seems.
-    """
+    """The connection is gone or was refused; the link tries again unless ``final``."""
 
     reason: str
     final: bool = False
-    taken_over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +123,6 @@ class Link:
         self._version = 1 if self._address.version == "3.1.1" else 0
         self._version_known = self._address.version != ""
         self._may_ask = True
-        self._taken_over = self._lost_soon = 0
         self._thread = threading.Thread(target=self._run, name="protofleet-link", daemon=True)
 
     def start(self) -> None:
@@ -177,6 +166,12 @@ class Link:
             return False
         connection.ask(topics)
         return True
+
+    def subscribe_again(self) -> None:
+        """Have the broker send what it retains for us once more."""
+        connection = self._connection
+        if connection is not None and connection.open:
+            connection.subscribe()
 
     def stop_asking(self, topics: str) -> None:
         """Unsubscribe from what ``ask`` subscribed to."""
@@ -238,28 +233,15 @@ class Link:
             self._connection = None
             if self._closing.is_set():
                 return
-            final = self._is_final(ending)
+            final = ending.code in FINAL_CODES
             if connection.asking:
                 self._may_ask = final = False
-            taken_over = ending.code == TAKEN_OVER or self._lost_soon > 1
-            self._put(Disconnected(ending.reason, final, taken_over))
+            self._put(Disconnected(ending.reason, final))
             if final:
                 return
             attempt = 0 if ending.stable_s >= STABLE_S else attempt + 1
             if not self._adapt(ending):
                 self._closing.wait(self._backoff_s(attempt))
-
-    def _is_final(self, ending: Ending) -> bool:
-        """Whether to give up. Of two clients of one id the older one does, at the second takeover.
-
-        It takes the session back once, so that the newer one learns of it too.
-        """
-        if ending.stable_s >= STABLE_S:
-            self._taken_over = 0
-        self._taken_over += ending.code == TAKEN_OVER
-        soon = ending.opened and not ending.code and ending.stable_s < TWIN_S
-        self._lost_soon = self._lost_soon + 1 if soon else 0
-        return ending.code in FINAL_CODES or self._taken_over > 1
 
     def _adapt(self, ending: Ending) -> bool:
         """Learn from the ending; True if the next attempt should come at once."""

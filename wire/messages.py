@@ -6,7 +6,7 @@ Units stand in the field names. Tensors never travel here but as transferred blo
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +16,11 @@ from protofleet.wire.codecs import Coding
 PROTOCOL_MINOR = 1
 MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
 """One packet less what MQTT and a signature need."""
+
+TransferId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
+"""Checked before it is kept anywhere or becomes a file's name."""
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+"""What is kept of a peer fits memory, however many there are."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -62,12 +67,12 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     them; their sum is ``num_examples``. ``handshake``: where the federation has keys.
     """
 
-    device_id: str
-    boot_id: str
+    device_id: Word
+    boot_id: Word
     status: Literal["online", "offline", "left"]
     minor: int = PROTOCOL_MINOR
-    bundle: str = ""
-    layout_hash: str = ""
+    bundle: Word = ""
+    layout_hash: Word = ""
     num_examples: int = 0
     class_counts: tuple[int, ...] = ()
     handshake: DeviceHandshake | None = None
@@ -76,18 +81,21 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
 class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     """Coordinator → all, retained (``all/ctl``): where the federation stands.
 
-    ``handshake``: where the federation has keys.
+    Whenever ``boot_id`` or ``roll_call`` changes, each device presents itself anew, after a wait
+    between 0 and ``spread_s``. ``handshake``: where the federation has keys.
     """
 
-    federation: str
-    boot_id: str
+    federation: Word
+    boot_id: Word
     phase: Literal["waiting", "training", "finished"]
     round_id: int
     rounds: int
-    strategy: str
-    bundle: str
-    layout_hash: str
+    strategy: Word
+    bundle: Word
+    layout_hash: Word
     minor: int = PROTOCOL_MINOR
+    roll_call: Annotated[int, msgspec.Meta(ge=0)] = 0
+    spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     handshake: CoordinatorHandshake | None = None
 
 
@@ -104,18 +112,18 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     hex digits) is the device's, for an update.
     """
 
-    transfer_id: str
+    transfer_id: TransferId
     kind: Literal["payload", "update"]
     round_id: int
     total_bytes: int
-    sha256: str
+    sha256: Word
     chunk_bytes: int
-    codec: str = "raw"
+    codec: Word = "raw"
     minor: int = PROTOCOL_MINOR
     raw_bytes: int = 0
-    reference: str = msgspec.field(default="", name="base")
-    key: str = ""
-    signature: str = ""
+    reference: Word = msgspec.field(default="", name="base")
+    key: Word = ""
+    signature: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
     @property
     def coding(self) -> Coding:
@@ -128,7 +136,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
 
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
-    how the update is to be encoded.
+    how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold
+    scores, losses and costs, and numbers of examples.
     """
 
     task: Literal["train", "finish"]
@@ -142,12 +151,14 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     final: bool = False
     update_codec: str = "raw"
     update_keep: float = 0.1
+    scores: bool = True
+    counts: bool = True
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):
     """Receiver → sender: the half-open chunk ranges still missing, and how many may be sent."""
 
-    transfer_id: str
+    transfer_id: TransferId
     missing: tuple[tuple[int, int], ...]
     credit: int
 
@@ -159,7 +170,7 @@ class Receipt(Message, frozen=True, kw_only=True, omit_defaults=True, tag="recei
     people; may be left out, and is always written.
     """
 
-    transfer_id: str
+    transfer_id: TransferId
     status: Literal["done", "reject"]
     reason: str = msgspec.field(default_factory=str)  # a plain default would leave it out, too
     rule: str = ""
@@ -175,8 +186,8 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     Byte counters are totals at the socket since the device joined the federation, over restarts.
     """
 
-    device_id: str
-    boot_id: str
+    device_id: Word
+    boot_id: Word
     round_id: int
     phase: HeartbeatPhase
     bytes_up: int

@@ -183,19 +183,9 @@ class DeviceProtection(_Keyed):
         if not issubclass(kind, Announcement):
             return super().read(payload, topic, device_id, kind)
         announcement = _unverified(payload, kind)
-        handshake = announcement.handshake
-        if handshake is None:
-            raise RefusedError(
-                "signature", "announcement: expected a signed one, got one without keys"
-            )
+        handshake = _handshake(announcement)
         trusted = self._successor(handshake.rotations)
-        certificate = read_statement(
-            handshake.certificate,
-            CoordinatorCertificate,
-            [trusted],
-            federation=self._own.federation,
-        )
-        _verify(bytes.fromhex(certificate.key), payload, announcement, topic)
+        certificate = _certified(announcement, payload, topic, (self._own.federation, trusted))
         if handshake.sequence < self._announced:
             raise RefusedError(
                 "replay",
@@ -256,6 +246,7 @@ class CoordinatorCredentials:
 
     Attributes:
         federation, run_id, bundle: what it runs.
+        federation_key: raw public key in force.
         key: its own.
         certificate: the federation key's statement about it.
         rotations: statements by which earlier federation keys handed over, oldest first.
@@ -268,6 +259,7 @@ class CoordinatorCredentials:
     federation: str
     run_id: str
     bundle: str
+    federation_key: bytes
     key: Ed25519PrivateKey
     certificate: str
     rotations: tuple[str, ...]
@@ -324,11 +316,16 @@ class CoordinatorProtection(_Keyed):
         return _signed(self._own.key, replace(message, handshake=handshake), topic)
 
     def read(self, payload: bytes, topic: str, device_id: str, kind: type[M]) -> M | None:
-        """A presence checked, anything else opened.
+        """A presence or another coordinator's announcement checked, anything else opened.
 
         A presence that answers another coordinator's process, such as a retained one of the time
         before a restart, is out of date: None.
         """
+        if issubclass(kind, Announcement):
+            announced = _unverified(payload, kind)
+            own = self._own
+            _certified(announced, payload, topic, (own.federation, own.federation_key))
+            return announced
         if not issubclass(kind, Presence):
             return super().read(payload, topic, device_id, kind)
         presence = _unverified(payload, kind)
@@ -451,6 +448,24 @@ def _verify(public: bytes, payload: bytes, message: Message, topic: str) -> None
     signature, body = payload[:SIGNATURE_BYTES], payload[SIGNATURE_BYTES:]
     if not verify(public, signature, _purpose(message), _place(topic, body)):
         raise RefusedError("signature", f"{_purpose(message)}: not signed by who it says it is")
+
+
+def _handshake(announcement: Announcement) -> CoordinatorHandshake:
+    if announcement.handshake is None:
+        raise RefusedError("signature", "announcement: expected a signed one, got one without keys")
+    return announcement.handshake
+
+
+def _certified(
+    announcement: Announcement, payload: bytes, topic: str, federation: tuple[str, bytes]
+) -> CoordinatorCertificate:
+    """The certificate of an announcement, which its key has signed; a federation's name and key."""
+    name, key = federation
+    certificate = read_statement(
+        _handshake(announcement).certificate, CoordinatorCertificate, [key], federation=name
+    )
+    _verify(bytes.fromhex(certificate.key), payload, announcement, topic)
+    return certificate
 
 
 def _check_handshake(handshake: CoordinatorHandshake | DeviceHandshake) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from protofleet.errors import RefusedError
 from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire import codecs
-from protofleet.wire.chunks import MAX_DATA_BYTES, MIN_DATA_BYTES, parse
+from protofleet.wire.chunks import MAX_CHUNKS, MAX_DATA_BYTES, MIN_DATA_BYTES, parse
 from protofleet.wire.inbound import InboundTransfer
 from protofleet.wire.messages import Message, Need, Receipt, TransferOffer, encode
 from protofleet.wire.topics import check_id
@@ -27,8 +27,6 @@ from protofleet.wire.transfer import (
     transfer_id,
 )
 
-_ID_CHARS = 64
-"""No transfer id is longer; what is gets cut before it is kept or echoed."""
 _ANYONE = ""
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -53,6 +51,7 @@ class Receiver:
         self._active: dict[str, InboundTransfer] = {}
         self._held: dict[str, InboundTransfer] = {}
         self._waiting: dict[str, tuple[str, TransferOffer]] = {}
+        self._landing: OrderedDict[str, InboundTransfer] = OrderedDict()
         self._of_device: dict[str, str] = {}
         self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
         self._timers: Timers[str] = Timers()
@@ -82,14 +81,17 @@ class Receiver:
             RefusedError: it broke a rule; nothing has changed.
         """
         chunk = parse(payload)
-        transfer = self._active.get(chunk.transfer_id)
+        key = chunk.transfer_id
+        has_slot = key in self._active
+        transfer = self._active.get(key) or self._landing.get(key)
         if transfer is None or transfer.device_id != device_id:
             return []
         need = transfer.take(chunk, now)
-        self._timers.set(chunk.transfer_id, transfer.due)
+        if has_slot:
+            self._timers.set(key, transfer.due)
         if transfer.complete:
             return self._finish(transfer, now)
-        return [] if need is None else [_answer(device_id, need)]
+        return [] if need is None or not has_slot else [_answer(device_id, need)]
 
     def accept(self, key: str, now: float) -> list[Action]:
         """The received blob is stored: send ``done``, now and whenever it is offered again.
@@ -102,12 +104,13 @@ class Receiver:
         return self._settle(transfer.device_id, Receipt(transfer_id=key, status="done"), now)
 
     def reject(self, device_id: str, key: str, rule: str, reason: str, now: float) -> list[Action]:
-        """Send ``reject``, now and whenever this device offers it again; drop its bytes.
+        """Send ``reject``, and again whenever this device offers a blob that was here; drop it.
 
-        The blob may be received, in progress or only offered; others' transfers go on.
+        The blob may be received, in progress or only offered; others' transfers go on. Nothing is
+        kept of one that was only offered: whoever refused it is asked again.
         """
         receipt = _refusal(key, rule, reason)
-        if self._owner(key) not in (device_id, None):
+        if self._owner(key) != device_id:
             return [_answer(device_id, receipt)]
         return self._settle(device_id, receipt, now)
 
@@ -121,7 +124,7 @@ class Receiver:
         self._settled.pop(key, None)
 
     def tick(self, now: float) -> list[Action]:
-        """Ask again where it is silent; give up the slot where it stays silent."""
+        """Ask again where it is silent; take slots from the silent, for others from the slow."""
         actions: list[Action] = []
         for key in list(self._timers.expired(now)):
             transfer = self._active[key]
@@ -131,11 +134,13 @@ class Receiver:
             else:
                 self._timers.set(key, transfer.due)
                 actions.append(_answer(transfer.device_id, need))
-        return actions + self._admit_waiting(now)
+        return actions + self._end_turns(now) + self._admit_waiting(now)
 
     def due(self) -> float | None:
         """When ``tick`` has something to do; may be early; None: only after another call."""
-        return self._timers.next()
+        times = [t.turn_ends for t in self._active.values()] if self._waiting else []
+        timer = self._timers.next()
+        return min(times if timer is None else (*times, timer), default=None)
 
     def reconnected(self, now: float) -> list[Action]:
         """Our link is new, what was in flight is lost: ask again."""
@@ -145,7 +150,8 @@ class Receiver:
         """Drop an unfinished transfer; its partial blob stays unless ``delete``."""
         self._timers.drop(key)
         device_id, _ = self._waiting.pop(key, ("", None))
-        transfer = self._active.pop(key, None) or self._held.pop(key, None)
+        places = (self._active, self._landing, self._held)
+        transfer = next((found for place in places if (found := place.pop(key, None))), None)
         if transfer is not None:
             device_id = transfer.device_id
             if delete:
@@ -157,11 +163,13 @@ class Receiver:
 
     def close(self) -> None:
         """Close all files; what is unfinished continues in the next process."""
-        for transfer in (*self._active.values(), *self._held.values()):
-            transfer.close()
+        for place in (self._active, self._landing, self._held):
+            for transfer in place.values():
+                transfer.close()
 
     def _check(self, device_id: str, offer: TransferOffer) -> None:
         check_id(device_id, "device")
+        least = max(MIN_DATA_BYTES, -(-offer.total_bytes // MAX_CHUNKS))
         expected = transfer_id(offer.sha256, device_id, offer.round_id)
         rules = (
             (
@@ -190,8 +198,8 @@ class Receiver:
             ),
             (
                 "chunk-bytes",
-                MIN_DATA_BYTES <= offer.chunk_bytes <= MAX_DATA_BYTES,
-                f"chunks of {MIN_DATA_BYTES} to {MAX_DATA_BYTES} bytes",
+                least <= offer.chunk_bytes <= MAX_DATA_BYTES,
+                f"chunks of {least} to {MAX_DATA_BYTES} bytes",
                 offer.chunk_bytes,
             ),
             (
@@ -224,13 +232,40 @@ class Receiver:
             need = transfer.offered(now)
             self._timers.set(key, transfer.due)
             return [_answer(device_id, need)]
-        if len(self._active) < self._limits.concurrent:
-            return self._admit(device_id, offer, now)
         if len(self._waiting) >= self._limits.waiting and key not in self._waiting:
             return []
+        # Whoever offers anew does not get in before those that wait already.
         self._waiting[key] = (device_id, offer)
+        if key in self._landing:
+            self._landing[key].rekey(offer)
         self._of_device[device_id] = key
-        return [_answer(device_id, Need(transfer_id=key, missing=(), credit=0))]
+        actions = self._admit_waiting(now)
+        return [*actions, _wait(device_id, key)] if key in self._waiting else actions
+
+    def _end_turns(self, now: float) -> list[Action]:
+        """Let as many slow transfers wait again, behind all others, as there are others."""
+        actions: list[Action] = []
+        places = len(self._waiting)
+        for key, transfer in list(self._active.items()):
+            if len(actions) >= places:
+                break
+            if now < transfer.turn_ends:
+                continue
+            if transfer.keeps_pace(now):
+                transfer.begin_turn(now)
+            else:
+                actions.append(self._suspend(key))
+        return actions
+
+    def _suspend(self, key: str) -> Send:
+        """Take the slot away; chunks that are still in flight may land for another turn."""
+        transfer = self._active.pop(key)
+        self._timers.drop(key)
+        self._waiting[key] = (transfer.device_id, transfer.offer)
+        self._landing[key] = transfer
+        while len(self._landing) > self._limits.concurrent:
+            self._landing.popitem(last=False)[1].close()
+        return _wait(transfer.device_id, key)
 
     def _admit(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
         folder = self._folder / device_id
@@ -239,8 +274,11 @@ class Receiver:
         for stale in folder.iterdir():
             if not stale.name.startswith(keep):
                 stale.unlink()
-        transfer = InboundTransfer(folder, device_id, offer, self._limits.window)
         key = offer.transfer_id
+        transfer = self._landing.pop(key, None) or InboundTransfer(
+            folder, device_id, offer, self._limits.window
+        )
+        transfer.begin_turn(now)
         self._active[key] = transfer
         self._of_device[device_id] = key
         return self._finish(transfer, now) if transfer.complete else [self._ask(key, now)]
@@ -265,10 +303,9 @@ class Receiver:
         except RefusedError as error:
             return self.reject(transfer.device_id, key, error.rule, str(error), now)
         if not right:
-            return [self._ask(key, now)]
-        del self._active[key]
-        self._timers.drop(key)
-        transfer.close()
+            return [self._ask(key, now)] if key in self._active else []
+        self.forget(key)
+        self._of_device[transfer.device_id] = key
         self._held[key] = transfer
         done: list[Action] = [Received(transfer.device_id, transfer.offer, transfer.path)]
         return done + self._admit_waiting(now)
@@ -293,7 +330,11 @@ class Receiver:
 
 
 def _refusal(key: str, rule: str, reason: str) -> Receipt:
-    return Receipt(transfer_id=key[:_ID_CHARS], status="reject", reason=reason[:500], rule=rule)
+    return Receipt(transfer_id=key, status="reject", reason=reason[:500], rule=rule)
+
+
+def _wait(device_id: str, key: str) -> Send:
+    return _answer(device_id, Need(transfer_id=key, missing=(), credit=0))
 
 
 def _answer(device_id: str, message: Message) -> Send:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from protofleet.errors import RefusedError
+from protofleet.printable import printable
 from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
 from protofleet.wire.messages import Need, Receipt, Task, TransferOffer, decode, encode
 from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, Source, Timers
@@ -20,9 +21,18 @@ REPEAT_S = 3.0
 """First repetition of an unanswered offer: long against a round trip, short for a person."""
 REPEAT_MAX_S = 60.0
 """Doubling stops here; an absent receiver costs one small packet a minute."""
+OFFER_GAP_S = 1.0
+"""However often a device says that it is back, it is offered no more often."""
+FREE_COPIES = 3
+"""A link that loses every other packet needs fewer; a receiver that asks for more has to wait."""
+COPY_S = 600.0
+CHUNK_S = 15.0
+"""Then it gets the blob in the former time, or a chunk in the latter if that is more."""
 ANSWERED_REPEAT_S = 15.0
 """After an answer the receiver asks by itself; this only helps one that lost its memory."""
 WINDOW_MAX = 16
+REASON_CHARS = 500
+"""Of a receipt; the rest is not for people."""
 
 ContentKey = Callable[[str, int], str]
 """From a blob's SHA-256 and the grid: the key that seals its chunks; '': they are not sealed."""
@@ -32,6 +42,33 @@ def _no_key(_sha256: str, _chunk_bytes: int) -> str:
     return ""
 
 
+class Allowance:
+    """Bytes of one blob that a receiver may still ask for; refilled slowly.
+
+    Without it, a few hundred kilobytes of asking are answered with gigabytes.
+
+    Attributes:
+        key: the transfer.
+    """
+
+    def __init__(self, offer: TransferOffer, now: float) -> None:
+        self.key = offer.transfer_id
+        chunk_bytes = min(offer.chunk_bytes, offer.total_bytes)
+        self._most = float(FREE_COPIES * offer.total_bytes)
+        self._rate = max(offer.total_bytes / COPY_S, chunk_bytes / CHUNK_S)
+        self._left, self._at = self._most, now
+
+    def left(self, now: float) -> int:
+        """Bytes that may be sent now."""
+        self._left = min(self._most, self._left + self._rate * (now - self._at))
+        self._at = now
+        return int(self._left)
+
+    def spend(self, count: int) -> None:
+        """``count`` bytes are sent."""
+        self._left -= count
+
+
 class OutboundTransfer:
     """One blob on its way out.
 
@@ -39,21 +76,26 @@ class OutboundTransfer:
         device_id: of the transfer; on a device: its own.
         offer: what is offered.
         due: when to offer again.
+        offered_at: when it was offered last on this connection.
         wanted: chunk indices asked for and not yet handed out, in order, without repetition.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what is sent, each named at the call
         self,
+        *,
         device_id: str,
         source: Source,
         offer: TransferOffer,
         task: Task | None,
+        allowance: Allowance,
         content_key: ContentKey = _no_key,
     ) -> None:
         self.device_id = device_id
+        self.allowance = allowance
         self._content_key = content_key
         self._cut(offer)
         self.due = float("inf")
+        self.offered_at = float("-inf")
         self.wanted: dict[int, None] = {}
         self._task = task
         self._source = source
@@ -65,15 +107,17 @@ class OutboundTransfer:
 
     def announce(self, now: float, rng: random.Random) -> bytes:
         """The offer, sent now; the next one is due later and later, with jitter."""
+        self.offered_at = now
         self._schedule(now, rng)
         return encode(replace(self._task, payload=self.offer) if self._task else self.offer)
 
-    def reset(self, max_chunk_bytes: int) -> None:
+    def reset(self, max_chunk_bytes: int, now: float) -> None:
         """The link is new: nothing asked for before counts, and chunks must fit it."""
         self.wanted.clear()
         self._repeat_s = REPEAT_S
         if self.offer.chunk_bytes > max_chunk_bytes:
             self._cut(replace(self.offer, chunk_bytes=max_chunk_bytes))
+        self.allowance = Allowance(self.offer, now)
 
     def asked(self, need: Need, now: float, rng: random.Random) -> None:
         """Queue the first ``credit`` chunks of the ranges that are not queued already.
@@ -87,7 +131,7 @@ class OutboundTransfer:
                     "need-range",
                     f"need: expected ranges within 0..{self._count}, got {start}..{stop}",
                 )
-        credit = min(need.credit, WINDOW_MAX)
+        credit = min(need.credit, WINDOW_MAX, self._affordable(now))
         for start, stop in need.missing:
             for index in range(start, min(stop, start + credit)):
                 self.wanted[index] = None
@@ -105,11 +149,13 @@ class OutboundTransfer:
         """
         index = next(iter(self.wanted))
         del self.wanted[index]
+        data = self._read(index * self.offer.chunk_bytes)
+        self.allowance.spend(len(data))
         chunk = Chunk(
             transfer_id=self.offer.transfer_id,
             index=index,
             last=index == self._count - 1,
-            data=self._read(index * self.offer.chunk_bytes),
+            data=data,
         )
         return pack(chunk if self._cipher is None else self._cipher.seal(chunk))
 
@@ -118,6 +164,10 @@ class OutboundTransfer:
         key = self._content_key(offer.sha256, offer.chunk_bytes)
         self.offer = replace(offer, key=key)
         self._cipher = ChunkCipher(key, offer.transfer_id) if key else None
+
+    def _affordable(self, now: float) -> int:
+        chunk_bytes = min(self.offer.chunk_bytes, self.offer.total_bytes)
+        return max(0, self.allowance.left(now) // chunk_bytes - len(self.wanted))
 
     def _read(self, start: int) -> bytes | memoryview:
         stop = min(start + self.offer.chunk_bytes, self.offer.total_bytes)
@@ -151,6 +201,7 @@ class Sender:
         self._open: dict[str, OutboundTransfer] = {}
         self._of_device: dict[str, str] = {}
         self._delivered: dict[str, TransferOffer] = {}
+        self._allowances: dict[str, Allowance] = {}
         self._ready: dict[str, None] = {}
         self._timers: Timers[str] = Timers()
 
@@ -163,7 +214,7 @@ class Sender:
         *,
         task: Task | None = None,
     ) -> list[Action]:
-        """Offer ``source`` now, and again until the receipt comes.
+        """Offer ``source`` now, or soon if it was offered just now, until the receipt comes.
 
         Args:
             device_id: who it is for; on a device: its own id.
@@ -172,12 +223,26 @@ class Sender:
             now: the time.
             task: travels with the offer as its ``payload``; None: the offer itself announces.
         """
+        key = offer.transfer_id
+        before = self._open.get(key)
         self.forget(self._of_device.get(device_id, ""))
         self._delivered.pop(device_id, None)
-        key = offer.transfer_id
-        self._open[key] = OutboundTransfer(device_id, source, offer, task, self._content_key)
+        allowance = self._allowances.get(device_id)
+        if allowance is None or allowance.key != key:
+            allowance = self._allowances[device_id] = Allowance(offer, now)
+        transfer = OutboundTransfer(
+            device_id=device_id,
+            source=source,
+            offer=offer,
+            task=task,
+            allowance=allowance,
+            content_key=self._content_key,
+        )
+        self._open[key] = transfer
         self._of_device[device_id] = key
-        return [self._offer(key, now)]
+        if before is not None:
+            transfer.offered_at = before.offered_at
+        return self._offer_again(key, now)
 
     def answer(self, device_id: str, payload: bytes, now: float) -> list[Action]:
         """Take a need or a receipt from the lane ANSWER; unknown transfers are ignored.
@@ -197,7 +262,7 @@ class Sender:
             if message.status == "done":
                 self._delivered[device_id] = transfer.offer
                 return [Delivered(device_id, transfer.offer)]
-            return [Rejected(device_id, transfer.offer, message.rule, message.reason)]
+            return [_rejected(device_id, transfer.offer, message)]
         transfer.asked(message, now, self._rng)
         self._timers.set(key, transfer.due)
         if transfer.wanted:
@@ -211,7 +276,7 @@ class Sender:
         if not isinstance(message, Receipt) or message.status == "done":
             return []
         del self._delivered[device_id]
-        return [Rejected(device_id, offer, message.rule, message.reason)]
+        return [_rejected(device_id, offer, message)]
 
     def next_chunk(self) -> Send | Rejected | None:
         """The next chunk to publish, transfers taking turns; None if none is wanted.
@@ -244,13 +309,14 @@ class Sender:
         """Our link is new, what was in flight is lost: offer again, in chunks that fit."""
         self._ready.clear()
         for transfer in self._open.values():
-            transfer.reset(max_chunk_bytes)
+            transfer.reset(max_chunk_bytes, now)
+            self._allowances[transfer.device_id] = transfer.allowance
         return [self._offer(key, now) for key in self._open]
 
     def device_returned(self, device_id: str, now: float) -> list[Action]:
         """It has a new connection, perhaps a new life: offer again what it may not know."""
         key = self._of_device.get(device_id)
-        return [] if key is None else [self._offer(key, now)]
+        return [] if key is None else self._offer_again(key, now)
 
     def forget(self, key: str) -> None:
         """Stop offering."""
@@ -260,8 +326,22 @@ class Sender:
             self._ready.pop(key, None)
             self._timers.drop(key)
 
+    def _offer_again(self, key: str, now: float) -> list[Action]:
+        transfer = self._open[key]
+        soonest = transfer.offered_at + OFFER_GAP_S
+        if now >= soonest:
+            return [self._offer(key, now)]
+        transfer.due = soonest
+        self._timers.set(key, soonest)
+        return []
+
     def _offer(self, key: str, now: float) -> Send:
         transfer = self._open[key]
         payload = transfer.announce(now, self._rng)
         self._timers.set(key, transfer.due)
         return Send(transfer.device_id, Lane.OFFER, payload)
+
+
+def _rejected(device_id: str, offer: TransferOffer, receipt: Receipt) -> Rejected:
+    rule, reason = printable(receipt.rule[:64]), printable(receipt.reason[:REASON_CHARS])
+    return Rejected(device_id, offer, rule, reason)

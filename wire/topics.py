@@ -15,6 +15,10 @@ from protofleet.errors import InputError
 PREFIX = "fl/v2"
 ANNOUNCEMENTS = f"{PREFIX}/+/all/ctl"
 """Of every federation on the broker; access lists need not allow it."""
+COORDINATOR = "coordinator"
+"""The coordinator's account at the broker."""
+INVITED = "invite."
+"""What accounts of open invitations begin with."""
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
@@ -52,6 +56,28 @@ def check_id(value: str, what: str = "id") -> str:
     return value
 
 
+def check_device_id(value: str) -> str:
+    """``value`` itself, if a device may be called so.
+
+    A device's account at the broker is called as the device, and two other kinds of accounts are
+    not to be mistaken for devices.
+
+    Raises:
+        InputError: not as ``check_id`` says, the coordinator's account, or one of an invitation.
+    """
+    check_id(value, "device id")
+    if _is_reserved(value):
+        raise InputError(
+            f"device id {value!r}: expected another one; {COORDINATOR!r} and names that begin with "
+            f"{INVITED!r} are accounts of the broker for other purposes"
+        )
+    return value
+
+
+def _is_reserved(name: str) -> bool:
+    return name == COORDINATOR or name.startswith(INVITED)
+
+
 def announced_federation(topic: str) -> str | None:
     """The federation whose announcement the topic carries; None for any other topic."""
     head, _, name = topic.removesuffix("/all/ctl").rpartition("/")
@@ -86,16 +112,16 @@ class Topics:
         head, _, leaf = channel.value.partition("/")
         if head == "all":
             raise InputError(f"topic {channel.value}: belongs to no device")
-        check_id(device_id, "device")
+        check_device_id(device_id)
         return self._join("/".join(filter(None, (head, device_id, leaf))))
 
     def device_filters(self, device_id: str) -> tuple[str, ...]:
         """What a device subscribes to: 2 filters; managed brokers allow as few as 8."""
-        return (self.announcement, self._join(f"dn/{check_id(device_id, 'device')}/+"))
+        return (self.announcement, self._join(f"dn/{check_device_id(device_id)}/+"))
 
     def coordinator_filters(self) -> tuple[str, ...]:
-        """What the coordinator subscribes to."""
-        return (self._join("up/+/+"), self._join("st/+"))
+        """What the coordinator subscribes to; the announcement, because another one may run."""
+        return (self._join("up/+/+"), self._join("st/+"), self.announcement)
 
     def parse(self, topic: str) -> TopicAddress | None:
         """Channel and device of a topic; None for any topic that is not of this federation."""
@@ -106,7 +132,7 @@ class Topics:
         head, rest = parts[0], parts[1:]
         if head == "all":
             return TopicAddress(Channel.ANNOUNCEMENT, "") if rest == ["ctl"] else None
-        if not rest or not _ID.fullmatch(rest[0]):
+        if not rest or not _ID.fullmatch(rest[0]) or _is_reserved(rest[0]):
             return None
         channel = _BY_PARTS.get((head, *rest[1:]))
         return None if channel is None else TopicAddress(channel, rest[0])
@@ -120,3 +146,9 @@ _BY_PARTS = {
     for channel in Channel
     if not channel.value.startswith("all")
 }
+
+
+def is_retained(topic: str) -> bool:
+    """Whether messages of this topic are retained, in any federation: the others' never count."""
+    levels = topic.split("/")[PREFIX.count("/") + 2 :]
+    return levels == ["all", "ctl"] or (len(levels) == 2 and levels[0] == Channel.PRESENCE.value)

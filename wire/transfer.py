@@ -23,6 +23,9 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+import os
+import time
+from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -36,6 +39,9 @@ from protofleet.wire.messages import TransferOffer
 
 Source = Path | bytes
 """A blob to send: a file that stays until ``Delivered``, or bytes."""
+
+SETTLED_NS = 1_000_000_000
+DIGESTS_KEPT = 64
 
 K = TypeVar("K", bound=Hashable)
 
@@ -55,17 +61,19 @@ class Limits:
     Attributes:
         max_blob_bytes: largest blob accepted.
         window: chunks in flight per transfer, at most 16.
-        concurrent: incoming transfers that may have chunks in flight; the others wait their turn.
-            ``concurrent * window`` stays below the broker's queue (1000 messages).
+        concurrent: incoming transfers that may have chunks in flight; the others wait their turn,
+            for which slow ones make room. ``concurrent * window`` stays below the broker's queue
+            (1000 messages).
         waiting: offers that may wait for a turn; more are left unanswered and come again.
-        settled: receipts remembered, so that a repeated offer is answered again.
+        settled: receipts remembered for blobs that were here, so that a repeated offer is answered
+            again without another fetch.
     """
 
     max_blob_bytes: int = 256 * 1024 * 1024
     window: int = 16
     concurrent: int = 32
     waiting: int = 100_000
-    settled: int = 100_000
+    settled: int = 10_000
 
     def __post_init__(self) -> None:
         if not 1 <= self.window <= 16:
@@ -136,7 +144,7 @@ def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
     chunk_bytes: int = MAX_DATA_BYTES,
     coding: Coding | None = None,
 ) -> TransferOffer:
-    """The offer of ``source``, raw unless ``coding`` says how it is coded; hashes it once.
+    """The offer of ``source``, raw unless ``coding`` says how it is coded; hashes a file once.
 
     Raises:
         InputError: the blob is empty.
@@ -144,9 +152,7 @@ def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
     if isinstance(source, bytes):
         size, digest = len(source), hashlib.sha256(source).hexdigest()
     else:
-        with source.open("rb") as blob:
-            digest = hashlib.file_digest(blob, "sha256").hexdigest()
-            size = blob.tell()
+        size, digest = _digest_of(source)
     if size == 0:
         raise InputError(f"blob for {device_id}, round {round_id}: expected bytes, got none")
     coding = coding or Coding()
@@ -161,6 +167,25 @@ def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
         raw_bytes=coding.raw_bytes,
         reference=coding.reference,
     )
+
+
+_digests: OrderedDict[tuple[Path, int, int, int], str] = OrderedDict()
+
+
+def _digest_of(source: Path) -> tuple[int, str]:
+    """Size and SHA-256 of a file; a payload for many devices is read once."""
+    with source.open("rb") as blob:
+        status = os.fstat(blob.fileno())
+        key = (source, status.st_ino, status.st_size, status.st_mtime_ns)
+        digest = _digests.get(key)
+        if digest is None:
+            digest = hashlib.file_digest(blob, "sha256").hexdigest()
+            # A file just written may be written again within the clock's resolution.
+            if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
+                _digests[key] = digest
+            while len(_digests) > DIGESTS_KEPT:
+                _digests.popitem(last=False)
+    return status.st_size, digest
 
 
 class Timers(Generic[K]):

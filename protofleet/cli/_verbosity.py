@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from protofleet.printable import printable
+
 _META = "protofleet.verbosity"
 
 
@@ -39,8 +41,17 @@ def start_logging(*, quiet: bool = False) -> None:
     chosen = verbosity() or (-1 if quiet else 0)
     level = {-1: logging.WARNING, 0: logging.INFO, 1: logging.DEBUG}[chosen]
     pattern = "%(asctime)s %(name)s: %(message)s" if chosen > 0 else "%(asctime)s %(message)s"
-    logging.basicConfig(format=pattern, stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine(pattern))
+    logging.basicConfig(handlers=[handler])
     logging.getLogger("protofleet").setLevel(level)
+
+
+class _OneLine(logging.Formatter):
+    """Keeps what a peer has sent from writing to the terminal as it likes."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        return printable(super().formatMessage(record))
 
 
 def _option(short: str, long: str, value: int, text: str) -> click.Option:

@@ -96,7 +96,7 @@ def _text_sink() -> Sink:
     from protofleet.coordinator.console import is_routine, to_text
     from protofleet.coordinator.events import to_line
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, emoji=False)
     chosen = verbosity()
 
     def sink(report: Report) -> None:

@@ -97,6 +97,16 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     help="This device's folder; default: in the user's data, see 'device stores'.",
 )
 @click.option("--id", "device_id", help="Identity to take when the store is new.")
+@click.option(
+    "--no-scores",
+    is_flag=True,
+    help="Never send scores, losses and costs, whatever the coordinator asks for.",
+)
+@click.option(
+    "--no-counts",
+    is_flag=True,
+    help="Never send numbers of examples; strategies that need those of classes then wait.",
+)
 @_data_options
 def join(
     *,
@@ -106,6 +116,8 @@ def join(
     later: tuple[tuple[int, str], ...],
     store: Path | None,
     device_id: str | None,
+    no_scores: bool,
+    no_counts: bool,
     threads: int,
     as_json: bool,
     **source: Any,
@@ -118,6 +130,7 @@ def join(
     from protofleet.edge import JoinOptions
     from protofleet.edge import join as run_device
     from protofleet.edge.stores import default_store, only_store
+    from protofleet.federation.records import Sends
 
     trusted = trusted_keys(source["trust_files"])
     options = JoinOptions(
@@ -129,6 +142,7 @@ def join(
         threads=threads,
         backend=source["backend"],
         trusted=trusted,
+        sends=Sends(scores=not no_scores, counts=not no_counts),
     )
     data = _load(source, trusted, pooled, later)
     status = run_device(options, data, _report_json if as_json else _report_line)

@@ -13,6 +13,7 @@ from protofleet import __version__
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import add_options
 from protofleet.errors import ProtofleetError
+from protofleet.printable import printable
 
 _COMMANDS = {
     "broker": "protofleet.cli.broker:broker",
@@ -26,6 +27,7 @@ _COMMANDS = {
     "fleet": "protofleet.cli.fleet:fleet",
     "kernels": "protofleet.cli.kernels:kernels",
     "pretrain": "protofleet.cli.pretrain:pretrain",
+    "privacy": "protofleet.cli.privacy:privacy",
     "report": "protofleet.cli.report:report",
     "strategies": "protofleet.cli.strategies:strategies",
     "bench": "protofleet.cli.bench:bench",
@@ -37,6 +39,7 @@ EXTRAS = {
     "ai_edge_quantizer": "export",
     "amqtt": "demo",
     "cv2": "faces",
+    "dp_accounting": "privacy",
     "flatbuffers": "export",
     "jinja2": "coordinator",
     "matplotlib": "coordinator",
@@ -102,6 +105,7 @@ def main(args: list[str] | None = None) -> Any:
             raise
         if not {"-v", "--verbose"}.isdisjoint(sys.argv if args is None else args):
             traceback.print_exception(error)
+    message = "\n".join(printable(line) for line in message.split("\n"))
     click.echo(f"protofleet: {message}", err=True)
     sys.exit(1)
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from protofleet.broker.folder import find_mosquitto
 from protofleet.bundle import Bundle
 from protofleet.demo.commands import (
     export_arguments,
@@ -23,7 +24,7 @@ from protofleet.demo.live import LiveView
 from protofleet.demo.outcome import finish
 from protofleet.demo.recipes import FLEET_SEED, RECIPES, DemoData, dealt_backends
 from protofleet.demo.settings import DemoSettings
-from protofleet.firmware_sim.broker import find_mosquitto, local_broker
+from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
 from protofleet.wire.broker_access import BrokerAccess

@@ -12,7 +12,14 @@ import jinja2
 
 from protofleet import units
 from protofleet.durable import replace_whole
-from protofleet.federation.records import Metrics, RunRecord, Scores, Spread, load_record
+from protofleet.federation.records import (
+    Metrics,
+    PrivacyRecord,
+    RunRecord,
+    Scores,
+    Spread,
+    load_record,
+)
 from protofleet.report import _figures
 from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 from protofleet.strategies.scores import MetricName
@@ -214,6 +221,8 @@ def _facts(result: RunRecord, details: Details) -> dict[str, str]:
         "Seed": str(result.seed),
         "Wall time": units.duration_text(rounds_s if details.wall_s is None else details.wall_s),
         "Codec (up / down)": result.codec,
+        "Differential privacy": _privacy(result.privacy),
+        "Devices do not send": result.switched_off,
         "Bytes up": units.byte_text(sum(device.bytes_up for device in result.devices)),
         "Bytes down": units.byte_text(sum(device.bytes_down for device in result.devices)),
         "Per device and round": _per_round(result),
@@ -222,6 +231,15 @@ def _facts(result: RunRecord, details: Details) -> dict[str, str]:
     }
     unknown = {f"{units.NOTHING} ms", ""}
     return {name: text for name, text in facts.items() if text not in unknown}
+
+
+def _privacy(spent: PrivacyRecord | None) -> str:
+    """What the run has spent; empty without noise."""
+    if spent is None:
+        return ""
+    if spent.repeatable:
+        return "none: the noise comes from privacy.noise_seed"
+    return f"ε = {spent.epsilon:.3g} at δ = {spent.delta:.3g} per device"
 
 
 def _per_round(result: RunRecord) -> str:

@@ -22,6 +22,7 @@ from protofleet.federation.records import (
 
 MAX_SAMPLES = 2000
 MAX_PROTOTYPES = 2000
+_OF_DEVICES = ("personalisation", "generalisation")
 
 
 class Confusion(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,4 +192,10 @@ def missing_parts(result: RunRecord, details: Details) -> list[str]:
         "prototypes: only of a demonstration with FedAli": details.prototypes,
         "data, machine and versions: no coordinator knows those of its devices": details.data,
     }
-    return [text for text, found in parts.items() if not found]
+    missing = [text for text, found in parts.items() if not found]
+    if result.switched_off:
+        told = f"{result.switched_off}: switched off by [privacy] of the federation file"
+        if result.switched_off.startswith("scores"):
+            missing = [text for text in missing if not text.startswith(_OF_DEVICES)]
+        missing.append(told)
+    return missing

@@ -16,8 +16,8 @@ from compare import personal_distance, server_distance
 from machine import KINDS, ROOT, Machine, open_machine, output, say
 
 from federation import FinishedRun, Material, Place, federate, prepare
+from protofleet.broker.folder import find_mosquitto
 from protofleet.errors import ProtofleetError
-from protofleet.firmware_sim.broker import find_mosquitto
 
 _TOLERANCE = 1e-4
 _MODULES = ("numpy", "cryptography", "onnxruntime", "ai_edge_litert", "numba", "protofleet.edge")

@@ -6,15 +6,37 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from protofleet.errors import InputError
-from protofleet.strategies.aggregation import mean, median
+from protofleet.strategies.aggregation import (
+    centred_clipping,
+    geometric_median,
+    krum,
+    mean,
+    median,
+    trimmed_mean,
+)
 from protofleet.strategies.aggregation.aggregator import Aggregator, Terms, TermsReader
+from protofleet.strategies.aggregation.clipping import Clipped, clipped
 from protofleet.strategies.aggregation.mean import MEAN
 
-__all__ = ["AGGREGATORS", "MEAN", "Aggregator", "Terms", "TermsReader", "build"]
+__all__ = [
+    "AGGREGATORS",
+    "MEAN",
+    "Aggregator",
+    "Clipped",
+    "Terms",
+    "TermsReader",
+    "build",
+    "clipped",
+]
 
 AGGREGATORS: dict[str, Callable[[Mapping[str, Any]], Aggregator]] = {
+    "centred_clipping": centred_clipping.build,
+    "geometric_median": geometric_median.build,
+    "krum": krum.build,
     "mean": mean.build,
     "median": median.build,
+    "multi_krum": krum.build_multi,
+    "trimmed_mean": trimmed_mean.build,
 }
 """Factories by name: each takes the rule's settings."""
 

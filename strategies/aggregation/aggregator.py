@@ -53,31 +53,46 @@ class TermsReader:
         return self.read()
 
 
+Limiter = Callable[[Vector, Terms], Terms]
+"""What the terms become before they are combined, given the vector that the clients started from;
+the very same terms where nothing has to be limited."""
+
+
+def _as_they_are(_old: Vector, terms: Terms) -> Terms:
+    return terms
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregator:
     """An aggregation rule: how the clients' weighted vectors become one.
 
     Attributes:
         name: key in ``AGGREGATORS``.
-        incremental: it reads its terms once, in memory that does not grow with their number. A
-            rule that needs all of them at a time reads them as often as it likes.
-        combine: size of the vectors and the terms → ``(size,) float32``, a new array; None if no
-            term has a weight above 0. The same terms give the same bits, and a term of weight 0
-            has no effect. Raises InputError for a vector of another size, a number that is not
-            finite or a negative weight.
+        incremental: it is a mean: it reads its terms once, in memory that does not grow with their
+            number. A rule that needs all of them at a time reads them as often as it likes.
+        combine: the server's vector ``(size,) float32`` that the clients started from, and the
+            terms → ``(size,) float32``, a new array; None if no term has a weight above 0. The
+            same terms give the same bits, and a term of weight 0 has no effect. Raises InputError
+            for a vector of another size, a number that is not finite or a negative weight.
         combine_rows: what ``by_row`` does, in one pass; None: with ``combine``.
+        limit: what ``combine`` does to its terms first, for strategies that do more with them.
+        weigh: coefficients of the clients' vectors from their distances, of a rule that is such a
+            combination (``robust.Weigh``).
     """
 
     name: str
     incremental: bool
-    combine: Callable[[int, Terms], Vector | None]
+    combine: Callable[[Vector, Terms], Vector | None]
     combine_rows: Callable[[Rows, Iterable[RowsTerm]], Rows] | None = None
+    limit: Limiter = _as_they_are
+    weigh: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
 
     def by_row(self, old: Rows, terms: Iterable[RowsTerm]) -> Rows:
         """Each row combined over the clients that have a weight for it; a new array.
 
         Args:
-            old: ``(k, size)``, what a row stays that nobody has a weight for.
+            old: ``(k, size)``, what the clients started from, and what a row stays that nobody has
+                a weight for.
             terms: read once, in order of client_id.
         """
         if self.combine_rows is not None:
@@ -89,7 +104,7 @@ class Aggregator:
                 held[index].append((rows[index].copy(), float(weights[index])))
         merged = old.copy()
         for index, of_row in enumerate(held):
-            combined = self.combine(old.shape[1], of_row)
+            combined = self.combine(old[index], of_row)
             if combined is not None:
                 merged[index] = combined
         return merged

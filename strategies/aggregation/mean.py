@@ -30,8 +30,8 @@ def build(settings: Mapping[str, Any]) -> Aggregator:
     return MEAN
 
 
-def _combine(size: int, terms: Terms) -> Vector | None:
-    mean = WeightedMean(size)
+def _combine(old: Vector, terms: Terms) -> Vector | None:
+    mean = WeightedMean(old.size)
     mean.add_all(terms)
     return mean.result() if mean.weight else None
 

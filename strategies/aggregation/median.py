@@ -16,11 +16,13 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.errors import InputError
 from protofleet.strategies.aggregation.aggregator import Aggregator, Rows, Terms, Vector, positive
+from protofleet.strategies.aggregation.mixing import mixed
+from protofleet.strategies.aggregation.robust import RobustSettings
 from protofleet.strategies.settings import parse_record
 
 _BLOCK_BYTES = 128 << 20  # memory of a block of coordinates: more clients, more passes over them
@@ -28,14 +30,19 @@ _PLAIN_BYTES, _WEIGHTED_BYTES = 4, 32  # of a client's number in it, what is mad
 _MEDIAN_BYTES = 32  # of a coordinate, beside its clients' numbers
 
 
-class MedianSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of the median.
+class MedianSettings(RobustSettings, frozen=True, forbid_unknown_fields=True):
+    """Settings of the median; ``liars`` matters to mixing alone.
 
     Attributes:
-        weighted: clients count by their weights instead of alike.
+        weighted: clients count by their weights instead of alike; not after mixing.
     """
 
     weighted: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weighted and self.mixing:
+            raise InputError("setting 'weighted': mixed clients count alike; leave one of them out")
 
 
 def build(settings: Mapping[str, Any]) -> Aggregator:
@@ -46,10 +53,11 @@ def build(settings: Mapping[str, Any]) -> Aggregator:
     """
     chosen = parse_record("aggregation 'median'", settings, MedianSettings)
     combine = partial(_combine, weighted=chosen.weighted)
-    return Aggregator(name="median", incremental=False, combine=combine)
+    return mixed(Aggregator(name="median", incremental=False, combine=combine), chosen)
 
 
-def _combine(size: int, terms: Terms, *, weighted: bool) -> Vector | None:
+def _combine(old: Vector, terms: Terms, *, weighted: bool) -> Vector | None:
+    size = old.size
     combined = np.empty(size, np.float32)
     each = len(terms) * (_WEIGHTED_BYTES if weighted else _PLAIN_BYTES) + _MEDIAN_BYTES
     width = max(_BLOCK_BYTES // each, 1)

@@ -266,7 +266,10 @@ def _aggregate(
     settings = context.settings
     uploads: dict[str, Upload] = {}
     read = partial(_delivered, context, state, updates, uploads)
-    buffer = tools.aggregator.combine(context.network.size, TermsReader(read, len(updates)))
+    old = {name: state.tensors[name] for name in context.network.shapes}
+    buffer = tools.aggregator.combine(
+        TensorMap.pack(old, context.network).buffer, TermsReader(read, len(updates))
+    )
     if buffer is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     gallery = replaced(settings, gallery_of(state.tensors), uploads)
@@ -280,13 +283,14 @@ def _aggregate(
 def _delivered(
     context: _Context, state: ServerState, updates: Updates, uploads: dict[str, Upload]
 ) -> Iterator[tuple[NDArray[np.float32], int]]:
-    """Networks and weights of the uploaders; their images go into ``uploads``."""
+    """Networks and weights, 0 but of the uploaders; their images go into ``uploads``."""
+    nothing = np.zeros(0, np.float32), 0
     if isinstance(updates, Sequence):
         updates = sorted(updates, key=lambda update: update.client_id)
     for update in updates:
-        if not update.tensors or not update.num_examples:
-            continue
-        if not is_asked(context.settings, state.tensors, update.client_id):
+        asked = is_asked(context.settings, state.tensors, update.client_id)
+        if not (update.tensors and update.num_examples and asked):
+            yield nothing
             continue
         # Copied: an update is a view into a file that is not to stay in memory.
         uploads[update.client_id] = (

@@ -71,14 +71,14 @@ class Federation:
             status="online",
             bundle=self.plan.bundle.digest,
             layout_hash=self.plan.bundle.manifest.layout_hash,
-            num_examples=8,
+            num_examples=ord(device_id[0]),
         )
         return PeerMessage(device_id, msgspec.structs.replace(presence, **changes))
 
     def gone(self, device_id, status="offline"):
         return self.online(device_id, status=status)
 
-    def beat(self, device_id, round_id=1, bytes_up=0):
+    def beat(self, device_id, round_id=1, bytes_up=0, **changes):
         heartbeat = Heartbeat(
             device_id=device_id,
             boot_id="1",
@@ -88,7 +88,7 @@ class Federation:
             bytes_down=0,
             peak_rss_bytes=0,
         )
-        return PeerMessage(device_id, heartbeat)
+        return PeerMessage(device_id, msgspec.structs.replace(heartbeat, **changes))
 
     def update(self, device_id, round_id=1):
         """What a device makes of a round: always the same."""

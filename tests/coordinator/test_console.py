@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from rich.text import Text
 
 from protofleet.coordinator import events
@@ -49,3 +51,23 @@ def test_a_line_has_the_first_score_of_the_task():
     undefined = Scores(task="multilabel", personalisation={})
     unscored = events.Finished(rounds=2, result="r", scores=undefined)
     assert _plain(unscored) == f"finished after 2 rounds; {end}"
+
+
+_TRAP = "\x1b]0;pwned\x07[red]x[/red] :smile:\n12:00:00 finished \u202e"
+
+
+def test_text_from_the_wire_neither_styles_nor_commands_the_terminal():
+    """A reason of a receipt gave the operator's terminal another title."""
+    event = events.TaskRefused(round_id=1, device_id="a", rule="strategy", reason=_TRAP)
+    text = Text.from_markup(to_text(event), emoji=False)
+    assert text.spans == []
+    assert text.plain.isprintable()
+    assert "[red]x[/red] :smile:" in text.plain
+    line = events.to_line(event, 1.5)
+    assert line.isprintable()
+    assert json.loads(line)["reason"] == _TRAP
+
+
+def test_what_was_withheld_is_told():
+    event = events.Withheld(kind="device_refused", count=812, seconds=60.0)
+    assert _plain(event) == "and 812 more of device_refused in the last 60 s"

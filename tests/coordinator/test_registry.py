@@ -23,11 +23,26 @@ def _heartbeat(**changes):
     return Heartbeat(**{**fields, **counters, **changes})
 
 
-def test_a_device_is_live_from_its_presence_to_its_last_will(registry):
+@pytest.mark.parametrize("status", ["offline", "left"])
+def test_a_device_is_live_from_its_presence_to_its_last_will_and_from_any_sign_on(registry, status):
+    """A false or late last will took a device out for good."""
     registry.presence("a", _presence(), 0.0)
-    assert registry.live == ("a",)
-    registry.presence("a", _presence("offline"), 1.0)
-    assert registry.live == ()
+    assert registry.live == {"a"}
+    registry.presence("a", _presence(status), 1.0)
+    assert registry.live == set()
+    assert registry.heard("a", 2.0)
+    assert registry.live == {"a"}
+
+
+def test_nothing_is_kept_of_unknown_devices_that_are_gone_and_of_too_many(registry, monkeypatch):
+    monkeypatch.setattr("protofleet.coordinator.registry.DEVICES_MAX", 3)
+    registry.presence("gone", _presence("offline", device_id="gone"), 0.0)
+    assert registry.devices == {}
+    for name in "abc":
+        registry.presence(name, _presence(device_id=name), 0.0)
+    with pytest.raises(RefusedError, match="3 are known already"):
+        registry.presence("d", _presence(device_id="d"), 0.0)
+    assert registry.presence("a", _presence(), 1.0).live
 
 
 @pytest.mark.parametrize(
@@ -38,9 +53,9 @@ def test_a_device_with_something_else_is_refused_and_not_live(registry, changes,
     with pytest.raises(RefusedError) as caught:
         registry.presence("a", _presence(**changes), 1.0)
     assert caught.value.rule == rule
-    assert registry.live == ()
-    assert not registry.heartbeat("a", _heartbeat(), 2.0)
-    assert registry.live == ()
+    assert registry.live == set()
+    assert not registry.heard("a", 2.0)
+    assert registry.live == set()
 
 
 def test_a_body_that_names_another_device_is_refused(registry):
@@ -48,7 +63,7 @@ def test_a_body_that_names_another_device_is_refused(registry):
     with pytest.raises(RefusedError, match="'b'"):
         registry.presence("a", _presence(device_id="b"), 0.0)
     with pytest.raises(RefusedError, match="'b'"):
-        registry.heartbeat("a", _heartbeat(device_id="b"), 0.0)
+        registry.check_heartbeat("a", _heartbeat(device_id="b"))
     assert registry.devices == {}
 
 
@@ -57,9 +72,9 @@ def test_silence_takes_a_device_away_and_any_sign_brings_it_back(registry):
     assert registry.mark_silent(30.0) == ()
     assert registry.mark_silent(30.1) == ("a",)
     assert registry.mark_silent(31.0) == ()
-    assert registry.live == ()
-    assert registry.heartbeat("a", _heartbeat(), 40.0)
-    assert registry.live == ("a",)
+    assert registry.live == set()
+    assert registry.heard("a", 40.0)
+    assert registry.live == {"a"}
     assert not registry.heard("a", 41.0)
 
 
@@ -71,12 +86,12 @@ def counting():
 
 def test_where_class_counts_are_needed_a_device_is_live_only_with_them(counting):
     assert not counting.presence("a", _presence(num_examples=5), 0.0).live
-    assert not counting.heartbeat("a", _heartbeat(), 1.0)
-    assert counting.live == ()
+    assert not counting.heard("a", 1.0)
+    assert counting.live == set()
     counting.presence("a", _presence(num_examples=5, class_counts=(2, 0, 3)), 2.0)
-    assert counting.live == ("a",)
+    assert counting.live == {"a"}
     counting.presence("a", _presence(num_examples=5), 3.0)
-    assert counting.live == ()
+    assert counting.live == set()
 
 
 def test_a_device_without_examples_registers_zeros(counting):
@@ -100,13 +115,13 @@ def test_class_counts_that_cannot_be_are_refused_and_the_device_is_not_live(
     with pytest.raises(RefusedError, match=reason) as caught:
         counting.presence("a", _presence(num_examples=told, class_counts=counts), 1.0)
     assert caught.value.rule == "class-counts"
-    assert counting.live == ()
+    assert counting.live == set()
 
 
 @pytest.mark.parametrize("changes", [{"bytes_up": -1}, {"round_id": 2**70}])
 def test_counters_that_cannot_be_are_refused(registry, changes):
     with pytest.raises(RefusedError, match="no count"):
-        registry.heartbeat("a", _heartbeat(**changes), 0.0)
+        registry.check_heartbeat("a", _heartbeat(**changes))
 
 
 def test_two_devices_of_one_id_show_by_a_process_that_is_back(registry):
@@ -115,3 +130,5 @@ def test_two_devices_of_one_id_show_by_a_process_that_is_back(registry):
     found = [registry.has_twin("a", _presence(boot_id=boot)) for boot in order]
     assert found == [False] * 5 + [True] * 2
     assert not registry.has_twin("a", _presence("offline", boot_id="1"))
+    assert not registry.has_twin("a", _heartbeat(boot_id="3"))
+    assert registry.has_twin("a", _heartbeat(boot_id="2"))

@@ -150,6 +150,93 @@ def test_a_device_whose_update_breaks_a_rule_is_not_awaited(open_federation):
     assert fed.told(events.RoundClosed, "participants") == [(1,)]
 
 
+_ALL = RoundSettings(quorum=1.0)
+
+
+def _moved(fed, device_id, by, **claims):
+    """An update that differs from its payload by so much in each number of the bias, (3,)."""
+    payload = fed.server.plan.server_init().tensors
+    names = fed.server.expected.uplink.required
+    tensors = {name: payload[name] + np.float32(by * (name == "params/b")) for name in names}
+    return replace(fed.update(device_id), tensors=tensors, **claims)
+
+
+def test_a_member_that_is_refused_is_not_needed_for_a_quorum_of_all(open_federation):
+    """Nor when it shows itself again: it would break the next rule, for ever."""
+    fed = open_federation(minimum=3, round=_ALL)
+    broken = fed.update("a")
+    broken.tensors["params/b"][1] = np.nan
+    fed.play(
+        CONNECTED,
+        [fed.online(name) for name in "abc"],
+        fed.delivers("a", update=broken),
+        fed.online("a", boot_id="2"),
+        fed.delivers("b"),
+        fed.delivers("c"),
+        [fed.gone(name) for name in "abc"],
+    )
+    assert fed.told(events.RoundClosed, "participants") == [(2,)]
+    assert fed.invited() == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_a_liar_s_examples_count_up_to_ten_times_the_median_and_it_is_told(open_federation):
+    fed = open_federation(minimum=3, round=_ALL)
+    most = 2**53 - 1
+    fed.play(
+        CONNECTED,
+        [fed.online(name, num_examples=most) for name in "abc"],
+        *[fed.delivers(name, update=_moved(fed, name, 1.0, num_examples=8)) for name in "ab"],
+        fed.delivers("c", update=_moved(fed, "c", 2.0, num_examples=most)),
+        [fed.gone(name) for name in "abc"],
+    )
+    bias = fed.server_state.tensors["params/b"] - fed.plan.server_init().tensors["params/b"]
+    np.testing.assert_allclose(bias, (2 * 8 * 1.0 + 80 * 2.0) / 96, rtol=1e-6)
+    assert fed.told(events.ClaimLimited, "device_id", "claim", "stated", "limit") == [
+        ("c", "num_examples", most, 80)
+    ]
+
+
+def test_more_examples_than_its_presence_says_are_refused(open_federation):
+    fed = open_federation(minimum=1)
+    boast = replace(fed.update("a"), num_examples=98)
+    fed.play(CONNECTED, fed.online("a", num_examples=97), fed.delivers("a", update=boast))
+    assert fed.answers() == ["num-examples"]
+
+
+def test_a_state_that_no_update_could_follow_is_made_without_who_moved_farthest(open_federation):
+    """Two of three lie alike, so that their median is a lie; ``update_norm`` allows it."""
+    fed = open_federation(minimum=3, round=_ALL)
+    far = 5.5e5
+    fed.play(
+        CONNECTED,
+        [fed.online(name) for name in "abc"],
+        fed.delivers("a", update=_moved(fed, "a", 0.5)),
+        *[fed.delivers(name, update=_moved(fed, name, far)) for name in "bc"],
+        [fed.gone(name) for name in "abc"],
+    )
+    ((devices, dropped, reason),) = fed.told(events.UpdatesLeftOut, "devices", "dropped", "reason")
+    assert (devices, dropped) == (("b",), False)
+    assert "of the new state: expected finite numbers and a norm of at most 500000" in reason
+    assert fed.told(events.RoundClosed, "round_id") == [(1,)]
+
+
+def test_what_is_learned_of_honest_updates_outlives_the_process(open_federation):
+    """Round 2 refuses what round 1 would have taken, also from a restarted coordinator."""
+    fed = open_federation(minimum=3, round=_ALL, rounds=2)
+    fed.play(
+        CONNECTED,
+        [fed.online(name) for name in "abc"],
+        *[fed.delivers(name, update=_moved(fed, name, 0.01)) for name in "abc"],
+    )
+    liar = replace(_moved(fed, "c", 1e4), round_id=2)
+    fed.play(
+        CONNECTED,
+        [fed.online(name) for name in "abc"],
+        fed.delivers("c", round_id=2, update=liar),
+    )
+    assert fed.answers() == ["norm"]
+
+
 def test_an_accepted_update_is_answered_again_and_counts_once(open_federation):
     fed = open_federation()
     offer, arrival = fed.delivers("a")
@@ -422,7 +509,7 @@ def test_where_class_counts_are_needed_a_device_is_there_when_it_has_registered(
     fed.server = replace(fed.server, expected=replace(fed.server.expected, class_counts=True))
     fed.play(CONNECTED, fed.online("a"))
     assert fed.endpoint.sent == []
-    fed.play(CONNECTED, fed.online("a", class_counts=(3, 4, 1)), fed.delivers("a"))
+    fed.play(CONNECTED, fed.online("a", num_examples=8, class_counts=(3, 4, 1)), fed.delivers("a"))
     assert fed.invited() == [("a", 1)]
     assert fed.answers() == ["class-counts"]
 
@@ -430,7 +517,8 @@ def test_where_class_counts_are_needed_a_device_is_there_when_it_has_registered(
 def test_totals_of_heartbeats_are_kept_but_not_those_of_rounds_to_come(open_federation):
     fed = open_federation()
     beats = [fed.beat("a", bytes_up=5), fed.beat("a", bytes_up=7), fed.beat("a", 9, bytes_up=99)]
-    fed.play(CONNECTED, fed.online("a"), beats, fed.beat("x"))
+    early = [fed.online("c"), fed.beat("c", bytes_up=1), fed.online("a"), fed.beat("a", bytes_up=3)]
+    fed.play(CONNECTED, early[2:], fed.online("b"), early[:2], beats, fed.beat("x"))
     assert fed.totals == {"a": {1: Totals(bytes_up=7, bytes_down=0, peak_rss_bytes=0)}}
 
 

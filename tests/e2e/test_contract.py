@@ -91,7 +91,7 @@ def _presences(config, found):
     topic = Topics("home")
     filters = (f"{topic.announcement[: -len('all/ctl')]}st/anna",)
     over, ready = threading.Event(), threading.Event()
-    link = Link(LinkOptions(broker=config.broker, client_id="eye", filters=filters))
+    link = Link(LinkOptions(broker=config.broker, filters=filters))
 
     def watch():
         with closing(link):

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
-
 import msgspec
 import pytest
+from keyed_federation import DATA, keyed_config, outcome, part
 from threaded import CrashError, Federation
-from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.benchmarks._keys import enrol_here
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.members import Members
-from protofleet.datasets import DeviceData
 from protofleet.edge.credentials import FOLDER, device_key
-from protofleet.edge.training import LocalData
 from protofleet.federation.plan import make_plan
-from protofleet.federation.settings import CohortSettings, FederationConfig, RoundSettings
+from protofleet.federation.settings import CohortSettings
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.identity import public_bytes, verify_offer
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
@@ -25,37 +21,9 @@ from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=1)]
 
 
-def _part(seed: int) -> LocalData:
-    x, y = tiny_data(seed, 12)
-    test = tiny_data(1000 + seed, 6)
-    classes = ("class0", "class1", "class2")
-    own = DeviceData(x_train=x, y_train=y, x_test=test[0], y_test=test[1], classes=classes)
-    return LocalData(own=own)
-
-
-_DATA = {"anna": _part(1), "berta": _part(2)}
-
-
 @pytest.fixture
 def config(tmp_path, mosquitto_url, key):
-    config = FederationConfig(
-        federation="home",
-        broker=BrokerAccess(url=mosquitto_url),
-        bundle=tiny_bundle(tmp_path / "tiny.pfb", key),
-        run_dir=tmp_path / "run",
-        rounds=2,
-        keys=tmp_path / "federation",
-        cohort=CohortSettings(minimum=2),
-        round=RoundSettings(deadline_s=30.0),
-    )
-    stores = {name: tmp_path / f"store-{name}" for name in _DATA}
-    enrol_here(config.keys, "home", stores, mosquitto_url)
-    return config
-
-
-def _scores(result):
-    rounds = [(row["round_id"], row["participants"], row["scores"]) for row in result["rounds"]]
-    return json.dumps([rounds, result["scores"]])
+    return keyed_config(tmp_path, mosquitto_url, key)
 
 
 class _Eavesdropper:
@@ -63,7 +31,7 @@ class _Eavesdropper:
 
     def __init__(self, url: str) -> None:
         broker = BrokerAccess(url=url)
-        self._link = Link(LinkOptions(broker=broker, client_id="eve", filters=("fl/#",)))
+        self._link = Link(LinkOptions(broker=broker, filters=("fl/#",)))
         self._link.start()
         assert isinstance(self._link.get(10), Connected)
 
@@ -77,14 +45,14 @@ class _Eavesdropper:
 
 def test_keys_change_no_bit_of_the_result_and_hide_every_record_and_blob(config, tmp_path):
     eve = _Eavesdropper(config.broker.url)
-    with Federation(config, _DATA) as federation:
+    with Federation(config, DATA) as federation:
         keyed = federation.finish()
     heard = eve.heard()
     _check_audit(config)
     plain = msgspec.structs.replace(config, keys=None, run_dir=tmp_path / "plain" / "run")
     plain.run_dir.parent.mkdir()
-    with Federation(plain, _DATA) as federation:
-        assert _scores(federation.finish()) == _scores(keyed)
+    with Federation(plain, DATA) as federation:
+        assert outcome(federation.finish()) == outcome(keyed)
     assert len(heard) > 20
     for delivery in heard:
         readable = delivery.topic.endswith("/all/ctl") or "/st/" in delivery.topic
@@ -121,7 +89,7 @@ def test_a_restarted_coordinator_and_device_meet_again(config):
     def first_update(report):
         return isinstance(report, events.UpdateReceived)
 
-    with Federation(config, _DATA, crash=first_update) as federation:
+    with Federation(config, DATA, crash=first_update) as federation:
         with pytest.raises(CrashError):
             federation.coordinator.finish(60)
         federation.devices["anna"].stop()
@@ -133,7 +101,7 @@ def test_a_restarted_coordinator_and_device_meet_again(config):
 
 def test_a_revoked_device_leaves_at_once_and_does_not_come_back(config):
     rounds = msgspec.structs.replace(config, rounds=1, cohort=CohortSettings(minimum=3))
-    with Federation(rounds, _DATA) as federation:
+    with Federation(rounds, DATA) as federation:
         federation.wait_for(lambda report: getattr(report, "live", 0) == 2)
         with Members(config.keys, "home") as members:
             assert members.revoke("berta")
@@ -148,7 +116,7 @@ def test_a_device_of_another_federation_key_is_not_let_in(config, tmp_path):
     """A stranger's device with a grant of its own key: neither hears nor is heard."""
     stranger = {"eve": tmp_path / "store-eve"}
     enrol_here(tmp_path / "other", "home", stranger, config.broker.url)
-    with Federation(config, {**_DATA, "eve": _part(3)}) as federation:
+    with Federation(config, {**DATA, "eve": part(3)}) as federation:
         federation.coordinator.finish(60)
         eve = federation.devices["eve"]
         eve.stop()

@@ -231,9 +231,7 @@ def test_a_finished_run_that_is_started_again_tells_those_who_were_away(fakes):
     make("other", _honest)
     assert coordinator.finish() == 0, coordinator.log
     topic = Topics("home").announcement
-    options = LinkOptions(
-        broker=BrokerAccess(url=federation.url), client_id="eye", filters=(topic,)
-    )
+    options = LinkOptions(broker=BrokerAccess(url=federation.url), filters=(topic,))
     with closing(Link(options)) as eye:
         eye.start()
         _delivery(eye)

@@ -453,16 +453,6 @@ def test_a_device_does_not_wait_while_it_trains_and_waits_anew_after_a_round(dev
     assert [round(one["waited_s"]) for one in told] == [12, 34, 76, 158, 320]
 
 
-def test_an_id_that_another_device_has_is_named_with_the_remedy(device, caplog):
-    with pytest.raises(UnavailableError, match=f"have the id '{_NAME}'; give each its own --store"):
-        device.play(
-            CONNECTED,
-            Disconnected("taken over", taken_over=True),
-            Disconnected("taken over", final=True, taken_over=True),
-        )
-    assert f"have the id '{_NAME}'; give each its own --store" in caplog.text
-
-
 def test_a_lost_broker_is_waited_for_and_one_that_refuses_ends_the_device(device):
     ignored = Ignored(_NAME, "chunk-index", "too large")
     with pytest.raises(UnavailableError, match="not authorised"):

@@ -58,20 +58,25 @@ def test_the_aggregation_rule_is_the_file_s_and_part_of_the_run(tiny):
     assert tiny.plan.aggregator is MEAN
     plan = _with(tiny, "fedavg", kind="median", settings={"weighted": True})
     assert plan.aggregator.name == "median"
-    assert tiny.plan.identity["aggregation"] == '{"kind":"mean","settings":{}}'
-    assert plan.identity["aggregation"] == '{"kind":"median","settings":{"weighted":true}}'
+    limits = '"most_examples":10.0,"norm_clip":3.0'
+    assert tiny.plan.identity["aggregation"] == f'{{"kind":"mean",{limits},"settings":{{}}}}'
+    assert plan.identity["aggregation"] == (
+        f'{{"kind":"median",{limits},"settings":{{"weighted":true}}}}'
+    )
 
 
 def test_a_rule_for_a_strategy_that_takes_none_is_refused_by_name(tiny):
     message = r"aggregation 'median': strategy 'local' .*; leave .*, or use one of cdfl, .*fedavg,"
     with pytest.raises(InputError, match=message):
         _with(tiny, "local", kind="median")
-    assert _with(tiny, "local", kind="mean").aggregator is MEAN
+    with pytest.raises(InputError, match=r"aggregation 'mean': strategy 'local' .* takes no other"):
+        _with(tiny, "local", norm_clip=0.0)
+    assert _with(tiny, "local", kind="mean", most_examples=3.0).aggregator is MEAN
 
 
 def test_an_unknown_rule_is_refused_by_name(tiny):
-    with pytest.raises(InputError, match="aggregation 'krum': unknown; expected one of mean"):
-        _with(tiny, "fedavg", kind="krum")
+    with pytest.raises(InputError, match=r"aggregation 'crum': unknown; expected one of .*mean"):
+        _with(tiny, "fedavg", kind="crum")
 
 
 def _without_classes(tmp_path, task):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -43,7 +44,7 @@ def _update(tiny, client_id="a", round_id=1, scale=1.0):
     return Update(client_id=client_id, round_id=round_id, num_examples=3, tensors=tensors)
 
 
-def _admit(server, blob, coding=None, baseline=None, class_counts=None):
+def _admit(server, blob, coding=None, baseline=None, class_counts=None, **claims):
     return server.admit(
         blob,
         coding or Coding(),
@@ -51,6 +52,7 @@ def _admit(server, blob, coding=None, baseline=None, class_counts=None):
         client_id="a",
         round_id=1,
         class_counts=class_counts,
+        **{"num_examples": None, "bounds": {}, **claims},
     )
 
 
@@ -120,7 +122,8 @@ def _with_strategy(server, **changes):
 
 def _close(server, state, round_id, updates, records, *, final):
     """As the coordinator and the engine without a broker do."""
-    state = server.aggregate(state, round_id, updates, final=final)
+    admitted = [SimpleNamespace(record=record, norms={}) for record in records]
+    state = server.aggregate(state, round_id, updates, admitted, final=final).state
     return state, server.score(state, records, final=final)
 
 

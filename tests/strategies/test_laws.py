@@ -11,6 +11,8 @@ from toy_model import SGD, new_rng, server_tools
 from protofleet.strategies import DESCRIPTIONS, STRATEGIES, build
 from protofleet.strategies.aggregation import AGGREGATORS, MEAN, Aggregator
 from protofleet.strategies.aggregation import build as build_rule
+from protofleet.strategies.common import CHANGE
+from protofleet.strategies.privacy import Mechanism, private
 from protofleet.tensors import blobs
 from protofleet.wire import codecs
 from protofleet.wire.codecs import Codec
@@ -164,16 +166,18 @@ class Lazy:
 
 
 def test_an_incremental_aggregator_reads_updates_once_and_in_order(federation):
+    """Once for the parameters, and once for the changes of what clients keep (SCAFFOLD)."""
     updates = federation.updates(["a", "b"])
     lazy = Lazy(updates)
     assert_same(federation.aggregate(lazy), federation.aggregate(updates))
-    assert lazy.reads == 2
+    changes = any(name.startswith(CHANGE) for name in federation.strategy.uplink.required)
+    assert lazy.reads == (4 if changes else 2)
 
 
-def _twice(size, terms):
+def _twice(old, terms):
     for _ in terms:
         pass
-    return MEAN.combine(size, terms)
+    return MEAN.combine(old, terms)
 
 
 def test_a_strategy_takes_the_aggregator_that_it_says_it_takes(federation):
@@ -185,9 +189,9 @@ def test_a_strategy_takes_the_aggregator_that_it_says_it_takes(federation):
 
     called = []
 
-    def ones(size, terms):
+    def ones(old, terms):
         called.append(len(list(terms)))
-        return np.ones(size, np.float32)
+        return np.ones(old.size, np.float32)
 
     federation.aggregate(updates, aggregator=dataclasses.replace(twice, combine=ones))
     assert bool(called) == federation.strategy.description.takes_aggregator
@@ -205,6 +209,60 @@ def test_no_input_array_is_written(federation):
     federation.strategy.client_model(state)
     federation.strategy.server_model(server)
     assert later.round_id == 2
+
+
+_NEEDS_EACH_UPDATE = {"cdfl", "fedsub", "local", "scaffold"}
+"""Images, layers of clusters, nothing, and control variates: no sum of differences."""
+
+
+def _released(federation, updates, noise):
+    """The one update that a private strategy hands to its server half, and the state after it."""
+    handed = []
+
+    def aggregate(state, given, tools):
+        handed.extend(given)
+        return federation.strategy.aggregate(state, given, tools)
+
+    strategy = private(
+        dataclasses.replace(federation.strategy, aggregate=aggregate),
+        federation.strategy.private,
+        Mechanism(noise_multiplier=0.01, clip=0.5, devices=2),
+    )
+    tools = dataclasses.replace(federation.case.server_tools(), noise=noise)
+    state = strategy.aggregate(federation.server, updates, tools)
+    (one,) = handed
+    return one, state
+
+
+def test_with_noise_a_client_moves_the_sum_by_the_clip_at_most(federation, name):
+    """And the strategy takes the one update that stands for all, as those of its clients."""
+    form = federation.strategy.private
+    assert (form is None) == (name in _NEEDS_EACH_UPDATE)
+    if form is None:
+        return
+    updates = federation.updates(["a", "b", "nobody"])
+    with_it, state = _released(federation, updates, np.zeros)
+    without, _ = _released(federation, [updates[0], updates[2]], np.zeros)
+    federation.strategy.uplink.check(with_it.tensors)
+    assert state.round_id == 1
+    names = [name for name in with_it.tensors if name not in form.by_class]
+    moved = [with_it.tensors[name] - without.tensors[name].astype(np.float64) for name in names]
+    norm = 2 * np.sqrt(sum(np.sum(np.square(one)) for one in moved))
+    assert norm <= 0.5 * (1 + 1e-5)
+    assert names == [] or norm > 0
+
+
+def test_with_noise_another_order_changes_no_bit_and_noise_reaches_every_number(federation):
+    if federation.strategy.private is None:
+        return
+    updates = federation.updates(["a", "b", "c"])
+    plain, _ = _released(federation, updates, np.zeros)
+    noised, state = _released(federation, updates, np.ones)
+    again, same = _released(federation, updates[::-1], np.ones)
+    assert_same(state, same)
+    for key, value in plain.tensors.items():
+        assert (noised.tensors[key] != value).all()
+        np.testing.assert_array_equal(noised.tensors[key], again.tensors[key])
 
 
 @pytest.mark.parametrize("kind", ["fp16", "int8", "int4", "topk"])

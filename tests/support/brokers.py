@@ -13,7 +13,7 @@ from typing import Self
 
 import pytest
 
-from protofleet.firmware_sim.broker import find_mosquitto
+from protofleet.broker.folder import find_mosquitto
 
 _READ_OUR_FILES = "user root"  # started by root, Mosquitto would become a user who must not
 

@@ -206,17 +206,23 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
     Attributes:
         published: announcements that went out.
         finished: devices that were told to finish.
+        serials: of the grants that devices are here with.
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
         self.published: list[Announcement] = []
         self.finished: list[str] = []
+        self.serials: dict[str, int] = {}
 
     def publish(self, announcement: Announcement) -> bool:
         if self.connected:
             self.published.append(announcement)
         return self.connected
+
+    def end_session(self, device_id: str, serial: int) -> bool:
+        assert device_id
+        return serial == self.serials.get(device_id)
 
     def send_finish(self, device_id: str, task: Task) -> bool:
         assert task.task == "finish"
@@ -260,6 +266,9 @@ class FakeDeviceEndpoint(_FakeEndpoint):
         if self.connected:
             self.published.append(message)
         return self.connected
+
+    def listen_again(self) -> None:
+        """The steps say what is heard."""
 
     def ask_for_federations(self) -> bool:
         return self.connected

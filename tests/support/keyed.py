@@ -55,6 +55,7 @@ class Keyed:
             federation=self.name,
             run_id=certificate.run_id,
             bundle=BUNDLE,
+            federation_key=public_bytes(self.key),
             key=key,
             certificate=sign_statement(self.key, certificate),
             rotations=(),

@@ -22,6 +22,10 @@ def array(values):
     return made
 
 
+def zeros(size):
+    return array([0.0] * size)
+
+
 def frozen_map(tensors):
     made = TensorMap.pack({name: np.array(value, np.float32) for name, value in tensors.items()})
     made.buffer.flags.writeable = False

@@ -168,3 +168,12 @@ def test_secrets_that_others_may_read_are_refused(tmp_path):
     password.touch(mode=0o644)
     with pytest.raises(InputError, match=r"password_file .*: chmod 600"):
         BrokerAccess(url="mqtt://h", user="anna", password_file=password).address()
+
+
+@pytest.mark.parametrize("url", ["mqtt://10.0.0.7", "mqtts://broker.example"])
+def test_without_keys_another_machine_is_refused_even_behind_tls(url):
+    """TLS ends at the broker, which keys do not trust."""
+    with pytest.raises(InputError, match=r"protofleet device invite.*--insecure"):
+        BrokerAccess(url=url).check_keyless()
+    BrokerAccess(url=url, insecure=True).check_keyless()
+    BrokerAccess(url="mqtt://127.0.0.1").check_keyless()

@@ -194,7 +194,7 @@ class _Flood(Link):
     """A socket from which a chunk of an unknown transfer can always be read."""
 
     def __init__(self) -> None:
-        super().__init__(LinkOptions(broker=_NOWHERE, client_id="flooded"))
+        super().__init__(LinkOptions(broker=_NOWHERE))
         chunk = pack(Chunk(transfer_id="0" * 32, index=0, last=True, data=b"x"))
         self._chunk = Delivery("fl/v2/lab/up/pi-7/c", chunk, retained=False)
         self.reads = 0
@@ -215,7 +215,7 @@ class _Reconnecting(Link):
     """Is connected for the second time; remembers the topics of what is published."""
 
     def __init__(self) -> None:
-        super().__init__(LinkOptions(broker=_NOWHERE, client_id="pi-7"))
+        super().__init__(LinkOptions(broker=_NOWHERE))
         self.published: list[str] = []
         self._events = [Connected("5")]
 
@@ -241,7 +241,7 @@ def test_after_a_reconnect_the_presence_goes_out_before_the_offers(tmp_path):
 
 def test_a_disk_that_takes_no_blob_is_named(tmp_path):
     (tmp_path / "pi-7").write_text("where the folder should be")
-    link = Link(LinkOptions(broker=_NOWHERE, client_id="c"))
+    link = Link(LinkOptions(broker=_NOWHERE))
     endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     offer = describe(_BLOB, kind="update", device_id="pi-7", round_id=1)
     with pytest.raises(UnavailableError, match="pi-7"):
@@ -289,7 +289,7 @@ def test_one_round_works_over_the_embedded_broker(tmp_path):
 
 
 def test_records_of_a_transfer_cannot_be_published_alone(tmp_path):
-    link = Link(LinkOptions(broker=_NOWHERE, client_id="c"))
+    link = Link(LinkOptions(broker=_NOWHERE))
     endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
     with pytest.raises(InputError, match="travels only inside a transfer"):
         endpoint.publish(Need(transfer_id="", missing=(), credit=0))

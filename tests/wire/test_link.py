@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -31,9 +32,9 @@ from protofleet.wire.link import (
 _NOWHERE = BrokerAccess(url="mqtt://127.0.0.1")
 
 
-def _link(broker: str | BrokerAccess, name: str = "a", **options) -> Link:
+def _link(broker: str | BrokerAccess, **options) -> Link:
     access = BrokerAccess(url=broker) if isinstance(broker, str) else broker
-    link = Link(LinkOptions(broker=access, client_id=name, **options))
+    link = Link(LinkOptions(broker=access, **options))
     link.start()
     return link
 
@@ -52,7 +53,7 @@ def test_messages_arrive_and_tell_whether_they_are_retained(mosquitto_url, query
         assert _next(link, Connected) == Connected(protocol)
         assert link.publish("x/live", b"1", retain=True)
         assert _next(link, Delivery) == Delivery("x/live", b"1", retained=False)
-        with closing(_link(mosquitto_url + query, "b", filters=("x/+",))) as late:
+        with closing(_link(mosquitto_url + query, filters=("x/+",))) as late:
             assert isinstance(late.get(10.0), Connected)
             assert late.get(10.0) == Delivery("x/live", b"1", retained=True)
 
@@ -62,7 +63,7 @@ def test_a_killed_process_leaves_its_will_and_a_closed_link_does_not(mosquitto_u
     script = (
         "import sys, time; from protofleet.wire.link import *\n"
         "from protofleet.wire.broker_access import BrokerAccess\n"
-        "link = Link(LinkOptions(broker=BrokerAccess(url=sys.argv[1]), client_id=sys.argv[2],"
+        "link = Link(LinkOptions(broker=BrokerAccess(url=sys.argv[1]),"
         " will=Will(topic='st/' + sys.argv[2], payload=b'offline')))\n"
         "link.start(); link.get(); link.publish('st/' + sys.argv[2], b'online')\n"
         "sys.stdin.read(); link.close()"
@@ -183,7 +184,7 @@ def test_tls_needs_the_right_authority(secured, authority):
     trusting = BrokerAccess(url=secured, ca_file=authority.file, **certificate)
     with closing(_link(trusting)) as link:
         assert _next(link, Connected) == Connected("5")
-    with closing(_link(BrokerAccess(url=secured, **certificate), "b")) as link:
+    with closing(_link(BrokerAccess(url=secured, **certificate))) as link:
         assert "certificate verify failed" in _next(link, Disconnected).reason
 
 
@@ -252,7 +253,7 @@ def test_wake_interrupts_a_waiting_get():
 
 def test_wake_is_safe_in_a_signal_handler_at_any_instruction():
     """A handler may interrupt ``get`` anywhere; here it fires some ten thousand times."""
-    link = Link(LinkOptions(broker=_NOWHERE, client_id="a"))
+    link = Link(LinkOptions(broker=_NOWHERE))
     before = signal.signal(signal.SIGALRM, lambda *_: link.wake())
     signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
     watchdog = threading.Timer(20.0, os._exit, (99,))
@@ -267,25 +268,33 @@ def test_wake_is_safe_in_a_signal_handler_at_any_instruction():
         watchdog.cancel()
 
 
-@pytest.mark.mosquitto
 @pytest.mark.parametrize("query", ["", "?version=3.1.1"])
-def test_of_two_clients_of_one_id_both_learn_of_it(mosquitto_url, query):
-    with closing(_link(mosquitto_url + query)) as older:
-        _next(older, Connected)
-        with closing(_link(mosquitto_url + query)) as newer:
-            for link in (older, newer):
-                lost = [_next(link, Disconnected)]
-                while not lost[-1].taken_over:
-                    lost.append(_next(link, Disconnected))
-                assert not any(one.final for one in lost)
-                assert len(lost) <= 3
-
-
-def test_a_session_that_is_taken_over_is_taken_back_once_and_then_given_up():
-    """Else two clients would throw each other out for ever. The broker says it as MQTT 5 does."""
+def test_each_connection_has_a_random_client_id_that_every_broker_takes(query):
+    """Whoever knew a client's id could end its connections by taking it."""
+    ids = []
 
     def serve(server: socket.socket) -> None:
         for _ in range(2):
+            client, _address = server.accept()
+            hello = client.recv(1000)
+            start = 12 + (1 + hello[12] if hello[8] == 5 else 0)  # behind the properties
+            ids.append(hello[start + 2 :][: hello[start + 1]].decode())
+            client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}{query}")) as link:
+            _next(link, Disconnected)
+            _next(link, Disconnected)
+    assert all(re.fullmatch("[0-9a-zA-Z]{23}", one) for one in ids), ids
+    assert ids[0] != ids[1]
+
+
+def test_a_session_that_is_taken_over_is_never_given_up():
+    """On brokers that say so, whoever connected with a client's id would end it for good."""
+
+    def serve(server: socket.socket) -> None:
+        for _ in range(3):
             client, _address = server.accept()
             client.recv(1000)
             client.sendall(b"\x20\x03\x00\x00\x00" + b"\xe0\x02\x8e\x00")
@@ -295,9 +304,10 @@ def test_a_session_that_is_taken_over_is_taken_back_once_and_then_given_up():
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
-            lost = [_next(link, Disconnected), _next(link, Disconnected)]
-    assert [one.final for one in lost] == [False, True]
-    assert all(one.taken_over and "taken over" in one.reason for one in lost)
+            link._backoff_s = lambda _attempt: 0.0
+            lost = [_next(link, Disconnected) for _ in range(3)]
+    assert not any(one.final for one in lost)
+    assert all("taken over" in one.reason for one in lost)
 
 
 def test_a_broker_that_ends_the_connection_over_a_question_is_not_asked_again():
@@ -351,13 +361,13 @@ def test_packets_that_no_broker_sends_end_the_connection_and_nothing_else(packet
 
 
 def test_a_packet_that_was_too_large_halves_the_chunks():
-    link = Link(LinkOptions(broker=_NOWHERE, client_id="a"))
+    link = Link(LinkOptions(broker=_NOWHERE))
     link._adapt(Ending(reason="", code=PACKET_TOO_LARGE, opened=True))
     assert link.chunk_bytes == MAX_DATA_BYTES // 2
 
 
 def test_back_off_is_full_jitter_up_to_two_minutes():
-    link = Link(LinkOptions(broker=_NOWHERE, client_id="a"))
+    link = Link(LinkOptions(broker=_NOWHERE))
     waits = [[link._backoff_s(attempt) for _ in range(300)] for attempt in (1, 4, 50)]
     assert all(0.0 <= wait <= limit for wait, limit in zip(waits[0], [1.0] * 300, strict=True))
     assert 4.0 < max(waits[1]) <= 8.0

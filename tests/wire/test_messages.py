@@ -50,6 +50,8 @@ MESSAGES = {
         strategy="fedali",
         bundle="cd" * 32,
         layout_hash="ef" * 32,
+        roll_call=2,
+        spread_s=75.0,
     ),
     "manifest": _OFFER,
     "task": Task(

@@ -292,6 +292,15 @@ def test_a_device_follows_the_federation_key_as_it_rotates(keyed):
         device.read(back.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
 
 
+def test_a_coordinator_hears_another_of_its_federation_and_no_impostor(keyed):
+    ours, other = (CoordinatorProtection(keyed.coordinator()) for _ in range(2))
+    announced = other.write(_ANNOUNCEMENT, _ALL, "")
+    assert ours.read(announced, _ALL, "", Announcement).boot_id == "c1"
+    impostor = CoordinatorProtection(Keyed().coordinator())
+    with _refused("statement"):
+        ours.read(impostor.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)
+
+
 def test_a_blobs_key_is_one_per_grid(keyed):
     end = CoordinatorProtection(keyed.coordinator())
     assert end.content_key("ab" * 32, 256) == end.content_key("ab" * 32, 256)

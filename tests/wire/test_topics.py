@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protofleet.errors import InputError
-from protofleet.wire.topics import Channel, TopicAddress, Topics
+from protofleet.wire.topics import (
+    PREFIX,
+    Channel,
+    TopicAddress,
+    Topics,
+    check_device_id,
+    is_retained,
+)
 
 _IDS = st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True)
 _OF_DEVICES = [channel for channel in Channel if not channel.value.startswith("all")]
@@ -71,4 +78,28 @@ def test_foreign_topics_are_not_parsed(topic):
 
 def test_a_device_needs_at_most_four_subscriptions():
     assert Topics("lab").device_filters("a") == ("fl/v2/lab/all/ctl", "fl/v2/lab/dn/a/+")
-    assert Topics("lab").coordinator_filters() == ("fl/v2/lab/up/+/+", "fl/v2/lab/st/+")
+    assert Topics("lab").coordinator_filters() == (
+        "fl/v2/lab/up/+/+",
+        "fl/v2/lab/st/+",
+        "fl/v2/lab/all/ctl",
+    )
+
+
+@pytest.mark.parametrize("name", ["coordinator", "invite.a", "a b", ""])
+def test_accounts_of_other_purposes_are_no_devices(name):
+    """Neither may a device be called so, nor is anything heard from one."""
+    topics = Topics("home")
+    for use in (check_device_id, topics.device_filters, lambda it: topics.of(Channel.PRESENCE, it)):
+        with pytest.raises(InputError, match="device id"):
+            use(name)
+    assert topics.parse(f"{PREFIX}/home/up/{name}/m") is None
+    assert topics.parse(f"{PREFIX}/home/up/invited/m") is not None
+
+
+def test_announcements_and_presences_alone_are_retained():
+    topics = Topics("home")
+    kept = {channel for channel in Channel if channel is not Channel.ANNOUNCEMENT}
+    kept = {channel for channel in kept if is_retained(topics.of(channel, "a"))}
+    assert kept == {Channel.PRESENCE}
+    assert is_retained(topics.announcement)
+    assert not is_retained(f"{PREFIX}/home/all/ctl/x")

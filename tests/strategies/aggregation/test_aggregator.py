@@ -43,9 +43,13 @@ def test_the_mean_is_the_default():
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("krum", {}, "aggregation 'krum': unknown; expected one of mean, median"),
+        (
+            "crum",
+            {},
+            "aggregation 'crum': unknown; expected one of centred_clipping, .*, mean, median",
+        ),
         ("mean", {"weighted": True}, "'mean': unknown key `weighted`; known are none"),
-        ("median", {"wieghted": True}, "'median': .*`wieghted`; known are weighted"),
+        ("median", {"wieghted": True}, "'median': .*`wieghted`; known are liars, mixing, weighted"),
         ("median", {"weighted": 1}, "expected true or false, got a whole number"),
     ],
 )

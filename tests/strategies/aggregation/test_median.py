@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from oracles import aggregation as oracle
-from toy_model import array
+from toy_model import array, zeros
 
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import TermsReader, build, median
@@ -28,7 +28,7 @@ def _terms(draw, fewest=1):
 
 
 def _combined(rule, vectors, weights):
-    return rule.combine(vectors.shape[1], list(zip(vectors, weights, strict=True)))
+    return rule.combine(zeros(vectors.shape[1]), list(zip(vectors, weights, strict=True)))
 
 
 @given(_terms())
@@ -61,15 +61,15 @@ def test_weighted_a_client_counts_as_often_as_its_weight(drawn):
 
 def test_one_of_three_cannot_move_it_beyond_the_others_and_no_weight_helps():
     terms = [(array([1, -1]), 10), (array([2, -2]), 10), (array([9e5, 9e5]), 10**9)]
-    np.testing.assert_array_equal(PLAIN.combine(2, terms), [2, -1])
-    np.testing.assert_array_equal(WEIGHTED.combine(2, terms), [9e5, 9e5])
+    np.testing.assert_array_equal(PLAIN.combine(zeros(2), terms), [2, -1])
+    np.testing.assert_array_equal(WEIGHTED.combine(zeros(2), terms), [9e5, 9e5])
 
 
 def test_a_client_without_examples_has_no_effect():
     terms = [(array([7]), 0), (array([1]), 3), (array([2]), 4)]
-    np.testing.assert_array_equal(PLAIN.combine(1, terms), [1.5])
-    assert PLAIN.combine(1, terms[:1]) is None
-    assert PLAIN.combine(1, []) is None
+    np.testing.assert_array_equal(PLAIN.combine(zeros(1), terms), [1.5])
+    assert PLAIN.combine(zeros(1), terms[:1]) is None
+    assert PLAIN.combine(zeros(1), []) is None
 
 
 @pytest.mark.parametrize("rule", [PLAIN, WEIGHTED])
@@ -82,17 +82,17 @@ def test_blocks_of_coordinates_change_no_bit_and_bound_the_memory(rule, monkeypa
         passes.append(1)
         return zip(vectors, itertools.repeat(2.0))
 
-    whole = rule.combine(100, TermsReader(read, 6))
+    whole = rule.combine(zeros(100), TermsReader(read, 6))
     assert len(passes) == 1
     of_number = 4 if rule is PLAIN else 32
     monkeypatch.setattr(median, "_BLOCK_BYTES", (of_number * 6 + 32) * 7 + 1)
-    np.testing.assert_array_equal(rule.combine(100, TermsReader(read, 6)), whole)
+    np.testing.assert_array_equal(rule.combine(zeros(100), TermsReader(read, 6)), whole)
     assert len(passes) == 1 + 15
 
 
 def test_the_largest_numbers_do_not_overflow():
     terms = [(array([3e38]), 1), (array([3.2e38]), 1)]
-    np.testing.assert_array_equal(PLAIN.combine(1, terms), array([3.1e38]))
+    np.testing.assert_array_equal(PLAIN.combine(zeros(1), terms), array([3.1e38]))
 
 
 @pytest.mark.parametrize(
@@ -107,4 +107,4 @@ def test_the_largest_numbers_do_not_overflow():
 )
 def test_terms_that_do_not_fit_are_refused(vector, weight, message):
     with pytest.raises(InputError, match=message):
-        PLAIN.combine(2, [(array([0, 0]), 1), (vector, weight)])
+        PLAIN.combine(zeros(2), [(array([0, 0]), 1), (vector, weight)])
