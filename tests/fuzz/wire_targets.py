@@ -135,6 +135,7 @@ def _coordinator() -> CoordinatorProtection:
             federation="lab",
             run_id="00ff",
             bundle="cd" * 32,
+            federation_key=public_bytes(_FEDERATION),
             key=_COORDINATOR,
             certificate=sign_statement(_FEDERATION, certificate),
             rotations=(sign_statement(_DEVICE, rotation),),
