@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from protofleet.errors import InputError
@@ -39,6 +40,7 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA foreign_keys = ON")
         db.executescript(schema)
+        _check_columns(db, schema)
     except (sqlite3.Error, UnicodeDecodeError) as error:
         db.close()
         if getattr(error, "sqlite_errorcode", None) in _OF_THE_DISK:
@@ -47,7 +49,16 @@ def open_database(path: Path, schema: str) -> sqlite3.Connection:
     return db
 
 
+def _check_columns(db: sqlite3.Connection, schema: str) -> None:
+    """Each table has its columns; ``executescript`` leaves alone one that is there."""
+    with closing(sqlite3.connect(":memory:")) as model:
+        model.executescript(schema)
+        for (table,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
+            names = [row[1] for row in model.execute(f"PRAGMA table_info({table})")]
+            db.execute(f"SELECT {', '.join(names)} FROM {table} LIMIT 0")  # noqa: S608 - our schema
+
+
 def damaged(path: Path, error: Exception) -> str:
     """What to tell of a database that cannot be read."""
     reason = " ".join(str(error).split())[:200]
-    return f"'{path}': damaged ({reason}); restore its folder from a backup"
+    return f"'{path}': damaged, or of another version ({reason}); restore its folder from a backup"

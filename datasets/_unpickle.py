@@ -77,6 +77,13 @@ class _Bounded:
 
 # The one in C makes a list as long as the largest number of a memo says.
 class _ArraysOnly(pickle._Unpickler):  # noqa: SLF001 - the documented class in Python
+    # What takes memory before it is read, which pickles of arrays have none of.
+    dispatch = {  # noqa: RUF012 - as in the class
+        code: load
+        for code, load in pickle._Unpickler.dispatch.items()  # noqa: SLF001
+        if code != pickle.BYTEARRAY8[0]
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise pickle.UnpicklingError(f"it names '{module}.{name}'")

@@ -36,7 +36,9 @@ def test_it_is_private_and_kept(path):
 )
 def test_a_damaged_one_is_named_in_one_line(path, damage):
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(InputError, match=r"things.sqlite': damaged \(.*; restore") as told:
+    with pytest.raises(
+        InputError, match=r"things.sqlite': damaged, or of another version \(.*; restore"
+    ) as told:
         open_database(path, _SCHEMA)
     assert "\n" not in str(told.value)
 

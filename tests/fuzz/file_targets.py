@@ -357,7 +357,8 @@ TARGETS = (
     Target("onnx", lambda data: check_onnx(data, "model.onnx"), _onnx_files),
     Target("experiment-file", _from_file("experiment.toml", load_experiment), _experiments,
            per_byte=200),
-    Target("csv", _read_csv, _csvs),
+    # Up to 100 samples are made of one.
+    Target("csv", _read_csv, _csvs, per_byte=2000),
     # Deflate makes at most 1032 bytes of one.
     Target("npz", _from_file("data.npz", load_device_data), _npzs, per_byte=5000),
     Target("pickle", lambda data: unpickle_arrays(io.BytesIO(data), "data"), _pickles),
