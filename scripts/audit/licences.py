@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError
 ALLOWED = frozenset(
     {
         "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause",
-        "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU",
+        "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU",
         "MPL-2.0",  # of each of its own files, which nobody here changes
         "PSF-2.0", "Unlicense", "Zlib",
     }
@@ -26,7 +26,11 @@ _CLASSIFIERS = {
     "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
     "Python Software Foundation License": "PSF-2.0",
 }
-_NAMES = {"3-Clause BSD License": "BSD-3-Clause", "Apache 2.0": "Apache-2.0"}
+_NAMES = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
+    "Apache 2.0 License": "Apache-2.0",
+}
 _READ = {"atheris": "Apache-2.0"}
 """Packages whose metadata name none: what the licence file in them is."""
 
