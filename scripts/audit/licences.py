@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError
 ALLOWED = frozenset(
     {
         "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause",
-        "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MIT-0", "MIT-CMU",
+        "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "MIT", "MIT-0",
+        "MIT-CMU",
         "MPL-2.0",  # of each of its own files, which nobody here changes
         "PSF-2.0", "Unlicense", "Zlib",
     }
