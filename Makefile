@@ -10,7 +10,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --n
 LEAN := tests/edge tests/coordinator
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test quick check format bench aarch64 wheel clean
+.PHONY: demo test quick check format bench fuzz audit aarch64 wheel clean
 
 demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -39,6 +39,14 @@ format: $(STAMP)
 
 bench: $(STAMP) ## measured comparisons; minutes
 	$(BIN)/protofleet bench all $(ARGS)
+
+fuzz: $(STAMP) ## altered inputs for every decoder, guided by coverage; ARGS="--seconds 60 --only blob" (docs/fuzzing.md)
+	@$(BIN)/python -c "import atheris" 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[fuzz]"
+	nice -n 10 $(BIN)/python scripts/fuzz $(ARGS)
+
+audit: $(STAMP) ## licences of the pinned packages, and known vulnerabilities where a service can be asked
+	$(BIN)/python scripts/audit $(ARGS)
 
 aarch64: $(STAMP) ## an emulated Raspberry Pi joins a federation; minutes (docs/raspberry-pi.md)
 	$(BIN)/python scripts/aarch64 $(ARGS)

@@ -17,6 +17,7 @@ from typing import Self
 
 import msgspec
 
+from protofleet.coordinator.database import open_database
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
@@ -29,7 +30,7 @@ from protofleet.federation.records import (
     UpdateRecord,
 )
 from protofleet.federation.schedule import RoundPhase, RoundState
-from protofleet.private_files import PRIVATE_FOLDER, make_private_file, make_private_folder
+from protofleet.private_files import PRIVATE_FOLDER, make_private_folder
 from protofleet.strategies.types import ServerState, Update
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
@@ -173,7 +174,8 @@ class Ledger:
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
 
     Raises:
-        InputError: the folder belongs to a run of another identity, or others may read it.
+        InputError: the folder belongs to a run of another identity, others may read it, or the
+            database is damaged.
         UnavailableError: another coordinator uses the folder.
     """
 
@@ -591,11 +593,6 @@ class Ledger:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    make_private_file(path)  # its further files get its mode
-    db = sqlite3.connect(path)
+    db = open_database(path, _SCHEMA)
     db.execute("PRAGMA journal_mode = WAL")
-    # A receipt makes a device delete its update, so a commit must outlive a power cut.
-    db.execute("PRAGMA synchronous = FULL")
-    db.execute("PRAGMA foreign_keys = ON")
-    db.executescript(_SCHEMA)
     return db

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from protofleet.coordinator.database import open_database
 from protofleet.wire.enrolment import InvitationKeys
 
 _SCHEMA = """
@@ -105,9 +106,5 @@ def to_invited(row: tuple[Any, ...]) -> Invited:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """The database at ``path``, made (mode 0600) if there is none."""
-    path.touch(mode=0o600)
-    db = sqlite3.connect(path, timeout=30.0)
-    db.execute("PRAGMA synchronous = FULL")
-    db.executescript(_SCHEMA)
-    return db
+    """The database, made if there is none; raises InputError if it is damaged."""
+    return open_database(path, _SCHEMA)

@@ -16,6 +16,7 @@ from typing import Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.bundle import keys
+from protofleet.coordinator.database import damaged
 from protofleet.coordinator.member_records import (
     INVITATIONS,
     Invited,
@@ -397,7 +398,10 @@ class Members:
 
     def _lineage(self) -> list[bytes]:
         rows = self._db.execute("SELECT key FROM federation_keys ORDER BY position")
-        return [bytes.fromhex(key) for (key,) in rows]
+        try:
+            return [bytes.fromhex(key) for (key,) in rows]
+        except ValueError as error:
+            raise InputError(damaged(self.folder / "members.sqlite", error)) from error
 
 
 class Revocations:

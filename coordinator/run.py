@@ -7,6 +7,8 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+import msgspec
+
 from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.events import Sink
@@ -41,7 +43,7 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             yield service
     except BrokenPipeError:
         raise
-    except UnicodeDecodeError as error:
+    except msgspec.DecodeError as error:  # of texts in the ledger
         raise InputError(damaged(config.run_dir, error)) from error
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error

@@ -63,7 +63,7 @@ def read_arrays(
         raise MissingDataError(
             f"data '{path}': expected an .npz with the arrays {', '.join(names)}, got {got}"
         )
-    if not zipfile.is_zipfile(path):
+    if not is_zip(path):
         raise InputError(
             f"data '{path}': not a plain .npz file; expected the arrays {', '.join(names)}, as "
             f"np.savez('data.npz', {names[0]}=…, …) writes them{_made_from(path)}"
@@ -87,6 +87,14 @@ def read_arrays(
 def _line(error: Exception) -> str:
     """What an error of a reader says, on one line."""
     return " ".join(str(error).split())[:200] or type(error).__name__
+
+
+def is_zip(path: Path) -> bool:
+    """Whether a file looks like a ZIP archive."""
+    try:
+        return zipfile.is_zipfile(path)
+    except UNREADABLE:  # its end says so, but not how
+        return False
 
 
 def _made_from(path: Path) -> str:

@@ -9,7 +9,7 @@ one has another folder, so that one rename decides which of the two counts.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,6 +25,8 @@ FOLDER = "enrolment"
 _KEY, _ENROLMENT, _MEMORY = "device.pem", "enrolment.json", "memory.json"
 
 T = TypeVar("T", bound=msgspec.Struct)
+_KeyText = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
 
 
 class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +44,7 @@ class Enrolment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     federation: str
     device_id: str
     grant: str
-    federation_key: str
+    federation_key: _KeyText
     broker: dict[str, Any]
     files: str = ""
 
@@ -70,9 +72,9 @@ class _Memory(msgspec.Struct, frozen=True, kw_only=True):
         federation_key: in force, hex.
     """
 
-    start: int
-    announced: int
-    federation_key: str
+    start: _Count
+    announced: _Count
+    federation_key: _KeyText
 
 
 def device_key(folder: Path) -> Ed25519PrivateKey:

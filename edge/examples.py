@@ -453,6 +453,12 @@ class _SampleStream:
         self._rate_hz = float(1 / np.median(steps))
         _log.info("sensor samples at %.4g Hz", self._rate_hz)
         wanted = self._preprocessing.rate_hz or self._rate_hz
+        if self._rate_hz * _FAR_ABOVE < wanted:
+            raise InputError(
+                f"{self._table.where}: expected about {wanted:g} samples a second, got "
+                f"{self._rate_hz:.4g} by its column '{self._table.time}'; seconds stand in time_s, "
+                "milliseconds in time_ms"
+            )
         if not wanted / _FAR_BELOW <= self._rate_hz <= wanted * _FAR_ABOVE:
             _log.warning(
                 "%s: %.4g samples a second by its column '%s', the bundle wants %.4g: seconds "

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 _ZERO_CROSSINGS = 8  # kernel half-length: -60 dB with the window below
 _KAISER_BETA = 6.0
+_MOST_SAMPLES = 2.0**52
+_BLOCK = 4096
 _PASSBAND = 0.9  # share of the lower Nyquist frequency that is kept
 _PATIENCE_S = 60.0  # a sensor that died must not make the others fill the memory
 
@@ -115,7 +117,8 @@ class Resampler:
                 f"readings: expected times (n,) and values (n, channels), "
                 f"got {times_s.shape} and {values.shape}"
             )
-        finite = np.isfinite(values).all(axis=1) & np.isfinite(times_s)
+        # Beyond, neighbours on the grid have the same time.
+        finite = np.isfinite(values).all(axis=1) & (np.abs(times_s) < _MOST_SAMPLES / self._rate)
         self.counters.not_finite += int((~finite).sum())
         times_s, values = times_s[finite], values[finite]
         latest = self._times[-1] if len(self._times) else -np.inf
@@ -150,6 +153,10 @@ class Resampler:
         return grid, samples
 
     def _interpolate(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        parts = np.split(at_s, range(_BLOCK, len(at_s), _BLOCK))
+        return np.concatenate([self._interpolate_block(part) for part in parts])
+
+    def _interpolate_block(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
         gaps = np.diff(self._times)
         spacing = (np.concatenate([gaps[:1], gaps]) + np.concatenate([gaps, gaps[-1:]])) / 2
         first = np.searchsorted(self._times, at_s - self._reach_s)

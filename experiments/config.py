@@ -273,7 +273,7 @@ def load_experiment(path: Path) -> Experiment:
     except msgspec.ValidationError as error:
         wrong = explain(error, Experiment, values)
         raise InputError(f"experiment '{path}': {wrong}; see docs/experiments.md") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, InputError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError, InputError) as error:
         raise InputError(f"experiment '{path}': {error}; see docs/experiments.md") from error
 
 

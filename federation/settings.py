@@ -360,7 +360,7 @@ def load_config(path: Path) -> FederationConfig:
     except msgspec.ValidationError as error:
         wrong = explain(error, FederationConfig, values)
         raise InputError(f"federation file {path}: {wrong}; see docs/coordinator.md") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"federation file {path}: {error}; see docs/coordinator.md") from error
     except InputError as error:
         raise InputError(f"federation file {path}: {error}") from error

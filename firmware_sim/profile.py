@@ -128,7 +128,7 @@ def load_fleet(path: Path) -> FleetFile:
     except msgspec.ValidationError as error:
         wrong = explain(error, FleetFile, values)
         raise InputError(f"fleet file {path}: {wrong}; see docs/fleet.md") from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise InputError(f"fleet file {path}: {error}; see docs/fleet.md") from error
     except InputError as error:
         raise InputError(f"fleet file {path}: {error}") from error

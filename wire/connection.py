@@ -5,6 +5,7 @@ A new paho client per connection: nothing of the old one's queue or state can le
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 import string
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import ssl
 
     from paho.mqtt.properties import Properties
+
+_log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 15.0
 """A broker that takes this long to greet is overloaded or no broker."""
@@ -131,6 +134,7 @@ class _CountingClient(Client):
 
     counters: Counters
     on_exit: Callable[[], None]
+    on_broken: Callable[[Exception], None]
 
     def _sock_recv(self, bufsize: int) -> bytes:
         data: bytes = super()._sock_recv(bufsize)
@@ -151,6 +155,9 @@ class _CountingClient(Client):
     ) -> MQTTErrorCode:
         try:
             return super().loop_forever(timeout, retry_first_connection)
+        except Exception as error:  # noqa: BLE001 - whatever paho makes of what no broker sends
+            self.on_broken(error)
+            return MQTTErrorCode.MQTT_ERR_PROTOCOL
         finally:
             self.on_exit()
 
@@ -282,6 +289,7 @@ class Connection:
         )
         client.counters = self._counters
         client.on_exit = self._on_exit
+        client.on_broken = self._on_broken
         client.max_inflight_messages_set(0)
         if options.will is not None:
             client.will_set(options.will.topic, options.will.payload, 1, retain=True)
@@ -370,6 +378,10 @@ class Connection:
         else:
             ending = Ending(reason=f"connection lost: {code}")
         self._ending = self._ending or ending
+
+    def _on_broken(self, error: Exception) -> None:
+        _log.debug("MQTT connection", exc_info=error)
+        self.abort(Ending(reason=f"broker broke the protocol: {error}"))
 
     def _on_exit(self) -> None:
         self._ended.set()

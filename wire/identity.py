@@ -114,7 +114,7 @@ def read_statement(text: str, kind: type[S], signers: Iterable[bytes], *, federa
         raise RefusedError("statement", f"{name}: not signed by this federation's key")
     try:
         statement = msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RefusedError("statement", f"{name}: {error}") from error
     _check(statement, name, federation)
     return statement

@@ -153,7 +153,9 @@ def _killed_at(folder: Path, point: int, schedule: SynchronousSchedule = _FINAL)
         try:
             _DyingConnection.countdown = point
             connect, fsync, replace = sqlite3.connect, os.fsync, Path.replace
-            ledger_module.sqlite3.connect = lambda path: connect(path, factory=_DyingConnection)
+            ledger_module.sqlite3.connect = lambda path, **options: connect(
+                path, factory=_DyingConnection, **options
+            )
             os.fsync = lambda fd: (_count_down(), fsync(fd))
             Path.replace = lambda a, b: (_count_down(), replace(a, b), _count_down())
             _run(folder, schedule)

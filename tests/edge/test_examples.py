@@ -130,9 +130,16 @@ def test_what_is_no_recording_is_answered_with_the_remedy(sensor, header, rows, 
 
 def test_times_of_another_unit_are_doubted(sensor, caplog):
     times, values = _samples(10.0, 5.0)
-    _read(_csv(times, values, scale=1000), sensor)
-    assert "0.01 samples a second by its column 'time_s', the bundle wants 10" in caplog.text
+    _read(_csv(times, values, scale=10), sensor)
+    assert "1 samples a second by its column 'time_s', the bundle wants 10" in caplog.text
     assert "milliseconds in time_ms" in caplog.text
+
+
+def test_times_of_a_thousandth_of_the_unit_are_refused(sensor):
+    """Else a kilobyte of samples fills the memory: a thousand are made of each."""
+    times, values = _samples(10.0, 5.0)
+    with pytest.raises(InputError, match=r"about 10 samples a second, got 0.01 .*in time_ms"):
+        _read(_csv(times, values, scale=1000), sensor)
 
 
 def test_another_encoding_is_named(sensor):

@@ -333,6 +333,33 @@ def test_a_broker_that_ends_the_connection_over_a_question_is_not_asked_again():
     assert (ended.reason, ended.final) == ("broker closed: Not authorized", False)
 
 
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\x30\x05\x00\x02\xff\xfe\x00",  # a topic that is no UTF-8
+        b"\x30\x03\x00\x09a",
+        b"\x30\xff\xff\xff\xff\x7f",
+        b"\xf0\x00",
+        b"\x90\x02\x00\x01",
+    ],
+)
+def test_packets_that_no_broker_sends_end_the_connection_and_nothing_else(packet, capfd):
+    def serve(server: socket.socket) -> None:
+        client, _address = server.accept()
+        client.recv(1000)
+        client.sendall(b"\x20\x03\x00\x00\x00" + packet)
+        client.recv(1000)
+        client.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        with closing(_link(f"mqtt://127.0.0.1:{server.getsockname()[1]}")) as link:
+            lost = _next(link, Disconnected)
+    assert not lost.final
+    assert "rotocol" in lost.reason
+    assert capfd.readouterr().err == ""
+
+
 def test_a_packet_that_was_too_large_halves_the_chunks():
     link = Link(LinkOptions(broker=_NOWHERE))
     link._adapt(Ending(reason="", code=PACKET_TOO_LARGE, opened=True))

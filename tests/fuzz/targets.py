@@ -1,0 +1,10 @@
+"""Every decoder of bytes from outside: what the tests and ``make fuzz`` run."""
+
+from __future__ import annotations
+
+from fuzz.file_targets import TARGETS as FILES
+from fuzz.target import Target
+from fuzz.transfer_targets import TARGETS as TRANSFERS
+from fuzz.wire_targets import TARGETS as WIRE
+
+TARGETS: dict[str, Target] = {target.name: target for target in (*WIRE, *TRANSFERS, *FILES)}
