@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from protofleet.coordinator.ledger import Ledger, Totals
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Totals
 from protofleet.errors import RefusedError
 
 COUNTER_MAX = 2**44

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.coordinator.ledger import Accepted, Ledger, Totals, Traffic, traffic_by_round
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted, Totals, Traffic, traffic_by_round
 from protofleet.federation.records import (
     Costs,
     DeviceDetails,

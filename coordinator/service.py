@@ -13,7 +13,8 @@ from typing import Literal, assert_never
 import msgspec
 
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted, Totals
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
@@ -28,7 +29,8 @@ from protofleet.federation.claims import learned_bounds, relaxed_bounds
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.tensors import blobs
-from protofleet.wire.endpoint import CoordinatorEndpoint, Event, Ignored, PeerMessage
+from protofleet.wire.endpoint import CoordinatorEndpoint, Event
+from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected

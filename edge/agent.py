@@ -42,7 +42,8 @@ from protofleet.federation.client import (
     receive_payload,
 )
 from protofleet.strategies.training import DivergedError
-from protofleet.wire.endpoint import DeviceEndpoint, Event, Ignored, PeerMessage
+from protofleet.wire.endpoint import DeviceEndpoint, Event
+from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, HeartbeatPhase, Task
 from protofleet.wire.transfer import Delivered, Received, Rejected

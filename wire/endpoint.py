@@ -24,13 +24,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from protofleet.errors import InputError, RefusedError, UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Coding
+from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
     Connected,
     Delivery,
@@ -72,35 +72,6 @@ from protofleet.wire.transfer import (
     Source,
     describe,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PeerMessage:
-    """A typed message from the other end.
-
-    On a device: Announcement or Task. On the coordinator: Presence, Heartbeat, TransferOffer (of an
-    update: answer with ``expect`` or ``reject``), or Announcement (its own, or another
-    coordinator's). Repetitions are passed on.
-
-    Attributes:
-        device_id: the device that sent it or that it is for; '' for the announcement.
-        message: the record.
-        retained: the broker kept it from before our subscription: it may be out of date.
-    """
-
-    device_id: str
-    message: Announcement | Task | Presence | Heartbeat | TransferOffer
-    retained: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """Bytes that broke a rule were discarded; count or log it."""
-
-    device_id: str
-    rule: str
-    detail: str
-
 
 Event = Connected | Disconnected | PeerMessage | Received | Delivered | Rejected | Ignored
 

@@ -20,7 +20,7 @@ from protofleet.federation.records import Costs
 from protofleet.federation.server import Server
 from protofleet.federation.settings import CohortSettings
 from protofleet.strategies.types import Update
-from protofleet.wire.endpoint import PeerMessage
+from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Heartbeat, Presence
 from protofleet.wire.transfer import Rejected, describe
 

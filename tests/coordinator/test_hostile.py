@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_endpoint import CONNECTED
 
 from protofleet.coordinator import events
-from protofleet.wire.endpoint import PeerMessage
+from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Announcement
 
 

@@ -13,7 +13,8 @@ import pytest
 from packed import pack_update
 
 from protofleet.coordinator import ledger as ledger_module
-from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted, Totals
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
 from protofleet.federation.schedule import (

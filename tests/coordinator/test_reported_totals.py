@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from protofleet.coordinator.ledger import Ledger, Totals
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Totals
 from protofleet.coordinator.reported_totals import COUNTER_MAX, SLACK_BYTES, ReportedTotals
 from protofleet.errors import RefusedError
 

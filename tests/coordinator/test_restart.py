@@ -14,7 +14,8 @@ from protofleet.coordinator.run import open_service
 from protofleet.edge.identity import RollCall
 from protofleet.federation.settings import CohortSettings
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.endpoint import DeviceEndpoint, PeerMessage
+from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Presence
 

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from protofleet.coordinator.ledger import Accepted, Ledger, Totals
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted, Totals
 from protofleet.coordinator.results import Results
 from protofleet.federation.records import (
     Costs,

@@ -16,7 +16,8 @@ from fake_endpoint import (
 
 from protofleet.cli.report import report
 from protofleet.coordinator import events
-from protofleet.coordinator.ledger import Ledger, Totals
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Totals
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
 from protofleet.federation.schedule import RoundPhase
@@ -24,7 +25,7 @@ from protofleet.federation.settings import CodecSettings, CohortSettings, RoundS
 from protofleet.federation.synchronous import draw
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
-from protofleet.wire.endpoint import Ignored, PeerMessage
+from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Disconnected
 from protofleet.wire.transfer import Rejected
 

@@ -32,7 +32,7 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
 from protofleet.tensors import blobs
-from protofleet.wire.endpoint import PeerMessage
+from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Announcement, Presence, Task
 from protofleet.wire.transfer import Delivered, Rejected, describe
 

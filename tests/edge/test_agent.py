@@ -26,7 +26,7 @@ from protofleet.federation.coding import (
 )
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Codec, Coding
-from protofleet.wire.endpoint import Ignored, PeerMessage
+from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Disconnected
 from protofleet.wire.messages import Task
 from protofleet.wire.transfer import Delivered, Rejected

@@ -11,7 +11,7 @@ from scripted_coordinator import FEDERATION
 from protofleet.edge.refusals import Refusals, printable
 from protofleet.errors import RefusedError
 from protofleet.tensors import blobs
-from protofleet.wire.endpoint import PeerMessage
+from protofleet.wire.events import PeerMessage
 from protofleet.wire.messages import Task
 from protofleet.wire.transfer import describe
 

@@ -12,13 +12,8 @@ from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.endpoint import (
-    CoordinatorEndpoint,
-    DeviceEndpoint,
-    Event,
-    Ignored,
-    PeerMessage,
-)
+from protofleet.wire.endpoint import CoordinatorEndpoint, DeviceEndpoint, Event
+from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Delivery, Link, LinkEvent, LinkOptions
 from protofleet.wire.messages import (
     Announcement,

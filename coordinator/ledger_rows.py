@@ -1,0 +1,136 @@
+"""What the ledger's database holds: its tables, and its rows as others see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from protofleet.federation.coding import read_update
+from protofleet.federation.records import RoundBytes, UpdateRecord
+from protofleet.strategies.types import Update
+
+NO_NORMS: Mapping[str, float] = MappingProxyType({})
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS rounds (
+    round_id INTEGER PRIMARY KEY,
+    phase TEXT NOT NULL CHECK (phase IN ('open', 'closing', 'committed')),
+    size INTEGER NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    final INTEGER NOT NULL,
+    opened_s REAL NOT NULL,
+    seconds REAL,
+    state_file TEXT,
+    state_sha256 TEXT,
+    scores TEXT,
+    update_norms TEXT
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS members (
+    round_id INTEGER NOT NULL REFERENCES rounds,
+    device_id TEXT NOT NULL,
+    file TEXT,
+    transfer_id TEXT,
+    record TEXT,
+    norms TEXT,
+    class_counts TEXT,
+    PRIMARY KEY (round_id, device_id)
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS registrations (
+    device_id TEXT PRIMARY KEY,
+    class_counts TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS signed_offers (
+    round_id INTEGER NOT NULL,
+    device_id TEXT NOT NULL,
+    offer TEXT NOT NULL,
+    PRIMARY KEY (round_id, device_id)
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS payloads (
+    device_id TEXT PRIMARY KEY,
+    reference TEXT NOT NULL DEFAULT '',
+    raw_only INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS privacy (
+    round_id INTEGER PRIMARY KEY REFERENCES rounds,
+    record TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS traffic (
+    device_id TEXT NOT NULL,
+    round_id INTEGER NOT NULL,
+    bytes_up INTEGER NOT NULL,
+    bytes_down INTEGER NOT NULL,
+    peak_rss_bytes INTEGER NOT NULL,
+    PRIMARY KEY (device_id, round_id)
+) STRICT;
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """One accepted update: its row without its tensors; ``norms`` as in ``DecodedUpdate``."""
+
+    device_id: str
+    transfer_id: str
+    record: UpdateRecord
+    norms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a device had paid in all, as of its last heartbeat that named a round."""
+
+    bytes_up: int
+    bytes_down: int
+    peak_rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledUpdates:
+    """Updates sorted by device_id; each is read from disk when the iteration reaches it.
+
+    Attributes:
+        files: one for each update.
+        class_counts: what its device had registered when it was accepted; None: nothing.
+    """
+
+    files: tuple[Path, ...]
+    class_counts: tuple[tuple[int, ...] | None, ...]
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[Update]:
+        for file, counts in zip(self.files, self.class_counts, strict=True):
+            yield read_update(file.read_bytes(), counts)
+
+
+Traffic = Mapping[int, Mapping[str, RoundBytes]]
+"""Round → device → bytes of that round, rounds in order; round 0 is what it cost to join."""
+
+
+def traffic_by_round(totals: Mapping[str, Mapping[int, Totals]]) -> Traffic:
+    """What each device paid in each round, from ``Ledger.totals``."""
+    found: dict[int, dict[str, RoundBytes]] = {}
+    for device_id, its_totals in totals.items():
+        up = down = 0
+        for round_id, total in its_totals.items():
+            found.setdefault(round_id, {})[device_id] = RoundBytes(
+                round_id=round_id,
+                bytes_up=max(total.bytes_up - up, 0),
+                bytes_down=max(total.bytes_down - down, 0),
+            )
+            up, down = total.bytes_up, total.bytes_down
+    return dict(sorted(found.items()))
