@@ -6,11 +6,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from brokers import free_port
 
 from protofleet.datasets import DeviceData
 from protofleet.datasets.digits import CLASSES, load_digits
@@ -86,16 +87,32 @@ def test_your_own_model_becomes_a_bundle(exported: str, folder: Path) -> None:
     assert "program   train: programs/train.onnx" in exported
 
 
+@pytest.fixture
+def broker(shell: Shell) -> Iterator[tuple[str, int]]:
+    """The README's broker on another port, and an invitation for one device."""
+    port = free_port()
+    init, run, invite = _block("", "protofleet broker init").strip().splitlines()
+    _output(shell(init.replace("192.0.2.10", "localhost") + f" --port {port}"))
+    processes = [shell(run), shell(invite.replace(" pi-2 pi-3", ""))]
+    try:
+        told = iter(processes[1].stdout.readline, "")
+        yield next(line.split()[-1] for line in told if "device enroll" in line), port
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
 @pytest.mark.mosquitto
 def test_your_own_devices_federate(
     exported: str,  # noqa: ARG001 - the bundle must exist
     shell: Shell,
     folder: Path,
-    mosquitto_url: str,
+    broker: tuple[str, int],
 ) -> None:
-    """The README's federation with another broker, fewer rounds and one device."""
-    changes = {"mqtt://192.0.2.10:1883": mosquitto_url, "rounds = 50": "rounds = 1"}
-    changes["minimum = 3"] = "minimum = 1"
+    """The README's federation at another port, with fewer rounds and one device."""
+    invitation, port = broker
+    changes = {"8883": str(port), "rounds = 50": "rounds = 1", "minimum = 3": "minimum = 1"}
 
     def changed(text: str) -> str:
         for old, new in changes.items():
@@ -105,10 +122,10 @@ def test_your_own_devices_federate(
     toml = changed(_block("toml", "federation"))
     assert all(new in toml for new in changes.values())
     (folder / "federation.toml").write_text(toml)
-    server, _, device = changed(_block("", "protofleet coordinator run")).partition("\n#")
+    server, _, device = _block("", "protofleet coordinator run").partition("\n#")
     coordinator = shell(server)
     try:
-        _output(shell("#" + device))
+        _output(shell("#" + device.replace("INVITATION", invitation)))
         _output(coordinator)
     finally:
         coordinator.kill()

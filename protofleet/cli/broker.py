@@ -92,12 +92,13 @@ def _next_steps(made: BrokerFolder, folder: Path) -> Iterator[str]:
     yield f"  or, as a service:  sudo cp {made.service} /etc/systemd/system/"
     yield f"                     sudo systemctl enable --now {made.service.stem}"
     yield f"try it from outside: protofleet broker check {folder}"
+    keys = (folder.parent if folder.name == "broker" else folder).absolute()
     yield "in the federation file, on this machine:"
+    yield f'  keys = "{keys}"'
     yield "  [broker]"
     yield f'  url = "{made.local_url("coordinator")}"'
     yield f'  ca_file = "{made.ca}"'
     yield f'  password_file = "{made.password_file}"'
-    keys = folder.parent if folder.name == "broker" else folder
     yield f"for each device:     protofleet device invite --keys {keys} NAME"
     yield f"  without keys:      protofleet broker account add {folder} NAME"
     yield f"  it joins with:     --broker mqtts://NAME@{hosts[0]}:{port} --broker-ca ca.pem"
