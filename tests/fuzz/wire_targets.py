@@ -351,7 +351,10 @@ def _updates() -> Iterator[bytes]:
 
 
 def _admit(data: bytes) -> None:
-    decoded = decode_update(data, Coding(), {}, max_bytes=_MAX, class_counts=(5, 5, 10))
+    forms = _expected().uplink
+    decoded = decode_update(
+        data, Coding(), {}, forms=forms, max_bytes=_MAX, class_counts=(5, 5, 10)
+    )
     admit(decoded, _expected(), client_id="pi-7", round_id=3)
 
 
