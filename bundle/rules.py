@@ -256,7 +256,7 @@ def _size_rules(pre: Preprocessing) -> Iterator[_Rule]:
         ("window", pre.window, MAX_EXAMPLE_VALUES),
         ("hop", pre.hop, MAX_EXAMPLE_VALUES),
     ):
-        yield number is None or 0 < number <= most, f"{name} > 0, at most {most:g}", number
+        yield number is None or 0 < number <= most, f"{name} > 0, at most {most:.10g}", number
     named = len(pre.channels) <= MAX_CHANNELS and all(map(_is_label, pre.channels))
     yield named, f"at most {MAX_CHANNELS} printable channel names", len(pre.channels)
 
