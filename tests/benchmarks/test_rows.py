@@ -55,7 +55,7 @@ def test_the_table_has_a_line_for_each_row():
 @pytest.mark.slow
 @pytest.mark.mosquitto
 def test_a_federation_of_untrained_devices_gives_times_bytes_and_memory(mosquitto_url):  # noqa: ARG001 - skips without a broker
-    row = rounds._row(1_000, 3)
+    row = rounds._row(1_000, 3, keyed=True)
     assert row.ours_ms > 0
     assert row.details["rounds"] == 2
     assert 1 < row.details["socket_up_to_raw"] < 3

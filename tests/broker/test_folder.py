@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -103,7 +104,9 @@ def test_the_steps_that_are_told_are_complete(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = _run("init", "--host", "broker.example")
     table = "\n".join(line for line in told.splitlines() if line.startswith("  ") and "=" in line)
-    access = msgspec.convert(tomllib.loads(table), BrokerAccess, dec_hook=lambda kind, it: kind(it))
+    said = tomllib.loads(table)
+    assert Path(said.pop("keys")) == tmp_path / "federation"
+    access = msgspec.convert(said, BrokerAccess, dec_hook=lambda kind, it: kind(it))
     folder = BrokerFolder.open(tmp_path / "federation")
     assert access.address().password == folder.coordinator_password()
     assert "protofleet broker run federation/broker" in told

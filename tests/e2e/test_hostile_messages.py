@@ -134,9 +134,7 @@ def federation(make_federation, tmp_path, key):
 
 
 def _stranger(federation):
-    options = LinkOptions(
-        broker=BrokerAccess(url=federation.url), client_id="stranger", filters=("nothing",)
-    )
+    options = LinkOptions(broker=BrokerAccess(url=federation.url), filters=("nothing",))
     link = Link(options)
     link.start()
     while not isinstance(link.get(10.0), Connected):

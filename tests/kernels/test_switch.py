@@ -38,7 +38,7 @@ def sealed_install(tmp_path):
     """Code that imports a copy whose folder takes no cache: a file stands where it would go."""
     package = tmp_path / "site" / "protofleet"
     package.mkdir(parents=True)
-    for name in ("__init__.py", "errors.py"):
+    for name in ("__init__.py", "errors.py", "printable.py", "private_files.py"):
         shutil.copy(_REPOSITORY / "protofleet" / name, package)
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(_REPOSITORY / "kernels", package / "kernels", ignore=ignored)

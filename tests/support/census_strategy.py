@@ -57,16 +57,33 @@ def build(_settings: object, model: Model) -> Strategy:
     return Strategy(
         description=DESCRIPTION,
         settings=None,
-        payload=TensorForms(),
+        payload=TensorForms(
+            optional={
+                "seen": TensorForm((None, model.num_classes), "int64", _MOST_ROUNDS),
+                "senders": TensorForm((None,), "int64", _MOST_ROUNDS),
+            }
+        ),
         uplink=TensorForms(optional={"mark": TensorForm((2,))}),
         server_init=lambda _model, _rng: ServerState(round_id=0, tensors={}),
-        downlink=lambda state, _: Payload(round_id=state.round_id + 1, tensors=state.tensors),
+        downlink=_downlink,
         client_init=client_init,
         client_update=client_update,
         client_model=lambda state: client_model(model, state),
         aggregate=_aggregate,
         server_model=lambda _: None,
     )
+
+
+_MOST_ROUNDS = 9
+
+
+def _downlink(state: ServerState, _client_id: str) -> Payload:
+    found: dict[str, np.ndarray] = {}
+    for name in ("seen", "senders"):
+        rounds = [state.tensors[f"{name}/{r}"] for r in range(1, state.round_id + 1)]
+        if rounds:
+            found[name] = np.stack(rounds)
+    return Payload(round_id=state.round_id + 1, tensors=found)
 
 
 def _aggregate(state: ServerState, updates: Updates, _tools: object) -> ServerState:
