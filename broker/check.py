@@ -17,7 +17,7 @@ from enum import Enum
 
 from protofleet.broker.access import AccessList, access_list
 from protofleet.broker.folder import PACKET_BYTES
-from protofleet.broker.probe import ANSWER_S, Credential, Place, Probe, speaks_old_tls
+from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential, speaks_old_tls
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.topics import COORDINATOR, INVITED, PREFIX
@@ -120,7 +120,7 @@ def check(target: Target) -> Iterator[Finding]:
         UnavailableError: nothing answers there.
     """
     address, tls = target.access.address(), target.access.tls()
-    place = Place.find(address, tls)
+    place = BrokerPlace.find(address, tls)
     coordinator = Credential(user=address.user or "", password=address.password)
     yield _certificate(place)
     yield from _unsecured(place)
@@ -137,10 +137,10 @@ def check(target: Target) -> Iterator[Finding]:
     yield from _Session(place, coordinator, target).findings()
 
 
-def _certificate(place: Place) -> Finding:
+def _certificate(place: BrokerPlace) -> Finding:
     """Also tells whether there is a broker at all."""
     question = "does the broker show a certificate that we can check?"
-    with Probe(place, _NOBODY) as probe:
+    with BrokerProbe(place, _NOBODY) as probe:
         if place.tls is None:
             if not probe.answered:
                 where = f"{place.host}:{place.port}"
@@ -158,11 +158,11 @@ def _certificate(place: Place) -> Finding:
     return Finding(question, probe.refused, Verdict.BROKEN, remedy)
 
 
-def _unsecured(place: Place) -> Iterator[Finding]:
+def _unsecured(place: BrokerPlace) -> Iterator[Finding]:
     question = "does it speak MQTT without TLS?"
     answers, found = [], False
     for port in dict.fromkeys((place.port, PLAIN_PORT)):
-        with Probe(replace(place, port=port, tls=None), _NOBODY) as probe:
+        with BrokerProbe(replace(place, port=port, tls=None), _NOBODY) as probe:
             found = found or probe.answered
             answers.append(f"port {port}: {'yes' if probe.answered else probe.refused}")
     verdict = Verdict.OPEN if found else Verdict.CLOSED
@@ -176,16 +176,16 @@ def _unsecured(place: Place) -> Iterator[Finding]:
         yield Finding("does it speak TLS below 1.2?", answer, known, remedy)
 
 
-def _anonymous(place: Place) -> tuple[bool, Finding]:
+def _anonymous(place: BrokerPlace) -> tuple[bool, Finding]:
     question = "may anyone connect without an account?"
-    with Probe(place, _NOBODY) as probe:
+    with BrokerProbe(place, _NOBODY) as probe:
         if probe.refused:
             return False, Finding(question, probe.refused, Verdict.CLOSED)
     return True, Finding(question, "yes", Verdict.OPEN, "allow_anonymous false")
 
 
 def _wrong_passwords(
-    place: Place, coordinator: Credential, device: Credential | None
+    place: BrokerPlace, coordinator: Credential, device: Credential | None
 ) -> Iterator[Finding]:
     user = coordinator.user or COORDINATOR
     tries = {
@@ -197,7 +197,7 @@ def _wrong_passwords(
         stolen = Credential(user=user, password=device.password)
         tries[f"as {user} with a device's password?"] = stolen
     for question, credential in tries.items():
-        with Probe(place, credential) as probe:
+        with BrokerProbe(place, credential) as probe:
             closed = bool(probe.refused)
             verdict = Verdict.CLOSED if closed else Verdict.OPEN
             remedy = "" if closed else _REMEDY_PASSWORD
@@ -207,7 +207,7 @@ def _wrong_passwords(
 class _Session:
     """All that needs several connections at once."""
 
-    def __init__(self, place: Place, coordinator: Credential, target: Target) -> None:
+    def __init__(self, place: BrokerPlace, coordinator: Credential, target: Target) -> None:
         self._place = place
         self._mark = secrets.token_hex(4)
         self._coordinator = coordinator
@@ -223,8 +223,8 @@ class _Session:
         invited = [] if self._invited is None else [self._invited.user]
         self._rules = AccessList(access_list(invited=invited))
         self._stack = ExitStack()
-        self._watchers: list[Probe] = []
-        self._readers: list[tuple[str, str, str, Probe, str]] = []
+        self._watchers: list[BrokerProbe] = []
+        self._readers: list[tuple[str, str, str, BrokerProbe, str]] = []
         self._sent: list[_Sent] = []
 
     def findings(self) -> Iterator[Finding]:
@@ -360,7 +360,7 @@ class _Session:
             payload = payload.ljust(3 * PACKET_BYTES)
         topic = self._topic(attempt.tail)
         will = (topic, payload) if attempt.how == "will" else None
-        with Probe(self._place, attempt.who, will=will) as probe:
+        with BrokerProbe(self._place, attempt.who, will=will) as probe:
             refused = probe.refused
             if not refused and will is not None:
                 probe.drop()
@@ -415,7 +415,7 @@ class _Session:
         reader = self._open(self._coordinator)
         if reader.refused:
             return Finding(question, "not asked: needs the coordinator's account", Verdict.UNKNOWN)
-        with Probe(self._place, self._device) as device:
+        with BrokerProbe(self._place, self._device) as device:
             refused = device.publish(topic, b"check", retain=True)
             reader.subscribe(self._topic("up/+/+"))
             time.sleep(SETTLE_S)
@@ -431,9 +431,9 @@ class _Session:
         """Whether topics of any number of federations can be filled."""
         question = "may a device publish under a federation that it invents?"
         topic = f"{PREFIX}/check-x{self._mark}/up/{self._own}/s"
-        with Probe(self._place, self._coordinator) as reader:
+        with BrokerProbe(self._place, self._coordinator) as reader:
             reader.subscribe(topic)
-            with Probe(self._place, self._device) as device:
+            with BrokerProbe(self._place, self._device) as device:
                 refused = device.publish(topic, b"check")
             time.sleep(SETTLE_S / 2)
             arrived = bool(reader.messages)
@@ -449,9 +449,9 @@ class _Session:
             return Finding(question, "not asked: needs the coordinator's account", Verdict.UNKNOWN)
         topic, payload = self._topic(f"up/{self._own}/s"), f"check {self._mark}".encode()
         victim.subscribe(self._topic("up/+/+"))
-        with Probe(self._place, self._device, client_id=victim.client_id) as thief:
+        with BrokerProbe(self._place, self._device, client_id=victim.client_id) as thief:
             thief.await_end(SETTLE_S / 2)
-            with Probe(self._place, self._device) as device:
+            with BrokerProbe(self._place, self._device) as device:
                 device.publish(topic, payload)
                 time.sleep(SETTLE_S / 2)
             if any(message.payload == payload for message in victim.messages):
@@ -465,12 +465,12 @@ class _Session:
         topics = {sent.topic for sent in self._sent if sent.attempt.how in ("retain", "will")}
         for who in dict.fromkeys((self._device, self._coordinator)):
             for topic in topics:
-                with Probe(self._place, who) as probe:
+                with BrokerProbe(self._place, who) as probe:
                     if not probe.refused:
                         probe.publish(topic, b"", retain=True)
 
-    def _open(self, who: Credential) -> Probe:
-        return self._stack.enter_context(Probe(self._place, who))
+    def _open(self, who: Credential) -> BrokerProbe:
+        return self._stack.enter_context(BrokerProbe(self._place, who))
 
     def _topic(self, tail: str) -> str:
         return f"{PREFIX}/{self._federation}/{tail}"

@@ -35,7 +35,7 @@ class Credential:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BrokerPlace:
     """Where a broker listens.
 
     Attributes:
@@ -53,14 +53,14 @@ class Place:
         """The place of an address, with the newest MQTT version that it answers."""
         found = cls(host=address.host, port=address.port, tls=tls)
         if address.version != "3.1.1":
-            with Probe(found, Credential()) as probe:
+            with BrokerProbe(found, Credential()) as probe:
                 if probe.answered and _OTHER_VERSION not in probe.refused:
                     return found
         return cls(host=address.host, port=address.port, tls=tls, version="3.1.1")
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Heard:
     """A delivered message."""
 
     topic: str
@@ -68,7 +68,7 @@ class Message:
     retained: bool
 
 
-class Probe:
+class BrokerProbe:
     """A connection; made when it is entered, with a random client id, ended when it is left.
 
     Args:
@@ -86,7 +86,7 @@ class Probe:
 
     def __init__(
         self,
-        place: Place,
+        place: BrokerPlace,
         credential: Credential,
         *,
         client_id: str = "",
@@ -94,7 +94,7 @@ class Probe:
     ) -> None:
         self.refused = self.ended = ""
         self.answered = False
-        self.messages: list[Message] = []
+        self.messages: list[Heard] = []
         self._place = place
         self._changed = threading.Condition()
         self._answers: dict[int, str] = {}
@@ -197,7 +197,7 @@ class Probe:
 
     def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
         with self._changed:
-            found = Message(message.topic, bytes(message.payload), message.retain)
+            found = Heard(message.topic, bytes(message.payload), message.retain)
             self.messages.append(found)
             self._changed.notify_all()
 

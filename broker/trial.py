@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from protofleet.broker.accounts import new_password
 from protofleet.broker.check import Target
 from protofleet.broker.folder import BrokerFolder
-from protofleet.broker.probe import ANSWER_S, Credential, Place, Probe
+from protofleet.broker.probe import ANSWER_S, BrokerPlace, BrokerProbe, Credential
 from protofleet.errors import UnavailableError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.topics import COORDINATOR, INVITED
@@ -55,10 +55,10 @@ def _await_account(folder: BrokerFolder, access: BrokerAccess, who: Credential) 
     command = folder.reload()
     if command:
         raise UnavailableError(f"broker folder '{folder.path}': run as its owner, or: {command}")
-    place = Place.find(access.address(), access.tls())
+    place = BrokerPlace.find(access.address(), access.tls())
     deadline = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline:
-        with Probe(place, who) as probe:
+        with BrokerProbe(place, who) as probe:
             if not probe.refused:
                 return
         time.sleep(0.05)

@@ -29,7 +29,7 @@ _SCR_US = 0.01  # smallest rise that counts as a response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class CleanSession:
     """One person's cleaned signals.
 
     Attributes:
@@ -47,12 +47,12 @@ class Session:
     rate_hz: float
 
 
-def clean(ecg: NDArray[np.float64], eda: NDArray[np.float64], rate_hz: float) -> Session:
+def clean(ecg: NDArray[np.float64], eda: NDArray[np.float64], rate_hz: float) -> CleanSession:
     """Filter a whole session at once, so that windows have no edges of their own."""
     steady = _filter(ecg, 3, (0.5, 40.0), rate_hz)
     smooth = _filter(eda, 4, 3.0, rate_hz)
     tonic = _filter(smooth, 2, 0.05, rate_hz)
-    return Session(
+    return CleanSession(
         ecg=steady,
         beats=find_beats(steady, rate_hz),
         eda=smooth,
@@ -77,7 +77,7 @@ def find_beats(ecg: NDArray[np.float64], rate_hz: float) -> NDArray[np.int64]:
     return np.unique(peaks).astype(np.int64)
 
 
-def features(session: Session, start: int, stop: int) -> NDArray[np.float64]:
+def features(session: CleanSession, start: int, stop: int) -> NDArray[np.float64]:
     """The thirty features of samples ``start:stop``; NaN where too few beats were found."""
     beats = session.beats[(session.beats >= start) & (session.beats < stop)]
     ecg = session.ecg[start:stop]
@@ -111,7 +111,7 @@ def _intervals(nn: NDArray[np.float64]) -> NDArray[np.float64]:
     )  # fmt: skip
 
 
-def _conductance(session: Session, part: slice) -> list[float]:
+def _conductance(session: CleanSession, part: slice) -> list[float]:
     eda, tonic, phasic = session.eda[part], session.tonic[part], session.phasic[part]
     seconds = np.arange(len(eda)) / session.rate_hz
     seconds -= seconds.mean()

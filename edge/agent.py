@@ -28,7 +28,7 @@ from protofleet.edge.decide import (
     decide,
     progress_of,
 )
-from protofleet.edge.identity import Identity, Registration, RollCall
+from protofleet.edge.identity import Identity, PresenceTimer, Registration
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
 from protofleet.edge.refusals import Refusals
@@ -90,7 +90,7 @@ class Agent:
         self._report = report
         self._who, self._stays = who, stays
         self._registration = Registration(learner, who.sends)
-        self._roll_call = RollCall()
+        self._roll_call = PresenceTimer()
         self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None

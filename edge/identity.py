@@ -36,7 +36,7 @@ class DataSummary:
     class_counts: tuple[int, ...] = ()
 
 
-class RollCall:
+class PresenceTimer:
     """When this process is to publish its presence again."""
 
     def __init__(self) -> None:

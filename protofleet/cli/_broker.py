@@ -47,7 +47,7 @@ _OPTIONS = (
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerOptions:
+class GivenBroker:
     """What a command line says of a broker, on top of what a file says.
 
     Attributes:
@@ -100,24 +100,24 @@ def broker_options(url_help: str, *, required: bool = False) -> Callable[[_Comma
         required: whether the command needs it.
     """
     url = click.option("--broker", metavar="URL", required=required, help=url_help)
-    return _gathered(url, BrokerOptions.access)
+    return _gathered(url, GivenBroker.access)
 
 
 def broker_overrides(command: _Command) -> _Command:
-    """Gives a command that reads a file the parameter ``broker``: ``BrokerOptions``."""
+    """Gives a command that reads a file the parameter ``broker``: ``GivenBroker``."""
     url = click.option("--broker", metavar="URL", help="In place of that in FILE.")
     return _gathered(url, lambda given: given)(command)
 
 
 def _gathered(
-    url: Callable[[_Command], _Command], make: Callable[[BrokerOptions], Any]
+    url: Callable[[_Command], _Command], make: Callable[[GivenBroker], Any]
 ) -> Callable[[_Command], _Command]:
     def decorate(command: _Command) -> _Command:
         @functools.wraps(command)
         def run(*args: Any, **given: Any) -> Any:
             told = {name: given.pop(option) for option, name in _BESIDE.items()}
             beside = {name: value for name, value in told.items() if value}
-            found = BrokerOptions(given["broker"], beside)
+            found = GivenBroker(given["broker"], beside)
             return command(*args, **{**given, "broker": make(found)})
 
         made: _Command = run

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protofleet.cli._broker import BrokerOptions, broker_overrides
+from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging, verbosity
@@ -32,7 +32,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @broker_overrides
 @trust_option
 @_JSON
-def run(file: Path, *, broker: BrokerOptions, trust_files: tuple[Path, ...], as_json: bool) -> None:
+def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the rounds of the federation FILE (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from protofleet.cli._broker import BrokerOptions, broker_overrides
+from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 
@@ -31,7 +31,7 @@ def fleet() -> None:
 @broker_overrides
 @trust_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON event per line.")
-def run(file: Path, *, broker: BrokerOptions, trust_files: tuple[Path, ...], as_json: bool) -> None:
+def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_json: bool) -> None:
     """Run the devices of the fleet FILE (TOML) until their federation finishes.
 
     Each is a process of its own that runs the real edge code behind its own sensor, limits and

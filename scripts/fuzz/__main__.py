@@ -29,7 +29,7 @@ _MAX_KEPT_BYTES, _MAX_CORPUS_BYTES = 2048, 6144
 """Of one input, and of a decoder's inputs, that are committed: the corpus is to stay small."""
 
 
-class Row(NamedTuple):
+class FuzzRow(NamedTuple):
     """What fuzzing one decoder has shown."""
 
     name: str
@@ -69,7 +69,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _fuzz(name: str, folder: Path, seconds: int) -> Row:
+def _fuzz(name: str, folder: Path, seconds: int) -> FuzzRow:
     target = TARGETS[name]
     for place in ("found", "examples"):
         (folder / place).mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ def _fuzz(name: str, folder: Path, seconds: int) -> Row:
     if not inputs:
         raise SystemExit(f"{name}: did not run:\n{found[-2000:]}")
     measured = _measure(name, folder)
-    return Row(
+    return FuzzRow(
         name=name,
         inputs=inputs,
         branches=_number(r"cov: (\d+)", found),
@@ -182,14 +182,14 @@ def _number(pattern: str, text: str) -> int:
     return int(found[-1]) if found else 0
 
 
-def _line(row: Row) -> str:
+def _line(row: FuzzRow) -> str:
     return (
         f"{row.name:22}{row.inputs:12,} inputs {row.branches:6} branches {row.crashes:3} crashes"
         f"{row.largest_bytes / 1e6:10.2f} MB {row.slowest_ms:10.1f} ms"
     )
 
 
-def _table(rows: list[Row]) -> list[str]:
+def _table(rows: list[FuzzRow]) -> list[str]:
     return [
         "| decoder | inputs | branches | crashes | largest memory | longest time |",
         "|---|---|---|---|---|---|",

@@ -19,7 +19,7 @@ from protofleet.broker.access import (
     with_invitation,
     without_account,
 )
-from protofleet.broker.probe import Credential, Probe
+from protofleet.broker.probe import BrokerProbe, Credential
 from protofleet.errors import InputError
 from protofleet.wire.topics import PREFIX, Channel, Topics
 
@@ -111,8 +111,8 @@ def _seen(probes):
 
 def _probe(running, role):
     if role == "coordinator":
-        return Probe(running.place, running.coordinator)
-    return Probe(running.place, Credential(user=role, password=PASSWORD))
+        return BrokerProbe(running.place, running.coordinator)
+    return BrokerProbe(running.place, Credential(user=role, password=PASSWORD))
 
 
 @pytest.mark.parametrize("wanted", ["#", "fl/#", f"{PREFIX}/+/dn/+/+", f"{PREFIX}/+/+/#", "$SYS/#"])

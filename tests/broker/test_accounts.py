@@ -11,7 +11,7 @@ from secured_broker import PASSWORD
 from protofleet.broker.access import AccessList
 from protofleet.broker.accounts import Accounts, hash_password, matches, new_password
 from protofleet.broker.folder import BrokerFolder
-from protofleet.broker.probe import Credential, Probe
+from protofleet.broker.probe import BrokerProbe, Credential
 from protofleet.errors import InputError
 
 
@@ -106,7 +106,7 @@ def test_a_running_broker_takes_and_drops_accounts(secured_broker):
     """Removal ends the connection that there is."""
     folder, place = secured_broker.folder, secured_broker.place
     anna = Credential(user="anna", password=PASSWORD)
-    with Probe(place, anna) as probe:
+    with BrokerProbe(place, anna) as probe:
         assert "uthori" in probe.refused
     folder.accounts.add("anna", PASSWORD)
     assert folder.reload() == ""
@@ -114,14 +114,14 @@ def test_a_running_broker_takes_and_drops_accounts(secured_broker):
         folder.accounts.remove("anna")
         folder.reload()
         assert probe.await_end(5)
-    with Probe(place, anna) as probe:
+    with BrokerProbe(place, anna) as probe:
         assert "uthori" in probe.refused
 
 
 def _connected(place, credential):
     """SIGHUP is answered a moment later."""
     for _ in range(50):
-        with Probe(place, credential) as probe:
+        with BrokerProbe(place, credential) as probe:
             if not probe.refused:
-                return Probe(place, credential)
+                return BrokerProbe(place, credential)
     raise TimeoutError(probe.refused)

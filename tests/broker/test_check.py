@@ -12,7 +12,7 @@ from secured_broker import PASSWORD, let_in, skip_without
 
 from protofleet.broker.check import Target, Verdict, check
 from protofleet.broker.folder import BrokerFolder
-from protofleet.broker.probe import Credential, Place, Probe
+from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
 from protofleet.broker.trial import trial_accounts
 from protofleet.cli.broker import broker
 from protofleet.errors import UnavailableError
@@ -74,7 +74,7 @@ def test_an_open_broker_is_open_everywhere(kind):
 
 def _retained(url):
     address = BrokerAccess(url=url).address()
-    with Probe(Place.find(address, None), Credential()) as probe:
+    with BrokerProbe(BrokerPlace.find(address, None), Credential()) as probe:
         probe.subscribe("fl/#")
         time.sleep(0.3)
         return [message for message in probe.messages if message.retained]
@@ -139,7 +139,7 @@ def test_the_federation_of_a_file_is_asked_about(secured_broker, tmp_path):
         f'url = "{secured_broker.broker.url}"\nuser = "coordinator"\n'
         f'ca_file = "{folder.ca}"\npassword_file = "{folder.password_file}"\n'
     )
-    with Probe(secured_broker.place, secured_broker.coordinator) as watcher:
+    with BrokerProbe(secured_broker.place, secured_broker.coordinator) as watcher:
         watcher.subscribe(f"{PREFIX}/home/up/+/+")
         watcher.subscribe(f"{PREFIX}/home/all/#")
         options = ["--device", "pi-1", "--device-password-file", str(tmp_path / "pi-1.password")]

@@ -8,7 +8,7 @@ import warnings
 import pytest
 
 from protofleet.broker.certificates import make_authority, make_server
-from protofleet.broker.probe import Credential, Place, Probe, speaks_old_tls
+from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential, speaks_old_tls
 from protofleet.wire.broker_access import BrokerAccess
 
 
@@ -50,13 +50,13 @@ def test_the_newest_version_that_is_answered_is_found(secured_broker):
     version = "3.1.1" if "amqtt" in secured_broker.broker.name else "5"
     url = secured_broker.broker.url.partition("?")[0]  # which would say it
     access = BrokerAccess(url=url, ca_file=secured_broker.folder.ca)
-    assert Place.find(access.address(), access.tls()).version == version
+    assert BrokerPlace.find(access.address(), access.tls()).version == version
 
 
 def test_a_socket_that_says_nothing_is_no_broker():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with Probe(Place(host="127.0.0.1", port=port, tls=None), Credential()) as probe:
+        with BrokerProbe(BrokerPlace(host="127.0.0.1", port=port, tls=None), Credential()) as probe:
             assert (probe.answered, probe.refused) == (False, "no answer")
-    with Probe(Place(host="127.0.0.1", port=port, tls=None), Credential()) as probe:
+    with BrokerProbe(BrokerPlace(host="127.0.0.1", port=port, tls=None), Credential()) as probe:
         assert probe.refused == "Connection refused"
