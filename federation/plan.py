@@ -118,10 +118,9 @@ def make_plan(config: FederationConfig) -> Plan:
 
 def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:
     default = AggregationSettings()
-    own = (chosen.kind, chosen.settings, chosen.norm_clip)
-    if own != (default.kind, default.settings, default.norm_clip) and not (
-        description.takes_aggregator
-    ):
+    plain = (chosen.kind, chosen.settings) == (default.kind, default.settings)
+    unclipped = chosen.norm_clip in (default.norm_clip, 0)
+    if not (plain and unclipped) and not description.takes_aggregator:
         takers = sorted(
             name
             for name, one in DESCRIPTIONS.items()
