@@ -11,7 +11,7 @@ import pytest
 from brokers import free_port, wait_until
 
 from protofleet.broker.folder import BrokerFolder, find_mosquitto
-from protofleet.broker.probe import Credential, Place, Probe
+from protofleet.broker.probe import BrokerPlace, BrokerProbe, Credential
 from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -37,7 +37,7 @@ def secured(kind: str, path: Path, federations: Sequence[str] = ()) -> Iterator[
             password_file=folder.password_file,
         )
         coordinator = Credential(user="coordinator", password=folder.coordinator_password())
-        place = Place.find(access.address(), access.tls())
+        place = BrokerPlace.find(access.address(), access.tls())
         yield SimpleNamespace(
             folder=folder, place=place, coordinator=coordinator, access=access, broker=broker
         )
@@ -51,6 +51,6 @@ def let_in(running: SimpleNamespace, *names: str) -> None:
     wait_until(lambda: _is_let_in(running.place, names[-1]))
 
 
-def _is_let_in(place: Place, name: str) -> bool:
-    with Probe(place, Credential(user=name, password=PASSWORD)) as probe:
+def _is_let_in(place: BrokerPlace, name: str) -> bool:
+    with BrokerProbe(place, Credential(user=name, password=PASSWORD)) as probe:
         return not probe.refused
