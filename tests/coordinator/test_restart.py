@@ -11,7 +11,7 @@ from brokers import mosquitto, wait_until
 
 from protofleet.coordinator import events
 from protofleet.coordinator.run import open_service
-from protofleet.edge.identity import RollCall
+from protofleet.edge.identity import PresenceTimer
 from protofleet.federation.settings import CohortSettings
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.endpoint import DeviceEndpoint
@@ -43,7 +43,7 @@ class _Devices(threading.Thread):
                 layout_hash=plan.bundle.manifest.layout_hash,
             )
             end = DeviceEndpoint.create(broker, plan.config.federation, name, folder / name)
-            self._ends[name] = (end, presence, RollCall())
+            self._ends[name] = (end, presence, PresenceTimer())
 
     def run(self):
         for end, _, _ in self._ends.values():

@@ -70,7 +70,7 @@ def test_a_rule_for_a_strategy_that_takes_none_is_refused_by_name(tiny):
     with pytest.raises(InputError, match=message):
         _with(tiny, "local", kind="median")
     with pytest.raises(InputError, match=r"aggregation 'mean': strategy 'local' .* takes no other"):
-        _with(tiny, "local", norm_clip=0.0)
+        _with(tiny, "local", norm_clip=5.0)
     assert _with(tiny, "local", kind="mean", most_examples=3.0).aggregator is MEAN
 
 
