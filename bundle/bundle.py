@@ -17,6 +17,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 
+from protofleet import signatures
 from protofleet.bundle import keys
 from protofleet.bundle.files import (
     MANIFEST,
@@ -256,7 +257,7 @@ def _check_signature(source: Source, data: bytes) -> bytes:
             raise RefusedError("unsigned", f"bundle: no '{SIGNATURE}'") from error
         raise
     public, signed = signature[: keys.PUBLIC_KEY_BYTES], signature[keys.PUBLIC_KEY_BYTES :]
-    if not keys.verify(public, signed, data):
+    if not signatures.verify(public, signed, data):
         raise RefusedError("signature", f"bundle: '{SIGNATURE}' does not fit '{MANIFEST}'")
     return public
 
@@ -265,7 +266,7 @@ def _check_trusted(public: bytes, trusted: Collection[bytes]) -> None:
     if public not in trusted:
         raise RefusedError(
             "untrusted",
-            f"bundle: signed by {keys.fingerprint(public)}, which is not trusted; "
+            f"bundle: signed by {signatures.fingerprint(public)}, which is not trusted; "
             "to trust a key: protofleet bundle trust PUBLIC_KEY_FILE",
         )
 

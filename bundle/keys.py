@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import secrets
 from pathlib import Path
 
 import platformdirs
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from protofleet.errors import InputError
 from protofleet.private_files import PRIVATE_FOLDER, check_secret_file, who_else_writes
+from protofleet.signatures import fingerprint
 
 PUBLIC_KEY_BYTES = 32
 SIGNATURE_BYTES = 64
@@ -126,20 +126,6 @@ def user_trust() -> frozenset[bytes]:
     if not path.exists():
         return trusted_keys()
     return trusted_keys() | {load_signing_key(path).public_key().public_bytes_raw()}
-
-
-def fingerprint(public: bytes) -> str:
-    """First 32 hex digits of the SHA-256 of the raw public key, for people to compare."""
-    return hashlib.sha256(public).hexdigest()[:32]
-
-
-def verify(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether ``signature`` (64 bytes) over ``message`` was made by ``public`` (32 raw bytes)."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
 
 
 def _create_key_file(path: Path) -> None:

@@ -22,6 +22,7 @@ from protofleet.coordinator.invitations import Told, own_broker, reload
 from protofleet.coordinator.member_records import Invited
 from protofleet.coordinator.members import KEY_FILE, Members
 from protofleet.errors import InputError, ProtofleetError, RefusedError, UnavailableError
+from protofleet.signatures import fingerprint
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.enrolment import (
     EnrolmentAnswer,
@@ -31,7 +32,7 @@ from protofleet.wire.enrolment import (
     read_request,
     seal_answer,
 )
-from protofleet.wire.identity import fingerprint, public_bytes
+from protofleet.wire.identity import public_bytes
 from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkOptions
 from protofleet.wire.messages import encode
 from protofleet.wire.topics import INVITED, Topics

@@ -18,9 +18,9 @@ from protofleet.broker.folder import BrokerFolder
 from protofleet.coordinator.member_records import Invited, Member
 from protofleet.coordinator.members import Members
 from protofleet.errors import InputError, UnavailableError
+from protofleet.signatures import fingerprint
 from protofleet.wire.broker_access import BrokerAccess, peer_certificate
 from protofleet.wire.enrolment import Invitation
-from protofleet.wire.identity import fingerprint
 from protofleet.wire.topics import INVITED, check_device_id, invited_account
 
 Told = Callable[[str], None]

@@ -42,7 +42,16 @@ _ALLOWED = {
     "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets", "broker"},
 }
 _ALLOWED["experiments"] = {*_ALLOWED, "report"}
-_EVERYONES = {"errors", "durable", "printable", "private_files", "settings", "threads", "units"}
+_EVERYONES = {
+    "errors",
+    "durable",
+    "printable",
+    "private_files",
+    "settings",
+    "signatures",
+    "threads",
+    "units",
+}
 _TORCH_SIDE = {"torch", "onnx", "onnxscript", "onnx_ir"}
 
 

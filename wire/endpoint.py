@@ -55,6 +55,7 @@ from protofleet.wire.receiver import Receiver
 from protofleet.wire.sender import Sender
 from protofleet.wire.topics import (
     ANNOUNCEMENTS,
+    RETAINED,
     Channel,
     TopicAddress,
     Topics,
@@ -88,7 +89,6 @@ _RECORD_CHANNELS: dict[type[Message], Channel] = {
     Presence: Channel.PRESENCE,
     Task: Channel.DOWN_TASK,
 }
-_RETAINED = {Channel.ANNOUNCEMENT, Channel.PRESENCE}
 
 
 @contextmanager
@@ -207,7 +207,7 @@ class _Endpoint:
         payload = self._protection.write(message, topic, device_id)
         if payload is None:
             return False
-        return self._link.publish(topic, payload, retain=channel in _RETAINED)
+        return self._link.publish(topic, payload, retain=channel in RETAINED)
 
     @_on_disk()
     def _expect(self, device_id: str, offer: TransferOffer) -> None:
@@ -236,7 +236,7 @@ class _Endpoint:
         address = self._topics.parse(delivery.topic)
         if address is None:
             return
-        if delivery.retained and address.channel not in _RETAINED:
+        if delivery.retained and address.channel not in RETAINED:
             detail = f"'{address.channel.value}': expected a message of now, got a retained one"
             self._ready.append(Ignored(address.device_id, "retained", detail))
             return

@@ -24,11 +24,11 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.signatures import fingerprint
 from protofleet.wire.broker_access import BrokerAddress
 from protofleet.wire.identity import (
     SIGNATURE_BYTES,
     DeviceGrant,
-    fingerprint,
     public_bytes,
     read_statement,
     sign,

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import re
 import time
 from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet import signatures
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import TransferOffer
 
@@ -69,11 +68,6 @@ def public_bytes(key: Ed25519PrivateKey) -> bytes:
     return key.public_key().public_bytes_raw()
 
 
-def fingerprint(public: bytes) -> str:
-    """First 32 hex digits of the SHA-256 of a raw public key, for people to compare."""
-    return hashlib.sha256(public).hexdigest()[:32]
-
-
 def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> bytes:
     """The 64-byte signature over ``protofleet/2 <purpose>``, a zero byte and ``message``."""
     return key.sign(_signed(purpose, message))
@@ -81,11 +75,7 @@ def sign(key: Ed25519PrivateKey, purpose: str, message: bytes) -> bytes:
 
 def verify(public: bytes, signature: bytes, purpose: str, message: bytes) -> bool:
     """Whether ``sign`` made ``signature`` with the private half of ``public`` (32 raw bytes)."""
-    try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, _signed(purpose, message))
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    return signatures.verify(public, signature, _signed(purpose, message))
 
 
 def sign_statement(key: Ed25519PrivateKey, statement: Statement) -> str:

@@ -181,7 +181,11 @@ _BY_PARTS = {
 }
 
 
+RETAINED = frozenset({Channel.ANNOUNCEMENT, Channel.PRESENCE})
+"""Channels whose messages are retained; those of others never count."""
+
+
 def is_retained(topic: str) -> bool:
-    """Whether messages of this topic are retained, in any federation: the others' never count."""
+    """Whether messages of this topic are retained, in any federation."""
     levels = topic.split("/")[PREFIX.count("/") + 2 :]
     return levels == ["all", "ctl"] or (len(levels) == 2 and levels[0] == Channel.PRESENCE.value)

@@ -61,6 +61,7 @@ def verify(
     """Say whether a device would take the bundle PATH; exit with 1 and the reason if not."""
     from protofleet.bundle import Bundle, keys
     from protofleet.errors import RefusedError
+    from protofleet.signatures import fingerprint
 
     trusted = frozenset(map(keys.load_public_key, trust_files)) or keys.user_trust()
     try:
@@ -70,7 +71,7 @@ def verify(
             raise
         click.echo(json.dumps({"valid": False, "rule": error.rule, "reason": str(error)}))
         raise SystemExit(1) from error
-    signer = keys.fingerprint(bytes.fromhex(opened.signer))
+    signer = fingerprint(bytes.fromhex(opened.signer))
     if as_json:
         click.echo(json.dumps({"valid": True, "digest": opened.digest, "signer": signer}))
     else:
@@ -84,6 +85,7 @@ def keygen(out: Path | None) -> None:
     from cryptography.hazmat.primitives import serialization
 
     from protofleet.bundle import keys
+    from protofleet.signatures import fingerprint
 
     public = keys.load_or_create_signing_key().public_key()
     pem = public.public_bytes(
@@ -91,7 +93,7 @@ def keygen(out: Path | None) -> None:
     )
     if out is not None:
         keys.save_public_key(public.public_bytes_raw(), out)
-    click.echo(f"fingerprint {keys.fingerprint(public.public_bytes_raw())}")
+    click.echo(f"fingerprint {fingerprint(public.public_bytes_raw())}")
     click.echo(pem.decode().rstrip())
 
 
@@ -100,18 +102,19 @@ def keygen(out: Path | None) -> None:
 def trust(public_key: Path) -> None:
     """Accept bundles signed with PUBLIC_KEY (a PEM file) on this machine."""
     from protofleet.bundle import keys
+    from protofleet.signatures import fingerprint
 
     public = keys.load_public_key(public_key)
-    click.echo(f"trusting {keys.fingerprint(public)}: {keys.trust(public)}")
+    click.echo(f"trusting {fingerprint(public)}: {keys.trust(public)}")
 
 
 def _summary(opened: Bundle) -> dict[str, Any]:
     import msgspec
 
-    from protofleet.bundle import keys
+    from protofleet.signatures import fingerprint
 
     manifest: dict[str, Any] = msgspec.to_builtins(opened.manifest)
-    signer = keys.fingerprint(bytes.fromhex(opened.signer))
+    signer = fingerprint(bytes.fromhex(opened.signer))
     return {"digest": opened.digest, "signer": signer, **manifest}
 
 

@@ -190,7 +190,7 @@ def list_(keys: Path, *, as_json: bool) -> None:
 
     from protofleet.coordinator.invitations import standings
     from protofleet.coordinator.members import Members
-    from protofleet.wire.identity import fingerprint
+    from protofleet.signatures import fingerprint
 
     with Members.open(keys) as members:
         found = standings(members, time.time())
@@ -350,7 +350,7 @@ def _tell_event(name: str, event: str, *, as_json: bool) -> None:
 
 
 def _rotate_federation(members: Members) -> None:
-    from protofleet.wire.identity import fingerprint
+    from protofleet.signatures import fingerprint
 
     new, ended = members.rotate()
     click.echo(f"federation '{members.name}': new key {fingerprint(new)}; the old one is removed")

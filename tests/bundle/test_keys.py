@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
+from protofleet import signatures
 from protofleet.bundle import keys
 from protofleet.cli.bundle import bundle as command
 from protofleet.cli.main import main
@@ -67,10 +68,10 @@ def test_the_trust_store_holds_what_was_trusted():
 def test_a_signature_fits_only_its_key_and_message():
     key = keys.load_or_create_signing_key()
     public, signature = key.public_key().public_bytes_raw(), key.sign(b"message")
-    assert keys.verify(public, signature, b"message")
-    assert not keys.verify(public, signature, b"massage")
-    assert not keys.verify(public, signature[:-1], b"message")
-    assert not keys.verify(public[:-1], signature, b"message")
+    assert signatures.verify(public, signature, b"message")
+    assert not signatures.verify(public, signature, b"massage")
+    assert not signatures.verify(public, signature[:-1], b"message")
+    assert not signatures.verify(public[:-1], signature, b"message")
 
 
 def test_the_commands_make_a_key_trust_it_and_verify(tmp_path):
@@ -86,7 +87,7 @@ def test_the_commands_make_a_key_trust_it_and_verify(tmp_path):
     assert run(command, ["trust", public]).exit_code == 0
     assert json.loads(run(command, ["verify", path, "--json"]).stdout)["valid"] is True
     shown = json.loads(run(command, ["inspect", path, "--json"]).stdout)
-    assert shown["signer"] == keys.fingerprint(keys.load_public_key(tmp_path / "me.pem"))
+    assert shown["signer"] == signatures.fingerprint(keys.load_public_key(tmp_path / "me.pem"))
     told = run(command, ["inspect", path]).stdout
     assert "class0" in told
     assert "\nmean " in told

@@ -11,9 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from fuzz.target import Target
 
+from protofleet.signatures import fingerprint
 from protofleet.wire import enrolment
 from protofleet.wire.enrolment import EnrolmentAnswer, EnrolmentGrant, EnrolmentRequest, Invitation
-from protofleet.wire.identity import DeviceGrant, fingerprint, public_bytes, sign_statement
+from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
 from protofleet.wire.messages import decode, encode
 from protofleet.wire.topics import Topics
 

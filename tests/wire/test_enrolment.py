@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.signatures import fingerprint
 from protofleet.wire import enrolment
 from protofleet.wire.enrolment import (
     Asked,
@@ -25,7 +26,7 @@ from protofleet.wire.enrolment import (
     seal_answer,
     write_request,
 )
-from protofleet.wire.identity import DeviceGrant, fingerprint, public_bytes, sign_statement
+from protofleet.wire.identity import DeviceGrant, public_bytes, sign_statement
 from protofleet.wire.messages import encode
 from protofleet.wire.topics import Topics
 
