@@ -29,13 +29,14 @@ from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.threads import thread_variables
 
-_DEVICES = 4
+FEDERATION = "bench"
+HONEST = tuple(f"device-{number}" for number in range(4))
 _SIZES = (1_450_000, 1_000)
 _FIRST = 1  # the first round waits for devices and warms everything up
 _LIMIT_S = 300
-_KEYS = 'keys = "keys"\n'
+KEYS = 'keys = "keys"\n'
 _PROTOFLEET = [sys.executable, "-m", "protofleet"]
-_Process = subprocess.Popen[bytes]
+Process = subprocess.Popen[bytes]
 
 
 def run(*, quick: bool) -> Iterator[list[Row]]:
@@ -69,10 +70,10 @@ def _row(floats: int, rounds: int, *, keyed: bool) -> Row:
         found = json.loads((folder / "run" / "result.json").read_text())
     measured = found["rounds"][_FIRST:]
     seconds = [one["seconds"] for one in measured]
-    raw = 4 * floats * _DEVICES
+    raw = 4 * floats * len(HONEST)
     return Row(
         bench="rounds",
-        case=f"{_DEVICES} devices, {floats:,} floats, a round{', keys' if keyed else ''}",
+        case=f"{len(HONEST)} devices, {floats:,} floats, a round{', keys' if keyed else ''}",
         ours_ms=round(statistics.median(seconds) * 1e3, 1),
         details={
             "slowest_ms": round(max(seconds) * 1e3, 1),
@@ -99,31 +100,37 @@ def _median(rounds: list[dict[str, Any]], direction: str) -> float:
 def _federate(folder: Path, url: str, size: tuple[int, int], *, keyed: bool) -> int:
     """Run a federation to its end; the coordinator's peak resident memory in bytes."""
     floats, rounds = size
-    names = [f"device-{number}" for number in range(_DEVICES)]
     if keyed:
-        enrol_here(folder / "keys", "bench", {name: folder / name for name in names}, url)
-    key = Ed25519PrivateKey.generate()
-    write_synthetic_bundle(folder / "model.pfb", floats, key)
-    save_public_key(key.public_key().public_bytes_raw(), folder / "key.pem")
-    synthetic_data().save(folder / "data.npz")
-    (folder / "federation.toml").write_text(
-        f'federation = "bench"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
-        f"rounds = {rounds}\n{_KEYS if keyed else ''}"
-        f"[cohort]\nminimum = {_DEVICES}\n"
-    )
-    file, trust = str(folder / "federation.toml"), ("--trust", str(folder / "key.pem"))
-    processes = [_start(folder / "coordinator.log", "coordinator", "run", file, *trust)]
+        enrol_here(folder / "keys", FEDERATION, {name: folder / name for name in HONEST}, url)
+    more = f"[cohort]\nminimum = {len(HONEST)}\n"
+    write_federation(folder, url, floats, f"rounds = {rounds}\n{KEYS if keyed else ''}{more}")
+    file = str(folder / "federation.toml")
+    processes = [start_command(folder / "coordinator.log", "coordinator", "run", file)]
     try:
-        processes += [_start_device(folder, url, name) for name in names]
+        processes += [start_device(folder, url, name) for name in HONEST]
         return _watch(processes[0], folder)
     finally:
         stop(processes)
 
 
-def _start_device(folder: Path, url: str, name: str) -> _Process:
+def write_federation(folder: Path, url: str, floats: int, settings: str) -> None:
+    """Bundle, its key, a device's data and the federation file, which ``settings`` end."""
+    key = Ed25519PrivateKey.generate()
+    write_synthetic_bundle(folder / "model.pfb", floats, key)
+    save_public_key(key.public_key().public_bytes_raw(), folder / "key.pem")
+    synthetic_data().save(folder / "data.npz")
+    trusted = key.public_key().public_bytes_raw().hex()
+    (folder / "federation.toml").write_text(
+        f'federation = "{FEDERATION}"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
+        f'trusted = ["{trusted}"]\n{settings}'
+    )
+
+
+def start_device(folder: Path, url: str, name: str) -> Process:
+    """A device's process, its store and log in the folder."""
     options = {
         "--broker": url,
-        "--federation": "bench",
+        "--federation": FEDERATION,
         "--bundle": folder / "model.pfb",
         "--data": folder / "data.npz",
         "--trust": folder / "key.pem",
@@ -131,15 +138,16 @@ def _start_device(folder: Path, url: str, name: str) -> _Process:
         "--id": name,
     }
     pairs = [str(part) for pair in options.items() for part in pair]
-    return _start(folder / f"{name}.log", "device", "join", *pairs)
+    return start_command(folder / f"{name}.log", "device", "join", *pairs)
 
 
-def _start(log: Path, *arguments: str) -> _Process:
+def start_command(log: Path, *arguments: str) -> Process:
+    """A command's process; what it says goes to ``log``."""
     environment = {**thread_variables(1), "PROTOFLEET_NUMBA": "0"}
     return spawn([*_PROTOFLEET, *arguments], out=log, log=log, env=environment)
 
 
-def _watch(coordinator: _Process, folder: Path) -> int:
+def _watch(coordinator: Process, folder: Path) -> int:
     """Wait for the end; the largest resident memory seen, 0 where the system does not tell."""
     deadline = time.monotonic() + _LIMIT_S
     peak = 0

@@ -329,5 +329,6 @@ def _command(name: str, summary: str, *more: Callable[[Any], Any]) -> None:
 
 _command("programs", "Inference and training steps against PyTorch; long.", _only_model)
 _command("memory", "Peak memory of a device, with and without Numba, and with LiteRT.")
-_command("rounds", "Rounds over Mosquitto: seconds, bytes, memory.")
+_command("rounds", "Rounds over Mosquitto, without and with keys: seconds, bytes, memory.")
+_command("floods", "Rounds while strangers and members flood the broker; long.")
 _command("parity", "Every program of every model against PyTorch; long.", _only_model)
