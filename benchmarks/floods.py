@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +45,15 @@ from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfer import transfer_id
 
 _TOPICS = Topics(FEDERATION)
-_FLOATS = 1_000
-_QUIET_ROUNDS, _FLOODED_ROUNDS = 5, 5
-_DEADLINE_S = 40.0
-_LIMIT_S = 300.0
+_FLOATS = 1_450_000
+_QUIET_ROUNDS, _FLOODED_ROUNDS, _FLOODED_S = 6, 5, 20.0
+_DEADLINE_S = 10.0
+_LIMIT_S = 600.0
 _BYTES = 512 * 1024 * 1024
+_OFFER_S = 15.0  # between two offers of a member, as honest devices repeat theirs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Attacker:
     """Somebody who reaches the broker.
 
@@ -59,13 +61,13 @@ class Attacker:
         link: connected, subscribed to announcements.
         folder: of the federation, whose key a member's grant needs.
         announced: the latest announcement, as it came.
-        stopped: whether to end.
+        sent: messages so far.
     """
 
     link: Link
     folder: Path
     announced: bytes
-    stopped: Callable[[], bool]
+    sent: int = 0
 
     def devices(self, names: list[str], *, members: bool) -> dict[str, DeviceProtection]:
         """Devices that answer the announcement, with grants of the federation or of their own."""
@@ -81,24 +83,21 @@ class Attacker:
                 found[name] = self._device(name, key, grant, trusted)
         return found
 
-    def round_id(self) -> int:
-        """Of the latest announcement; waits a second for one."""
-        found = name_in(self.announced).round_id
-        until = time.monotonic() + 1.0
-        while (left := until - time.monotonic()) > 0:
-            event = self.link.get(left)
-            if isinstance(event, Delivery):
-                found = name_in(event.payload).round_id
-        return found
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Send as fast as the broker acknowledges."""
+        while not self.link.room:
+            self.hear(0.01)
+        self.hear(0.0)
+        self.sent += self.link.publish(topic, payload, retain=retain)
 
     def say(self, device: DeviceProtection, name: str, channel: Channel, message: Message) -> None:
         """Publish a record of a device, signed or sealed."""
         topic = _TOPICS.of(channel, name)
         payload = device.write(message, topic, name)
         if payload is not None:
-            self.link.publish(topic, payload, retain=channel is Channel.PRESENCE)
+            self.publish(topic, payload, retain=channel is Channel.PRESENCE)
 
-    def present(self, devices: dict[str, DeviceProtection]) -> None:
+    def present(self, devices: dict[str, DeviceProtection]) -> Iterator[None]:
         """Publish a presence of each that fits the federation."""
         run = name_in(self.announced)
         for name, device in devices.items():
@@ -111,6 +110,33 @@ class Attacker:
                 num_examples=1,
             )
             self.say(device, name, Channel.PRESENCE, presence)
+            yield
+
+    def offer(self, device: DeviceProtection, name: str, size: int) -> None:
+        """Publish an offer of an update of the round that was announced last."""
+        sha256, round_id = secrets.token_hex(32), name_in(self.announced).round_id
+        offer = TransferOffer(
+            transfer_id=transfer_id(sha256, name, round_id),
+            kind="update",
+            round_id=round_id,
+            total_bytes=size,
+            sha256=sha256,
+            chunk_bytes=256,
+            key=secrets.token_hex(32),
+        )
+        self.say(device, name, Channel.UP_OFFER, device.sign_offer(offer))
+
+    def await_invitation(self) -> None:
+        """Wait for a round that opens with the devices that are present now in its cohort."""
+        present_in = name_in(self.announced).round_id
+        while name_in(self.announced).round_id <= present_in:
+            self.hear(1.0)
+
+    def hear(self, wait_s: float) -> None:
+        """Take what the federation announces."""
+        event = self.link.get(wait_s)
+        if isinstance(event, Delivery):
+            self.announced = event.payload
 
     def _device(
         self, name: str, key: Ed25519PrivateKey, grant: str, trusted: bytes
@@ -130,43 +156,53 @@ class Attacker:
         return device
 
 
-def _presences(attacker: Attacker) -> None:
+Flood = Callable[[Attacker], Iterator[None]]
+"""Yields once when it is ready to begin, then after each message."""
+
+
+def _presences(attacker: Attacker) -> Iterator[None]:
     names = [f"stranger-{number}" for number in range(10_000)]
-    attacker.present(attacker.devices(names, members=False))
+    devices = attacker.devices(names, members=False)
+    yield
+    yield from attacker.present(devices)
 
 
-def _invented_ids(attacker: Attacker) -> None:
+def _invented_ids(attacker: Attacker) -> Iterator[None]:
     names = [f"nobody-{number}" for number in range(1_000)]
     ways = [Channel.UP_STATUS, Channel.UP_OFFER, Channel.UP_REQUEST, Channel.UP_CHUNK]
+    yield
     for name, channel in itertools.cycle(itertools.product(names, ways)):
-        if attacker.stopped():
-            return
-        attacker.link.publish(_TOPICS.of(channel, name), secrets.token_bytes(400))
-        time.sleep(0.0005)
+        attacker.publish(_TOPICS.of(channel, name), secrets.token_bytes(400))
+        yield
 
 
-def _large_offers(attacker: Attacker) -> None:
+def _large_offers(attacker: Attacker) -> Iterator[None]:
     devices = attacker.devices(["thief"], members=True)
-    attacker.present(devices)
     ((name, device),) = devices.items()
-    round_id = 0
-    for number in range(1_000):
-        round_id = attacker.round_id() if number % 100 == 0 else round_id
-        offer = _offer(device, name, round_id, _BYTES)
-        attacker.say(device, name, Channel.UP_OFFER, offer)
+    yield
+    yield from attacker.present(devices)
+    attacker.await_invitation()
+    for _ in range(1_000):
+        attacker.offer(device, name, _BYTES)
+        yield
 
 
-def _endless_transfers(attacker: Attacker) -> None:
+def _endless_transfers(attacker: Attacker) -> Iterator[None]:
     devices = attacker.devices([f"member-{number}" for number in range(1_000)], members=True)
-    attacker.present(devices)
-    while not attacker.stopped():
-        round_id = attacker.round_id()
+    yield
+    yield from attacker.present(devices)
+    attacker.await_invitation()
+    while True:
+        due = time.monotonic() + _OFFER_S
         for name, device in devices.items():
-            offer = _offer(device, name, round_id, 4 * _FLOATS)
-            attacker.say(device, name, Channel.UP_OFFER, offer)
+            attacker.offer(device, name, 4 * _FLOATS)
+            yield
+        while time.monotonic() < due:
+            attacker.hear(0.1)
+            yield
 
 
-FLOODS: dict[str, Callable[[Attacker], None]] = {
+FLOODS: dict[str, Flood] = {
     "10,000 presences of strangers": _presences,
     "messages of 1,000 invented ids, without end": _invented_ids,
     "1,000 offers of 512 MB by a member": _large_offers,
@@ -184,7 +220,7 @@ def run(*, quick: bool) -> Iterator[list[Row]]:
     return ([_row(name, flood)] for name, flood in floods)
 
 
-def _row(name: str, flood: Callable[[Attacker], None]) -> Row:
+def _row(name: str, flood: Flood) -> Row:
     with (
         tempfile.TemporaryDirectory() as temporary,
         open_broker(BrokerOptions(kind="mosquitto")) as broker,
@@ -203,7 +239,8 @@ def _row(name: str, flood: Callable[[Attacker], None]) -> Row:
             processes += [start_device(folder, broker.url, device) for device in HONEST]
             quiet = _await_rounds(log, _QUIET_ROUNDS)
             with closing(_listen(broker.url)) as link:
-                flooded = _under(flood, link, folder, log)
+                attacker = Attacker(link=link, folder=folder / "keys", announced=_announced(link))
+                flooded = _under(flood, attacker, log)
             memory = [high_water_bytes(one.pid) or 0 for one in (processes[0], broker.process)]
         finally:
             stop(processes)
@@ -216,6 +253,7 @@ def _row(name: str, flood: Callable[[Attacker], None]) -> Row:
         baseline_ms=round(before, 1),
         ratio=round(during / before, 2),
         details={
+            "messages": attacker.sent,
             "rounds": len(flooded),
             "coordinator_rss_mb": round(memory[0] / 1e6, 1),
             "broker_rss_mb": round(memory[1] / 1e6, 1),
@@ -223,19 +261,29 @@ def _row(name: str, flood: Callable[[Attacker], None]) -> Row:
     )
 
 
-def _under(flood: Callable[[Attacker], None], link: Link, folder: Path, log: Path) -> list[float]:
-    """Times of the rounds that opened while the flood was under way or had just ended."""
-    known, ended = len(_times(log)), threading.Event()
-    attacker = Attacker(
-        link=link, folder=folder / "keys", announced=_announced(link), stopped=ended.is_set
-    )
-    thread = threading.Thread(target=flood, args=[attacker], daemon=True)
-    thread.start()
-    try:
-        return _await_rounds(log, known + 1 + _FLOODED_ROUNDS)[known + 1 :]
-    finally:
-        ended.set()
-        thread.join(60.0)
+def _under(flood: Flood, attacker: Attacker, log: Path) -> list[float]:
+    """Times of the rounds that opened after the flood had begun and until it had ended."""
+    ended = threading.Event()
+    messages = flood(attacker)
+    next(messages)
+    known = len(_times(log)) + 1  # the one that is open now began without it
+    until = time.monotonic() + _FLOODED_S
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(_send, messages, ended)
+        try:
+            while not sending.done() and time.monotonic() < until:
+                time.sleep(0.1)
+            times = _await_rounds(log, known + _FLOODED_ROUNDS)[known:]
+        finally:
+            ended.set()
+        sending.result()
+    return times
+
+
+def _send(messages: Iterator[None], ended: threading.Event) -> None:
+    for _ in messages:
+        if ended.is_set():
+            return
 
 
 def _listen(url: str) -> Link:
@@ -286,17 +334,3 @@ def _own_grant(name: str, public: bytes) -> str:
         until=int(time.time()) + 86_400,
     )
     return sign_statement(Ed25519PrivateKey.generate(), grant)
-
-
-def _offer(device: DeviceProtection, name: str, round_id: int, size: int) -> TransferOffer:
-    sha256 = secrets.token_hex(32)
-    offer = TransferOffer(
-        transfer_id=transfer_id(sha256, name, round_id),
-        kind="update",
-        round_id=round_id,
-        total_bytes=size,
-        sha256=sha256,
-        chunk_bytes=256,
-        key=secrets.token_hex(32),
-    )
-    return device.sign_offer(offer)

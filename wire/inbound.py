@@ -26,6 +26,8 @@ SILENT_ASKS_MAX = 6
 """After so many unanswered asks (some two minutes) others get the slot until the next offer."""
 TURN_S = 30.0
 """While others wait, a transfer keeps its slot that takes a window of chunks in this time."""
+FIRST_CHUNK_S = 10.0
+"""While others wait, a turn without any chunk ends: an ask was lost twice, or nobody sends."""
 START_WINDOW = 4
 MIN_WINDOW = 2
 HASH_ATTEMPTS = 2
@@ -75,7 +77,8 @@ class InboundTransfer:
     @property
     def turn_ends(self) -> float:
         """When ``keeps_pace`` may be asked next."""
-        return self._turn_began + TURN_S
+        fruitless = self._missing == self._turn_missing
+        return self._turn_began + (FIRST_CHUNK_S if fruitless else TURN_S)
 
     def begin_turn(self, now: float) -> None:
         """It has a slot from now on, or deserves it anew."""

@@ -7,7 +7,7 @@ blob is in ``inbound.py``.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from pathlib import Path
 
 from protofleet.errors import RefusedError
@@ -54,6 +54,7 @@ class Receiver:
         self._landing: OrderedDict[str, InboundTransfer] = OrderedDict()
         self._of_device: dict[str, str] = {}
         self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
+        self._lost_turns: Counter[str] = Counter()
         self._timers: Timers[str] = Timers()
 
     def expect(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
@@ -130,6 +131,7 @@ class Receiver:
             transfer = self._active[key]
             need = transfer.silent(now)
             if need is None:
+                self._lost_turns[transfer.device_id] += 1
                 self.forget(key)
             else:
                 self._timers.set(key, transfer.due)
@@ -222,6 +224,7 @@ class Receiver:
         active = self._active.get(current)
         same_grid = active is None or active.offer.chunk_bytes == offer.chunk_bytes
         if current != offer.transfer_id or not same_grid:
+            self._lost_turns[device_id] += active is not None
             self.forget(current, delete=True)
 
     def _begin(self, device_id: str, offer: TransferOffer, now: float) -> list[Action]:
@@ -260,6 +263,7 @@ class Receiver:
     def _suspend(self, key: str) -> Send:
         """Take the slot away; chunks that are still in flight may land for another turn."""
         transfer = self._active.pop(key)
+        self._lost_turns[transfer.device_id] += 1
         self._timers.drop(key)
         self._waiting[key] = (transfer.device_id, transfer.offer)
         self._landing[key] = transfer
@@ -286,7 +290,9 @@ class Receiver:
     def _admit_waiting(self, now: float) -> list[Action]:
         actions: list[Action] = []
         while self._waiting and len(self._active) < self._limits.concurrent:
-            key = next(iter(self._waiting))
+            # Whoever lost turns comes behind everybody who lost fewer: offers without a blob cost
+            # the others one turn each and not one in every round.
+            key = min(self._waiting, key=lambda one: self._lost_turns[self._waiting[one][0]])
             actions += self._admit(*self._waiting.pop(key), now)
         return actions
 
@@ -305,6 +311,7 @@ class Receiver:
         if not right:
             return [self._ask(key, now)] if key in self._active else []
         self.forget(key)
+        self._lost_turns.pop(transfer.device_id, None)
         self._of_device[transfer.device_id] = key
         self._held[key] = transfer
         done: list[Action] = [Received(transfer.device_id, transfer.offer, transfer.path)]

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.inbound import TURN_S
+from protofleet.wire.inbound import FIRST_CHUNK_S, TURN_S
 from protofleet.wire.messages import Need, Receipt, decode
 from protofleet.wire.receiver import Receiver
 from protofleet.wire.transfer import Limits, Received, Send, describe
@@ -82,6 +82,22 @@ def test_slow_and_silent_members_hold_no_slot_for_longer_than_a_turn(tmp_path, p
     paces = {f"slow-{i}": pace for i in range(32)} | {"honest": 20.0}
     uploads = _Uploads(tmp_path, 32, paces).run(lambda one: "honest" in one.done)
     assert uploads.done["honest"] <= TURN_S + 10
+
+
+def test_offers_without_a_blob_cost_others_one_short_turn_each_and_no_more(tmp_path):
+    """A thousand of them kept honest devices out for a quarter of an hour in every round."""
+    paces = {f"silent-{i}": 0.0 for i in range(1000)} | {"honest": 20.0}
+    uploads = _Uploads(tmp_path, 32, paces).run(lambda one: "honest" in one.done)
+    assert uploads.done["honest"] <= 1000 / 32 * (FIRST_CHUNK_S + 2)
+    receiver, again = uploads.receiver, []
+    for round_id in (2, 3):
+        for name in paces:
+            again = receiver.expect(name, _offer(name, round_id), uploads.now)
+    uploads.now += FIRST_CHUNK_S
+    granted = [*again, *receiver.tick(uploads.now)]
+    assert any(
+        one.device_id == "honest" and decode(one.payload, Need | Receipt).credit for one in granted
+    )
 
 
 def test_honest_devices_on_bad_links_finish_though_they_lose_their_turns(tmp_path):

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.inbound import TURN_S
+from protofleet.wire.inbound import FIRST_CHUNK_S
 from protofleet.wire.messages import Need, Receipt
 from protofleet.wire.receiver import Receiver
 from protofleet.wire.transfer import Limits, Received, describe
@@ -164,7 +164,7 @@ def test_a_silent_device_loses_its_slot_to_those_who_wait(tmp_path):
     while "alive" not in devices:
         now = receiver.due()
         devices += [action.device_id for action in receiver.tick(now)]
-    assert (now, set(devices[:-1])) == (TURN_S, {"dead"})
+    assert (now, set(devices[:-1])) == (FIRST_CHUNK_S, {"dead"})
 
 
 def test_a_newer_blob_replaces_the_devices_older_one_on_disk(receiver, tmp_path):
