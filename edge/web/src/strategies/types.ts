@@ -1,0 +1,142 @@
+/**
+ * What a strategy is on a device: a record of pure functions, as `strategies/types.py` has it.
+ *
+ * Only the client's half is here. Nothing is ever written into an input array.
+ */
+
+import type { Generator } from "../runtime/random.ts";
+import type { Layout, Network, Tensor, TensorMap, Tensors } from "../tensors/tensors.ts";
+
+/** The objective that is the loss of the bundle's task, whichever that is. */
+export const TASK_LOSS = "task_loss";
+
+export type TaskName = "classification" | "regression" | "multilabel";
+
+/** Inputs of a training program by key: `x`, `y` and whatever its objective needs. */
+export type Batch = ReadonlyMap<string, Tensor>;
+
+/** What a device keeps between rounds; `roundId` is the last round it trained (0: none). */
+export interface ClientState {
+  readonly roundId: number;
+  readonly tensors: Tensors;
+}
+
+/** Server to client, round `roundId` (from 1); `final` is the fit after the last round. */
+export interface Payload {
+  readonly roundId: number;
+  readonly tensors: Tensors;
+  readonly final: boolean;
+}
+
+/** Rows of whole numbers or sums, in the form of the bundle's task (docs/protocol.md, Statistics). */
+export type Statistics = readonly (readonly number[])[];
+
+/** `ownLoss` is NaN and `own` null where the client has no test part. */
+export interface Evaluation {
+  readonly own: Statistics | null;
+  readonly ownLoss: number;
+  readonly more: ReadonlyMap<string, Statistics>;
+}
+
+export interface Update {
+  readonly clientId: string;
+  readonly roundId: number;
+  readonly numExamples: number;
+  readonly tensors: Tensors;
+  readonly evaluation: Evaluation;
+  /** Mean training loss of the last local epoch; NaN if nothing was trained. */
+  readonly loss: number;
+}
+
+/** Shape and dtype of a tensor that travels; a null first axis is free up to `most`. */
+export interface TensorForm {
+  readonly shape: readonly (number | null)[];
+  readonly dtype: Tensor["dtype"];
+  readonly most: number;
+}
+
+/** What a payload or an update holds: `required` always, of `optional` all or none. */
+export interface TensorForms {
+  readonly required: ReadonlyMap<string, TensorForm>;
+  readonly optional: ReadonlyMap<string, TensorForm>;
+}
+
+/** One call of a training program; both maps are the runtime's and overwritten by the next call. */
+export interface Step {
+  readonly loss: number;
+  readonly grads: TensorMap;
+  readonly buffers: TensorMap;
+}
+
+/** Forward and backward over one batch, noise drawn from `rng` in the order of the ports. */
+export type GradFn = (network: Network, batch: Batch, rng: Generator) => Promise<Step>;
+
+/** Outputs (n, C) or features (n, d) of examples (n, …). */
+export type ForwardFn = (network: Network, x: Tensor) => Promise<Tensor>;
+
+/** Scores of the classes (n, C) from features (n, d). */
+export type Score = (features: Tensor) => Tensor;
+
+export interface TrainTools {
+  /** Who trains, as messages say it. */
+  readonly name: string;
+  /** (n, …) float32, or int64 of tokens. */
+  readonly x: Tensor;
+  /** (n,) int64 classes, or (n, T) float32 targets. */
+  readonly y: Tensor;
+  readonly gradFns: ReadonlyMap<string, GradFn>;
+  readonly rng: Generator;
+  readonly minBatch: number;
+}
+
+export interface ClientTools {
+  readonly clientId: string;
+  readonly training: TrainTools;
+  readonly predict: ForwardFn;
+  readonly features: ForwardFn;
+  readonly evaluate: (network: Network, score?: Score) => Promise<Evaluation>;
+  /** Statistics of another model on the own test part; null where there is none. */
+  readonly statistics: (network: Network) => Promise<Statistics | null>;
+}
+
+/** The bundle's model before round 1. */
+export interface Model {
+  readonly network: Network;
+  readonly task: TaskName;
+  /** 0 where the task has none. */
+  readonly numClasses: number;
+  /** Names of the parameters that make logits of features. */
+  readonly head: readonly string[];
+}
+
+export interface Strategy {
+  readonly name: string;
+  /** Objectives whose training programs it needs. */
+  readonly programs: readonly string[];
+  /** Whether the device registers its class counts. */
+  readonly classCounts: boolean;
+  readonly payload: TensorForms;
+  readonly uplink: TensorForms;
+  /** Smallest batch that its settings ask for, to be compared with the programs' `min_batch`. */
+  readonly batchSizes: ReadonlyMap<string, number>;
+  readonly clientInit: () => ClientState;
+  readonly clientUpdate: (
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
+  ) => Promise<readonly [ClientState, Update]>;
+  /** The network with which the device infers now. */
+  readonly clientModel: (state: ClientState) => Network;
+  /** What classifies that model's features; null: its own head. */
+  readonly clientScore: (state: ClientState) => Score | null;
+}
+
+/** Builds a strategy; throws InputError for unknown or impossible settings and unsuitable models. */
+export type Factory = (settings: Readonly<Record<string, unknown>>, model: Model) => Strategy;
+
+/** Forms of the tensors of a layout, by name. */
+export function float32Forms(layout: Layout, prefix = ""): Map<string, TensorForm> {
+  return new Map(
+    layout.spans.map(({ name, shape }) => [prefix + name, { shape, dtype: "float32", most: 0 }]),
+  );
+}
