@@ -1,0 +1,92 @@
+/** What the page asks of the device's worker, and what the worker tells the page. */
+
+import type { Preprocessing } from "../bundle/manifest.ts";
+import type { Tensor } from "../tensors/tensors.ts";
+
+/** Labelled examples of the phone's owner; `y` are classes, or targets (n, T). */
+export interface Examples {
+  readonly x: Tensor;
+  readonly y: Tensor;
+}
+
+/** When training is allowed; what the browser cannot tell does not forbid it. */
+export interface Policy {
+  readonly onlyCharging: boolean;
+  readonly onlyUnmetered: boolean;
+}
+
+export type Command =
+  /** Opens the store; answered by `status`. */
+  | { readonly kind: "open" }
+  /** Takes the text of an invitation, or a page address that ends with it. */
+  | { readonly kind: "enrol"; readonly invitation: string }
+  | { readonly kind: "addExamples"; readonly examples: Examples; readonly source: string }
+  | { readonly kind: "clearExamples" }
+  /** Answered by `prediction` with the same id; x holds examples as the bundle takes them. */
+  | { readonly kind: "predict"; readonly id: number; readonly x: Tensor }
+  | { readonly kind: "pause" }
+  | { readonly kind: "resume" }
+  /** Says goodbye to the federation; the model stays. */
+  | { readonly kind: "leave" }
+  /** Deletes all that this page has stored. */
+  | { readonly kind: "forget" }
+  | { readonly kind: "setPolicy"; readonly policy: Policy }
+  /** What the page knows of the phone; null where the browser does not tell. */
+  | { readonly kind: "phone"; readonly charging: boolean | null; readonly unmetered: boolean | null; readonly online: boolean };
+
+export type Phase =
+  | "opening" | "needs-invitation" | "enrolling" | "fetching-bundle" | "needs-examples"
+  | "connecting" | "waiting" | "receive" | "train" | "send" | "paused" | "finished" | "left"
+  | "other-tab" | "failed";
+
+/** One finished round on this phone; accuracies are null where there is no test part. */
+export interface RoundFigures {
+  readonly round: number;
+  readonly before: number | null;
+  readonly after: number | null;
+  readonly loss: number | null;
+  readonly stepMs: number;
+  readonly seconds: number;
+}
+
+/** What the bundle says of itself, for the page. */
+export interface BundleFacts {
+  readonly name: string;
+  readonly digest: string;
+  readonly signer: string;
+  readonly classes: readonly string[];
+  readonly targets: readonly string[];
+  readonly preprocessing: Preprocessing;
+  readonly bytes: number;
+  readonly parameters: number;
+}
+
+/** Everything that the page shows; sent whole after each change. */
+export interface Status {
+  readonly phase: Phase;
+  /** Why it is paused, waiting or failed, and what to do; "" if there is nothing to say. */
+  readonly detail: string;
+  readonly federation: string;
+  readonly deviceId: string;
+  readonly strategy: string;
+  readonly round: number;
+  readonly rounds: number;
+  /** Of the training in progress, 0 to 1. */
+  readonly progress: number;
+  readonly history: readonly RoundFigures[];
+  readonly bytesUp: number;
+  readonly bytesDown: number;
+  /** Names and sizes of what the last update held. */
+  readonly lastSent: readonly { readonly name: string; readonly bytes: number }[];
+  /** Examples per class, in the order of the bundle's classes. */
+  readonly exampleCounts: readonly number[];
+  readonly bundle: BundleFacts | null;
+  readonly policy: Policy;
+  readonly persisted: boolean | null;
+}
+
+export type Told =
+  | { readonly kind: "status"; readonly status: Status }
+  | { readonly kind: "prediction"; readonly id: number; readonly outputs: Tensor }
+  /** A command could not be carried out; nothing has changed. */
+  | { readonly kind: "refused"; readonly command: Command["kind"]; readonly text: string };
