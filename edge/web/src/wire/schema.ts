@@ -1,12 +1,12 @@
 /** Typed JSON objects: one declaration reads, checks, fills in and writes a record. */
 
 import { RefusedError } from "../errors.ts";
-import { type Json, type JsonObject, isObject, parseJson } from "./strict_json.ts";
+import { type JsonObject, isObject, parseExact } from "./strict_json.ts";
 
 /** How a value of one field is checked and written. */
 export interface Field<T> {
   /** Throws SchemaError for another type or range. */
-  readonly read: (value: Json, where: string) => T;
+  readonly read: (value: unknown, where: string) => T;
   /** JSON text. */
   readonly write: (value: T) => string;
 }
@@ -21,7 +21,7 @@ export class SchemaError extends Error {}
 
 /** A field of any type: methods, so that a field of each type fits. */
 interface AnyField {
-  read(value: Json, where: string): unknown;
+  read(value: unknown, where: string): unknown;
   write(value: unknown): string;
 }
 
@@ -84,7 +84,7 @@ export function read<S extends AnySchema>(of: S, value: JsonObject, where = ""):
 export function readAny<S extends AnySchema>(
   schemas: readonly S[], data: Uint8Array, rule: string, what: string,
 ): RecordOf<S> {
-  const value = parseJson(data, rule, what);
+  const value = parseExact(data, what, rule);
   try {
     if (!isObject(value)) throw wrong("", "an object", value);
     const type = TEXT.read(value["type"] ?? missing("type"), "type");
@@ -126,8 +126,10 @@ export function oneOf<const T extends string>(...values: readonly T[]): Field<T>
 
 /** A whole number that a float64 holds exactly. */
 export const WHOLE: Field<number> = {
-  read: (value, where) =>
-    typeof value === "number" && Number.isSafeInteger(value) ? value : fail(where, "a whole number below 2^53", value),
+  read: (value, where) => {
+    const number = typeof value === "bigint" ? Number(value) : Number.NaN;
+    return Number.isSafeInteger(number) ? number : fail(where, "a whole number below 2^53", value);
+  },
   write: String,
 };
 
@@ -135,17 +137,16 @@ export const COUNT: Field<number> = checked(WHOLE, (value) => value >= 0, "a num
 
 /** A whole number of any size. */
 export const BIG_WHOLE: Field<bigint> = {
-  read: (value, where) =>
-    typeof value === "bigint" || (typeof value === "number" && Number.isInteger(value))
-      ? BigInt(value)
-      : fail(where, "a whole number", value),
+  read: (value, where) => (typeof value === "bigint" ? value : fail(where, "a whole number", value)),
   write: String,
 };
 
 /** Written with a decimal point, as a float is in Python. */
 export const NUMBER: Field<number> = {
-  read: (value, where) =>
-    typeof value === "number" || typeof value === "bigint" ? Number(value) : fail(where, "a number", value),
+  read: (value, where) => {
+    const number = typeof value === "bigint" || typeof value === "number" ? Number(value) : Number.NaN;
+    return Number.isFinite(number) ? number : fail(where, "a number", value);
+  },
   write: (value) => (Number.isInteger(value) && Math.abs(value) < 1e16 ? value.toFixed(1) : String(value)),
 };
 
@@ -156,9 +157,9 @@ export const BOOLEAN: Field<boolean> = {
   write: String,
 };
 
-/** Any JSON object; its keys are written in their order. */
+/** Any JSON object; whole numbers that a float64 does not hold are BigInts. Its keys are written in order. */
 export const OBJECT: Field<Readonly<Record<string, unknown>>> = {
-  read: (value, where) => (isObject(value) ? value : fail(where, "an object", value)),
+  read: (value, where) => (isObject(value) ? withNumbers(value) : fail(where, "an object", value)),
   write: anyText,
 };
 
@@ -176,7 +177,7 @@ export function pair<T>(item: Field<T>): Field<readonly [T, T]> {
   return {
     read: (value, where) => {
       if (!Array.isArray(value) || value.length !== 2) return fail(where, "a list of two", value);
-      const [first, second] = value as [Json, Json];
+      const [first, second] = value as [unknown, unknown];
       return [item.read(first, `${where}[0]`), item.read(second, `${where}[1]`)];
     },
     write: (values) => `[${values.map(item.write).join(",")}]`,
@@ -246,6 +247,18 @@ function objectText(of: AnySchema, record: AnyRecord, before: readonly string[])
   return `{${[...before, ...texts].join(",")}}`;
 }
 
+function withNumbers(value: JsonObject): JsonObject {
+  const found = Object.entries(value).map(([name, member]) => [name, withNumber(member)] as const);
+  return Object.assign(Object.create(null), Object.fromEntries(found)) as JsonObject;
+}
+
+function withNumber(value: unknown): unknown {
+  if (Array.isArray(value)) return value.map(withNumber);
+  if (isObject(value)) return withNumbers(value);
+  if (typeof value !== "bigint") return value;
+  return Number.isSafeInteger(Number(value)) ? Number(value) : value;
+}
+
 function anyText(value: unknown): string {
   if (Array.isArray(value)) return `[${value.map(anyText).join(",")}]`;
   if (typeof value === "bigint") return String(value);
@@ -258,16 +271,16 @@ function missing(where: string): never {
   throw new SchemaError(`${where}: missing`);
 }
 
-function fail(where: string, expected: string, got: Json | undefined): never {
+function fail(where: string, expected: string, got: unknown): never {
   throw wrong(where, expected, got);
 }
 
-function wrong(where: string, expected: string, got: Json | undefined): SchemaError {
+function wrong(where: string, expected: string, got: unknown): SchemaError {
   const place = where === "" ? "" : `${where}: `;
   return new SchemaError(`${place}expected ${expected}, got ${shown(got)}`);
 }
 
-function shown(value: Json | undefined): string {
+function shown(value: unknown): string {
   if (value === undefined) return "nothing";
   if (Array.isArray(value)) return "a list";
   if (isObject(value)) return "an object";

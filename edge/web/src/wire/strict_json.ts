@@ -2,194 +2,191 @@
 
 import { RefusedError } from "../errors.ts";
 
-/** Whole numbers that a float64 does not hold exactly are bigint. */
-export type Json = null | boolean | number | bigint | string | Json[] | JsonObject;
-
-/** Without a prototype: a member is there only if the document has it. */
-export interface JsonObject {
-  [name: string]: Json;
-}
-
-const MAX_DEPTH = 500;
+/** Deeper nesting is refused; Python's reader stops near a thousand. */
+const MAX_DEPTH = 900;
+/** Digits of an integer; more takes time for nothing. */
 const MAX_DIGITS = 4300;
-/** Characters of a document in a message. */
 const SHOWN = 40;
 
-const UTF8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const NUMBER = /-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/y;
-const PLAIN_TEXT = /[^"\\\u0000-\u001f]*/y;
-const SPACE = /[ \t\n\r]*/y;
-const HEX4 = /[0-9a-fA-F]{4}/y;
-const LONE_SURROGATE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/;
-const ESCAPES: Readonly<Record<string, string>> = {
-  '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: "\r", t: "\t",
-};
-const WORDS: readonly (readonly [string, Json])[] = [["null", null], ["true", true], ["false", false]];
+const LONE_SURROGATE = /\p{Surrogate}/u;
+
+/** An object of a document; it has no prototype, so that no key means anything of its own. */
+export type JsonObject = Record<string, unknown>;
 
 /**
- * Parses UTF-8 JSON; repeated keys, NaN, infinities, lone surrogates, deep nesting are refused.
+ * Parse UTF-8 JSON; repeated keys, NaN, infinities, lone surrogates, deep nesting are refused.
  *
- * @param rule that a refusal names
- * @param what thing that a refusal's message names
- * @throws RefusedError the document is not such JSON
+ * Integers that float64 does not hold exactly are BigInts.
  */
-export function parseJson(data: Uint8Array, rule: string, what: string): Json {
-  try {
-    return new Parser(decodeUtf8(data)).document();
-  } catch (error) {
-    if (error instanceof JsonError) throw new RefusedError(rule, `${what}: not strict JSON: ${error.message}`);
-    throw error;
-  }
+export function parseStrict(bytes: Uint8Array, what: string, rule: string): unknown {
+  return document(bytes, what, rule, (text) => {
+    const number = Number(text) + 0;
+    return Number.isSafeInteger(number) ? number : BigInt(text);
+  });
 }
 
-export function isObject(value: Json | undefined): value is JsonObject {
+/** As `parseStrict`, with each integer a BigInt: `4` and `4.0` are not the same. */
+export function parseExact(bytes: Uint8Array, what: string, rule: string): unknown {
+  return document(bytes, what, rule, BigInt);
+}
+
+export function isObject(value: unknown): value is JsonObject {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-class JsonError extends Error {}
-
-function decodeUtf8(data: Uint8Array): string {
+function document(
+  bytes: Uint8Array,
+  what: string,
+  rule: string,
+  integer: (text: string) => unknown,
+): unknown {
   try {
-    return UTF8.decode(data);
-  } catch {
-    throw new JsonError("not UTF-8");
+    const text = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes);
+    return new Parser(text, integer).document();
+  } catch (error) {
+    if (!(error instanceof SyntaxError || error instanceof TypeError)) throw error;
+    const reason = error instanceof SyntaxError ? error.message : "not UTF-8";
+    throw new RefusedError(rule, `${what}: not strict JSON: ${reason}`);
   }
 }
 
 class Parser {
-  readonly #text: string;
   #at = 0;
-  #depth = 0;
 
-  constructor(text: string) {
-    this.#text = text;
-  }
+  constructor(
+    readonly text: string,
+    readonly integer: (text: string) => unknown,
+  ) {}
 
-  document(): Json {
-    const value = this.#value();
-    if (this.#at !== this.#text.length) throw this.#unexpected();
+  document(): unknown {
+    const value = this.#value(0);
+    if (this.#at < this.text.length) throw this.#unexpected();
     return value;
   }
 
-  /** A value and the white space around it. */
-  #value(): Json {
-    this.#match(SPACE);
-    const value = this.#bare();
-    this.#match(SPACE);
+  /** A value and the white space on both its sides. */
+  #value(depth: number): unknown {
+    if (depth > MAX_DEPTH) throw new SyntaxError("nested too deeply");
+    this.#space();
+    const value = this.#bare(depth);
+    this.#space();
     return value;
   }
 
-  #bare(): Json {
-    const first = this.#text[this.#at];
-    if (first === "{") return this.#nested(() => this.#object());
-    if (first === "[") return this.#nested(() => this.#array());
-    if (first === '"') return this.#string();
-    for (const [word, value] of WORDS) {
-      if (this.#text.startsWith(word, this.#at)) {
-        this.#at += word.length;
-        return value;
-      }
+  #bare(depth: number): unknown {
+    switch (this.text[this.#at]) {
+      case "{":
+        return this.#object(depth);
+      case "[":
+        return this.#array(depth);
+      case '"':
+        return this.#string();
+      case "t":
+        return this.#word("true", true);
+      case "f":
+        return this.#word("false", false);
+      case "n":
+        return this.#word("null", null);
+      default:
+        return this.#number();
     }
-    return this.#number();
   }
 
-  #nested<T>(read: () => T): T {
-    this.#depth += 1;
-    if (this.#depth > MAX_DEPTH) throw new JsonError(`nested deeper than ${MAX_DEPTH}`);
+  #object(depth: number): JsonObject {
+    const members: JsonObject = Object.create(null);
     this.#at += 1;
-    const value = read();
-    this.#depth -= 1;
-    return value;
-  }
-
-  #object(): JsonObject {
-    const members: JsonObject = Object.create(null) as JsonObject;
-    this.#match(SPACE);
-    if (this.#skip("}")) return members;
+    this.#space();
+    if (this.#takes("}")) return members;
     do {
-      this.#match(SPACE);
-      if (this.#text[this.#at] !== '"') throw this.#unexpected();
-      const name = this.#string();
-      if (name in members) throw new JsonError(`key '${name.slice(0, SHOWN)}' occurs twice`);
-      this.#match(SPACE);
-      this.#expect(":");
-      members[name] = this.#value();
-    } while (this.#skip(","));
-    this.#expect("}");
+      this.#space();
+      if (this.text[this.#at] !== '"') throw this.#unexpected();
+      const key = this.#string();
+      if (key in members) throw new SyntaxError(`key '${key.slice(0, SHOWN)}' occurs twice`);
+      this.#space();
+      if (!this.#takes(":")) throw this.#unexpected();
+      members[key] = this.#value(depth + 1);
+    } while (this.#takes(","));
+    if (!this.#takes("}")) throw this.#unexpected();
     return members;
   }
 
-  #array(): Json[] {
-    const items: Json[] = [];
-    this.#match(SPACE);
-    if (this.#skip("]")) return items;
-    do items.push(this.#value());
-    while (this.#skip(","));
-    this.#expect("]");
-    return items;
+  #array(depth: number): unknown[] {
+    const values: unknown[] = [];
+    this.#at += 1;
+    this.#space();
+    if (this.#takes("]")) return values;
+    do values.push(this.#value(depth + 1));
+    while (this.#takes(","));
+    if (!this.#takes("]")) throw this.#unexpected();
+    return values;
   }
 
   #string(): string {
-    this.#at += 1;
-    let text = this.#match(PLAIN_TEXT);
+    const start = this.#at;
     let escaped = false;
-    while (this.#skip("\\")) {
-      escaped = true;
-      text += this.#escape() + this.#match(PLAIN_TEXT);
+    let code: number;
+    while ((code = this.text.charCodeAt(++this.#at)) !== 0x22) {
+      if (!(code >= 0x20)) throw this.#unexpected();
+      if (code === 0x5c) {
+        escaped = true;
+        this.#at += 1;
+      }
     }
-    this.#expect('"');
-    // An escaped half of a surrogate pair is no text in any other language.
-    if (escaped && LONE_SURROGATE.test(text)) throw new JsonError("half of a surrogate pair");
-    return text;
-  }
-
-  #escape(): string {
-    const letter = this.#text[this.#at] ?? "";
-    if (this.#skip("u")) {
-      const digits = this.#match(HEX4);
-      if (digits === "") throw this.#unexpected();
-      return String.fromCharCode(Number.parseInt(digits, 16));
-    }
-    const character = Object.hasOwn(ESCAPES, letter) ? ESCAPES[letter] : undefined;
-    if (character === undefined) throw this.#unexpected();
     this.#at += 1;
-    return character;
+    if (!escaped) return this.text.slice(start + 1, this.#at - 1);
+    return unescaped(this.text.slice(start, this.#at));
   }
 
-  #number(): number | bigint {
+  #number(): unknown {
     NUMBER.lastIndex = this.#at;
-    const found = NUMBER.exec(this.#text);
+    const found = NUMBER.exec(this.text);
     if (found === null) throw this.#unexpected();
     const [digits, fraction, exponent] = found;
     this.#at += digits.length;
+    if (fraction === undefined && exponent === undefined) {
+      if (digits.length > MAX_DIGITS) throw new SyntaxError(`a number of ${digits.length} digits`);
+      return this.integer(digits);
+    }
     const number = Number(digits);
-    const whole = fraction === undefined && exponent === undefined;
-    if (whole && digits.length > MAX_DIGITS) throw new JsonError(`a number of ${digits.length} digits`);
-    if (whole && !Number.isSafeInteger(number)) return BigInt(digits);
-    if (!Number.isFinite(number)) throw new JsonError(`${digits.slice(0, SHOWN)} is not a float64 number`);
+    if (!Number.isFinite(number)) {
+      throw new SyntaxError(`${digits.slice(0, SHOWN)} is not a float64 number`);
+    }
     return number;
   }
 
-  #match(pattern: RegExp): string {
-    pattern.lastIndex = this.#at;
-    const found = pattern.exec(this.#text)?.[0] ?? "";
-    this.#at += found.length;
-    return found;
+  #word(word: string, value: unknown): unknown {
+    if (!this.text.startsWith(word, this.#at)) throw this.#unexpected();
+    this.#at += word.length;
+    return value;
   }
 
-  #skip(character: string): boolean {
-    if (this.#text[this.#at] !== character) return false;
+  #takes(mark: string): boolean {
+    if (this.text[this.#at] !== mark) return false;
     this.#at += 1;
     return true;
   }
 
-  #expect(character: string): void {
-    if (!this.#skip(character)) throw this.#unexpected();
+  #space(): void {
+    let code = this.text.charCodeAt(this.#at);
+    while (code === 0x20 || code === 0x0a || code === 0x0d || code === 0x09) {
+      code = this.text.charCodeAt(++this.#at);
+    }
   }
 
-  #unexpected(): JsonError {
-    const found = this.#text[this.#at];
-    const shown = found === undefined ? "the end" : JSON.stringify(found);
-    return new JsonError(`unexpected ${shown} at character ${this.#at}`);
+  #unexpected(): SyntaxError {
+    return new SyntaxError(`unexpected character at ${this.#at} of ${this.text.length}`);
   }
+}
+
+function unescaped(literal: string): string {
+  let value: string;
+  try {
+    value = JSON.parse(literal);
+  } catch {
+    // JSON.parse repeats the text in its message.
+    throw new SyntaxError("a character or an escape that no string has");
+  }
+  if (LONE_SURROGATE.test(value)) throw new SyntaxError("half of a surrogate pair");
+  return value;
 }

@@ -119,6 +119,13 @@ test("a seed has 63 bits, other numbers those of a float64", () => {
   assert.match(refused(new TextEncoder().encode(round)).message, /round_id: expected a whole number below 2\^53/);
 });
 
+test("whole numbers are written without a point, and settings come as numbers", () => {
+  const text = new TextDecoder().decode(golden("task"));
+  assert.match(refused(new TextEncoder().encode(text.replace('"round_id":3,', '"round_id":3.0,'))).message, /round_id/);
+  const { settings } = decode(new TextEncoder().encode(text.replace('"epochs":5', '"epochs":[5,2.0,18446744073709551616]')), "task");
+  assert.deepEqual(plain(settings), { epochs: [5, 2, 2n ** 64n], optimiser: { kind: "adam", lr: 0.1 } });
+});
+
 test("noise, deep nesting and size are refused", () => {
   for (let length = 0; length < 300; length += 1) {
     assert.ok(refused(crypto.getRandomValues(new Uint8Array(length))));
