@@ -1,4 +1,11 @@
-/** NumPy's generators, bit for bit: SeedSequence, PCG64 and what `numpy.random.Generator` makes of them. */
+/**
+ * NumPy's generators, bit for bit: SeedSequence, PCG64 and what `numpy.random.Generator` makes of them.
+ *
+ * PCG64 is the 128-bit linear congruential generator with the output function XSL-RR (O'Neill,
+ * HMC-CS-2014-0905); the normal numbers are Marsaglia and Tsang's ziggurat (doi:10.18637/jss.v005.i08) in
+ * NumPy's version for float32. The rare numbers of its tail go through a logarithm, whose last bit NumPy
+ * leaves to the C library: there one may differ by a unit in the last place from one machine to another.
+ */
 
 /** The part of `numpy.random.Generator` that training asks for. */
 export interface Generator {
@@ -8,4 +15,227 @@ export interface Generator {
   normal(out: Float32Array): void;
   /** As `permutation(count)`. */
   permutation(count: number): Int32Array;
+}
+
+/** The randomness of one client in one round, as `federation/randomness.py` has it; `seed` below 2^64. */
+export async function clientRng(seed: bigint, roundId: number, clientId: string): Promise<Generator> {
+  const digest = await crypto.subtle.digest("SHA-256", new TextEncoder().encode(clientId));
+  return defaultRng([seed, BigInt(roundId), new DataView(digest).getBigUint64(0)]);
+}
+
+/** `numpy.random.default_rng(numpy.random.SeedSequence(entropy))`; whole numbers from 0 on. */
+export function defaultRng(entropy: readonly bigint[]): Generator {
+  return new Pcg64(seedWords(entropy, 8));
+}
+
+/** The first `count` words of `SeedSequence(entropy).generate_state(count, uint32)`. */
+export function seedWords(entropy: readonly bigint[], count: number): Uint32Array {
+  const words = entropy.flatMap(wordsOf);
+  const pool = new Uint32Array(4);
+  const hash = hashing(0x43b0d7e5, 0x931e8875);
+  for (let at = 0; at < 4; at += 1) pool[at] = hash(words[at] ?? 0);
+  for (let from = 0; from < 4; from += 1) {
+    for (let to = 0; to < 4; to += 1) {
+      if (from !== to) pool[to] = mixed(pool[to]!, hash(pool[from]!));
+    }
+  }
+  for (const word of words.slice(4)) {
+    for (let to = 0; to < 4; to += 1) pool[to] = mixed(pool[to]!, hash(word));
+  }
+  const draw = hashing(0x8b51f9dd, 0x58f38ded);
+  return Uint32Array.from({ length: count }, (_, at) => draw(pool[at % 4]!));
+}
+
+/** 32-bit words of a whole number, the lowest first. */
+function wordsOf(value: bigint): number[] {
+  const words: number[] = [];
+  let rest = value;
+  do {
+    words.push(Number(rest & 0xffffffffn));
+    rest >>= 32n;
+  } while (rest > 0n);
+  return words;
+}
+
+function hashing(first: number, factor: number): (value: number) => number {
+  let constant = first;
+  return (value) => {
+    const xored = value ^ constant;
+    constant = Math.imul(constant, factor);
+    const product = Math.imul(xored, constant);
+    return (product ^ (product >>> 16)) >>> 0;
+  };
+}
+
+function mixed(x: number, y: number): number {
+  const difference = (Math.imul(0xca01f9dd, x) - Math.imul(0x4973f715, y)) | 0;
+  return (difference ^ (difference >>> 16)) >>> 0;
+}
+
+const HALF = 2 ** 16;
+const PER_HALF = 2 ** -16;
+// PCG's multiplier 0x2360ED051FC65DA44385DF649FCCF645 in parts of 16 bits, the lowest first: a part times a
+// word of 32 bits, and the sum of four such products, is exact in a float64.
+const M0 = 0xf645, M1 = 0x9fcc, M2 = 0xdf64, M3 = 0x4385, M4 = 0x5da4, M5 = 0x1fc6, M6 = 0xed05, M7 = 0x2360;
+
+class Pcg64 implements Generator {
+  /** The 128 bits of the generator, the lowest word first. */
+  readonly #state = new Uint32Array(4);
+  readonly #increment = new Uint32Array(4);
+  /** The upper half of the last 64 bits, if it has not been taken yet. */
+  #kept = 0;
+  #keeps = false;
+
+  /** Seeds of eight words: the state's upper and lower 64 bits, then the increment's. */
+  constructor(seed: Uint32Array) {
+    const [a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0] = seed;
+    const sequence = [g, h, e, f];
+    for (let at = 0; at < 4; at += 1) {
+      this.#increment[at] = (sequence[at]! << 1) | (at === 0 ? 1 : sequence[at - 1]! >>> 31);
+    }
+    this.#step();
+    this.#addToState([c, d, a, b]);
+    this.#step();
+  }
+
+  uniform(out: Float32Array): void {
+    for (let at = 0; at < out.length; at += 1) out[at] = this.#nextFloat();
+  }
+
+  normal(out: Float32Array): void {
+    const { widths, bounds } = ZIGGURAT;
+    for (let at = 0; at < out.length; at += 1) {
+      const bits = this.#next32();
+      const layer = bits & 0xff;
+      const magnitude = bits >>> 9;
+      const x = magnitude * widths[layer]!;
+      out[at] = bits & 0x100 ? -x : x;
+      if (magnitude >= bounds[layer]!) out[at] = this.#outside(layer, magnitude, out[at]!);
+    }
+  }
+
+  permutation(count: number): Int32Array {
+    const order = Int32Array.from({ length: count }, (_, at) => at);
+    for (let last = count - 1; last > 0; last -= 1) {
+      const chosen = this.#upTo(last);
+      const moved = order[chosen]!;
+      order[chosen] = order[last]!;
+      order[last] = moved;
+    }
+    return order;
+  }
+
+  /** A number whose magnitude lies beyond its layer's inner rectangle: it, another or one of the tail. */
+  #outside(layer: number, magnitude: number, x: number): number {
+    const { heights } = ZIGGURAT;
+    if (layer === 0) return this.#tail(magnitude);
+    const share = Math.fround(Math.fround(heights[layer - 1]! - heights[layer]!) * this.#nextFloat());
+    if (Math.fround(share + heights[layer]!) < Math.exp(-0.5 * x * x)) return x;
+    const again = new Float32Array(1);
+    this.normal(again);
+    return again[0]!;
+  }
+
+  #tail(magnitude: number): number {
+    for (;;) {
+      const beyond = Math.fround(-INVERSE_TAIL * Math.fround(Math.log1p(-this.#nextFloat())));
+      const y = -Math.fround(Math.log1p(-this.#nextFloat()));
+      if (Math.fround(y + y) > Math.fround(beyond * beyond)) {
+        const x = Math.fround(Math.fround(TAIL) + beyond);
+        return magnitude & 0x100 ? -x : x;
+      }
+    }
+  }
+
+  /** A whole number of at most `last`, below 2^31: bits under a mask, drawn again while too large. */
+  #upTo(last: number): number {
+    const mask = -1 >>> Math.clz32(last);
+    let drawn = this.#next32() & mask;
+    while (drawn > last) drawn = this.#next32() & mask;
+    return drawn;
+  }
+
+  #nextFloat(): number {
+    return (this.#next32() >>> 8) * 2 ** -24;
+  }
+
+  /** The next 64 bits, the lower half first. */
+  #next32(): number {
+    if (this.#keeps) {
+      this.#keeps = false;
+      return this.#kept >>> 0;
+    }
+    this.#step();
+    const state = this.#state;
+    const rotation = state[3]! >>> 26;
+    let low = state[0]! ^ state[2]!;
+    let high = state[1]! ^ state[3]!;
+    if (rotation & 32) [low, high] = [high, low];
+    const by = rotation & 31;
+    this.#kept = (high >>> by) | ((low << 1) << (31 - by));
+    this.#keeps = true;
+    return ((low >>> by) | ((high << 1) << (31 - by))) >>> 0;
+  }
+
+  /** state = state · multiplier + increment, modulo 2^128. */
+  #step(): void {
+    const state = this.#state;
+    const increment = this.#increment;
+    const a = state[0]!, b = state[1]!, c = state[2]!, d = state[3]!;
+    let sum = a * M0 + increment[0]!;
+    let low = sum & 0xffff;
+    sum = (sum - low) * PER_HALF + a * M1;
+    let high = sum & 0xffff;
+    state[0] = low | (high << 16);
+    sum = (sum - high) * PER_HALF + a * M2 + b * M0 + increment[1]!;
+    low = sum & 0xffff;
+    sum = (sum - low) * PER_HALF + a * M3 + b * M1;
+    high = sum & 0xffff;
+    state[1] = low | (high << 16);
+    sum = (sum - high) * PER_HALF + a * M4 + b * M2 + c * M0 + increment[2]!;
+    low = sum & 0xffff;
+    sum = (sum - low) * PER_HALF + a * M5 + b * M3 + c * M1;
+    high = sum & 0xffff;
+    state[2] = low | (high << 16);
+    sum = (sum - high) * PER_HALF + a * M6 + b * M4 + c * M2 + d * M0 + increment[3]!;
+    low = sum & 0xffff;
+    sum = (sum - low) * PER_HALF + a * M7 + b * M5 + c * M3 + d * M1;
+    state[3] = low | (sum % HALF << 16);
+  }
+
+  #addToState(words: readonly number[]): void {
+    let carry = 0;
+    for (let at = 0; at < 4; at += 1) {
+      const sum = this.#state[at]! + words[at]! + carry;
+      this.#state[at] = sum;
+      carry = sum >= 2 ** 32 ? 1 : 0;
+    }
+  }
+}
+
+/** Where the tail of the ziggurat's 256 layers begins, and the area of each. */
+const TAIL = 3.6541528853610088;
+const AREA = 0.00492867323397465524494;
+const INVERSE_TAIL = Math.fround(0.27366123732975828);
+
+/**
+ * NumPy's tables `wi_float`, `fi_float` and `ki_float`, computed: rounding to 24 bits leaves nothing of what
+ * the logarithms of different engines differ by.
+ */
+const ZIGGURAT = ziggurat();
+
+function ziggurat(): { widths: Float32Array; heights: Float32Array; bounds: Uint32Array } {
+  const density = (x: number): number => Math.exp(-0.5 * x * x);
+  const edges = new Float64Array(256);
+  edges[255] = TAIL;
+  for (let at = 254; at > 0; at -= 1) {
+    edges[at] = Math.sqrt(-2 * Math.log(AREA / edges[at + 1]! + density(edges[at + 1]!)));
+  }
+  const base = AREA / density(TAIL);
+  const widths = Float32Array.from(edges, (x, at) => (at === 0 ? base : x) / 2 ** 23);
+  const heights = Float32Array.from(edges, density);
+  const bounds = Uint32Array.from(edges, (x, at) =>
+    Math.round((at === 0 ? TAIL / base : edges[at - 1]! / x) * 2 ** 23),
+  );
+  return { widths, heights, bounds };
 }
