@@ -28,11 +28,15 @@ export interface StoredState {
   readonly residual: StoredBlob | null;
 }
 
-/** A complete payload that waits for its training. */
+/**
+ * A complete payload that waits for its training. `examples`: key of the last of the owner's examples
+ * that it trains on: those that are added meanwhile change nothing of a round that is repeated.
+ */
 export interface StoredPayload {
   readonly roundId: number;
   readonly transferId: string;
   readonly blob: StoredBlob;
+  readonly examples: number;
 }
 
 /** An update in the outbox, and the state that becomes the device's own when it is delivered. */

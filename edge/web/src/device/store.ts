@@ -9,8 +9,8 @@
  * its update: a round that never counted leaves no trace in the personal state.
  */
 
-import { InputError, ProvisionError, RefusedError } from "../errors.ts";
-import { sha256Hex } from "../hash.ts";
+import { sha256 } from "../bytes.ts";
+import { ProvisionError, RefusedError } from "../errors.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
 import {
   type Binding,
@@ -21,6 +21,7 @@ import {
   type Pending,
   type StoredBlob,
   type StoredCoding,
+  type StoredPayload,
   type StoredState,
 } from "./journal.ts";
 import type { Policy, RoundFigures } from "./page_messages.ts";
@@ -272,11 +273,11 @@ export class Store {
    * Keeps a complete payload until its training is committed. `reference`: what it referred to, ""
    * for the bundle; later payloads may refer to either. null: it was raw, and so will the others be.
    */
-  async commitReceived(roundId: number, transferId: string, raw: Uint8Array, reference: string | null): Promise<void> {
+  async commitReceived(received: Omit<StoredPayload, "blob">, raw: Uint8Array, reference: string | null): Promise<void> {
     const [blob, blobs] = await hashed(raw);
     const named = this.journal.payloads.filter(({ sha256 }) => sha256 === reference && sha256 !== blob.sha256);
     const payloads = reference === null ? [] : [...named, blob];
-    await this.#commit({ ...this.journal, received: { roundId, transferId, blob }, payloads }, { blobs });
+    await this.#commit({ ...this.journal, received: { ...received, blob }, payloads }, { blobs });
   }
 
   /** Makes the trained state (pending), its update (outbox) and its residual valid together. */
@@ -308,7 +309,7 @@ export class Store {
 
   async #blob(name: string): Promise<Uint8Array> {
     const found = await this.database.get("blobs", name);
-    if (found instanceof Uint8Array && (await sha256Hex(found)) === name) return found;
+    if (found instanceof Uint8Array && (await sha256(found)) === name) return found;
     throw new ProvisionError(
       `this page's store: its content ${name.slice(0, 16)} is ${found === undefined ? "gone" : "damaged"}; forget ` +
         "everything, and ask for a new invitation",
@@ -335,17 +336,6 @@ export class Store {
   }
 }
 
-/** Raises InputError if an invitation is for somebody else than this phone. */
-export function checkInvited(store: Store, federation: string, deviceId: string): void {
-  const known = store.enrolment;
-  if (known !== null && (known.federation !== federation || known.deviceId !== deviceId)) {
-    throw new InputError(
-      `this phone is device '${known.deviceId}' of federation '${known.federation}', the invitation is for ` +
-        `'${deviceId}' of '${federation}'; forget everything first`,
-    );
-  }
-}
-
 /** Whether a round has counted on this phone. */
 export function hasModel(journal: Journal): boolean {
   return journal.former !== null || lastRound(journal) > 0;
@@ -356,8 +346,8 @@ function puts(facts: Partial<Facts>): Write[] {
 }
 
 async function hashed(data: Uint8Array): Promise<[StoredBlob, Map<string, Uint8Array>]> {
-  const sha256 = await sha256Hex(data);
+  const name = await sha256(data);
   // A view would take all of its buffer along.
   const whole = data.byteLength === data.buffer.byteLength ? data : data.slice();
-  return [{ sha256, bytes: data.length }, new Map([[sha256, whole]])];
+  return [{ sha256: name, bytes: data.length }, new Map([[name, whole]])];
 }
