@@ -7,6 +7,10 @@ import type { Tensor } from "../tensors/tensors.ts";
 export interface Examples {
   readonly x: Tensor;
   readonly y: Tensor;
+  /** Whether each example overlaps the one before it, as windows of a stream do; null: none does. */
+  readonly follows: readonly boolean[] | null;
+  /** Of a file that says so; "both": the first of each class train, the last test. */
+  readonly part: "train" | "test" | "both";
 }
 
 /** When training is allowed; what the browser cannot tell does not forbid it. */

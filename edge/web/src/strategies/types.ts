@@ -4,6 +4,7 @@
  * Only the client's half is here. Nothing is ever written into an input array.
  */
 
+import { RefusedError } from "../errors.ts";
 import type { Generator } from "../runtime/random.ts";
 import type { Layout, Network, Tensor, TensorMap, Tensors } from "../tensors/tensors.ts";
 
@@ -105,6 +106,8 @@ export interface Model {
   readonly task: TaskName;
   /** 0 where the task has none. */
   readonly numClasses: number;
+  /** Width of the features; 0 where the bundle has no program `features`. */
+  readonly features: number;
   /** Names of the parameters that make logits of features. */
   readonly head: readonly string[];
 }
@@ -139,4 +142,35 @@ export function float32Forms(layout: Layout, prefix = ""): Map<string, TensorFor
   return new Map(
     layout.spans.map(({ name, shape }) => [prefix + name, { shape, dtype: "float32", most: 0 }]),
   );
+}
+
+/** Refuses, by rule `layout`, tensors that are not what may travel; reads no number of them. */
+export function checkTensors(forms: TensorForms, tensors: Tensors): void {
+  const { required, optional } = forms;
+  for (const name of tensors.keys()) {
+    if (!required.has(name) && !optional.has(name)) {
+      throw new RefusedError("layout", `tensor '${name}': the strategy expects no such name`);
+    }
+  }
+  const some = [...optional.keys()].some((name) => tensors.has(name));
+  for (const [name, form] of some ? [...required, ...optional] : required) {
+    const got = tensors.get(name);
+    if (got === undefined || !fits(form, got)) {
+      const found = got === undefined ? "nothing" : `[${got.shape.join(", ")}] ${got.dtype}`;
+      throw new RefusedError("layout", `tensor '${name}': expected ${described(form)}, got ${found}`);
+    }
+  }
+}
+
+function fits(form: TensorForm, got: Tensor): boolean {
+  return (
+    got.dtype === form.dtype &&
+    got.shape.length === form.shape.length &&
+    form.shape.every((want, axis) => (want === null ? got.shape[axis]! <= form.most : got.shape[axis] === want))
+  );
+}
+
+function described({ shape, dtype, most }: TensorForm): string {
+  const free = shape.includes(null) ? ` with n <= ${most}` : "";
+  return `[${shape.map((axis) => axis ?? "n").join(", ")}] ${dtype}${free}`;
 }

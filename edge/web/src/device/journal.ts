@@ -1,0 +1,130 @@
+/** What a device store's journal says: everything about rounds that is decided by one commit. */
+
+import type { RoundFigures } from "./page_messages.ts";
+
+export type RoundStage = "idle" | "received" | "outbox";
+
+/** How an update is coded, as its offer says. */
+export interface StoredCoding {
+  readonly codec: string;
+  readonly rawBytes: number;
+  readonly reference: string;
+}
+
+/** A content of the store, named by the SHA-256 (hex) of its bytes. */
+export interface StoredBlob {
+  readonly sha256: string;
+  readonly bytes: number;
+}
+
+/**
+ * A `ClientState`: its round, its tensors, and the payload that it was trained from.
+ * `residual`: what coding its update has left for the next one.
+ */
+export interface StoredState {
+  readonly roundId: number;
+  readonly transferId: string;
+  readonly blob: StoredBlob;
+  readonly residual: StoredBlob | null;
+}
+
+/** A complete payload that waits for its training. */
+export interface StoredPayload {
+  readonly roundId: number;
+  readonly transferId: string;
+  readonly blob: StoredBlob;
+}
+
+/** An update in the outbox, and the state that becomes the device's own when it is delivered. */
+export interface Pending {
+  readonly roundId: number;
+  readonly update: StoredBlob;
+  readonly state: StoredState;
+  readonly coding: StoredCoding;
+  readonly figures: RoundFigures;
+  /** Names and bytes of what the update holds. */
+  readonly sent: readonly { readonly name: string; readonly bytes: number }[];
+}
+
+/** What a store belongs to; its state means nothing elsewhere. `signer`: of its bundles, hex. */
+export interface Binding {
+  readonly federation: string;
+  readonly bundle: string;
+  readonly layoutHash: string;
+  readonly signer: string;
+}
+
+/** A state that a delivered round has made, and what reads and writes it. */
+export interface PersonalState {
+  readonly binding: Binding;
+  readonly strategy: string;
+  readonly settings: Readonly<Record<string, unknown>>;
+  readonly state: StoredState;
+}
+
+/**
+ * Everything that is decided by one commit.
+ *
+ * `payloads`: decoded ones that a later one may refer to: the last one, and the one that it referred
+ * to itself, because the coordinator may not know yet that the device is past that.
+ * `former`: what the device predicts with after it has moved to another bundle, until a round with
+ * that one counts. `sequence`: the largest of the bundles that the store has belonged to.
+ */
+export interface Journal {
+  readonly format: 1;
+  readonly binding: Binding | null;
+  readonly strategy: string;
+  readonly settings: Readonly<Record<string, unknown>>;
+  readonly state: StoredState | null;
+  readonly received: StoredPayload | null;
+  readonly pending: Pending | null;
+  readonly payloads: readonly StoredBlob[];
+  readonly former: PersonalState | null;
+  readonly sequence: number;
+}
+
+export const EMPTY_JOURNAL: Journal = {
+  format: 1,
+  binding: null,
+  strategy: "",
+  settings: {},
+  state: null,
+  received: null,
+  pending: null,
+  payloads: [],
+  former: null,
+  sequence: 0,
+};
+
+/** The last round that counted with the present bundle; 0: none. */
+export function lastRound(journal: Journal): number {
+  return journal.state?.roundId ?? 0;
+}
+
+/** Where the device stands in its round. */
+export function stageOf(journal: Journal): RoundStage {
+  if (journal.pending !== null) return "outbox";
+  return journal.received === null ? "idle" : "received";
+}
+
+/** What the device predicts with; null before the first round has counted. */
+export function inUse(journal: Journal): PersonalState | null {
+  if (journal.former !== null || !lastRound(journal)) return journal.former;
+  const { binding, strategy, settings, state } = journal;
+  return binding === null || state === null ? null : { binding, strategy, settings, state };
+}
+
+/** Payloads that are stored or used already and need not be fetched again. */
+export function knownTransfers(journal: Journal): string[] {
+  const states = [journal.state, journal.received, journal.pending?.state];
+  return states.flatMap((one) => (one?.transferId ? [one.transferId] : []));
+}
+
+/** Names of every content that must be kept, the bundles' digests among them. */
+export function keptBlobs(journal: Journal): Set<string> {
+  const states = [journal.state, journal.pending?.state, journal.former?.state];
+  const blobs = [...journal.payloads, journal.received?.blob, journal.pending?.update];
+  for (const state of states) blobs.push(state?.blob, state?.residual ?? undefined);
+  const bundles = [journal.binding?.bundle, journal.former?.binding.bundle];
+  return new Set([...blobs.map((blob) => blob?.sha256), ...bundles].filter((name) => name !== undefined));
+}

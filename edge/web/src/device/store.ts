@@ -1,0 +1,363 @@
+/**
+ * The phone's durable store: identity, bundle, personal state, the round it is in, what it has paid.
+ *
+ * The journal is the single commit point: one IndexedDB transaction holds it with every content that
+ * it names from then on, and takes away those that it names no more. A page killed at any instant
+ * leaves the store before or after that transaction.
+ *
+ * A trained state stays *pending* beside the committed one until the coordinator has acknowledged
+ * its update: a round that never counted leaves no trace in the personal state.
+ */
+
+import { InputError, ProvisionError, RefusedError } from "../errors.ts";
+import { sha256Hex } from "../hash.ts";
+import { Database, deleteDatabase, type Write } from "./database.ts";
+import {
+  type Binding,
+  EMPTY_JOURNAL,
+  type Journal,
+  keptBlobs,
+  lastRound,
+  type Pending,
+  type StoredBlob,
+  type StoredCoding,
+  type StoredState,
+} from "./journal.ts";
+import type { Policy, RoundFigures } from "./page_messages.ts";
+
+const NAME = "protofleet";
+const MOST_HISTORY = 1000;
+
+/** How the device is known in its federation; without keys `grant` is empty and `keys` null. */
+export interface Enrolment {
+  readonly federation: string;
+  readonly deviceId: string;
+  /** WebSocket address of the broker, and the device's account there; "" where there is none. */
+  readonly broker: string;
+  readonly password: string;
+  readonly grant: string;
+  /** The federation's public key when the device enrolled, hex. */
+  readonly federationKey: string;
+  /** Which invitation it was made with. */
+  readonly invitation: string;
+  readonly keys: CryptoKeyPair | null;
+}
+
+/** What must not go back over restarts; `start` counts the processes that used the credentials. */
+export interface Memory {
+  readonly start: number;
+  readonly announced: number;
+  readonly federationKey: string;
+}
+
+export interface ByteTotals {
+  readonly up: number;
+  readonly down: number;
+}
+
+/** What a local round made, encoded. */
+export interface TrainedBlobs {
+  readonly roundId: number;
+  readonly transferId: string;
+  readonly state: Uint8Array;
+  readonly residual: Uint8Array | null;
+  readonly update: Uint8Array;
+  readonly coding: StoredCoding;
+  readonly figures: RoundFigures;
+  readonly sent: Pending["sent"];
+}
+
+/** What the device keeps beside its journal. */
+interface Facts {
+  journal: Journal;
+  enrolment: Enrolment | null;
+  /** The key that a grant is being asked for, by its invitation. */
+  asking: { readonly invitation: string; readonly keys: CryptoKeyPair } | null;
+  memory: Memory;
+  totals: ByteTotals;
+  history: readonly RoundFigures[];
+  policy: Policy;
+  /** What the owner wants: to take part, to pause, or to have left. */
+  wish: "take-part" | "pause" | "left";
+}
+
+const NEW: Facts = {
+  journal: EMPTY_JOURNAL,
+  enrolment: null,
+  asking: null,
+  memory: { start: 0, announced: 0, federationKey: "" },
+  totals: { up: 0, down: 0 },
+  history: [],
+  policy: { onlyCharging: false, onlyUnmetered: false },
+  wish: "take-part",
+};
+
+export class Store {
+  readonly database: Database;
+  #facts: Facts;
+
+  private constructor(database: Database, facts: Facts) {
+    this.database = database;
+    this.#facts = facts;
+  }
+
+  /** `lost` is called when the browser deletes the store while it is open. */
+  static async open(lost: () => void = () => {}, name = NAME): Promise<Store> {
+    const database = await Database.open(name, lost);
+    const facts: Record<string, unknown> = { ...NEW };
+    for (const key of Object.keys(NEW)) facts[key] = (await database.get("facts", key)) ?? facts[key];
+    const store = new Store(database, facts as unknown as Facts);
+    const { format } = store.journal;
+    if (format !== EMPTY_JOURNAL.format) {
+      throw new ProvisionError(
+        `this page's store: expected format ${EMPTY_JOURNAL.format}, got ${String(format)}; forget everything, and ` +
+          "ask for a new invitation",
+      );
+    }
+    return store;
+  }
+
+  /** Deletes all that this page has stored. */
+  static async forget(name = NAME): Promise<void> {
+    await deleteDatabase(name);
+  }
+
+  get journal(): Journal {
+    return this.#facts.journal;
+  }
+
+  get enrolment(): Enrolment | null {
+    return this.#facts.enrolment;
+  }
+
+  get asking(): Facts["asking"] {
+    return this.#facts.asking;
+  }
+
+  get memory(): Memory {
+    return this.#facts.memory;
+  }
+
+  get totals(): ByteTotals {
+    return this.#facts.totals;
+  }
+
+  get history(): readonly RoundFigures[] {
+    return this.#facts.history;
+  }
+
+  get policy(): Policy {
+    return this.#facts.policy;
+  }
+
+  get wish(): Facts["wish"] {
+    return this.#facts.wish;
+  }
+
+  close(): void {
+    this.database.close();
+  }
+
+  /** Keeps the key with which a grant is asked for, before anybody is asked. */
+  async keepAsking(invitation: string, keys: CryptoKeyPair): Promise<void> {
+    await this.#keep({ asking: { invitation, keys } });
+  }
+
+  /** The device is enrolled from here on; what an earlier enrolment noted goes. */
+  async commitEnrolment(enrolment: Enrolment): Promise<void> {
+    const { federation } = this.journal.binding ?? this.enrolment ?? enrolment;
+    if (federation !== enrolment.federation) {
+      throw new ProvisionError(
+        `this phone belongs to federation '${federation}', the invitation is for '${enrolment.federation}'; ` +
+          "forget everything first",
+      );
+    }
+    const memory = { start: 0, announced: 0, federationKey: enrolment.federationKey };
+    await this.#keep({ enrolment, memory, asking: null, wish: "take-part" });
+  }
+
+  /** Counts a use of the credentials; no two have the same number. */
+  async start(): Promise<Memory> {
+    await this.#keep({ memory: { ...this.memory, start: this.memory.start + 1 } });
+    return this.memory;
+  }
+
+  /** Not against power loss: what then may be repeated is an announcement of the last minutes. */
+  async note(announced: number, federationKey: string): Promise<void> {
+    await this.#keep({ memory: { ...this.memory, announced, federationKey } }, "relaxed");
+  }
+
+  async keepTotals(totals: ByteTotals): Promise<void> {
+    await this.#keep({ totals }, "relaxed");
+  }
+
+  async keepPolicy(policy: Policy): Promise<void> {
+    await this.#keep({ policy });
+  }
+
+  async keepWish(wish: Facts["wish"]): Promise<void> {
+    await this.#keep({ wish });
+  }
+
+  /** The bundle that the store belongs to; null before there is one. */
+  async bundle(): Promise<Uint8Array | null> {
+    const { binding } = this.journal;
+    return binding === null ? null : this.#blob(binding.bundle);
+  }
+
+  /** Raises ProvisionError unless the bundle may follow the one that the store has. */
+  checkBundle(binding: Binding, manifest: { readonly name: string; readonly sequence: number; readonly replaces_up_to: number }): void {
+    const bound = this.journal.binding;
+    if (bound === null) return;
+    if (bound.signer !== binding.signer) {
+      throw new ProvisionError(
+        `bundle '${manifest.name}': signed by ${binding.signer.slice(0, 16)}, this phone trusts ` +
+          `${bound.signer.slice(0, 16)} since it joined; ask whoever runs the federation, and forget everything ` +
+          "here if the change is meant",
+      );
+    }
+    const newest = this.journal.sequence;
+    if (Math.max(manifest.sequence, manifest.replaces_up_to) < newest) {
+      throw new ProvisionError(
+        `bundle '${manifest.name}': of sequence ${manifest.sequence}, which is older than ${newest}, which this phone ` +
+          `has had; have its signer export it with --sequence ${newest + 1}`,
+      );
+    }
+  }
+
+  /**
+   * Belongs to a bundle from now on. What is on its way in either direction belongs to the bundle
+   * before and goes; the model in use stays in use until a round counts with the new bundle.
+   */
+  async commitBundle(binding: Binding, bundle: Uint8Array, sequence: number, former: Journal["former"]): Promise<void> {
+    const journal = { ...EMPTY_JOURNAL, binding, former, sequence: Math.max(this.journal.sequence, sequence) };
+    const blobs = new Map([[binding.bundle, bundle]]);
+    await this.#commit(journal, { blobs, more: [{ table: "parts", clear: true }] });
+  }
+
+  /** Records the strategy that reads and writes the state. */
+  async bindStrategy(strategy: string, settings: Readonly<Record<string, unknown>>): Promise<void> {
+    this.checkStrategy(strategy);
+    const { journal } = this;
+    if (journal.strategy === strategy && JSON.stringify(journal.settings) === JSON.stringify(settings)) return;
+    await this.#commit({ ...journal, strategy, settings });
+  }
+
+  /** Raises ProvisionError if the state in the store was made by another strategy. */
+  checkStrategy(name: string): void {
+    if (this.journal.state !== null && this.journal.strategy !== name) {
+      throw new ProvisionError(
+        `this phone's model is of strategy '${this.journal.strategy}', the federation runs '${name}'; forget ` +
+          "everything first, and ask for a new invitation",
+      );
+    }
+  }
+
+  /** The bytes of a content that the journal names. */
+  async read(blob: StoredBlob): Promise<Uint8Array> {
+    return this.#blob(blob.sha256);
+  }
+
+  hasPayload(reference: string): boolean {
+    return this.journal.payloads.some(({ sha256 }) => sha256 === reference);
+  }
+
+  /** The raw blob of an earlier payload; raises RefusedError, rule `base`, if it is not here. */
+  async loadPayload(reference: string): Promise<Uint8Array> {
+    if (this.hasPayload(reference)) return this.#blob(reference);
+    throw new RefusedError("base", `payload '${reference.slice(0, 64)}': this device does not have it`);
+  }
+
+  /**
+   * Keeps a complete payload until its training is committed. `reference`: what it referred to, ""
+   * for the bundle; later payloads may refer to either. null: it was raw, and so will the others be.
+   */
+  async commitReceived(roundId: number, transferId: string, raw: Uint8Array, reference: string | null): Promise<void> {
+    const [blob, blobs] = await hashed(raw);
+    const named = this.journal.payloads.filter(({ sha256 }) => sha256 === reference && sha256 !== blob.sha256);
+    const payloads = reference === null ? [] : [...named, blob];
+    await this.#commit({ ...this.journal, received: { roundId, transferId, blob }, payloads }, { blobs });
+  }
+
+  /** Makes the trained state (pending), its update (outbox) and its residual valid together. */
+  async commitTrained(trained: TrainedBlobs): Promise<void> {
+    const { roundId, transferId, coding, figures, sent } = trained;
+    const [update, blobs] = await hashed(trained.update);
+    const [blob, more] = await hashed(trained.state);
+    const residual = trained.residual === null ? null : await hashed(trained.residual);
+    const state: StoredState = { roundId, transferId, blob, residual: residual?.[0] ?? null };
+    const pending: Pending = { roundId, update, state, coding, figures, sent };
+    const all = new Map([...blobs, ...more, ...(residual?.[1] ?? [])]);
+    await this.#commit({ ...this.journal, received: null, pending }, { blobs: all });
+  }
+
+  /** The coordinator has the update: its state becomes the device's own. */
+  async commitDelivered(): Promise<void> {
+    const { pending } = this.journal;
+    if (pending === null) return;
+    const history = [...this.history, pending.figures].slice(-MOST_HISTORY);
+    const journal = { ...this.journal, state: pending.state, pending: null, former: null };
+    await this.#commit(journal, { facts: { history } });
+  }
+
+  /** The round never counted: forgets its payload, its update and its trained state. */
+  async commitDropped(): Promise<void> {
+    if (this.journal.received === null && this.journal.pending === null) return;
+    await this.#commit({ ...this.journal, received: null, pending: null });
+  }
+
+  async #blob(name: string): Promise<Uint8Array> {
+    const found = await this.database.get("blobs", name);
+    if (found instanceof Uint8Array && (await sha256Hex(found)) === name) return found;
+    throw new ProvisionError(
+      `this page's store: its content ${name.slice(0, 16)} is ${found === undefined ? "gone" : "damaged"}; forget ` +
+        "everything, and ask for a new invitation",
+    );
+  }
+
+  async #keep(facts: Partial<Facts>, durability: "strict" | "relaxed" = "strict"): Promise<void> {
+    await this.database.write(puts(facts), durability);
+    Object.assign(this.#facts, facts);
+  }
+
+  async #commit(
+    journal: Journal,
+    also: { blobs?: ReadonlyMap<string, Uint8Array>; facts?: Partial<Facts>; more?: readonly Write[] } = {},
+  ): Promise<void> {
+    const before = keptBlobs(this.journal);
+    const after = keptBlobs(journal);
+    const facts = { ...also.facts, journal };
+    const writes: Write[] = [...puts(facts), ...(also.more ?? [])];
+    for (const [key, put] of also.blobs ?? []) writes.push({ table: "blobs", put, key });
+    for (const name of before) if (!after.has(name)) writes.push({ table: "blobs", delete: name });
+    await this.database.write(writes);
+    Object.assign(this.#facts, facts);
+  }
+}
+
+/** Raises InputError if an invitation is for somebody else than this phone. */
+export function checkInvited(store: Store, federation: string, deviceId: string): void {
+  const known = store.enrolment;
+  if (known !== null && (known.federation !== federation || known.deviceId !== deviceId)) {
+    throw new InputError(
+      `this phone is device '${known.deviceId}' of federation '${known.federation}', the invitation is for ` +
+        `'${deviceId}' of '${federation}'; forget everything first`,
+    );
+  }
+}
+
+/** Whether a round has counted on this phone. */
+export function hasModel(journal: Journal): boolean {
+  return journal.former !== null || lastRound(journal) > 0;
+}
+
+function puts(facts: Partial<Facts>): Write[] {
+  return Object.entries(facts).map(([key, put]) => ({ table: "facts", put, key }));
+}
+
+async function hashed(data: Uint8Array): Promise<[StoredBlob, Map<string, Uint8Array>]> {
+  const sha256 = await sha256Hex(data);
+  // A view would take all of its buffer along.
+  const whole = data.byteLength === data.buffer.byteLength ? data : data.slice();
+  return [{ sha256, bytes: data.length }, new Map([[sha256, whole]])];
+}

@@ -1,0 +1,199 @@
+/**
+ * Messages: typed records that travel as JSON (`docs/protocol.md`, Records), with the wire's own names.
+ *
+ * Unknown fields are ignored; a missing field or a wrong type is an error that names it. Tensors
+ * never travel here but as transferred blobs.
+ */
+
+import { RefusedError } from "../errors.ts";
+import {
+  BIG_WHOLE, BOOLEAN, COUNT, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, TEXT, WHOLE,
+  group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
+} from "./schema.ts";
+
+export const PROTOCOL_MINOR = 1;
+/** One packet less what MQTT and a signature need. */
+export const MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64;
+
+/** Checked before it is kept anywhere or becomes a key of a store. */
+const TRANSFER_ID = textLike(/^[0-9a-f]{32}$/);
+const WORD = text(64);
+const MINOR = optional(WHOLE, PROTOCOL_MINOR);
+
+/**
+ * A device's part of a session, in its presence. `grant`: the federation key's statement about the
+ * device's key. `nonce`, `share` (X25519): hex, of this process, which `start` counts. `answers`:
+ * the coordinator's nonce. `sequence` counts the presences of a start.
+ */
+const DEVICE_HANDSHAKE = group({
+  grant: TEXT, nonce: TEXT, share: TEXT, answers: TEXT, start: WHOLE, sequence: WHOLE,
+});
+
+/**
+ * The coordinator's part of every session, in its announcement. `certificate`: the federation key's
+ * statement about the key that signs it. `rotations`: statements by which earlier federation keys
+ * handed over, oldest first.
+ */
+const COORDINATOR_HANDSHAKE = group({
+  certificate: TEXT, nonce: TEXT, share: TEXT, sequence: WHOLE, rotations: optional(list(TEXT), []),
+});
+
+const PRESENCE = schema("presence", {
+  device_id: WORD,
+  boot_id: WORD,
+  status: oneOf("online", "offline", "left"),
+  minor: MINOR,
+  bundle: optional(WORD, ""),
+  layout_hash: optional(WORD, ""),
+  num_examples: optional(WHOLE, 0),
+  class_counts: optional(list(WHOLE), []),
+  strategies: optional(list(WORD), []),
+  chunk_bytes: optional(COUNT, 0),
+  handshake: optional(nullable(DEVICE_HANDSHAKE), null),
+});
+
+const ANNOUNCEMENT = schema("announcement", {
+  federation: WORD,
+  boot_id: WORD,
+  phase: oneOf("waiting", "training", "finished"),
+  round_id: WHOLE,
+  rounds: WHOLE,
+  strategy: WORD,
+  bundle: WORD,
+  layout_hash: WORD,
+  minor: MINOR,
+  roll_call: optional(COUNT, 0),
+  spread_s: optional(NUMBER_FROM_0, 0),
+  handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
+});
+
+const TRANSFER_OFFER = schema("manifest", {
+  transfer_id: TRANSFER_ID,
+  kind: oneOf("payload", "update"),
+  round_id: WHOLE,
+  total_bytes: WHOLE,
+  sha256: WORD,
+  chunk_bytes: WHOLE,
+  codec: optional(WORD, "raw"),
+  minor: MINOR,
+  raw_bytes: optional(WHOLE, 0),
+  base: optional(WORD, ""),
+  key: optional(WORD, ""),
+  signature: optional(text(128), ""),
+});
+
+const TASK = schema("task", {
+  task: oneOf("train", "finish"),
+  round_id: WHOLE,
+  federation: TEXT,
+  strategy: optional(TEXT, ""),
+  settings: optional(OBJECT, {}),
+  seed: optional(BIG_WHOLE, 0n),
+  deadline_s: optional(NUMBER, 0),
+  payload: optional(nullable(nested(TRANSFER_OFFER)), null),
+  final: optional(BOOLEAN, false),
+  update_codec: optional(TEXT, "raw"),
+  update_keep: optional(NUMBER, 0.1),
+  scores: optional(BOOLEAN, true),
+  counts: optional(BOOLEAN, true),
+});
+
+const NEED = schema("need", { transfer_id: TRANSFER_ID, missing: list(pair(WHOLE)), credit: WHOLE });
+
+const RECEIPT = schema(
+  "receipt",
+  {
+    transfer_id: TRANSFER_ID,
+    status: oneOf("done", "reject"),
+    reason: optional(TEXT, ""),
+    rule: optional(TEXT, ""),
+  },
+  ["rule"],
+);
+
+const HEARTBEAT = schema("heartbeat", {
+  device_id: WORD,
+  boot_id: WORD,
+  round_id: WHOLE,
+  phase: oneOf("idle", "receive", "train", "send", "leave"),
+  bytes_up: WHOLE,
+  bytes_down: WHOLE,
+  peak_rss_bytes: WHOLE,
+});
+
+const SCHEMAS = {
+  presence: PRESENCE,
+  announcement: ANNOUNCEMENT,
+  manifest: TRANSFER_OFFER,
+  task: TASK,
+  need: NEED,
+  receipt: RECEIPT,
+  heartbeat: HEARTBEAT,
+} as const;
+type Schemas = typeof SCHEMAS;
+
+/**
+ * Device → all, retained (`st/<dev>`); the last will is the same with `offline`. `class_counts`:
+ * training samples of each class, only where the strategy asks for them. `strategies`: what the
+ * device can do; empty: all. `chunk_bytes`: the largest chunk data that it takes; 0: no limit.
+ */
+export interface Presence extends RecordOf<typeof PRESENCE> {}
+/** Coordinator → all, retained (`all/ctl`): where the federation stands. */
+export interface Announcement extends RecordOf<typeof ANNOUNCEMENT> {}
+/** Announces a blob that a transfer will carry; `base`: SHA-256 of what a codec refers to. */
+export interface TransferOffer extends RecordOf<typeof TRANSFER_OFFER> {}
+/** Coordinator → device: take part in a round, or finish. `seed` < 2^63; `deadline_s` from arrival. */
+export interface Task extends RecordOf<typeof TASK> {}
+/** Receiver → sender: the half-open chunk ranges still missing, and how many may be sent. */
+export interface Need extends RecordOf<typeof NEED> {}
+/** Receiver → sender: the blob is complete and right (`done`), or why it never will be. */
+export interface Receipt extends RecordOf<typeof RECEIPT> {}
+/** Device → coordinator: liveness; bytes are totals at the socket since the device joined. */
+export interface Heartbeat extends RecordOf<typeof HEARTBEAT> {}
+export type DeviceHandshake = NonNullable<Presence["handshake"]>;
+export type CoordinatorHandshake = NonNullable<Announcement["handshake"]>;
+
+/** Records by their `type`. */
+export interface Messages {
+  presence: Presence;
+  announcement: Announcement;
+  manifest: TransferOffer;
+  task: Task;
+  need: Need;
+  receipt: Receipt;
+  heartbeat: Heartbeat;
+}
+export type Kind = keyof Messages;
+export type Message = Messages[Kind];
+
+/** A record with its defaults filled in. */
+export function message<K extends Kind>(kind: K, given: Given<Schemas[K]>): Messages[K] {
+  return make(SCHEMAS[kind] as never, given as never) as Messages[K];
+}
+
+/**
+ * JSON bytes, fields in the order of their declaration.
+ *
+ * @throws RefusedError rule `message-size`: larger than one packet may be
+ */
+export function encode(record: Message): Uint8Array {
+  return checkedSize(new TextEncoder().encode(write(SCHEMAS[record.type] as never, record as never)));
+}
+
+/**
+ * The record in `data`, of one of the `kinds`; without any, of whichever kind.
+ *
+ * @throws RefusedError rule `message-size`, or `message-schema`: not JSON, another record, or a field
+ *   missing or of a wrong type
+ */
+export function decode<K extends Kind = Kind>(data: Uint8Array, ...kinds: readonly K[]): Messages[K] {
+  const schemas = (kinds.length > 0 ? kinds : (Object.keys(SCHEMAS) as K[])).map((kind) => SCHEMAS[kind]);
+  return readAny(schemas as never, checkedSize(data), "message-schema", "message") as Messages[K];
+}
+
+function checkedSize(data: Uint8Array): Uint8Array {
+  if (data.length > MAX_MESSAGE_BYTES) {
+    throw new RefusedError("message-size", `message: ${data.length} bytes > ${MAX_MESSAGE_BYTES}`);
+  }
+  return data;
+}
