@@ -9,7 +9,7 @@
 
 import type { Manifest } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
-import { sizeOf, type Tensor } from "../tensors/tensors.ts";
+import { rowsOf, sizeOf, type Tensor } from "../tensors/tensors.ts";
 import type { Database } from "./database.ts";
 import type { Examples } from "./page_messages.ts";
 
@@ -222,14 +222,6 @@ function overlaps({ preprocessing: { window, hop } }: Manifest): number {
 
 function taken({ x, y }: Labelled, rows: readonly number[]): Labelled {
   return { x: rowsOf(x, rows), y: rowsOf(y, rows) };
-}
-
-/** A copy of some rows. */
-export function rowsOf(tensor: Tensor, rows: readonly number[]): Tensor {
-  const width = sizeOf(tensor.shape.slice(1));
-  const data = arrayOf(tensor, rows.length * width);
-  rows.forEach((row, i) => data.set(tensor.data.subarray(row * width, (row + 1) * width) as never, i * width));
-  return { dtype: tensor.dtype, shape: [rows.length, ...tensor.shape.slice(1)], data };
 }
 
 function arrayOf({ data }: Tensor, length: number): Tensor["data"] {

@@ -9,7 +9,7 @@
  * its update: a round that never counted leaves no trace in the personal state.
  */
 
-import { sha256 } from "../bytes.ts";
+import { sha256Hex } from "../hash.ts";
 import { ProvisionError, RefusedError } from "../errors.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
 import {
@@ -309,7 +309,7 @@ export class Store {
 
   async #blob(name: string): Promise<Uint8Array> {
     const found = await this.database.get("blobs", name);
-    if (found instanceof Uint8Array && (await sha256(found)) === name) return found;
+    if (found instanceof Uint8Array && (await sha256Hex(found)) === name) return found;
     throw new ProvisionError(
       `this page's store: its content ${name.slice(0, 16)} is ${found === undefined ? "gone" : "damaged"}; forget ` +
         "everything, and ask for a new invitation",
@@ -346,7 +346,7 @@ function puts(facts: Partial<Facts>): Write[] {
 }
 
 async function hashed(data: Uint8Array): Promise<[StoredBlob, Map<string, Uint8Array>]> {
-  const name = await sha256(data);
+  const name = await sha256Hex(data);
   // A view would take all of its buffer along.
   const whole = data.byteLength === data.buffer.byteLength ? data : data.slice();
   return [{ sha256: name, bytes: data.length }, new Map([[name, whole]])];

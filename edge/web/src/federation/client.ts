@@ -3,14 +3,14 @@
  */
 
 import { DivergedError } from "../errors.ts";
-import { checkTensors, type ClientState, type Payload, type Strategy, type TensorForms, type Update } from "../strategies/types.ts";
+import { checkTensors } from "../strategies/types.ts";
+import type { ClientState, Model, Payload, Strategy, TensorForms, Update } from "../strategies/types.ts";
 import { checkFinite, decode } from "../tensors/safetensors.ts";
 import type { Tensors } from "../tensors/tensors.ts";
 import { type Codec, type Coding, codecOf, encode } from "../wire/codecs.ts";
 import type { Task } from "../wire/messages.ts";
-import { MOST_RECORD_CHARS, referenceOf, updateBaseline } from "./coding.ts";
+import { decodePayload, MOST_RECORD_CHARS, referenceOf, updateBaseline } from "./coding.ts";
 import { type Costs, type Sends, updateRecord } from "./records.ts";
-import type { Model } from "../strategies/types.ts";
 
 /** What the server asks of a client in a round. */
 export interface RoundConfig {
@@ -66,6 +66,28 @@ export function orderOf(task: Task): RoundConfig {
     codec: codecOf(task.update_codec, task.update_keep),
     sends: { scores: task.scores, counts: task.counts },
   };
+}
+
+/** What a payload is decoded with; `earlier` gives the raw blob of an earlier one by its reference. */
+export interface PayloadContext {
+  readonly model: Model;
+  readonly forms: TensorForms;
+  readonly earlier: (reference: string) => Promise<Uint8Array>;
+}
+
+/**
+ * Decodes and checks a payload as it arrived.
+ *
+ * @throws RefusedError it is not what its codec writes, refers to what is not here, or holds other
+ *   tensors, or numbers that are not finite
+ */
+export async function receivePayload(
+  blob: Uint8Array,
+  coding: Coding,
+  order: RoundConfig,
+  { model, forms, earlier }: PayloadContext,
+): Promise<ReceivedPayload> {
+  return openPayload(await decodePayload(blob, coding, model, forms, earlier), order, forms);
 }
 
 /** A payload from its raw blob; throws RefusedError: not a blob, other tensors, or not finite. */

@@ -6,7 +6,7 @@
  * decoded to. What coding an update loses is its *residual*, which the device adds the next time.
  */
 
-import { sha256 } from "../bytes.ts";
+import { sha256Hex } from "../hash.ts";
 import { networkTensors, PARAMS } from "../strategies/common.ts";
 import { checkTensors, type Model, type TensorForm, type TensorForms } from "../strategies/types.ts";
 import { decode, itemBytes, MAX_HEADER_BYTES } from "../tensors/safetensors.ts";
@@ -29,7 +29,7 @@ function mostBytes({ shape, dtype, most }: TensorForm): number {
 
 /** How a payload is named that was decoded to the blob `raw`. */
 export async function referenceOf(raw: Uint8Array): Promise<string> {
-  return sha256(raw);
+  return sha256Hex(raw);
 }
 
 /**
