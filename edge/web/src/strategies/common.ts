@@ -6,7 +6,7 @@
  */
 
 import { InputError } from "../errors.ts";
-import { float32, Layout, sizeOf, TensorMap } from "../tensors/tensors.ts";
+import { float32, Layout, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
 import type { ClientState, ClientTools, Evaluation, Model, Payload, Update } from "./types.ts";
 
@@ -176,17 +176,4 @@ export function numExamples({ training }: ClientTools): number {
 /** A float32 without axes. */
 export function scalar(value: number): Tensor {
   return float32([], Float32Array.of(value));
-}
-
-/** Rows of a float32 tensor (n, ...), a copy. */
-export function rowsOf(tensor: Tensor, rows: ArrayLike<number>): Tensor {
-  const [, ...axes] = tensor.shape;
-  const width = sizeOf(axes);
-  const from = numbersOf(tensor);
-  const data = new Float32Array(rows.length * width);
-  for (let index = 0; index < rows.length; index += 1) {
-    const start = rows[index]! * width;
-    data.set(from.subarray(start, start + width), index * width);
-  }
-  return float32([rows.length, ...axes], data);
 }

@@ -89,7 +89,7 @@ async function clientUpdate(
   const { model, settings, head } = context;
   const network = clientModel(model, state);
   const anchors = anchorsOf(context, state, payload);
-  if (anchors === null) return abstain(state, payload, tools, { model });
+  if (anchors === null) return abstain(context, state, payload, tools);
   network.params.view(head).set(numbersOf(tensorOf(payload.tensors, PARAMS + head)));
   const trained = await train(network, tools.training, settings, fit(context, state, anchors));
   const evaluation = await tools.evaluate(trained.network);
@@ -122,10 +122,10 @@ function fit({ settings, model, head }: Context, state: ClientState, anchors: Te
 
 /** Asks for the anchors, by an update without tensors. */
 async function abstain(
+  { model }: Context,
   state: ClientState,
   payload: Payload,
   tools: ClientTools,
-  { model }: Pick<Context, "model">,
 ): Promise<readonly [ClientState, Update]> {
   const evaluation = await tools.evaluate(clientModel(model, state));
   const update = updateOf(tools, payload, { tensors: new Map(), evaluation, loss: NaN });

@@ -1,9 +1,10 @@
 /** MOON (Li et al., arXiv:2103.16257): features are pulled to the received model's, away from the previous ones. */
 
+import { rowsOf } from "../tensors/tensors.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 import { averaging, finishRound, initialise, receive, SHARED_TRAINING, shareAll } from "./averaging.ts";
 import type { AveragingContext, InitialModel } from "./averaging.ts";
-import { clientModel, numExamples, rowsOf, scalar } from "./common.ts";
+import { clientModel, numExamples, scalar } from "./common.ts";
 import { parseSettings, real } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
