@@ -1,10 +1,10 @@
-/** Sums and digits of bytes. */
+/** CRC-32 as in zlib, ZIP and PNG. */
 
 const POLYNOMIAL = 0xedb88320;
 /** Of the four bytes of a word: what each changes in the sum behind the word. */
 const TABLES = tables(4);
 
-/** CRC-32 as in zlib, ZIP and PNG; `sum` is that of the bytes before. */
+/** From 0 to 2^32 - 1; `sum` is that of the bytes before. */
 export function crc32(bytes: Uint8Array, sum = 0): number {
   const [t0, t1, t2, t3] = TABLES as [Uint32Array, Uint32Array, Uint32Array, Uint32Array];
   let crc = ~sum;
@@ -15,15 +15,6 @@ export function crc32(bytes: Uint8Array, sum = 0): number {
   }
   for (; at < bytes.length; at++) crc = t0[(crc ^ bytes[at]!) & 255]! ^ (crc >>> 8);
   return ~crc >>> 0;
-}
-
-export function hex(bytes: Uint8Array): string {
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
-}
-
-/** Lower-case hex SHA-256. */
-export async function sha256(bytes: Uint8Array): Promise<string> {
-  return hex(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes as BufferSource)));
 }
 
 function tables(count: number): Uint32Array[] {
