@@ -1,4 +1,4 @@
-"""Numbers drawn by NumPy, for the browser's generator: ``golden_random.py FILE`` writes them as JSON.
+"""Numbers drawn by NumPy, for the browser's generator: ``golden_random.py FILE`` writes JSON.
 
 Long streams stand there as the SHA-256 of their bytes, so that the rare branches are among them.
 """

@@ -32,6 +32,19 @@ export function float32(shape: readonly number[], data: Float32Array): Tensor {
   return { dtype: "float32", shape, data };
 }
 
+/** The rows of these numbers along the first axis, copied. */
+export function rowsOf(tensor: Tensor, rows: ArrayLike<number>): Tensor {
+  const { dtype, data } = tensor;
+  const [, ...axes] = tensor.shape;
+  const width = sizeOf(axes);
+  const copied = new (data.constructor as Float32ArrayConstructor)(rows.length * width) as TensorData;
+  for (let at = 0; at < rows.length; at += 1) {
+    const from = rows[at]! * width;
+    copied.set(data.subarray(from, from + width) as never, at * width);
+  }
+  return { dtype, shape: [rows.length, ...axes], data: copied };
+}
+
 /** Where one tensor lies in the packed buffer. */
 export interface Span {
   readonly name: string;
