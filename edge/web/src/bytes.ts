@@ -1,40 +1,40 @@
-/** Sums and digits of bytes. */
+/** Bytes, and the texts that stand for them. */
 
-const POLYNOMIAL = 0xedb88320;
-/** Of the four bytes of a word: what each changes in the sum behind the word. */
-const TABLES = tables(4);
+const ENCODER = new TextEncoder();
+const BASE64URL = /^[A-Za-z0-9_-]*$/;
 
-/** CRC-32 as in zlib, ZIP and PNG; `sum` is that of the bytes before. */
-export function crc32(bytes: Uint8Array, sum = 0): number {
-  const [t0, t1, t2, t3] = TABLES as [Uint32Array, Uint32Array, Uint32Array, Uint32Array];
-  let crc = ~sum;
-  let at = 0;
-  for (const whole = bytes.length - 3; at < whole; at += 4) {
-    crc ^= bytes[at]! | (bytes[at + 1]! << 8) | (bytes[at + 2]! << 16) | (bytes[at + 3]! << 24);
-    crc = t3[crc & 255]! ^ t2[(crc >>> 8) & 255]! ^ t1[(crc >>> 16) & 255]! ^ t0[crc >>> 24]!;
+export function utf8(text: string): Uint8Array {
+  return ENCODER.encode(text);
+}
+
+export function concat(...parts: readonly Uint8Array[]): Uint8Array {
+  const whole = new Uint8Array(parts.reduce((size, part) => size + part.length, 0));
+  let offset = 0;
+  for (const part of parts) {
+    whole.set(part, offset);
+    offset += part.length;
   }
-  for (; at < bytes.length; at++) crc = t0[(crc ^ bytes[at]!) & 255]! ^ (crc >>> 8);
-  return ~crc >>> 0;
+  return whole;
 }
 
-export function hex(bytes: Uint8Array): string {
-  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+export function equal(a: Uint8Array, b: Uint8Array): boolean {
+  return a.length === b.length && a.every((byte, index) => byte === b[index]);
 }
 
-/** Lower-case hex SHA-256. */
-export async function sha256(bytes: Uint8Array): Promise<string> {
-  return hex(new Uint8Array(await crypto.subtle.digest("SHA-256", bytes as BufferSource)));
+/** A number from 0 in so many bytes, big-endian. */
+export function bigEndian(value: bigint, size: number): Uint8Array {
+  return Uint8Array.from({ length: size }, (_, index) => Number((value >> BigInt(8 * (size - 1 - index))) & 0xffn));
 }
 
-function tables(count: number): Uint32Array[] {
-  const first = Uint32Array.from({ length: 256 }, (_, byte) => {
-    let crc = byte;
-    for (let bit = 0; bit < 8; bit++) crc = crc & 1 ? (crc >>> 1) ^ POLYNOMIAL : crc >>> 1;
-    return crc;
-  });
-  const all = [first];
-  while (all.length < count) {
-    all.push(all.at(-1)!.map((crc) => first[crc & 255]! ^ (crc >>> 8)));
-  }
-  return all;
+/** Base64url without padding. */
+export function toBase64url(data: Uint8Array): string {
+  const binary = Array.from(data, (byte) => String.fromCharCode(byte)).join("");
+  return btoa(binary).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+}
+
+/** The bytes of base64url without padding; null for any other text. */
+export function fromBase64url(text: string): Uint8Array | null {
+  if (!BASE64URL.test(text) || text.length % 4 === 1) return null;
+  const binary = atob(text.replaceAll("-", "+").replaceAll("_", "/"));
+  return Uint8Array.from(binary, (character) => character.charCodeAt(0));
 }
