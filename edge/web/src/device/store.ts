@@ -17,7 +17,6 @@ import {
   EMPTY_JOURNAL,
   type Journal,
   keptBlobs,
-  lastRound,
   type Pending,
   type StoredBlob,
   type StoredCoding,
@@ -227,11 +226,11 @@ export class Store {
   }
 
   /**
-   * Belongs to a bundle from now on. What is on its way in either direction belongs to the bundle
-   * before and goes; the model in use stays in use until a round counts with the new bundle.
+   * Belongs to a bundle from now on. The model of the bundle before goes, and what is on its way in
+   * either direction.
    */
-  async commitBundle(binding: Binding, bundle: Uint8Array, sequence: number, former: Journal["former"]): Promise<void> {
-    const journal = { ...EMPTY_JOURNAL, binding, former, sequence: Math.max(this.journal.sequence, sequence) };
+  async commitBundle(binding: Binding, bundle: Uint8Array, sequence: number): Promise<void> {
+    const journal = { ...EMPTY_JOURNAL, binding, sequence: Math.max(this.journal.sequence, sequence) };
     const blobs = new Map([[binding.bundle, bundle]]);
     await this.#commit(journal, { blobs, more: [{ table: "parts", clear: true }] });
   }
@@ -297,7 +296,7 @@ export class Store {
     const { pending } = this.journal;
     if (pending === null) return;
     const history = [...this.history, pending.figures].slice(-MOST_HISTORY);
-    const journal = { ...this.journal, state: pending.state, pending: null, former: null };
+    const journal = { ...this.journal, state: pending.state, pending: null };
     await this.#commit(journal, { facts: { history } });
   }
 
@@ -334,11 +333,6 @@ export class Store {
     await this.database.write(writes);
     Object.assign(this.#facts, facts);
   }
-}
-
-/** Whether a round has counted on this phone. */
-export function hasModel(journal: Journal): boolean {
-  return journal.former !== null || lastRound(journal) > 0;
 }
 
 function puts(facts: Partial<Facts>): Write[] {

@@ -7,12 +7,11 @@ export class TrainingCancelled extends Error {
   override name = "TrainingCancelled";
 }
 
-/** How training lets others work, waits, and stops; `between` is called before every step. */
+/** How training waits and stops; `between` is called before every step. */
 export class TrainingControl {
   #cancelled = false;
   #free: Promise<void> | null = null;
   #release: () => void = () => {};
-  #yielded = performance.now();
   /** Training steps of the round in progress. */
   steps = 0;
 
@@ -38,30 +37,12 @@ export class TrainingControl {
     this.steps = 0;
   }
 
-  /** Lets messages and timers through; throws TrainingCancelled. */
+  /** Resolves when the next step may be made; throws TrainingCancelled. */
   async between(): Promise<void> {
-    if (performance.now() - this.#yielded > YIELD_MS) {
-      await nextTask();
-      this.#yielded = performance.now();
-    }
     while (this.#free !== null && !this.#cancelled) await this.#free;
     if (this.#cancelled) throw new TrainingCancelled("given up");
+    this.steps += 1;
   }
-}
-
-/** What is asked of the worker meanwhile waits no longer than this and a training step. */
-const YIELD_MS = 8;
-
-/** Timers of a worker are delayed by 4 ms; a message to itself is not. */
-function nextTask(): Promise<void> {
-  return new Promise((resolve) => {
-    const { port1, port2 } = new MessageChannel();
-    port1.onmessage = () => {
-      port1.close();
-      resolve();
-    };
-    port2.postMessage(null);
-  });
 }
 
 /** A round that runs, and what came of it. */
