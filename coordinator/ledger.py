@@ -26,7 +26,7 @@ from protofleet.coordinator.ledger_rows import (
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
-from protofleet.errors import InputError, ProtofleetError
+from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.records import (
     PrivacyRecord,
     RoundRecord,
@@ -198,6 +198,21 @@ class Ledger:
         """Class counts by device, as registered last."""
         rows = self._db.execute("SELECT device_id, class_counts FROM registrations")
         return {device_id: _to_counts(counts) for device_id, counts in rows}
+
+    def note_refusal(self, device_id: str, error: RefusedError) -> None:
+        """A device cannot take part, and why, until ``forget_refusal``."""
+        row = (device_id, error.rule, str(error))
+        with self._db:
+            self._db.execute("INSERT OR REPLACE INTO refusals VALUES (?, ?, ?)", row)
+
+    def forget_refusal(self, device_id: str) -> None:
+        """The device takes part."""
+        with self._db:
+            self._db.execute("DELETE FROM refusals WHERE device_id = ?", (device_id,))
+
+    def refused(self) -> set[str]:
+        """Devices that cannot take part."""
+        return {device_id for (device_id,) in self._db.execute("SELECT device_id FROM refusals")}
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""

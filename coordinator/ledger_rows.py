@@ -49,6 +49,12 @@ CREATE TABLE IF NOT EXISTS registrations (
     class_counts TEXT NOT NULL
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS refusals (
+    device_id TEXT PRIMARY KEY,
+    rule TEXT NOT NULL,
+    reason TEXT NOT NULL
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS signed_offers (
     round_id INTEGER NOT NULL,
     device_id TEXT NOT NULL,

@@ -2,8 +2,9 @@
 
 A device's id is that of the topic, which a broker can check against the user; a body that claims
 another one is refused. Devices with another bundle or layout are known but never live, and so are
-devices that have not registered the class counts that the strategy needs. That a device is gone is
-a hint, which a broker gives late and others can forge: any later sign of the device outweighs it.
+devices whose client lacks the strategy, or that have not registered the class counts that it needs.
+That a device is gone is a hint, which a broker gives late and others can forge: any later sign of
+the device outweighs it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from protofleet.errors import RefusedError
+from protofleet.strategies import DESCRIPTIONS
+from protofleet.wire.chunks import MIN_DATA_BYTES
 from protofleet.wire.messages import Heartbeat, Presence
 
 DEVICES_MAX = 100_000
@@ -30,12 +33,14 @@ class Device:
         fits: whether its last presence with a bundle fitted the federation and had registered.
         live: fits, and heard of lately.
         num_examples: training samples, as its last presence says that says so; None: none did.
+        chunk_bytes: most data of a chunk that it takes; 0: what a packet holds.
     """
 
     device_id: str
     fits: bool
     live: bool
     num_examples: int | None = None
+    chunk_bytes: int = 0
 
 
 class Registry:
@@ -44,6 +49,7 @@ class Registry:
     Args:
         bundle: digest that a device must have.
         layout_hash: layout that a device must have.
+        strategy: that a device's client must know.
         silent_after_s: a device that is not heard of for so long is not live.
         num_classes: C of the class counts that devices must register; None: they need not.
     """
@@ -53,6 +59,7 @@ class Registry:
         *,
         bundle: str,
         layout_hash: str,
+        strategy: str,
         silent_after_s: float,
         num_classes: int | None = None,
     ) -> None:
@@ -60,6 +67,7 @@ class Registry:
         self._num_classes = num_classes
         self._bundle = bundle
         self._layout_hash = layout_hash
+        self._strategy = strategy
         self._silent_after_s = silent_after_s
         self._boots: dict[str, tuple[str, ...]] = {}
         self._last_heard: OrderedDict[str, float] = OrderedDict()
@@ -74,8 +82,10 @@ class Registry:
 
         Raises:
             RefusedError: the body names another device, or (rule ``bundle`` or ``layout``) the
-                device runs something else than this federation, or (rule ``class-counts``) its
-                counts cannot be; it is not live then. Or (rule ``devices``) there are too many.
+                device runs something else than this federation, or (rule ``strategy``) its client
+                lacks the strategy, or (rules ``chunk-bytes``, ``class-counts``) what it says of
+                chunks or classes cannot be; it is not live then. Or (rule ``devices``) there are
+                too many.
         """
         if presence.device_id != device_id:
             raise RefusedError(
@@ -96,12 +106,18 @@ class Registry:
         )
         _check_same("bundle", device_id, self._bundle, presence.bundle)
         _check_same("layout", device_id, self._layout_hash, presence.layout_hash)
+        _check_strategy(presence, self._strategy)
+        _check_chunks(presence)
         if self._num_classes is not None:
             if not presence.class_counts:
                 return device
             _check_counts(presence, self._num_classes)
         self.devices[device_id] = device = replace(
-            device, fits=True, live=True, num_examples=presence.num_examples
+            device,
+            fits=True,
+            live=True,
+            num_examples=presence.num_examples,
+            chunk_bytes=presence.chunk_bytes,
         )
         self._last_heard[device_id] = now
         return device
@@ -110,6 +126,11 @@ class Registry:
         """How many training samples a device has registered; None: it has not said."""
         device = self.devices.get(device_id)
         return (device.num_examples or None) if device else None
+
+    def chunk_bytes(self, device_id: str) -> int:
+        """Most data of a chunk that the device takes; 0: what a packet holds."""
+        device = self.devices.get(device_id)
+        return device.chunk_bytes if device else 0
 
     def fits(self, device_id: str) -> bool:
         """Whether the device has presented itself as one that can take part."""
@@ -204,6 +225,25 @@ def _check_counts(presence: Presence, num_classes: int) -> None:
                 "class-counts",
                 f"class counts of '{presence.device_id}': expected {expected}, got {got}",
             )
+
+
+def _check_strategy(presence: Presence, strategy: str) -> None:
+    if presence.strategies and strategy not in presence.strategies:
+        known = sorted(set(presence.strategies) & DESCRIPTIONS.keys())
+        raise RefusedError(
+            "strategy",
+            f"device '{presence.device_id}': its client does not know strategy '{strategy}', only "
+            f"{', '.join(known) or 'others'}; update its client, or choose one that it knows",
+        )
+
+
+def _check_chunks(presence: Presence) -> None:
+    if 0 < presence.chunk_bytes < MIN_DATA_BYTES:
+        raise RefusedError(
+            "chunk-bytes",
+            f"device '{presence.device_id}': expected that it takes chunks of at least "
+            f"{MIN_DATA_BYTES} bytes, or 0 for any, got {presence.chunk_bytes}",
+        )
 
 
 def _check_same(what: str, device_id: str, expected: str, got: str) -> None:

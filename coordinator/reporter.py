@@ -183,10 +183,10 @@ class Reporter:
                 )
             )
 
-    def refused(self, device_id: str, error: RefusedError) -> None:
-        """Something that a device sent broke a rule."""
+    def refused(self, device_id: str, error: RefusedError) -> bool:
+        """Something that a device sent broke a rule; whether that was told."""
         event = events.DeviceRefused(device_id=device_id, rule=error.rule, reason=str(error))
-        self._tell(event, (device_id, error.rule))
+        return self._tell(event, (device_id, error.rule))
 
     def another_coordinator(self, announcement: Announcement) -> None:
         """Somebody else announces this federation."""
@@ -196,6 +196,8 @@ class Reporter:
         """Whether to announce the federation to a refused device this time."""
         return self._answers.passes("announced", (device_id, error.rule))
 
-    def _tell(self, report: events.Report, thing: Hashable = None) -> None:
-        if self._throttle.passes(str(type(report).__struct_config__.tag), thing):
+    def _tell(self, report: events.Report, thing: Hashable = None) -> bool:
+        passes = self._throttle.passes(str(type(report).__struct_config__.tag), thing)
+        if passes:
             self._sink(report)
+        return passes

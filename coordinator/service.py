@@ -41,6 +41,8 @@ _TWINS = (
     "two devices have the id '{}', and each answers for the other; give each its own --store and "
     "--id (a copied store or card has the id of the first)"
 )
+_REFUSED_MAX = 1000
+"""Devices that cannot take part and are kept for ``status``; names cost nothing to invent."""
 _BROKER_S = 60.0
 """How long a finished run waits for a lost broker, to tell the devices."""
 
@@ -82,12 +84,14 @@ class Service:
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
+        self._refused = ledger.refused()
         self._totals = ReportedTotals(ledger)
         self._roll_call = RollCall(self._totals.known, time.monotonic())
         self._learn_bounds()
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
+            strategy=plan.strategy.description.name,
             silent_after_s=plan.config.liveness.silent_after_s,
             num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
@@ -193,18 +197,28 @@ class Service:
         try:
             device = self._registry.presence(device_id, presence, time.monotonic())
         except RefusedError as error:
-            self._apply(schedule.DeviceDeparted(device_id))
-            if self._reporter.may_answer(device_id, error):
-                # What it got when it subscribed may be an older run's; this one it can trust.
-                self._announce()
-            raise
+            self._refuse(device_id, error)
+            return
         self._tell_twins(device_id, presence)
         if device.live:
+            if device_id in self._refused:
+                self._refused.remove(device_id)
+                self._ledger.forget_refusal(device_id)
             self._register(device_id, presence.class_counts)
             self._appear(device_id)
         else:
             unregistered = presence.status == "online"
             self._depart(device_id, "unregistered" if unregistered else presence.status)
+
+    def _refuse(self, device_id: str, error: RefusedError) -> None:
+        """It cannot take part: say so, and keep for ``status`` what was said."""
+        self._apply(schedule.DeviceDeparted(device_id))
+        if self._reporter.may_answer(device_id, error):
+            # What it got when it subscribed may be an older run's; this one it can trust.
+            self._announce()
+        if self._reporter.refused(device_id, error) and len(self._refused) < _REFUSED_MAX:
+            self._refused.add(device_id)
+            self._ledger.note_refusal(device_id, error)
 
     def _tell_twins(self, device_id: str, message: Presence | Heartbeat) -> None:
         if self._registry.has_twin(device_id, message):
@@ -405,7 +419,13 @@ class Service:
         self._totals.invited(clients)
         for device_id in clients:
             payload = self._payloads.payload_for(self._server_state, device_id)
-            offer = self._endpoint.send_task(device_id, task, payload.path, payload.coding)
+            offer = self._endpoint.send_task(
+                device_id,
+                task,
+                payload.path,
+                payload.coding,
+                most_chunk_bytes=self._registry.chunk_bytes(device_id),
+            )
             self._note_transfer(device_id, offer)
 
     def _extend(self, action: schedule.ExtendRound) -> None:

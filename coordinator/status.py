@@ -15,6 +15,14 @@ from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
 
 
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that cannot take part: the broken rule, and the reason for people."""
+
+    device_id: str
+    rule: str
+    reason: str
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A run's progress.
 
@@ -25,6 +33,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         round_id: the latest round that was opened; 0 before the first.
         final: whether that is the final fit.
         cohort, delivered: its members, and those whose update is in.
+        refused: devices that presented themselves and cannot take part, sorted by id.
     """
 
     federation: str
@@ -35,6 +44,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     final: bool
     cohort: tuple[str, ...]
     delivered: tuple[str, ...]
+    refused: tuple[Refusal, ...] = ()
 
 
 def read_identity(run_dir: Path) -> dict[str, str]:
@@ -92,6 +102,9 @@ def read_status(config: FederationConfig) -> Status:
             "SELECT device_id, file FROM members WHERE round_id = ? ORDER BY device_id",
             (round_id,),
         ).fetchall()
+        refused = db.execute(
+            "SELECT device_id, rule, reason FROM refusals ORDER BY device_id"
+        ).fetchall()
     committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
     if phase == "committed":
         enough = committed >= config.rounds and not DESCRIPTIONS[meta["strategy"]].final_fit
@@ -105,4 +118,8 @@ def read_status(config: FederationConfig) -> Status:
         final=bool(final),
         cohort=tuple(device_id for device_id, _ in members),
         delivered=tuple(device_id for device_id, file in members if file),
+        refused=tuple(
+            Refusal(device_id=device_id, rule=rule, reason=reason)
+            for device_id, rule, reason in refused
+        ),
     )

@@ -145,6 +145,7 @@ class Identity:
             layout_hash=self.binding.layout_hash,
             num_examples=data.num_examples,
             class_counts=data.class_counts,
+            strategies=tuple(DESCRIPTIONS) if status == "online" else (),
         )
 
     def heartbeat(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:

@@ -494,19 +494,32 @@ class CoordinatorEndpoint(_Endpoint):
 
     @_on_disk()
     def send_task(
-        self, device_id: str, task: Task, source: Source, coding: Coding | None = None
+        self,
+        device_id: str,
+        task: Task,
+        source: Source,
+        coding: Coding | None = None,
+        *,
+        most_chunk_bytes: int = 0,
     ) -> TransferOffer:
         """Offer ``task`` with ``source`` as its payload until the device has it.
 
-        A newer task for the same device replaces it. ``task.payload`` is filled in here;
-        ``coding`` says how the payload is coded, None: raw.
+        A newer task for the same device replaces it.
+
+        Args:
+            device_id: who it is for.
+            task: its ``payload`` is filled in here.
+            source: the payload.
+            coding: how the payload is coded; None: raw.
+            most_chunk_bytes: data of a chunk that the device takes; 0: what a packet holds.
         """
+        chunk_bytes = self._link.chunk_bytes
         offer = describe(
             source,
             kind="payload",
             device_id=device_id,
             round_id=task.round_id,
-            chunk_bytes=self._link.chunk_bytes,
+            chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
             coding=coding,
         )
         self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))

@@ -64,7 +64,10 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
     ``class_counts``: training samples of each class, only where the announced strategy asks for
-    them; their sum is ``num_examples``. ``handshake``: where the federation has keys.
+    them; their sum is ``num_examples``. ``strategies``: names of those that the device's client can
+    do; empty: it does not say, and is taken to know all. ``chunk_bytes``: most data of a chunk that
+    it takes, at least 256; 0: what a packet holds. ``handshake``: where the
+    federation has keys.
     """
 
     device_id: Word
@@ -75,6 +78,8 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     layout_hash: Word = ""
     num_examples: int = 0
     class_counts: tuple[int, ...] = ()
+    strategies: Annotated[tuple[Word, ...], msgspec.Meta(max_length=256)] = ()
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     handshake: DeviceHandshake | None = None
 
 

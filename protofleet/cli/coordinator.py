@@ -13,6 +13,7 @@ from protofleet.cli._broker import GivenBroker, broker_overrides
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging, verbosity
+from protofleet.printable import printable
 
 if TYPE_CHECKING:
     from protofleet.coordinator.events import Report, Sink
@@ -79,6 +80,8 @@ def status(file: Path, *, as_json: bool) -> None:
     if found.phase in ("open", "closing"):
         name = "final fit" if found.final else f"round {found.round_id}"
         click.echo(f"{name}: {len(found.delivered)} of {len(found.cohort)} updates")
+    for refusal in found.refused:
+        click.echo(f"not invited: {printable(refusal.reason)}")
 
 
 def _json_sink() -> Sink:

@@ -15,7 +15,9 @@ _HUGE = int("9" * 4299)  # the longest that a JSON reader takes
     ("counts", "told"), [((_HUGE,) * 15, 1), ((_HUGE, 0, 0), _HUGE), ((1, 0, 0), _HUGE), ((-1,), 0)]
 )
 def test_class_counts_that_no_device_has_are_refused(counts, told):
-    registry = Registry(bundle="b", layout_hash="l", silent_after_s=1.0, num_classes=3)
+    registry = Registry(
+        bundle="b", layout_hash="l", strategy="fedavg", silent_after_s=1.0, num_classes=3
+    )
     presence = Presence(
         device_id="a",
         boot_id="1",

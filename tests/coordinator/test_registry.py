@@ -6,10 +6,17 @@ from protofleet.coordinator.registry import Registry
 from protofleet.errors import RefusedError
 from protofleet.wire.messages import Heartbeat, Presence
 
+_FEDERATION = {
+    "bundle": "b" * 64,
+    "layout_hash": "l" * 64,
+    "strategy": "fedali",
+    "silent_after_s": 30.0,
+}
+
 
 @pytest.fixture
 def registry():
-    return Registry(bundle="b" * 64, layout_hash="l" * 64, silent_after_s=30.0)
+    return Registry(**_FEDERATION)
 
 
 def _presence(status="online", **changes):
@@ -58,6 +65,28 @@ def test_a_device_with_something_else_is_refused_and_not_live(registry, changes,
     assert registry.live == set()
 
 
+def test_a_device_whose_client_lacks_the_strategy_is_not_live_until_it_has_it(registry):
+    """Names of strategies that nobody here has heard of are not repeated."""
+    lacking = _presence(strategies=("fedavg", "\x1b]0;x", "local"))
+    with pytest.raises(RefusedError, match="'fedali', only fedavg, local; update") as caught:
+        registry.presence("a", lacking, 0.0)
+    assert caught.value.rule == "strategy"
+    assert registry.live == set()
+    assert not registry.heard("a", 1.0)
+    assert registry.presence("a", _presence(strategies=("local", "fedali")), 2.0).live
+    assert registry.presence("a", _presence(), 3.0).live
+
+
+def test_a_device_says_how_large_a_chunk_it_takes(registry):
+    assert registry.chunk_bytes("a") == 0
+    registry.presence("a", _presence(chunk_bytes=3900), 0.0)
+    assert registry.chunk_bytes("a") == 3900
+    with pytest.raises(RefusedError, match="at least 256 bytes") as caught:
+        registry.presence("a", _presence(chunk_bytes=255), 1.0)
+    assert caught.value.rule == "chunk-bytes"
+    assert registry.live == set()
+
+
 def test_a_body_that_names_another_device_is_refused(registry):
     """The topic decides who speaks."""
     with pytest.raises(RefusedError, match="'b'"):
@@ -81,7 +110,9 @@ def test_silence_takes_a_device_away_and_any_sign_brings_it_back(registry):
 @pytest.fixture
 def counting():
     """A registry of a strategy that needs the counts of three classes."""
-    return Registry(bundle="b" * 64, layout_hash="l" * 64, silent_after_s=30.0, num_classes=3)
+    return Registry(
+        bundle="b" * 64, layout_hash="l" * 64, strategy="fedali", silent_after_s=30.0, num_classes=3
+    )
 
 
 def test_where_class_counts_are_needed_a_device_is_live_only_with_them(counting):

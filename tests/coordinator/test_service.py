@@ -18,6 +18,7 @@ from protofleet.cli.report import report
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Totals
+from protofleet.coordinator.status import read_status
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
 from protofleet.federation.schedule import RoundPhase
@@ -578,3 +579,26 @@ def test_a_runs_folder_is_reported_and_what_its_page_lacks_is_told(open_federati
     assert "not in it: prototypes: only of a demonstration with FedAli" in told.stderr
     page = (Path(run_dir) / "report.html").read_text()
     assert f"Federation {fed.plan.config.federation}" in page
+
+
+def test_who_lacks_the_strategy_is_not_invited_and_listed_until_it_has_it(open_federation):
+    """The reason is told once, and stands in the status of the run."""
+    fed = open_federation(minimum=1)
+    lacking = fed.online("a", strategies=("local", "fedproto"))
+    fed.play(CONNECTED, lacking, QUIET)
+    assert fed.told(events.DeviceRefused, "device_id", "rule") == [("a", "strategy")]
+    (listed,) = read_status(fed.plan.config).refused
+    assert (listed.device_id, listed.rule) == ("a", "strategy")
+    assert "only fedproto, local" in listed.reason
+    fed.play(CONNECTED, fed.online("b"), lacking, fed.beat("a"), QUIET)
+    assert fed.invited() == [("b", 1)]
+    fed.play(CONNECTED, fed.online("a", strategies=("local", "fedavg")), QUIET)
+    assert read_status(fed.plan.config).refused == ()
+
+
+def test_a_payload_comes_in_chunks_that_its_device_takes(open_federation):
+    fed = open_federation(minimum=1)
+    fed.play(CONNECTED, fed.online("a", chunk_bytes=3900), fed.online("a", chunk_bytes=600), QUIET)
+    offers = [sent.offer for sent in fed.endpoint.sent]
+    assert [one.chunk_bytes for one in offers] == [3900, 600]
+    assert len({one.transfer_id for one in offers}) == 1

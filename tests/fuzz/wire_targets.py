@@ -96,7 +96,13 @@ _ANNOUNCEMENT = Announcement(
     layout_hash="ef" * 32,
 )
 _PRESENCE = Presence(
-    device_id="pi-7", boot_id="b1", status="online", num_examples=120, class_counts=(100, 20)
+    device_id="pi-7",
+    boot_id="b1",
+    status="online",
+    num_examples=120,
+    class_counts=(100, 20),
+    strategies=("fedavg", "fedali"),
+    chunk_bytes=3900,
 )
 _HEARTBEAT = Heartbeat(
     device_id="pi-7",

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Event
 from protofleet.wire.link import Connected, Disconnected, Traffic
@@ -239,10 +240,21 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         self._refuse(transfer_id, rule, reason)
 
     def send_task(
-        self, device_id: str, task: Task, source: Source, coding: Coding | None = None
+        self,
+        device_id: str,
+        task: Task,
+        source: Source,
+        coding: Coding | None = None,
+        *,
+        most_chunk_bytes: int = 0,
     ) -> TransferOffer:
         offer = describe(
-            source, kind="payload", device_id=device_id, round_id=task.round_id, coding=coding
+            source,
+            kind="payload",
+            device_id=device_id,
+            round_id=task.round_id,
+            chunk_bytes=most_chunk_bytes or MAX_DATA_BYTES,
+            coding=coding,
         )
         self.sent.append(SentBlob(device_id, offer, _content(source), task))
         return offer

@@ -40,6 +40,8 @@ MESSAGES = {
         layout_hash="ef" * 32,
         num_examples=120,
         class_counts=(100, 20),
+        strategies=("fedavg", "fedali"),
+        chunk_bytes=3900,
     ),
     "announcement": Announcement(
         federation="lab",

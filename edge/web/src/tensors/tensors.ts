@@ -4,7 +4,7 @@ import { InputError } from "../errors.ts";
 
 export type DType =
   | "float64" | "float32" | "float16" | "int64" | "int32" | "int16" | "int8"
-  | "uint64" | "uint32" | "uint8" | "bool";
+  | "uint64" | "uint32" | "uint16" | "uint8" | "bool";
 
 export type TensorData =
   | Float64Array | Float32Array | Uint16Array | BigInt64Array | Int32Array | Int16Array | Int8Array
