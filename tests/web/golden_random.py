@@ -49,8 +49,6 @@ def _client(seed: int, round_id: int, client_id: str) -> dict[str, Any]:
         "normal": normal.tolist(),
         "permutations": permutations,
         "integers": integers,
-            {"most": one, "drawn": drawn} for one, drawn in zip(most, integers, strict=True)
-        ],
         "long_permutation": _sha256(rng.permutation(100_003).astype(np.int32)),
         "long_uniform": _sha256(rng.random(_LONG + 1, dtype=np.float32)),
         "long_normal": _sha256(rng.standard_normal(_LONG, dtype=np.float32)),
