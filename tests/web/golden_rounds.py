@@ -43,7 +43,6 @@ from protofleet.strategies.types import (
     TensorForms,
     Update,
 )
-from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import encode
 
 SEED = 2**53 + 11
@@ -57,6 +56,7 @@ _SGD = {"kind": "sgd", "lr": 0.05}
 _MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 _TORCH_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-8, "eps_form": "torch", "weight_decay": 1e-3}
 _SHORT = {"epochs": 2, "batch_size": 16, "optimiser": _ADAM}
+_ALA = {"kind": "ala", "max_passes": 20, "eta": 2.0}
 
 
 class Noisy(nn.Module):
@@ -97,9 +97,7 @@ def _perceptron(outputs: int = len(_CLASSES)) -> nn.Module:
 _TARGETS = {"task": "regression", "targets": ("speed", "slope")}
 _LABELS = {"task": "multilabel", "targets": ("warm", "wet")}
 NETWORKS: Mapping[str, Network] = {
-    "perceptron": Network(
-        model=_perceptron, objectives=("cross_entropy", "moon", "prototype_mse")
-    ),
+    "perceptron": Network(model=_perceptron, objectives=("cross_entropy", "moon", "prototype_mse")),
     "noisy": Network(model=Noisy, objectives=("cross_entropy", "moon", "prototype_mse")),
     "prototypes": Network(
         model=lambda: build_model("mlp_prototypes", inputs=_INPUTS, hidden=(16,), classes=3),
@@ -109,9 +107,7 @@ NETWORKS: Mapping[str, Network] = {
         model=lambda: align(_perceptron(), after=["body.0"], prototypes=[4]),
         objectives=("cross_entropy",),
     ),
-    "regression": Network(
-        model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS
-    ),
+    "regression": Network(model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS),
     "multilabel": Network(model=lambda: _perceptron(2), objectives=("bce",), outputs=_LABELS),
 }
 
@@ -144,6 +140,10 @@ def _cases() -> list[Case]:
                 **_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.5, "drop_last": True,
             },
             "torch's adam": {**_SHORT, "optimiser": _TORCH_ADAM, "drop_last": True},
+        },
+        "fedala": {
+            "its own": {},
+            "adam": {**_SHORT, "local_init": {**_ALA, "layer_idx": 3}, "drop_last": False},
         },
         "fedavg_c": {"adam": _SHORT, "early score": {**_SHORT, "score_at": "start"}},
         "fedprox": {
@@ -205,6 +205,16 @@ def _special_cases() -> list[Case]:
         Case(
             strategy="fedali", name="kept prototypes, momentum", bundle="aligned",
             settings={**momentum, "keep_local_prototypes": True, "beta": 0.5},
+        ),
+        *(
+            Case(
+                strategy=strategy, name="local_init", bundle=bundle,
+                settings={**_SHORT, "local_init": {**_ALA, "layer_idx": layers}},
+            )
+            for strategy, bundle, layers in (
+                ("fedavg", "noisy", 2), ("fedper", "perceptron", 1), ("ditto", "perceptron", 0),
+                ("moon", "perceptron", 2), ("fedali", "aligned", 2),
+            )
         ),
         *(
             Case(strategy=strategy, name=bundle, settings=settings, bundle=bundle)

@@ -3,9 +3,8 @@
 import json
 from pathlib import Path
 
-import golden_optimisers
-import golden_random
 import pytest
+from web import golden_optimisers, golden_random
 
 _GOLDEN = Path(__file__).parent.parent.parent / "edge" / "web" / "test" / "golden"
 

@@ -7,6 +7,7 @@
  */
 
 import { bigEndian, concat, utf8 } from "../bytes.ts";
+import { crc32 } from "../crc32.ts";
 import { InputError, RefusedError } from "../errors.ts";
 import { fromHex, toHex } from "../hash.ts";
 import { TAG_BYTES, aesKey, hmacSha256, open, seal } from "./ciphers.ts";
@@ -124,25 +125,8 @@ export function parse(payload: Uint8Array): Chunk {
   };
 }
 
-const CRC_TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
-  let crc = byte;
-  for (let bit = 0; bit < 8; bit += 1) crc = (crc & 1) !== 0 ? 0xedb88320 ^ (crc >>> 1) : crc >>> 1;
-  return crc;
-});
-
-/** CRC-32 (IEEE, as in zlib) of parts that follow one another. */
-export function crc32(...parts: readonly Uint8Array[]): number {
-  let crc = 0xffffffff;
-  for (const part of parts) {
-    for (let at = 0; at < part.length; at += 1) {
-      crc = (CRC_TABLE[(crc ^ (part[at] as number)) & 0xff] as number) ^ (crc >>> 8);
-    }
-  }
-  return (crc ^ 0xffffffff) >>> 0;
-}
-
 function checksum(packet: Uint8Array): number {
-  return crc32(packet.subarray(0, CRC_OFFSET), packet.subarray(HEADER_BYTES));
+  return crc32(packet.subarray(HEADER_BYTES), crc32(packet.subarray(0, CRC_OFFSET)));
 }
 
 function nonce(chunk: Chunk): Uint8Array {
