@@ -73,9 +73,9 @@ describe("store", { skip: findChromium() === null && "no Chromium is installed" 
         session.send("Page.crash").catch(() => {});
         await opened.waitForEvent("crash");
         await opened.close();
-        const steps = states.indexOf(await look(name)) - step;
-        assert.ok(steps === 0 || steps === 1, `step ${step}, ${wait} ms`);
-        found.add(steps);
+        const behind = states.indexOf(await look(name)) - step;
+        assert.ok(behind === 0 || behind === 1, `step ${step}, ${wait} ms`);
+        found.add(behind);
       }
     }
     assert.equal(found.size, 2, "killed too early or too late each time");
