@@ -13,8 +13,8 @@
 import { DivergedError, InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { openPayload, orderOf, type ReceivedPayload, receivePayload, type TrainedRound } from "../federation/client.ts";
 import { encode as encodeBlob } from "../tensors/safetensors.ts";
-import type { Coding } from "../wire/codecs.ts";
-import type { Announcement, Heartbeat, Presence, Task, TransferOffer } from "../wire/messages.ts";
+import type { DeviceEndpoint, EndpointEvent } from "../wire/endpoint.ts";
+import type { Announcement, Presence, Task, TransferOffer } from "../wire/messages.ts";
 import { message } from "../wire/messages.ts";
 import { AnnouncedRun, roundIsOver } from "./checks.ts";
 import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
@@ -35,32 +35,12 @@ const LONGEST_WAITING_MS = 3_600_000;
 /** Counted bytes that a killed page may lose are those of this time. */
 const TOTALS_MS = 5_000;
 
-/** The device's end of the wire; `wire/endpoint.ts` has it. */
-export interface DeviceEnd {
-  readonly connected: boolean;
-  readonly traffic: { readonly socketUpBytes: number; readonly socketDownBytes: number };
-  start(): void;
-  poll(timeoutS: number): Promise<EndEvent | null>;
-  wake(): void;
-  publish(record: Presence | Heartbeat): Promise<boolean>;
-  expect(offer: TransferOffer): Promise<void>;
-  accept(transferId: string): Promise<void>;
-  reject(transferId: string, rule: string, reason: string): Promise<void>;
-  remember(transferId: string): void;
-  cancel(transferId: string): Promise<void>;
-  sendUpdate(blob: Uint8Array, roundId: number, coding: Coding | null): Promise<TransferOffer>;
-  listenAgain(): void;
-  close(): Promise<void>;
-}
-
-export type EndEvent =
-  | { readonly kind: "connected" }
-  | { readonly kind: "disconnected"; readonly reason: string; readonly final: boolean }
-  | { readonly kind: "message"; readonly message: Announcement | Task; readonly retained: boolean }
-  | { readonly kind: "received"; readonly offer: TransferOffer; readonly blob: Uint8Array }
-  | { readonly kind: "delivered"; readonly offer: TransferOffer }
-  | { readonly kind: "rejected"; readonly offer: TransferOffer; readonly rule: string; readonly reason: string }
-  | { readonly kind: "ignored"; readonly rule: string; readonly detail: string };
+/** The device's end of the wire, as far as the agent needs it. */
+export type DeviceEnd = Pick<
+  DeviceEndpoint,
+  | "connected" | "traffic" | "start" | "poll" | "wake" | "publish" | "expect" | "accept" | "reject" | "remember"
+  | "cancel" | "sendUpdate" | "listenAgain" | "close"
+>;
 
 /** What the agent tells; each call comes after the change that it speaks of. */
 export interface AgentNews {
@@ -70,8 +50,8 @@ export interface AgentNews {
   log(line: string): void;
 }
 
-/** Why an agent's run ended: it was stopped, or the federation runs this other bundle now. */
-export type Ending = "stopped" | { readonly bundle: string };
+/** Why an agent's run ended: it was stopped, or its federation has announced another bundle. */
+export type Ending = "stopped" | Announcement;
 
 /** One device in one federation, with one bundle. */
 export class Agent {
@@ -98,7 +78,8 @@ export class Agent {
   #waitingMs = WAITING_MS;
   #totalsDue = 0;
   #presented: Presence["status"] | null = null;
-  #held = "";
+  #held = false;
+  #recount = false;
   #ending: Ending | null = null;
   #finished = false;
   #mismatch = "";
@@ -186,19 +167,20 @@ export class Agent {
 
   /** Does not train, and is not invited, until `release`; a round in training waits between two steps. */
   hold(): void {
-    this.#held = "held";
+    this.#held = true;
     this.#learner.control.hold();
     this.#end.wake();
   }
 
   release(): void {
-    this.#held = "";
+    this.#held = false;
     this.#learner.control.release();
     this.#end.wake();
   }
 
   /** The owner's examples have changed. */
   examplesChanged(): void {
+    this.#recount = true;
     this.#end.wake();
   }
 
@@ -210,8 +192,8 @@ export class Agent {
     else this.#wait();
   }
 
-  async #handle(event: EndEvent): Promise<void> {
-    const handlers: { [K in EndEvent["kind"]]: (event: Extract<EndEvent, { kind: K }>) => Promise<void> } = {
+  async #handle(event: EndpointEvent): Promise<void> {
+    const handlers: { [K in EndpointEvent["kind"]]: (event: Extract<EndpointEvent, { kind: K }>) => Promise<void> } = {
       connected: () => this.#onConnected(),
       disconnected: (it) => this.#onDisconnected(it.reason, it.final),
       message: ({ message: it, retained }) =>
@@ -274,9 +256,9 @@ export class Agent {
   }
 
   /** Perhaps an older run's, or a stranger's: the device stays, unless another bundle is to be had. */
-  #onMismatch({ bundle }: Announcement, error: RefusedError): void {
-    const mine = ["bundle", "layout"].includes(error.rule);
-    if (mine && !this.#elsewhere.has(bundle)) this.#ending ??= { bundle };
+  #onMismatch(announcement: Announcement, error: RefusedError): void {
+    const ours = ["bundle", "layout"].includes(error.rule);
+    if (ours && !this.#elsewhere.has(announcement.bundle)) this.#ending ??= announcement;
     this.#mismatch = error.message;
   }
 
@@ -447,6 +429,10 @@ export class Agent {
     if (now >= this.#rollCall.due || changed) {
       this.#rollCall.answered(now);
       await this.#present();
+    }
+    if (this.#recount && this.#run.latest !== null) {
+      this.#recount = false;
+      await this.#register(this.#run.latest.strategy);
     }
     if (now >= this.#heartbeatDue) await this.#heartbeat(this.#phase);
     if (this.#phase === "idle" && now >= this.#waitingDue) {

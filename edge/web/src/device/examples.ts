@@ -39,6 +39,7 @@ export class OwnExamples {
   readonly #database: Database;
   readonly #manifest: Manifest;
   #batches: Map<number, Batch>;
+  #counts: number[] | null = null;
 
   private constructor(database: Database, manifest: Manifest, batches: Map<number, Batch>) {
     this.#database = database;
@@ -67,11 +68,13 @@ export class OwnExamples {
     await this.#database.write([{ table: "examples", add: batch }]);
     const keys = (await this.#database.keys("examples")) as number[];
     this.#batches.set(keys.at(-1)!, batch);
+    this.#counts = null;
   }
 
   async clear(): Promise<void> {
     await this.#database.write([{ table: "examples", clear: true }]);
     this.#batches = new Map();
+    this.#counts = null;
   }
 
   get count(): number {
@@ -86,7 +89,8 @@ export class OwnExamples {
   /** Of each class; of a task without classes only their number. */
   get counts(): number[] {
     const { classes } = this.#manifest;
-    return classes.length === 0 ? [this.count] : classCounts(this.#joined(Infinity).y, classes.length);
+    this.#counts ??= classes.length === 0 ? [this.count] : classCounts(this.#joined(Infinity).y, classes.length);
+    return this.#counts;
   }
 
   /** Those up to the key `last`, in two parts. */

@@ -37,7 +37,11 @@ export async function fetchFederation(origin: string): Promise<FederationInfo> {
  * @throws UnavailableError the hub serves another one, or nothing
  * @throws RefusedError the bundle breaks a rule
  */
-export async function adoptBundle(origin: string, announced: Announcement, signer: string | null): Promise<Adopted> {
+export async function adoptBundle(
+  origin: string,
+  announced: Pick<Announcement, "federation" | "bundle" | "layout_hash">,
+  signer: string | null,
+): Promise<Adopted> {
   const bytes = await download(`${origin}/bundle.pfb`);
   const bundle = await openBundle(bytes, signer === null ? { anySigner: true } : { trusted: [signer] });
   if (bundle.digest !== announced.bundle) {

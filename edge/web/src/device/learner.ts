@@ -11,7 +11,9 @@ import { Programs } from "../runtime/programs.ts";
 import { clientRng } from "../runtime/random.ts";
 import { build } from "../strategies/index.ts";
 import { TASKS } from "../strategies/tasks.ts";
+import { initials } from "../strategies/settings.ts";
 import { checkBatchSizes } from "../strategies/training.ts";
+import { TRAINING } from "../strategies/training_settings.ts";
 import type { ClientState, ClientTools, GradFn, Model, Payload, Statistics, Strategy, Update } from "../strategies/types.ts";
 import { rowsOf, type Tensor } from "../tensors/tensors.ts";
 import { classCounts, type OwnExamples, type Split } from "./examples.ts";
@@ -33,6 +35,8 @@ export class Learner implements LocalLearner {
   readonly #examples: OwnExamples;
   readonly #deviceId: string;
   #split: Split;
+  #lastSteps = 0;
+  #expectedSteps = 0;
   #figures = { before: null as number | null, after: null as number | null, stepMs: 0, seconds: 0 };
 
   constructor(bundle: Bundle, examples: OwnExamples, deviceId: string) {
@@ -42,6 +46,11 @@ export class Learner implements LocalLearner {
     this.#examples = examples;
     this.#deviceId = deviceId;
     this.#split = examples.split();
+  }
+
+  /** Of the round in training, 0 to 1: by the steps of the round before, else by its settings. */
+  get progress(): number {
+    return this.#expectedSteps === 0 ? 0 : Math.min(1, this.control.steps / this.#expectedSteps);
   }
 
   /** Training examples, as the presence tells their number. */
@@ -89,10 +98,12 @@ export class Learner implements LocalLearner {
   async round(strategy: Strategy, store: Store, received: ReceivedPayload, last: number): Promise<TrainedRound> {
     this.control.begin();
     this.#split = this.#examples.split(last);
+    this.#expectedSteps = this.#lastSteps || stepsOf(store.journal.settings, this.#split.train.y.shape[0]!);
     const started = performance.now();
     const memory = await memoryOf(store);
     const before = await this.#score(strategy, memory.state ?? strategy.clientInit());
     const trained = await trainRound(this, strategy, memory, received);
+    this.#lastSteps = this.control.steps;
     const after = await this.#score(strategy, trained.state);
     this.#figures = { ...this.#figures, before, after, seconds: (performance.now() - started) / 1000 };
     return trained;
@@ -208,4 +219,11 @@ async function memoryOf(store: Store): Promise<ClientMemory> {
     state: { roundId: state.roundId, tensors: tensorsOf(await store.read(state.blob)) },
     residual: state.residual === null ? new Map() : tensorsOf(await store.read(state.residual)),
   };
+}
+
+/** Training steps, as far as the settings that most strategies share tell. */
+function stepsOf(settings: Readonly<Record<string, unknown>>, count: number): number {
+  const initial = initials(TRAINING);
+  const { epochs = initial.epochs, batch_size: size = initial.batchSize } = settings;
+  return Number(epochs) * Math.ceil(count / Number(size)) || 0;
 }

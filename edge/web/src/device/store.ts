@@ -76,6 +76,8 @@ interface Facts {
   memory: Memory;
   totals: ByteTotals;
   history: readonly RoundFigures[];
+  /** Names and bytes of what the last update held. */
+  sent: Pending["sent"];
   policy: Policy;
   /** What the owner wants: to take part, to pause, or to have left. */
   wish: "take-part" | "pause" | "left";
@@ -88,6 +90,7 @@ const NEW: Facts = {
   memory: { start: 0, announced: 0, federationKey: "" },
   totals: { up: 0, down: 0 },
   history: [],
+  sent: [],
   policy: { onlyCharging: false, onlyUnmetered: false },
   wish: "take-part",
 };
@@ -144,6 +147,10 @@ export class Store {
 
   get history(): readonly RoundFigures[] {
     return this.#facts.history;
+  }
+
+  get sent(): Pending["sent"] {
+    return this.#facts.sent;
   }
 
   get policy(): Policy {
@@ -297,7 +304,7 @@ export class Store {
     if (pending === null) return;
     const history = [...this.history, pending.figures].slice(-MOST_HISTORY);
     const journal = { ...this.journal, state: pending.state, pending: null };
-    await this.#commit(journal, { facts: { history } });
+    await this.#commit(journal, { facts: { history, sent: pending.sent } });
   }
 
   /** The round never counted: forgets its payload, its update and its trained state. */
