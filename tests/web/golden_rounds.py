@@ -43,7 +43,6 @@ from protofleet.strategies.types import (
     TensorForms,
     Update,
 )
-from protofleet.tensors import Tensors
 from protofleet.tensors.blobs import encode
 
 SEED = 2**53 + 11
@@ -97,9 +96,7 @@ def _perceptron(outputs: int = len(_CLASSES)) -> nn.Module:
 _TARGETS = {"task": "regression", "targets": ("speed", "slope")}
 _LABELS = {"task": "multilabel", "targets": ("warm", "wet")}
 NETWORKS: Mapping[str, Network] = {
-    "perceptron": Network(
-        model=_perceptron, objectives=("cross_entropy", "moon", "prototype_mse")
-    ),
+    "perceptron": Network(model=_perceptron, objectives=("cross_entropy", "moon", "prototype_mse")),
     "noisy": Network(model=Noisy, objectives=("cross_entropy", "moon", "prototype_mse")),
     "prototypes": Network(
         model=lambda: build_model("mlp_prototypes", inputs=_INPUTS, hidden=(16,), classes=3),
@@ -109,9 +106,7 @@ NETWORKS: Mapping[str, Network] = {
         model=lambda: align(_perceptron(), after=["body.0"], prototypes=[4]),
         objectives=("cross_entropy",),
     ),
-    "regression": Network(
-        model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS
-    ),
+    "regression": Network(model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS),
     "multilabel": Network(model=lambda: _perceptron(2), objectives=("bce",), outputs=_LABELS),
 }
 
