@@ -56,6 +56,7 @@ _SGD = {"kind": "sgd", "lr": 0.05}
 _MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 _TORCH_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-8, "eps_form": "torch", "weight_decay": 1e-3}
 _SHORT = {"epochs": 2, "batch_size": 16, "optimiser": _ADAM}
+_ALA = {"kind": "ala", "max_passes": 20, "eta": 2.0}
 
 
 class Noisy(nn.Module):
@@ -140,6 +141,10 @@ def _cases() -> list[Case]:
             },
             "torch's adam": {**_SHORT, "optimiser": _TORCH_ADAM, "drop_last": True},
         },
+        "fedala": {
+            "its own": {},
+            "adam": {**_SHORT, "local_init": {**_ALA, "layer_idx": 3}, "drop_last": False},
+        },
         "fedavg_c": {"adam": _SHORT, "early score": {**_SHORT, "score_at": "start"}},
         "fedprox": {
             "adam": {**_SHORT, "mu": 0.5},
@@ -200,6 +205,16 @@ def _special_cases() -> list[Case]:
         Case(
             strategy="fedali", name="kept prototypes, momentum", bundle="aligned",
             settings={**momentum, "keep_local_prototypes": True, "beta": 0.5},
+        ),
+        *(
+            Case(
+                strategy=strategy, name="local_init", bundle=bundle,
+                settings={**_SHORT, "local_init": {**_ALA, "layer_idx": layers}},
+            )
+            for strategy, bundle, layers in (
+                ("fedavg", "noisy", 2), ("fedper", "perceptron", 1), ("ditto", "perceptron", 0),
+                ("moon", "perceptron", 2), ("fedali", "aligned", 2),
+            )
         ),
         *(
             Case(strategy=strategy, name=bundle, settings=settings, bundle=bundle)

@@ -15,6 +15,8 @@ export interface Generator {
   normal(out: Float32Array): void;
   /** As `permutation(count)`. */
   permutation(count: number): Int32Array;
+  /** As `integers(0, most, endpoint=True)`; `most` below 2^32 - 1. */
+  integer(most: number): number;
 }
 
 /** The randomness of one client in one round, as `federation/randomness.py` has it; `seed` below 2^64. */
@@ -124,6 +126,16 @@ class Pcg64 implements Generator {
       order[last] = moved;
     }
     return order;
+  }
+
+  integer(most: number): number {
+    if (most === 0) return 0;
+    // Lemire, arXiv:1805.10941: the upper half of a product; a lower half that would favour some is drawn again.
+    const count = BigInt(most + 1);
+    const threshold = 2n ** 32n % count;
+    let product = BigInt(this.#next32()) * count;
+    while ((product & 0xffffffffn) < threshold) product = BigInt(this.#next32()) * count;
+    return Number(product >> 32n);
   }
 
   /** A number whose magnitude lies beyond its layer's inner rectangle: it, another or one of the tail. */

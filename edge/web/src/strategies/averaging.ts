@@ -1,26 +1,34 @@
 /**
  * What the strategies share whose clients train a shared model that the server aggregates, as in `strategies/averaging.py`.
  *
- * A client's round is `receive` (the received tensors in the place of its own), `initialise` (an
- * early score if `score_at` asks for it), training, `finishRound` (the update and the state to keep).
+ * A client's round is `receive` (the received tensors in the place of its own), `initialise` (adaptive local
+ * aggregation if `local_init` asks for it, an early score if `score_at` does), training, `finishRound` (the update
+ * and the state to keep).
  */
 
 import type { Layout, Network, Tensors } from "../tensors/tensors.ts";
+import { LOCAL_INIT, localAggregation } from "./ala.ts";
 import {
-  checkNames, clientInit, clientModel, merged, networkTensors, selected, unpackNetwork, updateOf, wholeLayout,
+  checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, prefixed, selected,
+  tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
 } from "./common.ts";
 import { choice } from "./settings.ts";
 import type { Settings } from "./settings.ts";
-import type { Trained } from "./training.ts";
+import type { Fit, Trained } from "./training.ts";
 import { TRAINING } from "./training_settings.ts";
 import { float32Forms } from "./types.ts";
 import type {
   ClientState, ClientTools, Evaluation, Model, Payload, Strategy, Update,
 } from "./types.ts";
 
+/** Prefix of the mixing weights in a client's state. */
+const ALA_WEIGHTS = "ala/";
+
 /** Fields of the settings of such a strategy. */
 export const SHARED_TRAINING = {
   ...TRAINING,
+  /** Training starts from a mixture of the client's own shared tensors and the received ones. */
+  local_init: LOCAL_INIT,
   /** When the client's model is scored; the fit after the last round is at its end in any case. */
   score_at: choice("end", ["start", "end"]),
 };
@@ -41,6 +49,10 @@ export interface InitialModel {
   readonly state: ClientState;
   readonly payload: Payload;
   readonly network: Network;
+  /** Names of the parameters that the bundle calls its head. */
+  readonly head: readonly string[];
+  /** Mixing weights to keep beside the model, by their names in a client's state. */
+  readonly alaWeights: Tensors;
   /** The early score, if one is asked for. */
   readonly evaluation: Evaluation | null;
 }
@@ -84,15 +96,59 @@ export function averaging<S extends SharedTraining>(
 export function receive(context: AveragingContext, state: ClientState, payload: Payload): InitialModel {
   checkNames(payload.tensors, context.shared);
   const network = unpackNetwork(merged(state.tensors, payload.tensors), context.model);
-  return { state, payload, network, evaluation: null };
+  return startOf(context.model, state, payload, network);
 }
 
-/** Scores the model early if the settings ask for that. */
-export async function initialise(
+/** A model with which nothing has been done yet. */
+export function startOf(model: Model, state: ClientState, payload: Payload, network: Network): InitialModel {
+  return { state, payload, network, head: model.head, alaWeights: new Map(), evaluation: null };
+}
+
+/**
+ * Mixes the received parameters with the client's own if the settings ask for that.
+ *
+ * In round 1, without examples enough for a step, or where both are the same in every tensor there is nothing to
+ * mix; weights of earlier rounds are kept. `fit` says with which objective the weights are learnt.
+ */
+export async function localInit(
   settings: SharedTraining,
   start: InitialModel,
   tools: ClientTools,
+  fit: Fit = {},
 ): Promise<InitialModel> {
+  const ala = settings.localInit;
+  if (ala === null) return start;
+  const { state, payload, network } = start;
+  const earlier = withoutPrefix(ALA_WEIGHTS, state.tensors);
+  const own = ownShared(start);
+  const same = [...own].every(([name, value]) => equal(numbersOf(value), network.params.view(name)));
+  if (same || payload.roundId === 1 || numExamples(tools) < tools.training.minBatch) {
+    return { ...start, alaWeights: prefixed(ALA_WEIGHTS, earlier) };
+  }
+  const probe = { tools: tools.training, batchSize: settings.batchSize, fit };
+  const mixed = await localAggregation(ala, own, network, earlier, probe);
+  return { ...start, network: mixed.network, alaWeights: mixed.weights.tensors(ALA_WEIGHTS) };
+}
+
+/** The client's own tensors of those that it received, by the names of parameters, the head's last. */
+function ownShared({ state, payload, network, head }: InitialModel): Tensors {
+  const shared = network.params.layout.names.filter((name) => payload.tensors.has(PARAMS + name));
+  const ordered = [...shared.filter((name) => !head.includes(name)), ...shared.filter((name) => head.includes(name))];
+  return new Map(ordered.map((name) => [name, tensorOf(state.tensors, PARAMS + name)]));
+}
+
+function equal(one: Float32Array, other: Float32Array): boolean {
+  return one.every((value, at) => value === other[at]);
+}
+
+/** `localInit`, and the early score of the outcome if the settings ask for one. */
+export async function initialise(
+  settings: SharedTraining,
+  received: InitialModel,
+  tools: ClientTools,
+  fit: Fit = {},
+): Promise<InitialModel> {
+  const start = await localInit(settings, received, tools, fit);
   if (!scoredEarly(settings, start.payload)) return start;
   return { ...start, evaluation: await tools.evaluate(start.network) };
 }
@@ -116,5 +172,5 @@ export async function finishRound(
     evaluation,
     loss: trained.loss,
   });
-  return [{ roundId: start.payload.roundId, tensors: kept }, update];
+  return [{ roundId: start.payload.roundId, tensors: merged(kept, start.alaWeights) }, update];
 }

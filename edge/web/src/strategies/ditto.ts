@@ -1,13 +1,13 @@
 /**
  * Ditto (Li et al., arXiv:2012.04221): beside the shared model a client has its own, held near the received one.
  *
- * The client's state has the personal model under the model's names, and the buffers of the shared
- * one under `shared/state/<name>`.
+ * The client's state has the personal model under the model's names, and what the next round needs of the shared
+ * one behind `shared/`: its buffers, and with `local_init` its parameters and mixing weights.
  */
 
-import { averaging, finishRound, receive, scoredEarly, SHARED_TRAINING, shareAll } from "./averaging.ts";
+import { averaging, finishRound, localInit, receive, scoredEarly, SHARED_TRAINING, shareAll } from "./averaging.ts";
 import type { AveragingContext } from "./averaging.ts";
-import { BUFFERS, clientModel, copied, merged, networkTensors, prefixed, withoutPrefix } from "./common.ts";
+import { clientModel, copied, merged, networkTensors, PARAMS, prefixed, withoutPrefix } from "./common.ts";
 import { MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
@@ -37,7 +37,7 @@ async function clientUpdate(
   tools: ClientTools,
 ): Promise<readonly [ClientState, Update]> {
   const { settings, model, shared } = context;
-  const start = receive(context, sharedState(state), payload);
+  const start = await localInit(settings, receive(context, sharedState(state), payload), tools);
   const personal = clientModel(model, state);
   const early = scoredEarly(settings, payload) ? await tools.evaluate(personal) : null;
   const trained = await train(copied(start.network), tools.training, settings);
@@ -47,8 +47,9 @@ async function clientUpdate(
   const own = await train(personal, tools.training, training, fit);
   const evaluation = early ?? (await tools.evaluate(own.network));
   const [kept, update] = await finishRound({ ...start, evaluation }, trained, tools, shared);
-  const buffers = prefixed(SHARED + BUFFERS, withoutPrefix(BUFFERS, kept.tensors));
-  return [{ roundId: kept.roundId, tensors: merged(networkTensors(own.network), buffers) }, update];
+  const needed = [...kept.tensors].filter(([name]) => settings.localInit !== null || !name.startsWith(PARAMS));
+  const tensors = merged(networkTensors(own.network), prefixed(SHARED, new Map(needed)));
+  return [{ roundId: kept.roundId, tensors }, update];
 }
 
 /** The shared model's half of a client's state; before the first round there is one model. */

@@ -8,7 +8,7 @@
 import { InputError } from "../errors.ts";
 import { Layout } from "../tensors/tensors.ts";
 import type { TensorMap } from "../tensors/tensors.ts";
-import { finishRound, initialise, SHARED_TRAINING } from "./averaging.ts";
+import { finishRound, initialise, SHARED_TRAINING, startOf } from "./averaging.ts";
 import type { InitialModel } from "./averaging.ts";
 import {
   BUFFERS, clientInit, clientModel, listed, numbersOf, PARAMS, sameShape, tensorOf, unpack, wholeLayout,
@@ -102,7 +102,7 @@ async function clientUpdate(
 /** The client's model with the received tensors in the place of its own. */
 function arrived(context: Context, state: ClientState, payload: Payload): InitialModel {
   const params = unpack(payload.tensors, PARAMS, context.model.network.params.layout);
-  return { state, payload, network: { params, buffers: buffersOf(context, state, payload) }, evaluation: null };
+  return startOf(context.model, state, payload, { params, buffers: buffersOf(context, state, payload) });
 }
 
 /** The model's buffers with which local training starts. */

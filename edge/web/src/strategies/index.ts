@@ -2,6 +2,7 @@
 
 import { InputError } from "../errors.ts";
 import * as ditto from "./ditto.ts";
+import * as fedala from "./fedala.ts";
 import * as fedali from "./fedali.ts";
 import * as fedavg from "./fedavg.ts";
 import * as fedavgC from "./fedavg_c.ts";
@@ -17,6 +18,7 @@ import type { Factory, Model, Strategy } from "./types.ts";
 /** Factories by name. */
 export const STRATEGIES: ReadonlyMap<string, Factory> = new Map([
   ["ditto", ditto.build],
+  ["fedala", fedala.build],
   ["fedali", fedali.build],
   ["fedavg", fedavg.build],
   ["fedavg_c", fedavgC.build],

@@ -38,7 +38,7 @@ async function clientUpdate(
   const { settings, shared } = context;
   const received = receive(context, state, payload);
   const fit = await contrast(context, received, tools);
-  const start = await initialise(settings, received, tools);
+  const start = await initialise(settings, received, tools, fit);
   const trained = await train(start.network, tools.training, settings, fit);
   return finishRound(start, trained, tools, shared);
 }

@@ -97,7 +97,7 @@ export class Trainer {
   }
 }
 
-function programOf(tools: TrainTools, objective: string): GradFn {
+export function programOf(tools: TrainTools, objective: string): GradFn {
   const found = tools.gradFns.get(objective);
   if (found !== undefined) return found;
   throw new InputError(
