@@ -34,6 +34,10 @@ export class Command {
     this.#process.stderr?.on("data", (data: Buffer) => appendFileSync(this.#log, data));
   }
 
+  get running(): boolean {
+    return this.#process.exitCode === null;
+  }
+
   get log(): string {
     try {
       return readFileSync(this.#log, "utf-8");
@@ -112,8 +116,7 @@ export class Federation {
     execFileSync(PYTHON, [join(HERE, "make_files.py"), this.folder, ...devices, ...phones], { env: ENVIRONMENT });
     this.#brokerPort = await freePort();
     this.#run("broker", "init", "--host", "localhost", "--port", String(this.#brokerPort));
-    this.command("broker", "broker", "run", "federation/broker");
-    await answers(this.#brokerPort);
+    await answers(this.#brokerPort, this.command("broker", "broker", "run", "federation/broker"));
     const invited = this.#run("device", "invite", "--no-wait", "--json", ...devices, ...phones);
     for (const line of invited.trim().split("\n")) {
       const { device_id: id, invitation } = JSON.parse(line) as { device_id: string; invitation: string };
@@ -140,7 +143,7 @@ export class Federation {
   async startHub(): Promise<Command> {
     this.#hubPort ||= await freePort();
     const hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
-    await answers(this.#hubPort);
+    await answers(this.#hubPort, hub);
     return hub;
   }
 
@@ -201,13 +204,13 @@ async function freePort(): Promise<number> {
   return port;
 }
 
-async function answers(port: number): Promise<void> {
-  for (const until = Date.now() + PATIENCE_MS; Date.now() < until; await sleep(50)) {
+async function answers(port: number, server: Command): Promise<void> {
+  for (const until = Date.now() + PATIENCE_MS; Date.now() < until && server.running; await sleep(50)) {
     const open = await new Promise<boolean>((resolve) => {
       const socket = connect(port, "127.0.0.1", () => (socket.end(), resolve(true)));
       socket.once("error", () => resolve(false));
     });
     if (open) return;
   }
-  throw new Error(`nothing answers at port ${port}`);
+  throw new Error(`nothing answers at port ${port}: ${server.log}`);
 }

@@ -68,6 +68,8 @@ export interface Binding {
 export interface Journal {
   readonly format: 1;
   readonly binding: Binding | null;
+  /** The bundle's single file. */
+  readonly bundle: StoredBlob | null;
   readonly strategy: string;
   readonly settings: Readonly<Record<string, unknown>>;
   readonly state: StoredState | null;
@@ -80,6 +82,7 @@ export interface Journal {
 export const EMPTY_JOURNAL: Journal = {
   format: 1,
   binding: null,
+  bundle: null,
   strategy: "",
   settings: {},
   state: null,
@@ -106,11 +109,10 @@ export function knownTransfers(journal: Journal): string[] {
   return states.flatMap((one) => (one?.transferId ? [one.transferId] : []));
 }
 
-/** Names of every content that must be kept, the bundle's digest among them. */
+/** Names of every content that must be kept. */
 export function keptBlobs(journal: Journal): Set<string> {
   const states = [journal.state, journal.pending?.state];
-  const blobs = [...journal.payloads, journal.received?.blob, journal.pending?.update];
-  for (const state of states) blobs.push(state?.blob, state?.residual ?? undefined);
-  const names = [...blobs.map((blob) => blob?.sha256), journal.binding?.bundle];
-  return new Set(names.filter((name) => name !== undefined));
+  const blobs = [journal.bundle, ...journal.payloads, journal.received?.blob, journal.pending?.update];
+  for (const state of states) blobs.push(state?.blob, state?.residual);
+  return new Set(blobs.map((blob) => blob?.sha256).filter((name) => name !== undefined));
 }

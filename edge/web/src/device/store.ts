@@ -208,8 +208,8 @@ export class Store {
 
   /** The bundle that the store belongs to; null before there is one. */
   async bundle(): Promise<Uint8Array | null> {
-    const { binding } = this.journal;
-    return binding === null ? null : this.#blob(binding.bundle);
+    const { bundle } = this.journal;
+    return bundle === null ? null : this.read(bundle);
   }
 
   /** Raises ProvisionError unless the bundle may follow the one that the store has. */
@@ -236,9 +236,9 @@ export class Store {
    * Belongs to a bundle from now on. The model of the bundle before goes, and what is on its way in
    * either direction.
    */
-  async commitBundle(binding: Binding, bundle: Uint8Array, sequence: number): Promise<void> {
-    const journal = { ...EMPTY_JOURNAL, binding, sequence: Math.max(this.journal.sequence, sequence) };
-    const blobs = new Map([[binding.bundle, bundle]]);
+  async commitBundle(binding: Binding, file: Uint8Array, sequence: number): Promise<void> {
+    const [bundle, blobs] = await hashed(file);
+    const journal = { ...EMPTY_JOURNAL, binding, bundle, sequence: Math.max(this.journal.sequence, sequence) };
     await this.#commit(journal, { blobs, more: [{ table: "parts", clear: true }] });
   }
 
