@@ -31,7 +31,7 @@ from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
-from protofleet.nn import align
+from protofleet.nn import AlignedOutput, align
 from protofleet.runtime import open_programs
 from protofleet.strategies.types import (
     ClientState,
@@ -51,10 +51,11 @@ _INPUTS = 12
 _SIZES = {"phone": (70, 24), "gerät": (37, 0), "late": (3, 6), "empty": (0, 5)}
 _JOINS = {"phone": 1, "gerät": 1, "late": 2, "empty": 1}
 
-_ADAM = {"kind": "adam", "lr": 0.01}
+# A small eps makes a step of whatever rounding has left of a gradient near zero.
+_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-3}
 _SGD = {"kind": "sgd", "lr": 0.05}
 _MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
-_TORCH_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-8, "eps_form": "torch", "weight_decay": 1e-3}
+_TORCH_ADAM = {**_ADAM, "eps_form": "torch", "weight_decay": 1e-3}
 _SHORT = {"epochs": 2, "batch_size": 16, "optimiser": _ADAM}
 _ALA = {"kind": "ala", "max_passes": 20, "eta": 2.0}
 
@@ -65,7 +66,7 @@ class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(_INPUTS, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3)
+            nn.Linear(_INPUTS, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3)
         )
         self.head = nn.Linear(16, len(_CLASSES))
 
@@ -94,6 +95,18 @@ def _perceptron(outputs: int = len(_CLASSES)) -> nn.Module:
     return build_model("mlp", inputs=_INPUTS, hidden=(16,), classes=outputs)
 
 
+def _aligned() -> nn.Module:
+    """Prototypes move by a tenth in each step.
+
+    By the thousandth of the default, float32 would hold their changes to four digits only.
+    """
+    model = align(_perceptron(), after=["body.0"], prototypes=[4])
+    for module in model.modules():
+        if isinstance(module, AlignedOutput):
+            module.gamma = 0.9
+    return model
+
+
 _TARGETS = {"task": "regression", "targets": ("speed", "slope")}
 _LABELS = {"task": "multilabel", "targets": ("warm", "wet")}
 NETWORKS: Mapping[str, Network] = {
@@ -103,10 +116,7 @@ NETWORKS: Mapping[str, Network] = {
         model=lambda: build_model("mlp_prototypes", inputs=_INPUTS, hidden=(16,), classes=3),
         objectives=("cross_entropy", "prototype_distance"),
     ),
-    "aligned": Network(
-        model=lambda: align(_perceptron(), after=["body.0"], prototypes=[4]),
-        objectives=("cross_entropy",),
-    ),
+    "aligned": Network(model=_aligned, objectives=("cross_entropy",)),
     "regression": Network(model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS),
     "multilabel": Network(model=lambda: _perceptron(2), objectives=("bce",), outputs=_LABELS),
 }
@@ -135,6 +145,7 @@ def _cases() -> list[Case]:
         },
         "fedavg": {
             "adam": _SHORT,
+            "small eps": {"epochs": 1, "batch_size": 16, "optimiser": {"kind": "adam", "lr": 0.01}},
             "sgd": {**_SHORT, "optimiser": _SGD, "score_at": "start"},
             "momentum, clipped": {
                 **_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.5, "drop_last": True,
