@@ -8,6 +8,7 @@
 
 import assert from "node:assert/strict";
 import { after, test } from "node:test";
+import { InputError } from "../../src/errors.ts";
 import { Evaluator } from "../../src/runtime/evaluation.ts";
 import { Programs } from "../../src/runtime/programs.ts";
 import { clientRng } from "../../src/runtime/random.ts";
@@ -85,6 +86,38 @@ for (const one of golden.cases) {
     assert.ok(errors.model <= LIMIT, `the model differs by ${errors.model} of its change`);
     assert.ok(errors.others <= LIMIT, `other tensors differ by ${errors.others}`);
   });
+}
+
+test("a strategy takes and refuses the settings that the Python devices do, and names the same one", async () => {
+  for (const { strategy, bundle, settings, refused } of golden.asked) {
+    const { model } = await open(bundle);
+    const got = refusal(() => build(strategy, settings, model));
+    const asked = `${strategy} on '${bundle}' with ${JSON.stringify(settings)}`;
+    assert.equal(got === null, refused === null, `${asked}: expected ${refused}, got ${got}`);
+    if (refused !== null) assert.deepEqual(namedIn(got!), namedIn(refused), asked);
+  }
+});
+
+test("a strategy that this device cannot do is refused by name", async () => {
+  const { model } = await open("perceptron");
+  assert.match(refusal(() => build("fedsub", {}, model))!, /'fedsub': this device cannot do it; it does ditto, /);
+  assert.match(refusal(() => build("toString", {}, model))!, /'toString': this device cannot do it/);
+});
+
+function refusal(attempt: () => unknown): string | null {
+  try {
+    attempt();
+    return null;
+  } catch (error) {
+    assert.ok(error instanceof InputError);
+    return error.message;
+  }
+}
+
+/** The strategy and the setting that a refusal is about: what it says in quotes before its second colon. */
+function namedIn(message: string): (string | undefined)[] {
+  const quoted = [...message.split(":", 2).join(":").matchAll(/[`'](?:[a-z_]+\.)*([a-z_]+)[`']/g)];
+  return quoted.map(([, name]) => name);
 }
 
 async function compareRounds(one: Case, strategy: Strategy, bundle: Opened, errors: Errors): Promise<void> {
