@@ -64,7 +64,7 @@ export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly t
   },
   "left": {
     title: "You have left the federation",
-    text: "Nothing is trained or sent any more. Your model stays on this phone until you delete it.",
+    text: "Nothing is trained or sent any more. Your model stays on this phone until you delete it. To come back, open a new invitation.",
   },
   "other-tab": {
     title: "Protofleet is open in another tab",
@@ -121,7 +121,6 @@ export const TRAIN = {
   resume: "Go on",
   again: "Try again",
   addExamples: "Add examples",
-  connectAnother: "Join with an invitation",
   keepOpen: "Screen stays on",
   mayTurnOff: "Screen may turn off",
   yours: "On your own examples",
@@ -190,7 +189,8 @@ export const SENSORS = {
   seconds: (seconds: number) => `${seconds} s`,
   windows: (count: number) => `${count} ${count === 1 ? "example" : "examples"} so far`,
   first: (seconds: string) => `An example is ${seconds} s long. The first comes after a little more.`,
-  keep: "Keep them",
+  trimmed: (seconds: number) =>
+    `The first and the last ${seconds} seconds are left out, while you put the phone away or take it out.`,
   none: "Too short: no example was complete. Record a little longer.",
   assumed: "What is assumed of the sensors",
   unitsKnown: "The bundle names channels without units; these follow from its mean and standard deviation.",
@@ -281,7 +281,7 @@ export const SETTINGS = {
   chargingUntold: "This browser does not tell whether the phone charges, so this is not enforced.",
   wifi: "Only on Wi-Fi",
   wifiUntold: "This browser does not tell which network is used, so this is not enforced.",
-  awake: "Keep the screen on while training",
+  awake: "Keep the screen on while it takes part",
   awakeHint: "Android stops a hidden page after a minute, an iPhone at once. With the screen on and the phone on its charger a round can finish.",
   awakeUntold: "This browser cannot keep the screen on. Set the phone's own screen time-out longer.",
   app: "On this phone",
