@@ -8,7 +8,7 @@ export const NAVIGATION = {
   label: "Sections",
   train: "Training",
   data: "Your data",
-  sent: "What is sent",
+  sent: "Sent",
   settings: "Settings",
 } as const;
 

@@ -13,10 +13,11 @@ const BUSY: ReadonlySet<Phase> = new Set(["opening", "enrolling", "fetching-bund
 const OVER: ReadonlySet<Phase> = new Set(["left", "finished"]);
 
 export function trainScreen(app: App): Screen {
-  const parts = [nowPart(app), yoursPart(), figuresPart(), learnsPart()];
+  const [now, yours, figures, learns] = [nowPart(app), yoursPart(), figuresPart(), learnsPart()];
   return {
-    element: h("div", { class: "screen columns" }, ...parts.map((part) => part.element)),
-    update: (view) => parts.forEach((part) => part.update(view)),
+    element: h("div", { class: "screen columns" },
+      now.element, h("div", { class: "stack" }, yours.element, figures.element), learns.element),
+    update: (view) => [now, yours, figures, learns].forEach((part) => part.update(view)),
   };
 }
 
