@@ -1,4 +1,4 @@
-"""Numbers drawn by NumPy, for the browser's generator: ``golden_random.py FILE`` writes them as JSON.
+"""Numbers drawn by NumPy, for the browser's generator: ``golden_random.py FILE`` writes JSON.
 
 Long streams stand there as the SHA-256 of their bytes, so that the rare branches are among them.
 """
@@ -38,6 +38,9 @@ def _client(seed: int, round_id: int, client_id: str) -> dict[str, Any]:
     rng.random(out=uniform, dtype=np.float32)
     rng.standard_normal(out=normal, dtype=np.float32)
     permutations = [rng.permutation(count).tolist() for count in (0, 1, 2, 33)]
+    # Of the last one every fourth draw is thrown away.
+    most = [0, 1, 9, 1000, *[3 * 2**30] * 8]
+    integers = [{"most": n, "drawn": int(rng.integers(0, n, endpoint=True))} for n in most]
     return {
         "seed": str(seed),
         "round_id": round_id,
@@ -45,6 +48,7 @@ def _client(seed: int, round_id: int, client_id: str) -> dict[str, Any]:
         "uniform": uniform.tolist(),
         "normal": normal.tolist(),
         "permutations": permutations,
+        "integers": integers,
         "long_permutation": _sha256(rng.permutation(100_003).astype(np.int32)),
         "long_uniform": _sha256(rng.random(_LONG + 1, dtype=np.float32)),
         "long_normal": _sha256(rng.standard_normal(_LONG, dtype=np.float32)),

@@ -15,6 +15,8 @@ export interface Generator {
   normal(out: Float32Array): void;
   /** As `permutation(count)`. */
   permutation(count: number): Int32Array;
+  /** As `integers(0, most, endpoint=True)`; `most` below 2^32 - 1. */
+  integer(most: number): number;
 }
 
 /** The randomness of one client in one round, as `federation/randomness.py` has it; `seed` below 2^64. */
@@ -74,6 +76,7 @@ function mixed(x: number, y: number): number {
 
 const HALF = 2 ** 16;
 const PER_HALF = 2 ** -16;
+const PER_WORD = 2 ** -32;
 // PCG's multiplier 0x2360ED051FC65DA44385DF649FCCF645 in parts of 16 bits, the lowest first: a part times a
 // word of 32 bits, and the sum of four such products, is exact in a float64.
 const M0 = 0xf645, M1 = 0x9fcc, M2 = 0xdf64, M3 = 0x4385, M4 = 0x5da4, M5 = 0x1fc6, M6 = 0xed05, M7 = 0x2360;
@@ -123,6 +126,16 @@ class Pcg64 implements Generator {
       order[last] = moved;
     }
     return order;
+  }
+
+  integer(most: number): number {
+    if (most === 0) return 0;
+    // Lemire, arXiv:1805.10941: the upper half of a product; a lower half that would favour some is drawn again.
+    const count = BigInt(most + 1);
+    const threshold = 2n ** 32n % count;
+    let product = BigInt(this.#next32()) * count;
+    while ((product & 0xffffffffn) < threshold) product = BigInt(this.#next32()) * count;
+    return Number(product >> 32n);
   }
 
   /** A number whose magnitude lies beyond its layer's inner rectangle: it, another or one of the tail. */
@@ -182,25 +195,23 @@ class Pcg64 implements Generator {
     const state = this.#state;
     const increment = this.#increment;
     const a = state[0]!, b = state[1]!, c = state[2]!, d = state[3]!;
-    let sum = a * M0 + increment[0]!;
-    let low = sum & 0xffff;
-    sum = (sum - low) * PER_HALF + a * M1;
-    let high = sum & 0xffff;
-    state[0] = low | (high << 16);
-    sum = (sum - high) * PER_HALF + a * M2 + b * M0 + increment[1]!;
-    low = sum & 0xffff;
-    sum = (sum - low) * PER_HALF + a * M3 + b * M1;
-    high = sum & 0xffff;
-    state[1] = low | (high << 16);
-    sum = (sum - high) * PER_HALF + a * M4 + b * M2 + c * M0 + increment[2]!;
-    low = sum & 0xffff;
-    sum = (sum - low) * PER_HALF + a * M5 + b * M3 + c * M1;
-    high = sum & 0xffff;
-    state[2] = low | (high << 16);
-    sum = (sum - high) * PER_HALF + a * M6 + b * M4 + c * M2 + d * M0 + increment[3]!;
-    low = sum & 0xffff;
-    sum = (sum - low) * PER_HALF + a * M7 + b * M5 + c * M3 + d * M1;
-    state[3] = low | (sum % HALF << 16);
+    // What is added at the odd multiples of 16 bits, and its lowest 16 bits.
+    const odd0 = a * M1, odd1 = a * M3 + b * M1, odd2 = a * M5 + b * M3 + c * M1;
+    const odd3 = a * M7 + b * M5 + c * M3 + d * M1;
+    const low0 = odd0 & 0xffff, low1 = odd1 & 0xffff, low2 = odd2 & 0xffff, low3 = odd3 & 0xffff;
+    const sum0 = a * M0 + increment[0]! + low0 * HALF;
+    const word0 = sum0 >>> 0;
+    let carried = (odd0 - low0) * PER_HALF + (sum0 - word0) * PER_WORD;
+    const sum1 = a * M2 + b * M0 + increment[1]! + low1 * HALF + carried;
+    const word1 = sum1 >>> 0;
+    carried = (odd1 - low1) * PER_HALF + (sum1 - word1) * PER_WORD;
+    const sum2 = a * M4 + b * M2 + c * M0 + increment[2]! + low2 * HALF + carried;
+    const word2 = sum2 >>> 0;
+    carried = (odd2 - low2) * PER_HALF + (sum2 - word2) * PER_WORD;
+    state[0] = word0;
+    state[1] = word1;
+    state[2] = word2;
+    state[3] = a * M6 + b * M4 + c * M2 + d * M0 + increment[3]! + low3 * HALF + carried;
   }
 
   #addToState(words: readonly number[]): void {

@@ -4,7 +4,7 @@ import { InputError } from "../errors.ts";
 
 export type DType =
   | "float64" | "float32" | "float16" | "int64" | "int32" | "int16" | "int8"
-  | "uint64" | "uint32" | "uint8" | "bool";
+  | "uint64" | "uint32" | "uint16" | "uint8" | "bool";
 
 export type TensorData =
   | Float64Array | Float32Array | Uint16Array | BigInt64Array | Int32Array | Int16Array | Int8Array
@@ -30,6 +30,19 @@ export function float32(shape: readonly number[], data: Float32Array): Tensor {
     throw new InputError(`tensor: expected ${sizeOf(shape)} numbers for [${shape.join(", ")}], got ${data.length}`);
   }
   return { dtype: "float32", shape, data };
+}
+
+/** The rows of these numbers along the first axis, copied. */
+export function rowsOf(tensor: Tensor, rows: ArrayLike<number>): Tensor {
+  const { dtype, data } = tensor;
+  const [, ...axes] = tensor.shape;
+  const width = sizeOf(axes);
+  const copied = new (data.constructor as Float32ArrayConstructor)(rows.length * width) as TensorData;
+  for (let at = 0; at < rows.length; at += 1) {
+    const from = rows[at]! * width;
+    copied.set(data.subarray(from, from + width) as never, at * width);
+  }
+  return { dtype, shape: [rows.length, ...axes], data: copied };
 }
 
 /** Where one tensor lies in the packed buffer. */

@@ -231,7 +231,7 @@ function members(fields: Fields, value: JsonObject, where: string): AnyRecord {
       const place = where + name;
       const found = value[name];
       if (found !== undefined) return [name, field.read(found, place)];
-      return [name, fallbackOf(field) ?? missing(place)];
+      return [name, "fallback" in field ? field.fallback : missing(place)];
     }),
   );
 }

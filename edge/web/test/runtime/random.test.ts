@@ -15,6 +15,7 @@ interface Golden {
     uniform: number[];
     normal: number[];
     permutations: number[][];
+    integers: { most: number; drawn: number }[];
     long_permutation: string;
     long_uniform: string;
     long_normal: string;
@@ -48,6 +49,7 @@ for (const one of golden.clients) {
     for (const order of one.permutations) {
       assert.deepEqual([...rng.permutation(order.length)], order);
     }
+    for (const { most, drawn } of one.integers) assert.equal(rng.integer(most), drawn);
     assert.equal(sha256(rng.permutation(100_003)), one.long_permutation);
     const many = new Float32Array(LONG + 1);
     rng.uniform(many);

@@ -1,0 +1,176 @@
+/**
+ * What the strategies share whose clients train a shared model that the server aggregates, as in `strategies/averaging.py`.
+ *
+ * A client's round is `receive` (the received tensors in the place of its own), `initialise` (adaptive local
+ * aggregation if `local_init` asks for it, an early score if `score_at` does), training, `finishRound` (the update
+ * and the state to keep).
+ */
+
+import type { Layout, Network, Tensors } from "../tensors/tensors.ts";
+import { LOCAL_INIT, localAggregation } from "./ala.ts";
+import {
+  checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, prefixed, selected,
+  tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
+} from "./common.ts";
+import { choice } from "./settings.ts";
+import type { Settings } from "./settings.ts";
+import type { Fit, Trained } from "./training.ts";
+import { TRAINING } from "./training_settings.ts";
+import { float32Forms } from "./types.ts";
+import type {
+  ClientState, ClientTools, Evaluation, Model, Payload, Strategy, Update,
+} from "./types.ts";
+
+/** Prefix of the mixing weights in a client's state. */
+const ALA_WEIGHTS = "ala/";
+
+/** Fields of the settings of such a strategy. */
+export const SHARED_TRAINING = {
+  ...TRAINING,
+  /** Training starts from a mixture of the client's own shared tensors and the received ones. */
+  local_init: LOCAL_INIT,
+  /** When the client's model is scored; the fit after the last round is at its end in any case. */
+  score_at: choice("end", ["start", "end"]),
+};
+
+export type SharedTraining = Settings<typeof SHARED_TRAINING>;
+
+/** What such a strategy knows; `shared` is the prefixed layout of the parameters that travel. */
+export interface AveragingContext<S extends SharedTraining = SharedTraining> {
+  readonly name: string;
+  readonly programs: readonly string[];
+  readonly settings: S;
+  readonly model: Model;
+  readonly shared: Layout;
+}
+
+/** A client's model at the start of its local training; training takes the network over. */
+export interface InitialModel {
+  readonly state: ClientState;
+  readonly payload: Payload;
+  readonly network: Network;
+  /** Names of the parameters that the bundle calls its head. */
+  readonly head: readonly string[];
+  /** Mixing weights to keep beside the model, by their names in a client's state. */
+  readonly alaWeights: Tensors;
+  /** The early score, if one is asked for. */
+  readonly evaluation: Evaluation | null;
+}
+
+export type ClientUpdate<S extends SharedTraining> = (
+  context: AveragingContext<S>,
+  state: ClientState,
+  payload: Payload,
+  tools: ClientTools,
+) => Promise<readonly [ClientState, Update]>;
+
+/** The context of a strategy that shares all parameters. */
+export function shareAll<S extends SharedTraining>(
+  context: Omit<AveragingContext<S>, "shared">,
+): AveragingContext<S> {
+  return { ...context, shared: wholeLayout(context.model) };
+}
+
+/** The strategy around a client's round. */
+export function averaging<S extends SharedTraining>(
+  context: AveragingContext<S>,
+  update: ClientUpdate<S>,
+): Strategy {
+  const { name, programs, settings, model, shared } = context;
+  const forms = { required: float32Forms(shared), optional: new Map() };
+  return {
+    name,
+    programs,
+    classCounts: false,
+    payload: forms,
+    uplink: forms,
+    batchSizes: new Map([["batch_size", settings.batchSize]]),
+    clientInit: () => clientInit(model),
+    clientUpdate: (state, payload, tools) => update(context, state, payload, tools),
+    clientModel: (state) => clientModel(model, state),
+    clientScore: () => null,
+  };
+}
+
+/** The client's model with the received tensors in the place of its own. */
+export function receive(context: AveragingContext, state: ClientState, payload: Payload): InitialModel {
+  checkNames(payload.tensors, context.shared);
+  const network = unpackNetwork(merged(state.tensors, payload.tensors), context.model);
+  return startOf(context.model, state, payload, network);
+}
+
+/** A model with which nothing has been done yet. */
+export function startOf(model: Model, state: ClientState, payload: Payload, network: Network): InitialModel {
+  return { state, payload, network, head: model.head, alaWeights: new Map(), evaluation: null };
+}
+
+/**
+ * Mixes the received parameters with the client's own if the settings ask for that.
+ *
+ * In round 1, without examples enough for a step, or where both are the same in every tensor there is nothing to
+ * mix; weights of earlier rounds are kept. `fit` says with which objective the weights are learnt.
+ */
+export async function localInit(
+  settings: SharedTraining,
+  start: InitialModel,
+  tools: ClientTools,
+  fit: Fit = {},
+): Promise<InitialModel> {
+  const ala = settings.localInit;
+  if (ala === null) return start;
+  const { state, payload, network } = start;
+  const earlier = withoutPrefix(ALA_WEIGHTS, state.tensors);
+  const own = ownShared(start);
+  const same = [...own].every(([name, value]) => equal(numbersOf(value), network.params.view(name)));
+  if (same || payload.roundId === 1 || numExamples(tools) < tools.training.minBatch) {
+    return { ...start, alaWeights: prefixed(ALA_WEIGHTS, earlier) };
+  }
+  const probe = { tools: tools.training, batchSize: settings.batchSize, fit };
+  const mixed = await localAggregation(ala, own, network, earlier, probe);
+  return { ...start, network: mixed.network, alaWeights: mixed.weights.tensors(ALA_WEIGHTS) };
+}
+
+/** The client's own tensors of those that it received, by the names of parameters, the head's last. */
+function ownShared({ state, payload, network, head }: InitialModel): Tensors {
+  const shared = network.params.layout.names.filter((name) => payload.tensors.has(PARAMS + name));
+  const ordered = [...shared.filter((name) => !head.includes(name)), ...shared.filter((name) => head.includes(name))];
+  return new Map(ordered.map((name) => [name, tensorOf(state.tensors, PARAMS + name)]));
+}
+
+function equal(one: Float32Array, other: Float32Array): boolean {
+  return one.every((value, at) => value === other[at]);
+}
+
+/** `localInit`, and the early score of the outcome if the settings ask for one. */
+export async function initialise(
+  settings: SharedTraining,
+  received: InitialModel,
+  tools: ClientTools,
+  fit: Fit = {},
+): Promise<InitialModel> {
+  const start = await localInit(settings, received, tools, fit);
+  if (!scoredEarly(settings, start.payload)) return start;
+  return { ...start, evaluation: await tools.evaluate(start.network) };
+}
+
+/** Whether the client's model is scored before it trains. */
+export function scoredEarly(settings: SharedTraining, payload: Payload): boolean {
+  return settings.scoreAt === "start" && !payload.final;
+}
+
+/** What the device keeps, and the update with the tensors of `shared`; scores what was not scored early. */
+export async function finishRound(
+  start: InitialModel,
+  trained: Trained,
+  tools: ClientTools,
+  shared: Layout,
+): Promise<readonly [ClientState, Update]> {
+  const kept: Tensors = networkTensors(trained.network);
+  const evaluation = start.evaluation ?? (await tools.evaluate(trained.network));
+  const update = updateOf(tools, start.payload, {
+    tensors: selected(kept, shared),
+    evaluation,
+    loss: trained.loss,
+  });
+  return [{ roundId: start.payload.roundId, tensors: merged(kept, start.alaWeights) }, update];
+}

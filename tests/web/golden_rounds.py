@@ -1,0 +1,384 @@
+"""Rounds of the Python devices, for the browser's strategies: ``golden_rounds.py FOLDER``.
+
+Each case is a strategy with some settings over a few rounds of three clients and a server: what
+went into every client's round and what came out of it. ``cases.json`` says what lies where; a
+case's tensors are one safetensors file, with names ``<round>/<client>/<payload|state|update>/…``.
+
+Clients: ``phone`` is there from round 1; ``gerät`` has fewer examples and no test part; ``late``
+joins in round 2 with three examples; ``empty`` has none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.datasets import DeviceData
+from protofleet.edge.meter import Meter
+from protofleet.edge.training import Learner, LocalData
+from protofleet.export.build import BundleSpec, export_bundle
+from protofleet.export.models import build_model
+from protofleet.nn import align
+from protofleet.runtime import open_programs
+from protofleet.strategies.types import (
+    ClientState,
+    Evaluation,
+    ServerState,
+    ServerTools,
+    Strategy,
+    TensorForm,
+    TensorForms,
+    Update,
+)
+from protofleet.tensors.blobs import encode
+
+SEED = 2**53 + 11
+_CLASSES = ("lying", "sitting", "walking")
+_INPUTS = 12
+_SIZES = {"phone": (70, 24), "gerät": (37, 0), "late": (3, 6), "empty": (0, 5)}
+_JOINS = {"phone": 1, "gerät": 1, "late": 2, "empty": 1}
+
+_ADAM = {"kind": "adam", "lr": 0.01}
+_SGD = {"kind": "sgd", "lr": 0.05}
+_MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
+_TORCH_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-8, "eps_form": "torch", "weight_decay": 1e-3}
+_SHORT = {"epochs": 2, "batch_size": 16, "optimiser": _ADAM}
+_ALA = {"kind": "ala", "max_passes": 20, "eta": 2.0}
+
+
+class Noisy(nn.Module):
+    """Batch normalisation, whose statistics are buffers, and dropout, which asks for noise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Linear(_INPUTS, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3)
+        )
+        self.head = nn.Linear(16, len(_CLASSES))
+
+    def features(self, x: Tensor) -> Tensor:
+        """What the head takes."""
+        features: Tensor = self.body(x)
+        return features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits."""
+        logits: Tensor = self.head(self.features(x))
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A model to export, and what its bundle says of it."""
+
+    model: Callable[[], nn.Module]
+    objectives: tuple[str, ...]
+    outputs: Mapping[str, Any] = field(default_factory=lambda: {"classes": _CLASSES})
+    head: str | None = "head"
+
+
+def _perceptron(outputs: int = len(_CLASSES)) -> nn.Module:
+    return build_model("mlp", inputs=_INPUTS, hidden=(16,), classes=outputs)
+
+
+_TARGETS = {"task": "regression", "targets": ("speed", "slope")}
+_LABELS = {"task": "multilabel", "targets": ("warm", "wet")}
+NETWORKS: Mapping[str, Network] = {
+    "perceptron": Network(model=_perceptron, objectives=("cross_entropy", "moon", "prototype_mse")),
+    "noisy": Network(model=Noisy, objectives=("cross_entropy", "moon", "prototype_mse")),
+    "prototypes": Network(
+        model=lambda: build_model("mlp_prototypes", inputs=_INPUTS, hidden=(16,), classes=3),
+        objectives=("cross_entropy", "prototype_distance"),
+    ),
+    "aligned": Network(
+        model=lambda: align(_perceptron(), after=["body.0"], prototypes=[4]),
+        objectives=("cross_entropy",),
+    ),
+    "regression": Network(model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS),
+    "multilabel": Network(model=lambda: _perceptron(2), objectives=("bce",), outputs=_LABELS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A strategy with settings on a bundle; ``forgets``: who starts anew before which round."""
+
+    strategy: str
+    name: str
+    settings: Mapping[str, Any]
+    bundle: str = "perceptron"
+    rounds: int = 3
+    final: bool = False
+    forgets: Mapping[str, int] = field(default_factory=dict)
+
+
+def _cases() -> list[Case]:
+    """Every strategy of the browser."""
+    named: dict[str, dict[str, dict[str, Any]]] = {
+        "local": {
+            "adam": _SHORT,
+            "momentum": {**_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.5},
+            "keep_best": {**_SHORT, "epochs": 4, "keep_best": True},
+        },
+        "fedavg": {
+            "adam": _SHORT,
+            "sgd": {**_SHORT, "optimiser": _SGD, "score_at": "start"},
+            "momentum, clipped": {
+                **_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.5, "drop_last": True,
+            },
+            "torch's adam": {**_SHORT, "optimiser": _TORCH_ADAM, "drop_last": True},
+        },
+        "fedala": {
+            "its own": {},
+            "adam": {**_SHORT, "local_init": {**_ALA, "layer_idx": 3}, "drop_last": False},
+        },
+        "fedavg_c": {"adam": _SHORT, "early score": {**_SHORT, "score_at": "start"}},
+        "fedprox": {
+            "adam": {**_SHORT, "mu": 0.5},
+            "momentum, clipped": {**_SHORT, "mu": 2, "optimiser": _MOMENTUM, "clip_norm": 0.3},
+        },
+        "fedper": {"adam": _SHORT, "named head": {**_SHORT, "head": "body.0.b"}},
+        "fedrep": {
+            "adam": {**_SHORT, "head_epochs": 2},
+            "momentum, clipped": {**_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.3},
+        },
+        "fedproto": {
+            "adam": _SHORT,
+            "sgd": {**_SHORT, "optimiser": _SGD, "prototype_weight": 0.3, "drop_last": True},
+        },
+        "ditto": {
+            "adam": {**_SHORT, "personal_epochs": 1},
+            "momentum, early score": {
+                **_SHORT, "lam": 0.2, "optimiser": _MOMENTUM, "score_at": "start",
+            },
+        },
+        "moon": {"adam": _SHORT, "momentum": {**_SHORT, "tau": 0.2, "optimiser": _MOMENTUM}},
+        "protohar": {
+            "its own": {"epochs": 2, "batch_size": 16},
+            "adam, unclipped": {
+                **_SHORT, "head_optimiser": _TORCH_ADAM, "head_epochs": 2, "clip_norm": None,
+                "prototype_mean": "plain",
+            },
+        },
+    }  # fmt: skip
+    finals = {"fedavg_c", "fedproto", "protohar"}
+    plain = [
+        Case(strategy=strategy, name=name, settings=settings, final=strategy in finals)
+        for strategy, several in named.items()
+        for name, settings in several.items()
+    ]
+    # One case of each again with batch statistics and noise.
+    noisy = [
+        replace(case, name=f"noisy, {case.name}", bundle="noisy")
+        for case in plain
+        if case.name == next(iter(named[case.strategy]))
+    ]
+    return [*plain, *noisy, *_special_cases()]
+
+
+def _special_cases() -> list[Case]:
+    momentum = {**_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.5}
+    strong = {**_SHORT, "regulariser": "sum", "prototype_optimiser": _SGD, "sphere_steps": 20}
+    return [
+        Case(
+            strategy="fedhp", name="its own", settings={"epochs": 2, "batch_size": 16},
+            bundle="prototypes", final=True,
+        ),
+        Case(
+            strategy="fedhp", name="sum, lost anchors", settings=strong, bundle="prototypes",
+            rounds=4, forgets={"phone": 3},
+        ),
+        Case(strategy="fedali", name="adam", settings=_SHORT, bundle="aligned"),
+        Case(
+            strategy="fedali", name="kept prototypes, momentum", bundle="aligned",
+            settings={**momentum, "keep_local_prototypes": True, "beta": 0.5},
+        ),
+        *(
+            Case(
+                strategy=strategy, name="local_init", bundle=bundle,
+                settings={**_SHORT, "local_init": {**_ALA, "layer_idx": layers}},
+            )
+            for strategy, bundle, layers in (
+                ("fedavg", "noisy", 2), ("fedper", "perceptron", 1), ("ditto", "perceptron", 0),
+                ("moon", "perceptron", 2), ("fedali", "aligned", 2),
+            )
+        ),
+        *(
+            Case(strategy=strategy, name=bundle, settings=settings, bundle=bundle)
+            for bundle in ("regression", "multilabel")
+            for strategy, settings in (
+                ("fedavg", momentum), ("ditto", _SHORT), ("local", {**_SHORT, "keep_best": True}),
+            )
+        ),
+    ]  # fmt: skip
+
+
+def write(folder: Path) -> None:
+    """Everything: bundles, data and cases."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = Ed25519PrivateKey.generate()
+    bundles = {name: _export(folder / f"{name}.pfb", name, key) for name in NETWORKS}
+    parts = {name: _data(bundle) for name, bundle in bundles.items()}
+    for name, data in parts.items():
+        tensors = {
+            f"{client}/{part}": getattr(own, part)
+            for client, own in data.items()
+            for part in ("x_train", "y_train", "x_test", "y_test")
+        }
+        (folder / f"{name}.data.safetensors").write_bytes(encode(tensors))
+    cases = _cases()
+    told = [
+        _run(case, bundles[case.bundle], parts[case.bundle], folder / f"{index}.safetensors")
+        for index, case in enumerate(cases)
+    ]
+    signer = key.public_key().public_bytes_raw().hex()
+    document = {"seed": str(SEED), "signer": signer, "cases": told}
+    (folder / "cases.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
+
+
+def _export(path: Path, name: str, key: Ed25519PrivateKey) -> Bundle:
+    torch.manual_seed(3)
+    network = NETWORKS[name]
+    spec = BundleSpec(
+        name=name,
+        strategy="fedavg",
+        objectives=network.objectives,
+        preprocessing=Preprocessing(input_shape=(_INPUTS,)),
+        head=network.head,
+        formats=("onnx",),
+        **network.outputs,
+    )
+    export_bundle(network.model(), spec, out=path, key=key)
+    return Bundle.open(path, any_signer=True)
+
+
+def _data(bundle: Bundle) -> dict[str, DeviceData]:
+    rng = np.random.default_rng(5)
+    manifest = bundle.manifest
+    made: dict[str, DeviceData] = {}
+    for client, (train, test) in _SIZES.items():
+        x_train, y_train = _examples(rng, train, manifest.task)
+        x_test, y_test = _examples(rng, test, manifest.task)
+        made[client] = DeviceData(
+            x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test,
+            classes=manifest.classes, targets=manifest.targets,
+        )  # fmt: skip
+    return made
+
+
+def _examples(rng: np.random.Generator, count: int, task: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """The third class, or the second target, depends on what none of the others does."""
+    x = rng.standard_normal((count, _INPUTS)).astype(np.float32)
+    numbers = np.stack([x[:, 0] - x[:, 1] * x[:, 2], x[:, 3] + np.abs(x[:, 4])], axis=1)
+    if task == "regression":
+        return x, numbers.astype(np.float32)
+    if task == "multilabel":
+        return x, (numbers > 0).astype(np.float32)
+    return x, np.where(numbers[:, 0] > 0, 0, np.where(numbers[:, 1] > 1, 1, 2)).astype(np.int64)
+
+
+def _run(case: Case, bundle: Bundle, data: Mapping[str, DeviceData], path: Path) -> dict[str, Any]:
+    learners = {
+        client: Learner(bundle, open_programs(bundle), LocalData(own=own), Meter(), client)
+        for client, own in data.items()
+    }
+    strategy = learners["phone"].strategy(case.strategy, case.settings)
+    server = strategy.server_init(bundle.model(), np.random.default_rng(1))
+    states: dict[str, ClientState] = {}
+    tensors: dict[str, NDArray[Any]] = {}
+    rounds: list[dict[str, Any]] = []
+    for round_id in range(1, case.rounds + 1 + case.final):
+        final = round_id > case.rounds
+        told: dict[str, Any] = {}
+        updates: list[Update] = []
+        for client, learner in learners.items():
+            if _JOINS[client] > round_id:
+                continue
+            if case.forgets.get(client) == round_id:
+                states.pop(client)
+            payload = replace(strategy.downlink(server, client), final=final)
+            before = states.get(client)
+            states[client], update = learner.train(strategy, before, payload, seed=SEED)
+            counts = np.array(learner.class_counts(round_id), np.int64)
+            updates.append(replace(update, class_counts=counts if len(counts) else None))
+            parts = {
+                "payload": payload.tensors,
+                "state": states[client].tensors,
+                "update": update.tensors,
+            }
+            for part, values in parts.items():
+                tensors |= {
+                    f"{round_id}/{client}/{part}/{n}": np.array(v) for n, v in values.items()
+                }
+            told[client] = {"fresh": before is None, **_said(update)}
+        rounds.append({"round_id": round_id, "final": final, "clients": told})
+        if not final:
+            server = _aggregated(strategy, server, updates)
+    path.write_bytes(encode(tensors))
+    return {**_described(case, strategy, data), "tensors": path.name, "rounds": rounds}
+
+
+def _aggregated(strategy: Strategy, server: ServerState, updates: list[Update]) -> ServerState:
+    def refuse(*_arguments: object, **_named: object) -> Any:
+        raise NotImplementedError
+
+    tools = ServerTools(grad_fns={}, predict=refuse, rng=np.random.default_rng(2))
+    return strategy.aggregate(server, updates, tools)
+
+
+def _described(case: Case, strategy: Strategy, data: Mapping[str, DeviceData]) -> dict[str, Any]:
+    description = strategy.description
+    return {
+        "strategy": case.strategy,
+        "name": case.name,
+        "bundle": case.bundle,
+        "settings": dict(case.settings),
+        "clients": list(data),
+        "programs": list(description.programs),
+        "class_counts": description.class_counts,
+        "payload": _forms(strategy.payload),
+        "uplink": _forms(strategy.uplink),
+    }
+
+
+def _forms(forms: TensorForms) -> dict[str, Any]:
+    def told(form: TensorForm) -> dict[str, Any]:
+        return {"shape": list(form.shape), "dtype": form.dtype, "most": form.most}
+
+    return {
+        "required": {name: told(form) for name, form in forms.required.items()},
+        "optional": {name: told(form) for name, form in forms.optional.items()},
+    }
+
+
+def _said(update: Update) -> dict[str, Any]:
+    """What an update says beside its tensors; None stands for NaN."""
+    evaluation: Evaluation = update.evaluation
+    return {
+        "num_examples": update.num_examples,
+        "loss": _number(update.loss),
+        "own": None if evaluation.own is None else evaluation.own.tolist(),
+        "own_loss": _number(evaluation.own_loss),
+        "more": {name: value.tolist() for name, value in evaluation.more.items()},
+    }
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))
