@@ -1,5 +1,6 @@
 /** Arrays of an `.npz` file: a ZIP archive of NumPy's plain arrays, stored or deflated. */
 
+import { crc32 } from "../crc32.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 
@@ -101,18 +102,6 @@ async function inflated(data: Uint8Array, size: number, what: string): Promise<U
     await reader.cancel().catch(() => undefined);
     throw new InputError(`${what}: damaged: ${error instanceof Error ? error.message : "not deflated"}`);
   }
-}
-
-const CRC = Uint32Array.from({ length: 256 }, (_, byte) => {
-  let crc = byte;
-  for (let bit = 0; bit < 8; bit++) crc = (crc >>> 1) ^ (crc & 1 ? 0xedb88320 : 0);
-  return crc;
-});
-
-function crc32(bytes: Uint8Array): number {
-  let crc = 0xffffffff;
-  for (const byte of bytes) crc = (crc >>> 8) ^ CRC[(crc ^ byte) & 0xff]!;
-  return (crc ^ 0xffffffff) >>> 0;
 }
 
 const HEADER = /^\{'descr': '([<>|=])([a-zA-Z])(\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\),? *\}\s*$/;
