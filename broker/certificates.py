@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -18,6 +19,8 @@ AUTHORITY_DAYS = 20 * 365
 """Devices in the field keep it; a new one means to visit each."""
 SERVER_DAYS = 825
 """What Apple's systems accept at most."""
+_RENEW = dt.timedelta(days=30)
+"""So long before its end a certificate is made anew."""
 _LEAD = dt.timedelta(days=1)
 """Valid since yesterday: clocks differ."""
 
@@ -90,6 +93,18 @@ def hosts_of(certificate: bytes) -> list[str]:
 def valid_until(certificate: bytes) -> dt.datetime:
     """When a certificate (PEM) ends, UTC."""
     return x509.load_pem_x509_certificate(certificate).not_valid_after_utc
+
+
+def is_good(certificate: bytes, authority: bytes, hosts: Iterable[str]) -> bool:
+    """Whether a server's certificate is by ``authority`` (both PEM), for ``hosts``, a month yet."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+        found.verify_directly_issued_by(x509.load_pem_x509_certificate(authority))
+        names = set(hosts_of(certificate))
+    except (ValueError, TypeError, InvalidSignature, InputError):
+        return False
+    until = found.not_valid_after_utc
+    return set(hosts) <= names and until > dt.datetime.now(dt.UTC) + _RENEW
 
 
 def own_hosts() -> list[str]:

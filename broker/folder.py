@@ -30,6 +30,7 @@ from protofleet.broker.accounts import Accounts, new_password
 from protofleet.broker.certificates import (
     Certificate,
     hosts_of,
+    is_good,
     make_authority,
     make_server,
     own_hosts,
@@ -244,6 +245,33 @@ class BrokerFolder:
         authority = Certificate(self._read("ca.pem").encode(), self._read("ca.key").encode())
         server = make_server(authority, (*hosts, *self.hosts(), *own_hosts()))
         self._write_server(server)
+
+    def issue(self, name: str, hosts: Sequence[str]) -> tuple[Path, Path]:
+        """A certificate by the same authority for another server, such as the hub's.
+
+        ``NAME.pem`` and ``NAME.key`` stay as long as they are for all ``hosts``, by this authority,
+        and good for a month.
+
+        Args:
+            name: of the two files.
+            hosts: names and addresses; the broker's own are added.
+
+        Returns:
+            The certificate's file and its key's.
+
+        Raises:
+            InputError: the authority's key is not here, or files cannot be read or written.
+        """
+        certificate, key = self.path / f"{name}.pem", self.path / f"{name}.key"
+        wanted = list(dict.fromkeys((*hosts, *self.hosts(), *own_hosts())))
+        ours = self._read("ca.pem").encode()
+        if not (key.is_file() and certificate.is_file()) or not is_good(
+            certificate.read_bytes(), ours, wanted
+        ):
+            made = make_server(Certificate(ours, self._read("ca.key").encode()), wanted)
+            write_private(key, made.key)
+            write_private(certificate, made.certificate, mode=0o644)
+        return certificate, key
 
     def reload(self) -> str:
         """Make the running broker read accounts, access list and certificate again.

@@ -25,6 +25,7 @@ _COMMANDS = {
     "experiment": "protofleet.cli.experiment:experiment",
     "export": "protofleet.cli.export:export",
     "fleet": "protofleet.cli.fleet:fleet",
+    "hub": "protofleet.cli.hub:hub",
     "kernels": "protofleet.cli.kernels:kernels",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "privacy": "protofleet.cli.privacy:privacy",
@@ -55,8 +56,11 @@ EXTRAS = {
     "scipy": "coordinator",
     "segno": "coordinator",
     "sklearn": "export",
+    "starlette": "hub",
     "tomli_w": "demo",
     "torch": "export",
+    "uvicorn": "hub",
+    "wsproto": "hub",
 }
 
 

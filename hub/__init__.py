@@ -1,0 +1,1 @@
+"""The hub: one process that gives browsers the page, the bundle, and a way to the broker."""

@@ -1,0 +1,138 @@
+"""The hub as a web application (ASGI): files, ``/healthz``, and the bridge at ``/mqtt``."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from protofleet.hub.bridge import Bridge
+from protofleet.hub.names import Names, is_same_origin
+from protofleet.hub.site import Resource, Site
+
+PIECE_BYTES = 64 * 1024
+_SECURITY = {
+    # onnxruntime-web compiles wasm; all else that could run comes from here. 'self' of connect-src
+    # is wss: too in every browser that we support.
+    "Content-Security-Policy": "default-src 'none'; "
+    "script-src 'self' 'wasm-unsafe-eval'; "
+    "worker-src 'self'; "
+    "connect-src 'self'; "
+    "style-src 'self'; "
+    "img-src 'self' data: blob:; "
+    "media-src 'self' blob:; "
+    "font-src 'self'; "
+    "manifest-src 'self'; "
+    "base-uri 'none'; "
+    "form-action 'none'; "
+    "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "accelerometer=(self), gyroscope=(self), camera=(self), "
+    "screen-wake-lock=(self), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def make_app(site: Site, bridge: Bridge, names: Names) -> ASGIApp:
+    """The application.
+
+    Args:
+        site: what is served.
+        bridge: to the broker.
+        names: by which it may be asked for.
+    """
+
+    async def healthz(_: Request) -> JSONResponse:
+        answers = await bridge.broker_answers()
+        found = {"broker": answers, "connections": bridge.open}
+        return JSONResponse(found, 200 if answers else 503, {"Cache-Control": "no-store"})
+
+    routes = [
+        WebSocketRoute("/mqtt", bridge.serve),
+        Route("/healthz", healthz),
+        Mount("/", _Files(site)),
+    ]
+    return _Guard(Starlette(routes=routes), names)
+
+
+class _Guard:
+    """Refuses names that are not the hub's and pages of others; adds what browsers shall forbid."""
+
+    def __init__(self, app: ASGIApp, names: Names) -> None:
+        self._app, self._names = app, names
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+
+        async def secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_SECURITY)
+            await send(message)
+
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        app: ASGIApp = self._app
+        if not self._names.know(host):
+            text = f"{host[:80]!r}: not a name of this hub; start it with --host NAME\n"
+            app = PlainTextResponse(text, 421)
+        elif scope["type"] == "websocket" and origin and not is_same_origin(origin, host):
+            app = PlainTextResponse("expected a page of this hub\n", 403)
+        await app(scope, receive, secured)
+
+
+class _Files:
+    """Answers GET and HEAD from the site, in pieces that wait for slow readers."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await PlainTextResponse("not found\n", 404)(scope, receive, send)
+            return
+        resource = self._site.get(scope["path"])
+        if resource is None:
+            await PlainTextResponse("not found\n", 404)(scope, receive, send)
+        elif scope["method"] not in ("GET", "HEAD"):
+            allowed = {"Allow": "GET, HEAD"}
+            await PlainTextResponse("not allowed\n", 405, allowed)(scope, receive, send)
+        else:
+            await _answer(resource, scope, send)
+
+
+async def _answer(resource: Resource, scope: Scope, send: Send) -> None:
+    asked = Headers(scope=scope)
+    encoding, body = _chosen(resource, asked.get("accept-encoding", ""))
+    headers = MutableHeaders({"Cache-Control": resource.cache, "ETag": resource.etag})
+    if resource.encoded:
+        headers["Vary"] = "Accept-Encoding"
+    if resource.etag in asked.get("if-none-match", ""):
+        await send({"type": "http.response.start", "status": 304, "headers": headers.raw})
+        await send({"type": "http.response.body"})
+        return
+    headers["Content-Type"] = resource.content_type
+    headers["Content-Length"] = str(len(body))
+    if encoding:
+        headers["Content-Encoding"] = encoding
+    await send({"type": "http.response.start", "status": 200, "headers": headers.raw})
+    size = 0 if scope["method"] == "HEAD" else len(body)
+    for start in range(0, size, PIECE_BYTES):
+        piece = body[start : start + PIECE_BYTES]
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body"})
+
+
+def _chosen(resource: Resource, accepted: str) -> tuple[str, bytes]:
+    """The best encoding that a browser takes, and the bytes."""
+    taken = {part.partition(";")[0].strip(): part.partition(";")[2] for part in accepted.split(",")}
+    for name, body in resource.encoded.items():
+        if name in taken and taken[name].replace(" ", "") not in ("q=0", "q=0.0"):
+            return name, body
+    return "", resource.body

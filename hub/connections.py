@@ -1,0 +1,53 @@
+"""HTTP connections as uvicorn makes them, but not any number of them, and not for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from contextlib import suppress
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MOST = 2048
+"""Connections at a time, requests and WebSockets."""
+MOST_OF_ONE = 256
+"""Of them from one address: a household, or a lecture hall behind one router."""
+REQUEST_S = 15.0
+"""For a whole request head after the connection was made."""
+USER_TIMEOUT_MS = 120_000
+"""The kernel gives up a peer that acknowledges nothing, or reads nothing, for so long."""
+_FILES = 2 * MOST + 512
+"""Each may need one more to the broker."""
+
+
+class LimitedConnection(H11Protocol):
+    """Closed at once where there are too many, and where no request comes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count it, and set its clock."""
+        super().connection_made(transport)
+        address = self.client and self.client[0]
+        others = [one for one in self.connections if getattr(one, "client", None)]
+        same = sum(one.client[0] == address for one in others if one.client is not None)
+        if len(self.connections) > MOST or same > MOST_OF_ONE:
+            transport.abort()
+            return
+        link = transport.get_extra_info("socket")
+        if link is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
+            with suppress(OSError):  # no TCP
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        self.loop.call_later(REQUEST_S, self._end_if_unused)
+
+    def _end_if_unused(self) -> None:
+        if self.transport.get_protocol() is self and self.cycle is None:
+            self.transport.abort()
+
+
+def allow_files() -> None:
+    """Let this process open as many files as its connections may need, if the system does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
