@@ -1,8 +1,8 @@
 """What Python's codecs write and read, for the browser's: ``golden_codecs.py FOLDER`` writes it.
 
 ``cases.json`` lists updates and payloads, three in a row each: what was encoded, against what, what
-it became before compression, what was sent, what the sender kept, and the raw blob that its receiver
-decodes it to.
+it became before compression, what was sent, what the sender kept, and the raw blob that its
+receiver decodes it to.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _drawn(rng: np.random.Generator) -> dict[str, NDArray[Any]]:
         "params/zeros": np.zeros(300, np.float32),
         "params/\uff5e\U0001f600": normal(7, 3, 4),
         "params/\U0001f600": normal(40, 1),
-        "params/a\"b\\c": normal(99),
+        'params/a"b\\c': normal(99),
         "params/wide": normal(600) * np.float32(10.0) ** rng.integers(-30, 30, 600),
         "params/ties": (rng.integers(-9, 9, 300) / 2).astype(np.float32),
         "params/tiny": normal(300, scale=_TINY),
