@@ -6,6 +6,7 @@ import asyncio
 import resource
 import socket
 from contextlib import suppress
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -46,7 +47,7 @@ class LimitedConnection(H11Protocol):
         """End the connection if nothing was asked since the request ``seen``, which is answered."""
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
-        cycle = getattr(self, "cycle", None)  # None before the first request
+        cycle: Any = getattr(self, "cycle", None)  # None before the first request
         if cycle is seen and (cycle is None or cycle.response_complete):
             self.transport.abort()
         else:

@@ -33,11 +33,11 @@ HASHED = "/assets/page-0123456789.js"
 _PATIENCE_S = 20.0
 
 
-def federation(folder: Path, broker: str, **changes) -> FederationConfig:
+def federation(folder: Path, broker: str | BrokerAccess, **changes) -> FederationConfig:
     """A federation of a tiny bundle without keys."""
     config = FederationConfig(
         federation="home",
-        broker=BrokerAccess(url=broker),
+        broker=BrokerAccess(url=broker) if isinstance(broker, str) else broker,
         bundle=tiny_bundle(folder / "tiny.pfb", Ed25519PrivateKey.generate()),
         run_dir=folder / "run",
         rounds=1,
