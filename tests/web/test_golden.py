@@ -4,14 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
-from web import golden_optimisers, golden_random
+from web import golden_optimisers, golden_random, golden_tasks
 
 _GOLDEN = Path(__file__).parent.parent.parent / "edge" / "web" / "test" / "golden"
 
 
 @pytest.mark.parametrize(
     ("name", "written"),
-    [("random", golden_random.numbers), ("optimisers", golden_optimisers.hashes)],
+    [
+        ("random", golden_random.numbers),
+        ("optimisers", golden_optimisers.hashes),
+        ("tasks", golden_tasks.cases),
+    ],
 )
 def test_golden_numbers_are_up_to_date(name, written):
     assert json.loads((_GOLDEN / f"{name}.json").read_text()) == written()
