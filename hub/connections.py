@@ -48,7 +48,8 @@ class LimitedConnection(H11Protocol):
         if self.transport.is_closing() or self.transport.get_protocol() is not self:
             return
         cycle: Any = getattr(self, "cycle", None)  # None before the first request
-        if cycle is seen and (cycle is None or cycle.response_complete):
+        answered = cycle is None or cycle.response_complete
+        if answered and cycle is seen:
             self.transport.abort()
         else:
             self.loop.call_later(REQUEST_S, self._watch, cycle)
