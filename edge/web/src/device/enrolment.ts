@@ -6,6 +6,7 @@
  */
 
 import { ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
+import { toHex } from "../hash.ts";
 import { newKeys, publicBytes } from "../wire/ciphers.ts";
 import {
   type Asked,
@@ -20,6 +21,7 @@ import {
   openAnswer,
   readAnswer,
 } from "../wire/enrolment.ts";
+import { DEVICE_GRANT, readStatement } from "../wire/identity.ts";
 import { invitedAccount, Topics } from "../wire/topics.ts";
 import type { Enrolment } from "./store.ts";
 
@@ -116,6 +118,25 @@ export async function enrol(options: EnrolOptions): Promise<Enrolled> {
   const keys = await invitationKeys(invitation);
   const own = await ownKeys(store, keys.name);
   return new Enrolling(options, keys, own).run();
+}
+
+/**
+ * Whether what was granted still holds, before a process begins to use it.
+ *
+ * @throws ProvisionError the grant's time is over, or it is for another key
+ */
+export async function checkEnrolment(enrolment: Enrolment, now = CLOCK.time()): Promise<void> {
+  const { federation, deviceId, federationKey, keys } = enrolment;
+  if (keys === null) return;
+  const remedy = "ask for a new invitation";
+  try {
+    const grant = await readStatement(enrolment.grant, DEVICE_GRANT, { signer: federationKey, federation, now });
+    if (grant.device_id === deviceId && grant.key === toHex(await publicBytes(keys.publicKey))) return;
+  } catch (error) {
+    if (!(error instanceof RefusedError)) throw error;
+    throw new ProvisionError(`this phone's enrolment: ${error.message} (this phone's clock: ${minute(now)}); ${remedy}`);
+  }
+  throw new ProvisionError(`this phone's enrolment: its grant is for another device or key; ${remedy}`);
 }
 
 /** The device's key for this invitation, made and kept if there is none. */
