@@ -1,4 +1,4 @@
-"""Hostile files for the browser's readers, with their rules: ``hostile_files.py FOLDER`` writes them.
+"""Hostile files for the browser's readers: ``hostile_files.py FOLDER`` writes them.
 
 It runs the tests of ``tests/attacks`` (and those of codecs) and keeps what they hand to the readers
 of this package, each with the rule that refused it. ``cases.json`` lists them.
