@@ -245,7 +245,7 @@ def _npz(name: str, *, deflated: bool) -> dict[str, Any]:
             content = io.BytesIO()
             np.lib.format.write_array(content, array)
             info = zipfile.ZipInfo(f"{member}.npy")
-            info.compress_type = method
+            info.compress_type = archive.compression
             with archive.open(info, "w", force_zip64=True) as entry:
                 entry.write(content.getvalue())
     array = _ARRAYS[name]

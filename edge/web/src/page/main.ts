@@ -28,7 +28,9 @@ const WITHOUT_FEDERATION: ReadonlySet<Phase> = new Set(["needs-invitation", "enr
 /** A new invitation in the address is taken up in these, too. */
 const ENDED: ReadonlySet<Phase> = new Set(["left", "finished"]);
 
+/** Keys of the browser's small store, which is not the device's. */
 const SCREEN_ON = "keep-screen-on";
+const REMEMBERED = "device";
 
 class Page {
   #status: Status = OPENING;
@@ -48,6 +50,7 @@ class Page {
     this.#device = startDevice({
       status: (status) => {
         this.#status = status;
+        remember(status);
         this.#update();
       },
       refused: (command, text) => {
@@ -58,7 +61,7 @@ class Page {
         if (this.#status === OPENING) showLacks([BASELINE.workerFailed]);
         else this.#shell.notice(BASELINE.workerFailed, "bad");
       },
-    });
+    }, localStorage.getItem(REMEMBERED) ?? "");
     this.#app = {
       device: this.#device,
       notice: (text, kind) => this.#shell.notice(text, kind),
@@ -103,6 +106,12 @@ class Page {
     }
     return localStorage.getItem(SCREEN_ON) !== "false";
   }
+}
+
+/** So that a phone whose store the browser has deleted is told what is gone. */
+function remember({ phase, deviceId, federation }: Status): void {
+  if (phase === "needs-invitation") localStorage.removeItem(REMEMBERED);
+  else if (deviceId !== "") localStorage.setItem(REMEMBERED, `${deviceId} of ${federation}`);
 }
 
 /** The invitation in the address, which then no longer shows it. */

@@ -68,7 +68,7 @@ export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly t
   },
   "other-tab": {
     title: "Protofleet is open in another tab",
-    text: "Two tabs must not train at once. Close the other one, then load this page again.",
+    text: "Two tabs must not train at once. When the other one is closed, this one goes on by itself.",
   },
   "failed": { title: "This phone cannot go on", text: "" },
 };
@@ -110,6 +110,13 @@ export const JOIN = {
   join: "Join",
   carried: "The address that you opened carries an invitation.",
   carriedJoin: "Join this federation",
+  open: (name: string) => `The federation “${name}” of this address works without keys: it asks for no invitation, and whoever is on the network can read and change what is sent. Good for a trial, not for data that matter.`,
+  openJoin: "Join without keys",
+  broker: "Another broker",
+  brokerLabel: "Address of the broker",
+  brokerHint: "Only if you were given one: this page then speaks to the broker itself, not through the hub.",
+  brokerPlaceholder: "wss://broker.example:9001",
+  brokerWrong: "The address of a broker begins with wss:// or ws://.",
   none: "Paste an invitation first. It begins with “protofleet:”.",
 } as const;
 

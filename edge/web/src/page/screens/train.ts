@@ -4,7 +4,7 @@ import type { Phase, Status } from "../../device/page_messages.ts";
 import type { App, Screen } from "../app.ts";
 import { AccuracyChart } from "../chart.ts";
 import { button, card, facts, h, setText, show } from "../dom.ts";
-import { amount, bytes, duration, fingerprint, milliseconds, percent } from "../format.ts";
+import { amount, bytes, duration, fingerprint, milliseconds, percent, sentence } from "../format.ts";
 import type { PhoneState } from "../phone.ts";
 import { PHASES, TRAIN } from "../texts.ts";
 
@@ -45,7 +45,7 @@ function nowPart(app: App): Screen {
       setText(title, PHASES[phase].title);
       setText(text, PHASES[phase].text);
       show(text, PHASES[phase].text !== "");
-      setText(detail, status.detail);
+      setText(detail, sentence(status.detail));
       show(detail, status.detail !== "");
       show(meter, phase === "train");
       show(moving, BUSY.has(phase));
@@ -54,7 +54,7 @@ function nowPart(app: App): Screen {
       setText(share, `${percent(status.progress)} %`);
       show(pause, PAUSABLE.has(phase));
       show(resume, phase === "paused");
-      show(again, phase === "failed" || phase === "other-tab");
+      show(again, phase === "failed");
       show(add, phase === "needs-examples");
       setText(awake, held ? TRAIN.keepOpen : TRAIN.mayTurnOff);
       show(awake, PAUSABLE.has(phase));
