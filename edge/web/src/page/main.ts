@@ -2,14 +2,14 @@
 
 import type { Phase, Status } from "../device/page_messages.ts";
 import type { App } from "./app.ts";
-import { lacks } from "./baseline.ts";
+import { isInsecure, lacks } from "./baseline.ts";
 import { type Device, startDevice } from "./device.ts";
 import { keepOffline } from "./installation.ts";
 import { phoneCommand, type PhoneState, ScreenLock, watchPhone } from "./phone.ts";
 import { invitationIn } from "./scanner.ts";
 import { dataScreen } from "./screens/data.ts";
 import { type JoinScreen, joinScreen } from "./screens/join.ts";
-import { showLacks } from "./screens/lacking.ts";
+import { showInsecure, showLacks } from "./screens/lacking.ts";
 import { sentScreen } from "./screens/sent.ts";
 import { settingsScreen } from "./screens/settings.ts";
 import { trainScreen } from "./screens/train.ts";
@@ -122,6 +122,10 @@ function takeInvitation(): string | null {
 }
 
 async function start(): Promise<void> {
+  if (isInsecure()) {
+    showInsecure();
+    return;
+  }
   const texts = await lacks();
   if (texts.length > 0) {
     showLacks(texts);

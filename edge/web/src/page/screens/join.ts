@@ -31,14 +31,17 @@ export function joinScreen(app: App, carried: string | null): JoinScreen {
   const busy = h("div", { class: "card busy", hidden: true },
     h("div", { class: "spinner", "aria-hidden": "true" }), h("h2", {}, PHASES.enrolling.title), h("p", {}, PHASES.enrolling.text), detail);
   const told = h("p", { class: "detail", hidden: true });
-  const choices = h("div", { class: "stack" }, carried !== null && carriedBox(() => enrol(carried)),
-    openBox(() => enrol("")), scanBox(enrol, tell), pasteBox(enrol, broker));
+  const first = carried === null ? scanBox(enrol, tell) : carriedBox(() => enrol(carried));
+  const choices = h("div", { class: "stack" }, first, openBox(() => enrol("")), pasteBox(enrol, broker));
+  const introduced = introduction();
   return {
-    element: h("div", { class: "screen join" }, introduction(), h("div", { class: "stack" }, told, problem, choices, busy)),
+    element: h("div", { class: `screen join${carried === null ? "" : " carried"}` },
+      introduced, h("div", { class: "stack" }, told, problem, choices, busy)),
     update: ({ status }: View) => {
       const enrolling = status.phase === "enrolling";
       show(busy, enrolling);
       show(choices, !enrolling);
+      introduced.classList.toggle("wide-only", enrolling);
       setText(enrolling ? detail : told, sentence(status.detail));
       show(told, !enrolling && status.detail !== "");
     },

@@ -89,9 +89,12 @@ function yoursPart(): Screen {
 
 function figuresPart(): Screen {
   const names = [TRAIN.received, TRAIN.sent, TRAIN.step, TRAIN.lastRound, TRAIN.battery, TRAIN.network];
-  const values = names.map(() => h("dd"));
+  const values = names.map(() => h("span"));
+  const power = h("small", { class: "quiet" });
+  const tiles = names.map((name, k) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, values[k]!, name === TRAIN.battery && " ", name === TRAIN.battery && power)));
   return {
-    element: card(TRAIN.figures, h("dl", { class: "tiles" }, ...names.map((name, k) => h("div", {}, h("dt", {}, name), values[k]!)))),
+    element: card(TRAIN.figures, h("dl", { class: "tiles" }, ...tiles)),
     update: ({ status, phone }) => {
       const last = status.history.at(-1);
       [
@@ -102,13 +105,13 @@ function figuresPart(): Screen {
         battery(phone),
         network(phone),
       ].forEach((text, k) => setText(values[k]!, text));
+      setText(power, phone.charging === null ? "" : phone.charging ? TRAIN.charging : TRAIN.discharging);
     },
   };
 }
 
-function battery({ charging, level }: PhoneState): string {
-  if (charging === null || level === null) return TRAIN.untold;
-  return charging ? TRAIN.charging(percent(level)) : TRAIN.discharging(percent(level));
+function battery({ level }: PhoneState): string {
+  return level === null ? TRAIN.untold : TRAIN.level(percent(level));
 }
 
 function network({ online, unmetered }: PhoneState): string {
