@@ -15,7 +15,7 @@ import { Link } from "../wire/link.ts";
 import type { Announcement, Presence } from "../wire/messages.ts";
 import { DeviceProtection, Plain, type Protection } from "../wire/protection.ts";
 import { Agent } from "./agent.ts";
-import { enrol } from "./enrolment.ts";
+import { checkEnrolment, enrol } from "./enrolment.ts";
 import { OwnExamples } from "./examples.ts";
 import { adoptBundle, fetchFederation, openKept } from "./hub.ts";
 import { Learner } from "./learner.ts";
@@ -395,8 +395,10 @@ export class PhoneDevice {
     return end;
   }
 
-  async #protection({ federation, deviceId, keys, grant }: Enrolment): Promise<Protection> {
+  async #protection(enrolment: Enrolment): Promise<Protection> {
+    const { federation, deviceId, keys, grant } = enrolment;
     if (keys === null) return new Plain();
+    await checkEnrolment(enrolment);
     const store = this.#store;
     const { start, announced, federationKey } = await store.start();
     const note = (sequence: number, key: string): Promise<void> => store.note(sequence, key);
