@@ -29,10 +29,12 @@ from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
 from protofleet.edge.meter import Meter
 from protofleet.edge.training import Learner, LocalData
+from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
-from protofleet.nn import align
+from protofleet.nn import AlignedOutput, align
 from protofleet.runtime import open_programs
+from protofleet.strategies import build
 from protofleet.strategies.types import (
     ClientState,
     Evaluation,
@@ -51,10 +53,11 @@ _INPUTS = 12
 _SIZES = {"phone": (70, 24), "gerät": (37, 0), "late": (3, 6), "empty": (0, 5)}
 _JOINS = {"phone": 1, "gerät": 1, "late": 2, "empty": 1}
 
-_ADAM = {"kind": "adam", "lr": 0.01}
+# A small eps makes a step of whatever rounding has left of a gradient near zero.
+_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-3}
 _SGD = {"kind": "sgd", "lr": 0.05}
 _MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
-_TORCH_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-8, "eps_form": "torch", "weight_decay": 1e-3}
+_TORCH_ADAM = {**_ADAM, "eps_form": "torch", "weight_decay": 1e-3}
 _SHORT = {"epochs": 2, "batch_size": 16, "optimiser": _ADAM}
 _ALA = {"kind": "ala", "max_passes": 20, "eta": 2.0}
 
@@ -65,7 +68,7 @@ class Noisy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(_INPUTS, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3)
+            nn.Linear(_INPUTS, 16, bias=False), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.3)
         )
         self.head = nn.Linear(16, len(_CLASSES))
 
@@ -94,6 +97,18 @@ def _perceptron(outputs: int = len(_CLASSES)) -> nn.Module:
     return build_model("mlp", inputs=_INPUTS, hidden=(16,), classes=outputs)
 
 
+def _aligned() -> nn.Module:
+    """Prototypes move by a tenth in each step.
+
+    By the thousandth of the default, float32 would hold their changes to four digits only.
+    """
+    model = align(_perceptron(), after=["body.0"], prototypes=[4])
+    for module in model.modules():
+        if isinstance(module, AlignedOutput):
+            module.gamma = 0.9
+    return model
+
+
 _TARGETS = {"task": "regression", "targets": ("speed", "slope")}
 _LABELS = {"task": "multilabel", "targets": ("warm", "wet")}
 NETWORKS: Mapping[str, Network] = {
@@ -103,10 +118,7 @@ NETWORKS: Mapping[str, Network] = {
         model=lambda: build_model("mlp_prototypes", inputs=_INPUTS, hidden=(16,), classes=3),
         objectives=("cross_entropy", "prototype_distance"),
     ),
-    "aligned": Network(
-        model=lambda: align(_perceptron(), after=["body.0"], prototypes=[4]),
-        objectives=("cross_entropy",),
-    ),
+    "aligned": Network(model=_aligned, objectives=("cross_entropy",)),
     "regression": Network(model=lambda: _perceptron(2), objectives=("mse",), outputs=_TARGETS),
     "multilabel": Network(model=lambda: _perceptron(2), objectives=("bce",), outputs=_LABELS),
 }
@@ -135,6 +147,7 @@ def _cases() -> list[Case]:
         },
         "fedavg": {
             "adam": _SHORT,
+            "small eps": {"epochs": 1, "batch_size": 16, "optimiser": {"kind": "adam", "lr": 0.01}},
             "sgd": {**_SHORT, "optimiser": _SGD, "score_at": "start"},
             "momentum, clipped": {
                 **_SHORT, "optimiser": _MOMENTUM, "clip_norm": 0.5, "drop_last": True,
@@ -226,6 +239,77 @@ def _special_cases() -> list[Case]:
     ]  # fmt: skip
 
 
+def _asked() -> list[tuple[str, str, dict[str, Any]]]:
+    """Strategies, bundles and settings that are right or wrong in one respect each."""
+    own: dict[str, dict[str, list[Any]]] = {
+        "fedprox": {"mu": [0, 1e9, -0.1, 2e9]},
+        "fedper": {"head": ["body.0", "nothing", "", 3, None]},
+        "fedrep": {"head_epochs": [0, 1, 100_000, 100_001], "epochs": [0]},
+        "fedala": {"local_init": [None, {"kind": "ala", "window": 0}, {"kind": "ala", "eta": 2}]},
+        "ditto": {"lam": [-1, 0], "personal_epochs": [0]},
+        "moon": {"tau": [0, 1e-6], "mu": [-1]},
+        "fedproto": {"prototype_weight": [-1, 0]},
+        "protohar": {
+            "head_optimiser": [_SGD, {"kind": "adagrad"}],
+            "prototype_mean": ["plain", "median", 1],
+        },
+        "fedhp": {},
+        "fedali": {},
+        "local": {"keep_best": [True, 1]},
+    }
+    shared: dict[str, list[Any]] = {
+        "epochs": [0, 1, 100_001, "5", True, 2.5, None],
+        "batch_size": [0, 1, 2**20, 2**20 + 1],
+        "drop_last": [True, 0, None],
+        "clip_norm": [None, 0, 1e-12, "1"],
+        "score_at": ["start", "middle", None],
+        "optimiser": [
+            None, "adam", [], {}, {"kind": None}, {"kind": "rmsprop"}, {"kind": "sgd"},
+            {"kind": "sgd", "momentum": 1.5}, {"kind": "sgd", "beta1": 0.9},
+            {"kind": "adam", "beta2": 1}, {"kind": "adam", "beta2": 0.999999},
+            {"kind": "adam", "eps": 0}, {"kind": "adam", "eps_form": "tf"},
+            {"kind": "adam", "lr": "0.1"}, {"lr": 0.1},
+        ],
+        "local_init": [{"kind": "ala"}, {"kind": "ala", "layer_idx": -1}, {"kind": "no"}, 1],
+        "learning_rate": [0.1],
+    }  # fmt: skip
+    bundles = {"fedhp": "prototypes", "fedali": "aligned"}
+    return [
+        *(
+            (strategy, bundles.get(strategy, "perceptron"), {name: value})
+            for strategy, settings in {"fedavg": shared, "fedavg_c": {"x": [1]}, **own}.items()
+            for name, values in settings.items()
+            for value in values
+        ),
+        *(
+            ("fedhp", "prototypes", {name: value})
+            for name, value in (
+                ("regulariser", "product"), ("sphere_steps", -1), ("sphere_momentum", 2),
+                ("prototype_sum", "printed"), ("prototype_optimiser", {"kind": "sgd", "lr": -1}),
+            )
+        ),
+        *(
+            ("fedali", "aligned", {name: value})
+            for name, value in (("beta", 1.1), ("keep_local_prototypes", 1), ("kmeans_tol", -1))
+        ),
+        ("local", "perceptron", {"score_at": "start"}),
+        ("fedproto", "perceptron", {"local_init": {"kind": "ala"}}),
+        *(
+            (strategy, bundle, {})
+            for strategy in (*own, "fedavg", "fedavg_c")
+            for bundle in ("perceptron", "regression")
+        ),
+    ]  # fmt: skip
+
+
+def _answer(bundle: Bundle, strategy: str, settings: Mapping[str, Any]) -> str | None:
+    try:
+        build(strategy, settings, bundle.model())
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def write(folder: Path) -> None:
     """Everything: bundles, data and cases."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -245,7 +329,12 @@ def write(folder: Path) -> None:
         for index, case in enumerate(cases)
     ]
     signer = key.public_key().public_bytes_raw().hex()
-    document = {"seed": str(SEED), "signer": signer, "cases": told}
+    asked = [
+        {"strategy": strategy, "bundle": bundle, "settings": settings, "refused": refused}
+        for strategy, bundle, settings in _asked()
+        for refused in [_answer(bundles[bundle], strategy, settings)]
+    ]
+    document = {"seed": str(SEED), "signer": signer, "cases": told, "asked": asked}
     (folder / "cases.json").write_text(json.dumps(document, indent=1, ensure_ascii=False))
 
 

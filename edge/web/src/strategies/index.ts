@@ -11,6 +11,7 @@ import * as fedper from "./fedper.ts";
 import * as fedproto from "./fedproto.ts";
 import * as fedprox from "./fedprox.ts";
 import * as fedrep from "./fedrep.ts";
+import * as local from "./local.ts";
 import * as moon from "./moon.ts";
 import * as protohar from "./protohar.ts";
 import type { Factory, Model, Strategy } from "./types.ts";
@@ -27,6 +28,7 @@ export const STRATEGIES: ReadonlyMap<string, Factory> = new Map([
   ["fedproto", fedproto.build],
   ["fedprox", fedprox.build],
   ["fedrep", fedrep.build],
+  ["local", local.build],
   ["moon", moon.build],
   ["protohar", protohar.build],
 ]);

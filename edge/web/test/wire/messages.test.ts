@@ -25,6 +25,8 @@ const MESSAGES: Readonly<Record<string, Message>> = {
     layout_hash: "ef".repeat(32),
     num_examples: 120,
     class_counts: [100, 20],
+    strategies: ["fedavg", "fedali"],
+    chunk_bytes: 3900,
   }),
   announcement: message("announcement", {
     federation: "lab",

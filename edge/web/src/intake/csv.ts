@@ -1,0 +1,345 @@
+/**
+ * Examples from a CSV, as `protofleet device prepare` reads it (`edge/examples.py`).
+ *
+ * Its layout follows from its columns: *sensor samples*, one per row, where the bundle has windows
+ * and the header names its channels, with `time_s` (or `time`) or `time_ms`; else *examples*, one per
+ * row, in the order of the bundle's input. A column `label` holds class names or numbers; true values
+ * of other tasks stand in columns named as the bundle's targets.
+ */
+
+import type { Preprocessing } from "../bundle/manifest.ts";
+import { InputError } from "../errors.ts";
+import { sizeOf } from "../tensors/tensors.ts";
+import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
+import { type IntakeCounters, SensorIntake, type Window } from "./windows.ts";
+
+const LABEL = "label";
+const SECONDS: Readonly<Record<string, number>> = { time_s: 1, time: 1, time_ms: 1e-3 };
+const SENSOR = "csv";
+/** Samples whose times tell a stream's rate, before any of them is used. */
+const RATE_SAMPLES = 16;
+/** By how much a stream's rate may be below the bundle's before its times are refused. */
+const FAR = 100;
+
+interface Row {
+  readonly line: number;
+  readonly cells: readonly string[];
+}
+
+export interface CsvExamples {
+  readonly blocks: readonly Block[];
+  /** Of a stream: what could not be used. */
+  readonly lost: IntakeCounters | null;
+}
+
+/** Reads all of a CSV, which comes in pieces; `where` is its name in messages. */
+export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, form: Form): Promise<CsvExamples> {
+  const rows = rowBlocks(pieces, where);
+  const first = await rows.next();
+  if (first.done) throw new InputError(`${where}: expected a CSV, got nothing`);
+  const header = first.value[0]!.cells.map((cell) => cell.trim());
+  const named = header.some((cell) => toNumber(cell) === null);
+  const begin = named ? first.value.slice(1) : first.value;
+  if (named && isStream(header, form.preprocessing)) {
+    return readStream(new Table(where, header, form, form.preprocessing.channels), begin, rows);
+  }
+  const table = exampleTable(where, header, form, named);
+  const blocks = begin.length > 0 ? [exampleBlock(table, begin)] : [];
+  for await (const more of rows) blocks.push(exampleBlock(table, more));
+  return { blocks, lost: null };
+}
+
+/** Whole rows as they come, blank lines left out. */
+async function* rowBlocks(pieces: AsyncIterable<Uint8Array>, where: string): AsyncGenerator<Row[]> {
+  const decoder = new TextDecoder("utf-8", { fatal: true });
+  let [rest, line] = ["", 0];
+  const rowsOf = (texts: readonly string[]): Row[] =>
+    texts.flatMap((text) => {
+      line += 1;
+      return text.trim() ? [{ line, cells: cellsOf(text, `${where}, line ${line}`) }] : [];
+    });
+  for await (const piece of pieces) {
+    const lines = (rest + decoded(decoder, piece, where)).split("\n");
+    rest = lines.pop()!;
+    const found = rowsOf(lines);
+    if (found.length > 0) yield found;
+  }
+  const found = rowsOf([rest + decoded(decoder, null, where)]);
+  if (found.length > 0) yield found;
+}
+
+function decoded(decoder: TextDecoder, piece: Uint8Array | null, where: string): string {
+  try {
+    return piece === null ? decoder.decode() : decoder.decode(piece, { stream: true });
+  } catch {
+    throw new InputError(`${where}: expected text in UTF-8; save it as a CSV in UTF-8`);
+  }
+}
+
+/** One row's cells; a quoted cell may hold commas and doubled quotes. */
+function cellsOf(text: string, where: string): string[] {
+  const cells: string[] = [];
+  const row = text.replace(/\r$/, "");
+  const cell = /(?:"((?:[^"]|"")*)"|([^,]*))(,|$)/y;
+  for (;;) {
+    const plain = row[cell.lastIndex] !== '"';
+    const found = cell.exec(row);
+    if (found === null || (plain && found[2]!.includes("\r")) || (!plain && found[1] === undefined)) {
+      throw new InputError(
+        `${where}: not a row of a CSV; expected a newline after each row, and quotes that close in it`,
+      );
+    }
+    cells.push(found[1]?.replaceAll('""', '"') ?? found[2]!);
+    if (found[3] === "") return cells;
+  }
+}
+
+const NUMBER = /^[+-]?(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[+-]?\d+(?:_\d+)*)?$/i;
+const SPECIAL: Readonly<Record<string, number>> = { nan: NaN, inf: Infinity, infinity: Infinity };
+
+/** A number as Python's `float` reads it; null for other text. */
+function toNumber(text: string): number | null {
+  const word = text.trim();
+  if (NUMBER.test(word)) return Number(word.replaceAll("_", ""));
+  const special = SPECIAL[word.replace(/^[+-]/, "").toLowerCase()];
+  if (special === undefined) return null;
+  return word.startsWith("-") ? -special : special;
+}
+
+function isStream(header: readonly string[], { window, channels }: Preprocessing): boolean {
+  return Boolean(window) && channels.length > 0 && channels.every((name) => header.includes(name));
+}
+
+/** Columns by name, and numbers from their rows. */
+class Table {
+  readonly #columns: readonly number[];
+  readonly #label: number;
+  readonly #classes: ReadonlyMap<string, number>;
+  readonly #targets: readonly number[];
+  readonly #time: number;
+  readonly time: string | null;
+
+  /** `values`: names of the columns that hold numbers of the model's input. */
+  constructor(
+    readonly where: string,
+    readonly header: readonly string[],
+    readonly form: Form,
+    values: readonly string[],
+  ) {
+    const used = new Set([...values, LABEL, ...form.targets, ...Object.keys(SECONDS)]);
+    const twice = [...used].sort().find((name) => header.indexOf(name) !== header.lastIndexOf(name));
+    if (twice !== undefined) throw new InputError(`${where}: expected one column '${twice}', got several`);
+    this.#columns = values.map((name) => header.indexOf(name));
+    this.#label = form.classes.length > 0 ? header.indexOf(LABEL) : -1;
+    this.#classes = new Map([
+      ...form.classes.map((_, k) => [String(k), k] as const),
+      ...form.classes.map((name, k) => [name, k] as const),
+    ]);
+    const told = form.targets.every((name) => header.includes(name));
+    this.#targets = told ? form.targets.map((name) => header.indexOf(name)) : [];
+    this.time = Object.keys(SECONDS).find((name) => header.includes(name)) ?? null;
+    this.#time = this.time === null ? -1 : header.indexOf(this.time);
+  }
+
+  /** One row's numbers; an empty cell is NaN. */
+  values(row: Row): Float64Array {
+    return Float64Array.from(this.#columns, (column) => this.#number(row, column));
+  }
+
+  targets(row: Row): number[] {
+    return this.#targets.map((column) => this.#number(row, column));
+  }
+
+  label(row: Row): number {
+    if (this.#label < 0) return NO_LABEL;
+    const text = this.#cell(row, this.#label).trim();
+    if (!text) return NO_LABEL;
+    const found = this.#classes.get(text);
+    if (found === undefined) {
+      throw new InputError(
+        `${this.where}, line ${row.line}: expected a class as label, ${this.form.classes.join(", ")}, or ` +
+          `its number, got '${text.slice(0, 40)}'`,
+      );
+    }
+    return found;
+  }
+
+  /** Seconds; null without a column of times. */
+  timeS(row: Row): number | null {
+    return this.time === null ? null : SECONDS[this.time]! * this.#number(row, this.#time);
+  }
+
+  #number(row: Row, column: number): number {
+    const text = this.#cell(row, column).trim();
+    if (!text) return NaN;
+    const value = toNumber(text);
+    if (value === null) {
+      throw new InputError(
+        `${this.where}, line ${row.line}, column ${column + 1}: expected a number, got '${text.slice(0, 40)}'`,
+      );
+    }
+    return value;
+  }
+
+  #cell(row: Row, column: number): string {
+    if (row.cells.length !== this.header.length) {
+      throw new InputError(
+        `${this.where}, line ${row.line}: expected ${this.header.length} columns as in the first row, ` +
+          `got ${row.cells.length}`,
+      );
+    }
+    return row.cells[column]!;
+  }
+}
+
+/** The columns of examples, one per row. */
+function exampleTable(where: string, header: readonly string[], form: Form, named: boolean): Table {
+  const { input_shape: shape, channels, window } = form.preprocessing;
+  const size = sizeOf(shape);
+  const names = named ? header : header.map((_, k) => `column ${k + 1}`);
+  const values = names.filter((name) => name !== LABEL && !form.targets.includes(name));
+  if (named && channels.length === size && channels.every((name) => values.includes(name))) {
+    return new Table(where, names, form, channels);
+  }
+  if (values.length !== size || (named && channels.length === size)) {
+    const byName = channels.length > 0 && window
+      ? `a first row that names the columns ${channels.join(", ")} of sensor samples, or `
+      : "";
+    const input = channels.length > 0 ? `channels ${channels.join(", ")}` : "input";
+    throw new InputError(
+      `${where}: expected ${byName}${size} numbers of an example in each row (${input} ` +
+        `(${shapeText(shape)})), got the columns ${values.join(", ").slice(0, 200)}${nearMiss(names, channels)}`,
+    );
+  }
+  return new Table(where, names, form, values);
+}
+
+/** What may be wrong with a first row that does not name the channels; "" if nobody can say. */
+function nearMiss(names: readonly string[], channels: readonly string[]): string {
+  const lacking = channels.filter((name) => !names.includes(name));
+  const lower = new Set(names.map((name) => name.trim().toLowerCase()));
+  if (names.length === 1 && /[;\t]/.test(names[0]!)) return "; expected commas between them";
+  if (lacking.length > 0 && channels.every((name) => lower.has(name.toLowerCase()))) {
+    return "; small and capital letters differ";
+  }
+  return lacking.length > 0 && lacking.length < channels.length ? `; it lacks ${lacking.join(", ")}` : "";
+}
+
+function exampleBlock(table: Table, rows: readonly Row[]): Block {
+  const size = sizeOf(table.form.preprocessing.input_shape);
+  const x = new Float32Array(rows.length * size);
+  rows.forEach((row, k) => {
+    const values = table.values(row);
+    if (!values.every(Number.isFinite)) {
+      throw new InputError(`${table.where}, line ${row.line}: expected numbers in all columns, got an empty one`);
+    }
+    x.set(values, k * size);
+  });
+  return {
+    x,
+    labels: rows.map((row) => table.label(row)),
+    targets: rows.flatMap((row) => table.targets(row)),
+    startS: null,
+  };
+}
+
+async function readStream(table: Table, begin: readonly Row[], rows: AsyncIterable<Row[]>): Promise<CsvExamples> {
+  const stream = new SampleStream(table);
+  const windows = stream.push(begin);
+  for await (const more of rows) windows.push(...stream.push(more));
+  windows.push(...stream.flush());
+  if (windows.length === 0) {
+    const { window, rate_hz: rate } = table.form.preprocessing;
+    throw new InputError(
+      `${table.where}: expected samples for a window, ${window} at ${rate} Hz, got ${stream.count}`,
+    );
+  }
+  return { blocks: [windowBlock(windows)], lost: stream.lost };
+}
+
+export function windowBlock(windows: readonly Window[]): Block {
+  const size = windows[0]?.x.length ?? 0;
+  const x = new Float32Array(windows.length * size);
+  windows.forEach((window, k) => x.set(window.x, k * size));
+  return {
+    x,
+    labels: windows.map((window) => window.label),
+    targets: [],
+    startS: windows.map((window) => window.startS),
+  };
+}
+
+/** Rows of samples into the intake, from when the stream's rate is known. */
+class SampleStream {
+  readonly #table: Table;
+  #rateHz: number | null;
+  #intake: SensorIntake | null = null;
+  #waiting: Row[] = [];
+  #timed = 0;
+  #label = NO_LABEL;
+  count = 0;
+
+  constructor(table: Table) {
+    this.#table = table;
+    // Samples without times come at the bundle's rate.
+    this.#rateHz = table.time === null ? table.form.preprocessing.rate_hz : null;
+    if (this.#rateHz !== null) this.#intake = this.#made(this.#rateHz);
+  }
+
+  get lost(): IntakeCounters | null {
+    return this.#intake?.counters.get(SENSOR) ?? null;
+  }
+
+  push(rows: readonly Row[]): Window[] {
+    this.count += rows.length;
+    if (this.#intake !== null) return this.#pushed(this.#intake, rows);
+    this.#waiting.push(...rows);
+    if (this.#waiting.length < RATE_SAMPLES) return [];
+    return this.#begin();
+  }
+
+  flush(): Window[] {
+    const found = this.#intake === null && this.#waiting.length >= 2 ? this.#begin() : [];
+    return [...found, ...(this.#intake?.flush() ?? [])];
+  }
+
+  #begin(): Window[] {
+    const rows = this.#waiting;
+    const times = rows.map((row) => this.#table.timeS(row)!);
+    const steps = times.slice(1).map((time, k) => time - times[k]!);
+    const forward = steps.filter((step) => Number.isFinite(step) && step > 0).sort((a, b) => a - b);
+    const [where, column] = [this.#table.where, this.#table.time];
+    if (forward.length === 0) {
+      const got = times.slice(0, 4).join(", ");
+      throw new InputError(`${where}: expected times that ascend, got ${got}, …; sort the rows by '${column}'`);
+    }
+    const middle = forward.length >> 1;
+    const step = forward.length % 2 ? forward[middle]! : (forward[middle - 1]! + forward[middle]!) / 2;
+    this.#rateHz = 1 / step;
+    const wanted = this.#table.form.preprocessing.rate_hz ?? this.#rateHz;
+    if (this.#rateHz * FAR < wanted) {
+      throw new InputError(
+        `${where}: expected about ${wanted} samples a second, got ${Number(this.#rateHz.toPrecision(4))} by its ` +
+          `column '${column}'; seconds stand in time_s, milliseconds in time_ms`,
+      );
+    }
+    this.#intake = this.#made(this.#rateHz);
+    return this.#pushed(this.#intake, rows);
+  }
+
+  #made(rateHz: number): SensorIntake {
+    return new SensorIntake(this.#table.form.preprocessing, new Map([[SENSOR, rateHz]]));
+  }
+
+  #pushed(intake: SensorIntake, rows: readonly Row[]): Window[] {
+    const times = rows.map((row, k) => this.#table.timeS(row) ?? (this.#timed + k) / this.#rateHz!);
+    this.#timed += rows.length;
+    rows.forEach((row, k) => {
+      const label = this.#table.label(row);
+      if (label === this.#label || !Number.isFinite(times[k])) return;
+      intake.mark(times[k]!, label);
+      this.#label = label;
+    });
+    return intake.push(SENSOR, times, rows.map((row) => this.#table.values(row)));
+  }
+}

@@ -1,0 +1,146 @@
+/** A file of the phone's owner → labelled examples: a CSV, or an `.npz` of examples or of a device. */
+
+import { InputError } from "../errors.ts";
+import { sizeOf } from "../tensors/tensors.ts";
+import { readCsv } from "./csv.ts";
+import { type Block, type Form, labelled, type Labelled, shapeText } from "./examples.ts";
+import { type NpyArray, readNpz } from "./npz.ts";
+import type { IntakeCounters } from "./windows.ts";
+
+/** Normalised values have a standard deviation of 1; beyond these they are doubted. */
+const FAR = 20;
+
+export interface FileExamples {
+  readonly parts: readonly Labelled[];
+  /** Of sensor samples: what could not be used. */
+  readonly lost: IntakeCounters | null;
+  /** Standard deviation of values that do not look preprocessed; null where they do. */
+  readonly doubted: number | null;
+}
+
+/** Reads a file whole; `form` is the bundle's. Throws InputError with the remedy. */
+export async function readFile(file: File, form: Form): Promise<FileExamples | null> {
+  const where = `'${file.name}'`;
+  if (/\.csv$/i.test(file.name)) {
+    const { blocks, lost } = await readCsv(pieces(file), where, form);
+    const part = labelled(blocks, form, "both");
+    const streamed = blocks[0]?.startS !== null;
+    return { parts: [part], lost, doubted: streamed ? null : doubt([part], form) };
+  }
+  if (/\.npz$/i.test(file.name)) {
+    const parts = await readParts(new Uint8Array(await file.arrayBuffer()), where, form);
+    return { parts, lost: null, doubted: doubt(parts, form) };
+  }
+  return null;
+}
+
+async function* pieces(file: File): AsyncGenerator<Uint8Array> {
+  const reader = file.stream().getReader();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    yield value;
+  }
+}
+
+async function readParts(bytes: Uint8Array, where: string, form: Form): Promise<Labelled[]> {
+  const names = ["x", "y", "x_train", "y_train", "x_test", "y_test", "classes", "targets"];
+  const arrays = await readNpz(bytes, where, names);
+  checkNames(arrays, where, form);
+  if (arrays.has("x_train")) {
+    const parts: Labelled[] = [];
+    for (const part of ["train", "test"] as const) {
+      const block = blockOf(arrays, `x_${part}`, `y_${part}`, where, form);
+      if (block.x.length > 0) parts.push(labelled([block], form, part));
+    }
+    if (parts.length === 0) throw new InputError(`${where}: expected examples, got none`);
+    return parts;
+  }
+  return [labelled([blockOf(arrays, "x", "y", where, form)], form, "both")];
+}
+
+function checkNames(arrays: ReadonlyMap<string, NpyArray>, where: string, form: Form): void {
+  for (const [kind, expected] of [["classes", form.classes], ["targets", form.targets]] as const) {
+    const got = arrays.get(kind)?.values;
+    if (got === undefined) continue;
+    const names = [...got].map(String);
+    if (names.length !== expected.length || names.some((name, k) => name !== expected[k])) {
+      throw new InputError(
+        `${where}: expected the bundle's ${kind} ${expected.join(", ") || "(none)"}, got ${names.join(", ").slice(0, 200)}`,
+      );
+    }
+  }
+}
+
+function blockOf(
+  arrays: ReadonlyMap<string, NpyArray>,
+  xName: string,
+  yName: string,
+  where: string,
+  form: Form,
+): Block {
+  const [x, y] = [arrays.get(xName), arrays.get(yName)];
+  const missing = x === undefined ? xName : yName;
+  if (x === undefined || y === undefined) {
+    throw new InputError(`${where}: expected the arrays ${xName} and ${yName}: '${missing}' is missing`);
+  }
+  const shape = form.preprocessing.input_shape;
+  const fits = x.shape.length === shape.length + 1 && shape.every((axis, k) => x.shape[k + 1] === axis);
+  if (!fits || !("BYTES_PER_ELEMENT" in x.values)) {
+    throw new InputError(
+      `${where}: expected ${xName} (n, ${shapeText(shape)}) of numbers as the bundle's input, got (${shapeText(x.shape)})`,
+    );
+  }
+  if (y.shape[0] !== x.shape[0]) {
+    throw new InputError(`${where}: expected as many ${yName} as ${xName}, ${x.shape[0]}, got ${y.shape[0] ?? 1}`);
+  }
+  const what = `${where}: ${yName}`;
+  const isTargets = form.targets.length > 0;
+  return {
+    x: x.values instanceof Float32Array ? x.values : Float32Array.from(x.values),
+    labels: isTargets ? [] : classNumbers(y, what, form.classes),
+    targets: isTargets ? targetValues(y, what, form.targets) : [],
+    startS: null,
+  };
+}
+
+function classNumbers(y: NpyArray, what: string, classes: readonly string[]): number[] {
+  if (y.shape.length !== 1) {
+    throw new InputError(`${what}: expected class numbers (n,), got (${shapeText(y.shape)})`);
+  }
+  return [...y.values].map((value) => {
+    const found = typeof value === "string" ? classes.indexOf(value) : value;
+    if (Number.isInteger(found) && found >= 0 && found < classes.length) return found;
+    throw new InputError(
+      `${what}: expected class names, or numbers from 0 to ${classes.length - 1}, got ${String(value).slice(0, 40)}; ` +
+        `known are ${classes.join(", ")}`,
+    );
+  });
+}
+
+function targetValues(y: NpyArray, what: string, targets: readonly string[]): number[] {
+  const width = y.shape.length === 1 ? 1 : sizeOf(y.shape.slice(1));
+  if (y.shape.length > 2 || width !== targets.length || !("BYTES_PER_ELEMENT" in y.values)) {
+    throw new InputError(
+      `${what}: expected (n, ${targets.length}), a column for each of the targets ${targets.join(", ")}, ` +
+        `got (${shapeText(y.shape)})`,
+    );
+  }
+  if (!y.values.every(Number.isFinite)) {
+    throw new InputError(`${what} contains NaN or infinite values; leave such examples out`);
+  }
+  return [...y.values];
+}
+
+function doubt(parts: readonly Labelled[], { preprocessing }: Form): number | null {
+  const known = !(preprocessing.mean.every((value) => value === 0) && preprocessing.std.every((value) => value === 1));
+  if (!known || preprocessing.tokens !== null) return null;
+  const values = parts[0]!.examples.x.data as Float32Array;
+  let [sum, squares] = [0, 0];
+  for (const value of values) {
+    sum += value;
+    squares += value * value;
+  }
+  const spread = Math.sqrt(Math.max(squares / values.length - (sum / values.length) ** 2, 0));
+  return spread > FAR || spread < 1 / FAR || Math.abs(sum / values.length) > FAR ? spread : null;
+}

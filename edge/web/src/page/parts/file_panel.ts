@@ -1,0 +1,75 @@
+/** A file of examples. */
+
+import type { BundleFacts } from "../../device/page_messages.ts";
+import { sizeOf } from "../../tensors/tensors.ts";
+import { shapeText } from "../../intake/examples.ts";
+import { type FileExamples, readFile } from "../../intake/files.ts";
+import type { IntakeCounters } from "../../intake/windows.ts";
+import type { App } from "../app.ts";
+import { h, newId, setText, show } from "../dom.ts";
+import { DATA, FILES, SENSORS } from "../texts.ts";
+import { type Panel, tellInputError } from "./panel.ts";
+
+export function filePanel(app: App, bundle: BundleFacts): Panel {
+  const id = newId();
+  const said = h("p", { role: "status" });
+  const problem = h("p", { class: "problem", role: "alert", hidden: true });
+  const field = h("input", { type: "file", id, accept: ".csv,.npz", class: "visually-hidden", change: () => void read() });
+
+  async function read(): Promise<void> {
+    const file = field.files?.[0];
+    field.value = "";
+    if (file === undefined) return;
+    show(problem, false);
+    setText(said, FILES.reading);
+    try {
+      const found = await readFile(file, bundle);
+      if (found === null) complain(FILES.other(file.name));
+      else take(found, file.name);
+    } catch (error) {
+      if (error instanceof Error && error.name === "InputError") complain(error.message);
+      else tellInputError(app, error);
+    }
+  }
+
+  function complain(text: string): void {
+    setText(said, "");
+    setText(problem, text);
+    show(problem, true);
+  }
+
+  function take(found: FileExamples, source: string): void {
+    for (const { examples } of found.parts) app.device.send({ kind: "addExamples", examples, source });
+    setText(said, summary(found));
+  }
+
+  return {
+    element: h("div", { class: "stack" }, h("p", {}, FILES.lead), h("ul", { class: "plain-list" }, ...layouts(bundle).map((text) => h("li", {}, text))),
+      field, h("label", { for: id, class: "button primary" }, FILES.choose), said, problem),
+    leave: () => undefined,
+  };
+}
+
+function layouts({ preprocessing, targets }: BundleFacts): string[] {
+  const { channels, window, input_shape: shape } = preprocessing;
+  const size = sizeOf(shape);
+  const examples = targets.length > 0 ? FILES.csvTargets(size, targets.join(", ")) : FILES.csvExamples(size);
+  const stream = window && channels.length > 0 && targets.length === 0;
+  return [stream ? FILES.csvStream(channels.join(", ")) : examples, FILES.npz(shapeText(shape))];
+}
+
+function summary({ parts, lost, doubted }: FileExamples): string {
+  const count = parts.reduce((sum, part) => sum + part.examples.x.shape[0]!, 0);
+  const unlabelled = parts.reduce((sum, part) => sum + part.unlabelled, 0);
+  const texts = [DATA.added(count)];
+  if (unlabelled > 0) texts.push(FILES.unlabelled(unlabelled));
+  const counters = lost === null ? "" : lostText(lost);
+  if (counters !== "") texts.push(FILES.lost(counters));
+  if (doubted !== null) texts.push(FILES.doubt(doubted.toPrecision(3)));
+  return texts.join(" ");
+}
+
+function lostText(lost: IntakeCounters): string {
+  const names = Object.keys(SENSORS.counters) as (keyof IntakeCounters)[];
+  return names.filter((name) => lost[name] > 0).map((name) => `${lost[name]} ${SENSORS.counters[name]}`).join(", ");
+}

@@ -1,0 +1,155 @@
+/** What goes on now: phase, round, progress, own accuracy, figures, and what is learned. */
+
+import type { Phase, Status } from "../../device/page_messages.ts";
+import type { App, Screen } from "../app.ts";
+import { AccuracyChart } from "../chart.ts";
+import { button, card, facts, h, setText, show } from "../dom.ts";
+import { amount, bytes, duration, fingerprint, milliseconds, percent, sentence } from "../format.ts";
+import type { PhoneState } from "../phone.ts";
+import { PHASES, TRAIN } from "../texts.ts";
+
+const PAUSABLE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "receive", "train", "send"]);
+const BUSY: ReadonlySet<Phase> = new Set(["opening", "enrolling", "fetching-bundle", "connecting", "receive", "send"]);
+const OVER: ReadonlySet<Phase> = new Set(["left", "finished"]);
+
+export function trainScreen(app: App): Screen {
+  const [now, yours, figures, learns] = [nowPart(app), yoursPart(), figuresPart(), learnsPart()];
+  return {
+    element: h("div", { class: "screen columns" },
+      now.element, h("div", { class: "stack" }, yours.element, figures.element), learns.element),
+    update: (view) => [now, yours, figures, learns].forEach((part) => part.update(view)),
+  };
+}
+
+function nowPart(app: App): Screen {
+  const [round, title, text] = [h("p", { class: "eyebrow" }), h("h1"), h("p")];
+  const detail = h("p", { class: "detail", role: "status" });
+  const fill = h("div", { class: "fill" });
+  const bar = h("div", { class: "bar", role: "progressbar", "aria-label": TRAIN.progress, "aria-valuemin": 0, "aria-valuemax": 100 }, fill);
+  const share = h("span", { class: "share", "aria-hidden": "true" });
+  const meter = h("div", { class: "meter" }, bar, share);
+  const moving = h("div", { class: "moving", "aria-hidden": "true" });
+  const awake = h("span", { class: "quiet" });
+  const pause = button(TRAIN.pause, "plain", () => app.device.send({ kind: "pause" }));
+  const resume = button(TRAIN.resume, "primary", () => app.device.send({ kind: "resume" }));
+  const again = button(TRAIN.again, "primary", () => window.location.reload());
+  const add = button(TRAIN.addExamples, "primary", () => app.go("data"));
+  const element = h("section", { class: "card hero" }, round, title, text, detail, meter, moving,
+    h("div", { class: "actions" }, pause, resume, again, add, awake));
+  return {
+    element,
+    update: ({ status, awake: held }) => {
+      const { phase } = status;
+      setText(round, status.round > 0 ? TRAIN.round(status.round, status.rounds) : TRAIN.noRound);
+      show(round, !OVER.has(phase) || status.round > 0);
+      setText(title, PHASES[phase].title);
+      setText(text, PHASES[phase].text);
+      show(text, PHASES[phase].text !== "");
+      setText(detail, sentence(status.detail));
+      show(detail, status.detail !== "");
+      show(meter, phase === "train");
+      show(moving, BUSY.has(phase));
+      fill.style.inlineSize = `${100 * status.progress}%`;
+      bar.setAttribute("aria-valuenow", String(percent(status.progress)));
+      setText(share, `${percent(status.progress)} %`);
+      show(pause, PAUSABLE.has(phase));
+      show(resume, phase === "paused");
+      show(again, phase === "failed");
+      show(add, phase === "needs-examples");
+      setText(awake, held ? TRAIN.keepOpen : TRAIN.mayTurnOff);
+      show(awake, PAUSABLE.has(phase));
+    },
+  };
+}
+
+function yoursPart(): Screen {
+  const chart = new AccuracyChart();
+  const now = h("p", { class: "headline" });
+  const empty = h("p", { class: "empty" });
+  return {
+    element: card(TRAIN.yours, now, chart.element, empty),
+    update: ({ status }) => {
+      const scored = status.history.filter((one) => one.after !== null);
+      const last = scored.at(-1)?.after ?? null;
+      show(chart.element, scored.length > 0);
+      show(now, last !== null);
+      show(empty, scored.length === 0);
+      setText(empty, status.history.length === 0 ? TRAIN.yoursEmpty : TRAIN.yoursNoTest);
+      const from = scored[0]?.before ?? null;
+      if (last !== null) {
+        now.replaceChildren(
+          h("span", { class: "big" }, `${percent(last)} %`),
+          from === null ? "" : h("span", { class: "quiet" }, TRAIN.change(percent(last) - percent(from))),
+        );
+      }
+      chart.update(status.history);
+    },
+  };
+}
+
+function figuresPart(): Screen {
+  const names = [TRAIN.received, TRAIN.sent, TRAIN.step, TRAIN.lastRound, TRAIN.battery, TRAIN.network];
+  const values = names.map(() => h("span"));
+  const power = h("small", { class: "quiet" });
+  const tiles = names.map((name, k) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, values[k]!, name === TRAIN.battery && " ", name === TRAIN.battery && power)));
+  return {
+    element: card(TRAIN.figures, h("dl", { class: "tiles" }, ...tiles)),
+    update: ({ status, phone }) => {
+      const last = status.history.at(-1);
+      [
+        bytes(status.bytesDown),
+        bytes(status.bytesUp),
+        last === undefined ? "–" : milliseconds(last.stepMs),
+        last === undefined ? "–" : duration(last.seconds),
+        battery(phone),
+        network(phone),
+      ].forEach((text, k) => setText(values[k]!, text));
+      setText(power, phone.charging === null ? "" : phone.charging ? TRAIN.charging : TRAIN.discharging);
+    },
+  };
+}
+
+function battery({ level }: PhoneState): string {
+  return level === null ? TRAIN.untold : TRAIN.level(percent(level));
+}
+
+function network({ online, unmetered }: PhoneState): string {
+  if (!online) return TRAIN.offline;
+  if (unmetered === null) return TRAIN.online;
+  return unmetered ? TRAIN.unmetered : TRAIN.metered;
+}
+
+function learnsPart(): Screen {
+  const body = h("div");
+  let shown = "";
+  return {
+    element: card(TRAIN.learns, body),
+    update: ({ status }) => {
+      const key = `${status.federation} ${status.deviceId} ${status.strategy} ${status.bundle?.digest}`;
+      if (key === shown) return;
+      shown = key;
+      body.replaceChildren(...bundleFacts(status));
+    },
+  };
+}
+
+function bundleFacts(status: Status): HTMLElement[] {
+  const { bundle } = status;
+  if (bundle === null) return [h("p", { class: "empty" }, TRAIN.learnsEmpty)];
+  const names = bundle.targets.length > 0 ? bundle.targets : bundle.classes;
+  const code = (text: string) => h("code", {}, text);
+  const chips = h("ul", { class: "chips" }, ...names.map((name) => h("li", {}, name)));
+  return [
+    h("p", { class: "headline" }, h("span", { class: "name" }, bundle.name)),
+    facts([
+      [bundle.targets.length > 0 ? TRAIN.targets : TRAIN.classes, chips],
+      [TRAIN.federation, status.federation],
+      [TRAIN.device, code(status.deviceId)],
+      [TRAIN.strategy, status.strategy],
+      [TRAIN.size, TRAIN.sizeOf(amount(bundle.parameters), bytes(bundle.bytes))],
+      [TRAIN.signer, code(fingerprint(bundle.signer))],
+      [TRAIN.digest, code(fingerprint(bundle.digest))],
+    ]),
+  ];
+}

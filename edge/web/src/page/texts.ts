@@ -1,0 +1,327 @@
+/** Every English text of the page. */
+
+import type { Phase } from "../device/page_messages.ts";
+
+export const PRODUCT = "Protofleet";
+
+export const NAVIGATION = {
+  label: "Sections",
+  train: "Training",
+  data: "Your data",
+  sent: "Sent",
+  settings: "Settings",
+} as const;
+
+export const SKIP_LINK = "Skip to the content";
+
+/** Short state, for the header. */
+export const STATES: Readonly<Record<Phase, string>> = {
+  "opening": "Opening",
+  "needs-invitation": "Not joined",
+  "enrolling": "Joining",
+  "fetching-bundle": "Loading model",
+  "needs-examples": "No examples",
+  "connecting": "Connecting",
+  "waiting": "Waiting",
+  "receive": "Receiving",
+  "train": "Training",
+  "send": "Sending",
+  "paused": "Paused",
+  "finished": "Finished",
+  "left": "Left",
+  "other-tab": "Other tab",
+  "failed": "Stopped",
+};
+
+/** What goes on, and what the owner of the phone may do. */
+export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly text: string }>> = {
+  "opening": { title: "Opening what this phone has kept", text: "" },
+  "needs-invitation": { title: "Join a federation", text: "" },
+  "enrolling": {
+    title: "Joining",
+    text: "This phone has made its key and asks to be let in. Whoever invited you must have their computer running.",
+  },
+  "fetching-bundle": {
+    title: "Loading the model",
+    text: "It is taken only if it is signed by whoever runs the federation.",
+  },
+  "needs-examples": {
+    title: "Your phone has nothing to learn from yet",
+    text: "Record, draw or load some labelled examples. They stay on this phone.",
+  },
+  "connecting": { title: "Looking for the federation", text: "It is tried again and again, at growing intervals." },
+  "waiting": {
+    title: "Ready, and waiting for the next round",
+    text: "Rounds begin when enough phones are there. Leave this page open.",
+  },
+  "receive": { title: "Receiving the shared model", text: "" },
+  "train": { title: "Training on your examples", text: "Keep this page open and in front: phones stop pages that nobody sees." },
+  "send": { title: "Sending what was learned", text: "Your examples are not part of it." },
+  "paused": { title: "Paused", text: "No training until you go on. Your model still works on this phone." },
+  "finished": {
+    title: "The federation has finished",
+    text: "Thank you. The model that was learned stays on this phone and works without a network.",
+  },
+  "left": {
+    title: "You have left the federation",
+    text: "Nothing is trained or sent any more. Your model stays on this phone until you delete it. To come back, open a new invitation.",
+  },
+  "other-tab": {
+    title: "Protofleet is open in another tab",
+    text: "Two tabs must not train at once. When the other one is closed, this one goes on by itself.",
+  },
+  "failed": { title: "This phone cannot go on", text: "" },
+};
+
+export const BASELINE = {
+  title: "This browser cannot take part yet",
+  intro: "Protofleet keeps a key and trains inside this page. For that the browser lacks:",
+  insecureTitle: "This page needs a secure address",
+  insecureIntro: "It was opened over plain http. There browsers give no page keys, motion sensors or a start without a network, so nobody can take part here. What to do:",
+  insecureSteps: [
+    "Open the https address of the hub: whoever runs it starts “protofleet hub” with --https.",
+    "If the browser then warns of the certificate, install the federation's authority on this phone first. Compare its fingerprint with the one that the hub prints.",
+    "Or over a cable, without https: adb reverse on the computer, and http://localhost on the phone.",
+  ],
+  authority: "The federation's authority",
+  ed25519: "Ed25519 signatures, with which bundles and members are checked. Chrome has them since 137, Safari since 17, Firefox since 129.",
+  x25519: "X25519 key agreement, with which messages are sealed. Chrome has it since 133, Safari since 17, Firefox since 130.",
+  simd: "WebAssembly with SIMD, in which the model runs. Browsers have it since 2021; iPhones since iOS 16.4.",
+  worker: "Module workers, in which training runs beside the page. Chrome has them since 80, Safari since 15, Firefox since 114.",
+  indexedDb: "A store that it may write to. Private windows often have none: open the page in an ordinary one.",
+  locks: "Web Locks, which keep two tabs from training at once. Chrome has them since 69, Safari since 15.4.",
+  streams: "Decompression of what arrives. Chrome has it since 103, Safari since 16.4, Firefox since 113.",
+  remedy: "Update the browser, or take Chrome, Firefox or Samsung Internet of mid 2025 or later, or Safari on iOS 18.4 or later.",
+  workerFailed: "The part of this page that trains could not be started. Load the page again; if that does not help, update the browser.",
+} as const;
+
+export const JOIN = {
+  lead: "Learn together with other phones. Your data stay on yours.",
+  how: [
+    ["A model comes to you", "signed by whoever runs the federation, and checked by this phone."],
+    ["It trains here", "on examples that you record, draw or load."],
+    ["Only what it learned leaves", "as numbers of the model, sealed for the federation. You see each of them listed."],
+  ],
+  trust: "An invitation decides whom this phone trusts. Take one only from somebody whom you know.",
+  scan: "Scan the code",
+  scanTitle: "Scan the invitation",
+  scanHint: "Hold the code into the picture.",
+  scanOther: "That code is no invitation to a federation. It should begin with “protofleet:”.",
+  scanUnavailable: "This browser reads no codes. Use the phone's camera app: it opens this page with the invitation in it. Or paste the text below.",
+  cameraRefused: "The camera cannot be used. Allow it for this page, or paste the invitation.",
+  cancel: "Cancel",
+  paste: "Or paste the invitation",
+  placeholder: "protofleet:AQPK…",
+  join: "Join",
+  carried: "The address that you opened carries an invitation.",
+  carriedJoin: "Join this federation",
+  open: (name: string) => `The federation “${name}” of this address works without keys: it asks for no invitation, and whoever is on the network can read and change what is sent. Good for a trial, not for data that matter.`,
+  openJoin: "Join without keys",
+  broker: "Another broker",
+  brokerLabel: "Address of the broker",
+  brokerHint: "Only if you were given one: this page then speaks to the broker itself, not through the hub.",
+  brokerPlaceholder: "wss://broker.example:9001",
+  brokerWrong: "The address of a broker begins with wss:// or ws://.",
+  none: "Paste an invitation first. It begins with “protofleet:”.",
+} as const;
+
+export const TRAIN = {
+  round: (round: number, rounds: number) => (rounds > 0 ? `Round ${round} of ${rounds}` : `Round ${round}`),
+  noRound: "No round yet",
+  progress: "Progress of this round's training",
+  pause: "Pause",
+  resume: "Go on",
+  again: "Try again",
+  addExamples: "Add examples",
+  keepOpen: "Screen stays on",
+  mayTurnOff: "Screen may turn off",
+  yours: "On your own examples",
+  yoursEmpty: "After the first round you see here how well the model does on examples of yours that it was not trained on, before and after.",
+  yoursNoTest: "There are too few examples to keep some back for a test. With about ten of each class this chart fills.",
+  before: "before training",
+  after: "after training",
+  change: (points: number) =>
+    points === 0 ? "no change since round 1" : `${points > 0 ? "+" : "−"}${Math.abs(points)} points since round 1`,
+  chartLabel: (rounds: number) => `Accuracy on your own test examples over ${rounds} ${rounds === 1 ? "round" : "rounds"}`,
+  asTable: "As a table",
+  table: { round: "Round", before: "Before", after: "After", loss: "Loss", seconds: "Seconds" },
+  figures: "Figures",
+  received: "Received",
+  sent: "Sent",
+  step: "Per step",
+  lastRound: "Last round took",
+  battery: "Battery",
+  network: "Network",
+  level: (percent: number) => `${percent} %`,
+  charging: "charging",
+  discharging: "on battery",
+  untold: "not told",
+  offline: "offline",
+  online: "online",
+  metered: "mobile data",
+  unmetered: "Wi-Fi",
+  learns: "What it learns",
+  learnsEmpty: "Shown as soon as the model is here.",
+  classes: "To tell apart",
+  targets: "To estimate",
+  size: "Model",
+  sizeOf: (parameters: string, bytes: string) => `${parameters} numbers, ${bytes}`,
+  strategy: "Method",
+  federation: "Federation",
+  device: "This phone is called",
+  signer: "Signed by key",
+  digest: "Bundle",
+} as const;
+
+export const DATA = {
+  title: "Your data",
+  lead: "Examples stay on this phone. They are never sent.",
+  noBundle: "What examples are needed is known once the model has been loaded.",
+  counts: "What this phone has",
+  empty: "No examples yet.",
+  emptyHint: (few: number) => `About ${few} of each class are a good start; the last of each test the model and are not trained on.`,
+  total: (count: number) => `${count} ${count === 1 ? "example" : "examples"}`,
+  perClass: (name: string, count: number) => `${name}: ${count}`,
+  ways: "Add examples",
+  sensors: "Sensors",
+  draw: "Draw",
+  file: "File",
+  clear: "Delete all examples",
+  clearTitle: "Delete all examples?",
+  clearText: "They are only on this phone and cannot be brought back. The model stays.",
+  clearYes: "Delete them",
+  added: (count: number) => `${count} ${count === 1 ? "example" : "examples"} added.`,
+} as const;
+
+export const SENSORS = {
+  lead: "Say what you do, start, do it with the phone where it usually is, then stop.",
+  choose: "What do you do?",
+  start: "Start",
+  stop: "Stop",
+  recording: (name: string) => `Recording “${name}”`,
+  seconds: (seconds: number) => `${seconds} s`,
+  windows: (count: number) => `${count} ${count === 1 ? "example" : "examples"} so far`,
+  first: (seconds: string) => `An example is ${seconds} s long. The first comes after a little more.`,
+  trimmed: (seconds: number) =>
+    `The first and the last ${seconds} seconds are left out, while you put the phone away or take it out.`,
+  none: "Too short: no example was complete. Record a little longer.",
+  assumed: "What is assumed of the sensors",
+  unitsKnown: "The bundle names channels without units; these follow from its mean and standard deviation.",
+  unitsUnknown: "The bundle says neither units nor mean and standard deviation, so the browser's own units are taken.",
+  axes: "Axes are the phone's: x to the right of the screen, y to its top, z out of it.",
+  rate: (rate: string, wanted: string) => `The sensors give ${rate} readings a second; the model takes ${wanted}.`,
+  quantities: {
+    gravity: "acceleration with gravity",
+    linear: "acceleration without gravity",
+    rotation: "rotation",
+  },
+  channel: (quantity: string, axis: string, unit: string) => `${quantity} along ${axis}, in ${unit}`,
+  turn: (axis: string, unit: string) => `rotation about ${axis}, in ${unit}`,
+  refused: "The phone does not let this page read its sensors. Allow “motion sensors” for this page and try again.",
+  absent: "This browser tells nothing of motion sensors. On a computer that is normal; load a file instead.",
+  silent: "No reading came in three seconds. The phone may block motion sensors for this page, or have none.",
+  lost: (what: string) => `Readings that could not be used: ${what}.`,
+  counters: { notFinite: "without a number", notForward: "late", gaps: "gaps", unmatched: "unmatched" },
+} as const;
+
+export const LIVE = {
+  title: "Try the model",
+  start: "What do I do now?",
+  stop: "Stop trying",
+  waiting: "Listening…",
+  drawHint: "What the model sees in your drawing appears here.",
+  guess: (name: string, percent: number) => `${name}, ${percent} %`,
+  note: "The numbers are not calibrated: they order the classes, and are no promise.",
+} as const;
+
+export const DRAWING = {
+  lead: "Draw with your finger, say what it is, keep it.",
+  canvas: "Drawing area",
+  choose: "What is it?",
+  keep: "Keep as example",
+  erase: "Erase",
+  nothing: "Draw something first.",
+  noClass: "Say what it is first.",
+  seen: (side: number) => `As the model sees it, ${side} by ${side} pixels`,
+  keyboard: "Drawing needs a finger or a mouse. By keyboard, load a file instead.",
+} as const;
+
+export const FILES = {
+  lead: "A recording or examples that you already have.",
+  choose: "Choose a file",
+  reading: "Reading…",
+  csvStream: (channels: string) => `CSV of sensor readings: columns ${channels}, a time (time_s or time_ms), and label.`,
+  csvExamples: (size: number) => `CSV of examples: ${size} numbers in each row and a column label.`,
+  csvTargets: (size: number, targets: string) => `CSV of examples: ${size} numbers in each row and the columns ${targets}.`,
+  npz: (shape: string) => `NPZ: arrays x (n, ${shape}) and y, or x_train, y_train, x_test, y_test, preprocessed as the model takes them.`,
+  unlabelled: (count: number) => `${count} without a label were left out.`,
+  lost: (what: string) => `Samples that were not used: ${what}.`,
+  doubt: (spread: string) => `Its values have a standard deviation of ${spread}; preprocessed ones have about 1. Are they preprocessed as the model takes them?`,
+  other: (name: string) => `“${name}”: expected a file that ends with .csv or .npz.`,
+} as const;
+
+export const SENT = {
+  title: "What is sent",
+  lead: "Nothing leaves this phone but what is listed here.",
+  last: "The last update held",
+  none: "Nothing has been sent yet. After the first round you see here each part of the update and its size.",
+  name: "Part",
+  size: "Size",
+  total: "Together",
+  all: "Since you joined",
+  up: "Sent",
+  down: "Received",
+  updates: "Updates",
+  stays: "Stays on this phone",
+  staying: [
+    "your recordings, drawings and files, and their labels",
+    "the personal part of the model, where the method has one",
+    "this phone's key, which not even this page can read out",
+  ],
+  beside: "Also told",
+  besides: [
+    "that this phone is there, and what it can do",
+    "how many examples it trained on, and how well the model did on those kept back",
+    "how long a round took",
+  ],
+  limit: "Updates can tell something of the data they were learned from. The federation's operator can see them, unless secure aggregation is on.",
+} as const;
+
+export const SETTINGS = {
+  title: "Settings",
+  when: "When it may train",
+  charging: "Only while charging",
+  chargingUntold: "This browser does not tell whether the phone charges, so this is not enforced.",
+  wifi: "Only on Wi-Fi",
+  wifiUntold: "This browser does not tell which network is used, so this is not enforced.",
+  awake: "Keep the screen on while it takes part",
+  awakeHint: "Android stops a hidden page after a minute, an iPhone at once. With the screen on and the phone on its charger a round can finish.",
+  awakeUntold: "This browser cannot keep the screen on. Set the phone's own screen time-out longer.",
+  app: "On this phone",
+  install: "Add to the home screen",
+  installHint: "Opens without a network, and Safari then keeps its data: it deletes those of pages that were not visited for seven days.",
+  installApple: "In Safari: Share, then “Add to Home Screen”.",
+  installed: "Runs from the home screen.",
+  persisted: "The browser has promised to keep the data of this page.",
+  notPersisted: "The browser may delete the data of this page when storage gets short. Adding the page to the home screen helps.",
+  persistUntold: "The browser does not tell whether it keeps the data of this page.",
+  newer: "A newer version of this page is ready.",
+  newerUse: "Use it now",
+  end: "Ending",
+  leave: "Leave the federation",
+  leaveHint: "Says goodbye. Your model stays on this phone and still works.",
+  leaveTitle: "Leave the federation?",
+  leaveText: "Nothing will be trained or sent any more. To come back you need a new invitation. The model stays on this phone.",
+  leaveYes: "Leave",
+  forget: "Delete everything",
+  forgetHint: "Key, model, examples and history of this page are deleted from this phone.",
+  forgetTitle: "Delete everything?",
+  forgetText: "The key, the model, your examples and all figures are deleted from this phone. This cannot be undone, and what was sent before stays part of the shared model.",
+  forgetYes: "Delete everything",
+  cancel: "Cancel",
+} as const;
+
+export const ANNOUNCE = {
+  trained: (round: number, percent: number | null) =>
+    percent === null ? `Round ${round} is done.` : `Round ${round} is done: ${percent} percent right.`,
+} as const;
