@@ -131,7 +131,9 @@ export class Connection {
   #greeted = false;
   #openedAt: number | null = null;
   #over = false;
-  #idle: (() => void) | null = null;
+  #closing = false;
+  /** Resolves when all is acknowledged of a connection that is to be closed. */
+  readonly #idle = deferred<void>();
 
   /** Throws DOMException where the browser forbids the address, such as `ws:` on a page of `https:`. */
   constructor(
@@ -183,18 +185,21 @@ export class Connection {
     });
   }
 
-  /** Waits until everything is acknowledged, says DISCONNECT, ends. */
+  /** Waits until everything is acknowledged, says DISCONNECT, ends; all within so many seconds. */
   async close(timeoutS: number): Promise<void> {
-    if (this.open && this.#inFlight > 0) {
-      await Promise.race([
-        new Promise<void>((resolve) => (this.#idle = resolve)),
-        this.ended,
-        new Promise((resolve) => setTimeout(resolve, timeoutS * 1000)),
-      ]);
+    this.#closing = true;
+    const late = deferred<void>();
+    const timer = setTimeout(late.resolve, timeoutS * 1000);
+    if (this.open && this.#inFlight > 0) await Promise.race([this.#idle.promise, this.ended, late.promise]);
+    if (!this.#over) {
+      this.#end("closed", 0);
+      const closed = new Promise((resolve) => this.#client.once("close", () => resolve(null)));
+      this.#client.end(this.#inFlight > 0);
+      // Whoever ends the worker now would end it before the broker knows, which then sends the will.
+      await Promise.race([closed, late.promise]);
+      this.#socket?.close();
     }
-    if (this.#over) return;
-    this.#end("closed", 0);
-    this.#client.end();
+    clearTimeout(timer);
   }
 
   #connect(): MqttClient {
@@ -288,7 +293,7 @@ export class Connection {
     if (following === undefined) this.#inFlight -= 1;
     else this.#send(following);
     if (full && this.room > 0) this.sink.put({ kind: "drained" });
-    if (this.#inFlight === 0) this.#idle?.();
+    if (this.#inFlight === 0 && this.#closing) this.#idle.resolve();
   }
 
   #failed(error: Error): void {

@@ -125,6 +125,11 @@ export class ScriptedBroker {
     return `ws://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
   }
 
+  /** Connections that are open now. */
+  get open(): number {
+    return this.#server.clients.size;
+  }
+
   stop(): void {
     for (const client of this.#server.clients) client.terminate();
     this.#server.close();

@@ -203,6 +203,40 @@ test("a broker that speaks no WebSocket has a sentence of its own", async (t) =>
   }
 });
 
+test("an address that the browser forbids ends the link with its reason", async (t) => {
+  const { WebSocket: before } = globalThis;
+  t.after(() => (globalThis.WebSocket = before));
+  globalThis.WebSocket = class {
+    constructor() {
+      throw new DOMException("An insecure WebSocket connection may not be initiated", "SecurityError");
+    }
+  } as unknown as typeof WebSocket;
+  const { reason, final } = await next(linkTo(t, "ws://hub"), "disconnected");
+  assert.ok(final);
+  assert.equal(reason, "ws://hub: An insecure WebSocket connection may not be initiated");
+});
+
+test("a broker that never acknowledges does not keep a link from closing", async (t) => {
+  const broker = await scripted(t, (_connection, sent) => (sent[0] === 0x10 ? CONNACK_5 : undefined));
+  const link = linkTo(t, broker.url);
+  await next(link, "connected");
+  link.publish("x", bytes("1"));
+  await link.close(0.2);
+  assert.equal(link.connected, false);
+  await until(() => broker.open === 0);
+});
+
+test("what was published before closing arrives", async (t) => {
+  const broker = await mosquitto(t);
+  const observer = linkTo(t, broker.url, { filters: ["x"] });
+  await next(observer, "connected");
+  const link = linkTo(t, broker.url);
+  await next(link, "connected");
+  for (let time = 0; time < 50; time += 1) link.publish("x", new Uint8Array([time]));
+  await link.close();
+  for (let time = 0; time < 50; time += 1) assert.equal((await next(observer, "delivery")).payload[0], time);
+});
+
 test("an address of another kind is refused with what to do", () => {
   const broker = { url: "mqtts://broker:8883", user: "", password: "" };
   assert.throws(() => new Link({ broker, filters: [], will: null }), InputError);
