@@ -24,6 +24,8 @@ const AROUND_BYTES = 16;
 const CLIENT_ID_CHARS = 23;
 const CLIENT_ID = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
+/** How a hub closes a WebSocket whose broker does not answer (registry of RFC 6455). */
+const TRY_AGAIN_LATER = 1013;
 export const UNSUPPORTED_VERSION = 0x84;
 export const NOT_AUTHORIZED = 0x87;
 /** Refusals of MQTT 3.1.1 by the codes of MQTT 5. */
@@ -103,6 +105,8 @@ export interface Ending {
   readonly code: number;
   /** Whether the WebSocket had opened at all. */
   readonly greeted: boolean;
+  /** Whether the other end of the WebSocket said that the broker behind it is away. */
+  readonly away: boolean;
   /** Whether the broker had accepted us. */
   readonly opened: boolean;
   readonly stableS: number;
@@ -129,6 +133,7 @@ export class Connection {
   readonly #backlog: Outgoing[] = [];
   #early: Delivery[] = [];
   #greeted = false;
+  #away = false;
   #openedAt: number | null = null;
   #over = false;
   #closing = false;
@@ -250,7 +255,10 @@ export class Connection {
       this.counters.socketDown += frameBytes(data.byteLength);
     });
     socket.addEventListener("open", () => (this.#greeted = true));
-    socket.addEventListener("close", ({ reason }) => this.#end(`connection lost${reason && `: ${reason}`}`, 0));
+    socket.addEventListener("close", ({ code, reason }) => {
+      this.#away = code === TRY_AGAIN_LATER;
+      this.#end(`connection lost${reason && `: ${reason}`}`, 0);
+    });
     return socket;
   }
 
@@ -315,7 +323,7 @@ export class Connection {
     clearTimeout(this.#timer);
     const opened = this.#openedAt !== null;
     const stableS = (performance.now() - (this.#openedAt ?? performance.now())) / 1000;
-    this.#resolve({ reason, code, greeted: this.#greeted, opened, stableS });
+    this.#resolve({ reason, code, greeted: this.#greeted, away: this.#away, opened, stableS });
   }
 }
 

@@ -93,8 +93,8 @@ export class Mosquitto {
   }
 }
 
-/** Answers each message of the n-th connection as a function says; null ends the connection. */
-export type Script = (connection: number, sent: Buffer) => Uint8Array | null | undefined;
+/** Answers each message of the n-th connection as a function says; null ends the connection, a text closes it. */
+export type Script = (connection: number, sent: Buffer) => Uint8Array | string | null | undefined;
 
 /** A WebSocket server that sends what a script says. */
 export class ScriptedBroker {
@@ -115,6 +115,7 @@ export class ScriptedBroker {
         if (data[0] === 0x10) broker.connects.push(data);
         const answer = script(connection, data);
         if (answer === null) socket.terminate();
+        else if (typeof answer === "string") socket.close(1013, answer);
         else if (answer !== undefined) socket.send(answer);
       });
     });

@@ -185,6 +185,15 @@ test("a broker that closes at MQTT 5 is tried with 3.1.1", async (t) => {
   assert.equal((await next(linkTo(t, broker.url), "connected")).protocol, "3.1.1");
 });
 
+test("a broker that is away behind its hub is waited for, in MQTT 5", async (t) => {
+  const broker = await scripted(t, (connection) => (connection < 3 ? "the broker does not answer" : CONNACK_5));
+  const link = linkTo(t, broker.url);
+  const { reason, final } = await next(link, "disconnected");
+  assert.deepEqual([reason, final], ["connection lost: the broker does not answer", false]);
+  assert.equal((await next(link, "connected")).protocol, "5");
+  assert.ok(broker.connects.every((sent) => sent[8] === 5));
+});
+
 test("a user whom a broker of 3.1.1 refuses stops with the reason", async (t) => {
   const broker = await scripted(t, (_connection, sent) => (sent[8] === 5 ? null : Uint8Array.of(0x20, 2, 0, 4)));
   const link = linkTo(t, broker.url);
