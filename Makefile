@@ -9,13 +9,22 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --n
 # What runs on a device and beside the broker, tested where neither PyTorch nor onnx is found.
 LEAN := tests/edge tests/coordinator
 STAMP := $(VENV)/.installed
+# The page for browsers. Node 20 or newer builds and tests it; where the system has none, the
+# environment gets one.
+WEB := edge/web/static/index.html
+WEB_SOURCES := $(wildcard edge/web/*.json edge/web/*.mjs) $(shell find edge/web/src -type f)
+MODULES := edge/web/node_modules/.package-lock.json
+NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
+HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null
 
-.PHONY: demo test quick check format bench fuzz audit aarch64 wheel clean
+.PHONY: demo web test quick check format bench fuzz audit aarch64 wheel clean
 
 demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
 
-test: $(STAMP) ## every test that this machine can run; the kernels' also as plain Python
+web: $(WEB) ## the page for browsers, into edge/web/static (docs/phone.md)
+
+test: $(STAMP) $(WEB) ## every test that this machine can run; the kernels' also as plain Python
 ifneq ($(ARGS),)
 	$(PYTEST) $(ARGS)
 else
@@ -25,7 +34,7 @@ else
 endif
 
 # Everything in tests/export is slow; without it hardly a process loads PyTorch.
-quick: $(STAMP) ## the tests that are not marked slow: a minute and a half on two cores
+quick: $(STAMP) $(WEB) ## the tests that are not marked slow: a minute and a half on two cores
 	$(PYTEST) -m "not slow" --ignore=tests/export $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
@@ -51,13 +60,21 @@ audit: $(STAMP) ## licences of the pinned packages, and known vulnerabilities wh
 aarch64: $(STAMP) ## an emulated Raspberry Pi joins a federation; minutes (docs/raspberry-pi.md)
 	$(BIN)/python scripts/aarch64 $(ARGS)
 
-wheel: $(STAMP) ## the package as one file under dist/, for devices: no index has it
+wheel: $(STAMP) $(WEB) ## the package as one file under dist/, for devices: no index has it
 	@rm -rf build
 	$(BIN)/python -m build --wheel >build.log || { cat build.log; exit 1; }
 	@rm -f build.log; ls dist/*.whl
 
 clean:
-	rm -rf build dist $(VENV) *.egg-info
+	rm -rf build dist $(VENV) *.egg-info edge/web/static edge/web/node_modules
+
+$(WEB): $(WEB_SOURCES) $(MODULES)
+	cd edge/web && $(NODE_PATH_FIRST) npm run --silent build
+
+$(MODULES): edge/web/package-lock.json | $(STAMP)
+	@$(HAS_NODE) || { echo "No Node 20 or newer here: one goes into $(VENV) ..."; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[node]"; }
+	cd edge/web && $(NODE_PATH_FIRST) npm ci --no-audit --no-fund --loglevel error
 
 # torch comes first and exactly: a looser request may fetch gigabytes of GPU packages.
 $(STAMP): pyproject.toml constraints.txt

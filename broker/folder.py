@@ -52,7 +52,8 @@ _CONFIG = """\
 # Start: mosquitto -c {folder}/mosquitto.conf     Read accounts again: kill -HUP
 # The paths below are absolute: a folder that moved needs them changed.
 
-# TLS alone. Browsers would need a second listener of this kind, with: protocol websockets
+# TLS alone. Browsers come through protofleet hub; without it they need a second listener of this
+# kind, with: protocol websockets
 listener {port}
 max_connections 4096
 certfile {folder}/server.pem

@@ -6,6 +6,7 @@ import asyncio
 import resource
 import socket
 from contextlib import suppress
+from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -14,7 +15,7 @@ MOST = 2048
 MOST_OF_ONE = 256
 """Of them from one address: a household, or a lecture hall behind one router."""
 REQUEST_S = 15.0
-"""For a whole request head after the connection was made."""
+"""For a whole request, the first one and each that follows."""
 USER_TIMEOUT_MS = 120_000
 """The kernel gives up a peer that acknowledges nothing, or reads nothing, for so long."""
 _FILES = 2 * MOST + 512
@@ -27,9 +28,8 @@ class LimitedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Count it, and set its clock."""
         super().connection_made(transport)
-        address = self.client and self.client[0]
-        others = [one for one in self.connections if getattr(one, "client", None)]
-        same = sum(one.client[0] == address for one in others if one.client is not None)
+        clients = [getattr(one, "client", None) for one in self.connections]
+        same = sum(client is not None and client[:1] == self._host for client in clients)
         if len(self.connections) > MOST or same > MOST_OF_ONE:
             transport.abort()
             return
@@ -37,11 +37,22 @@ class LimitedConnection(H11Protocol):
         if link is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
             with suppress(OSError):  # no TCP
                 link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
-        self.loop.call_later(REQUEST_S, self._end_if_unused)
+        self.loop.call_later(REQUEST_S, self._watch, None)
 
-    def _end_if_unused(self) -> None:
-        if self.transport.get_protocol() is self and self.cycle is None:
+    @property
+    def _host(self) -> tuple[str, ...]:
+        return () if self.client is None else self.client[:1]
+
+    def _watch(self, seen: object) -> None:
+        """End the connection if nothing was asked since the request ``seen``, which is answered."""
+        if self.transport.is_closing() or self.transport.get_protocol() is not self:
+            return
+        cycle: Any = getattr(self, "cycle", None)  # None before the first request
+        answered = cycle is None or cycle.response_complete
+        if answered and cycle is seen:
             self.transport.abort()
+        else:
+            self.loop.call_later(REQUEST_S, self._watch, cycle)
 
 
 def allow_files() -> None:

@@ -38,6 +38,7 @@ _ALLOWED = {
         "federation",
         "broker",
     },
+    "hub": {"bundle", "wire", "broker", "federation"},
     "export": {"tensors", "bundle", "kernels", "runtime", "strategies"},
     "firmware_sim": {"tensors", "bundle", "edge", "wire", "datasets", "broker"},
 }

@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._qr import show_qr
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import start_logging
 
@@ -45,6 +47,23 @@ def _seconds(_context: click.Context, parameter: click.Parameter, text: str) -> 
     return seconds
 
 
+def _origin(_context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """``https://host:port`` without a slash behind it."""
+    if text is None:
+        return None
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or text.removesuffix("/") != f"{parts.scheme}://{parts.netloc}" or "@" in text:
+        raise click.BadParameter(
+            f"expected the hub's address such as https://192.168.1.5:8443, got '{text}'",
+            param=parameter,
+        )
+    return text.removesuffix("/")
+
+
 def _invite_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """How invitations are made, and answered."""
     options: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = [
@@ -67,6 +86,12 @@ def _invite_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--accounts",
             is_flag=True,
             help="With --broker: print the accounts that you make there; devices get theirs.",
+        ),
+        click.option(
+            "--hub",
+            metavar="URL",
+            callback=_origin,
+            help="For browsers: address of 'protofleet hub', whose page the invitation opens.",
         ),
         click.option("--qr/--no-qr", default=None, help="QR codes; default: on a terminal."),
         _JSON,
@@ -245,6 +270,7 @@ def _invite(
     accounts: bool,
     valid_s: int,
     wait: bool,
+    hub: str | None,
     qr: bool | None,
     as_json: bool,
 ) -> None:
@@ -260,7 +286,8 @@ def _invite(
         invitation = make(members, meeting, name, valid_s, _told)
         if accounts:
             _show_accounts(members, invitation, as_json=as_json)
-        _show(invitation, as_json=as_json, qr=sys.stdout.isatty() if qr is None else qr)
+        shown = sys.stdout.isatty() if qr is None else qr
+        _show(invitation, hub, as_json=as_json, qr=shown)
     if wait:
         _answer(members, meeting.access, names, as_json=as_json)
 
@@ -294,17 +321,18 @@ def _show_accounts(members: Members, made: Invitation, *, as_json: bool) -> None
             click.echo(f"account to make at the broker: {name}  password: {password}")
 
 
-def _show(made: Invitation, *, as_json: bool, qr: bool) -> None:
+def _show(made: Invitation, hub: str | None, *, as_json: bool, qr: bool) -> None:
+    # Behind a # it stays in the browser: no server, and no log on the way, sees it.
+    text = str(made) if hub is None else f"{hub}/#{made}"
     if as_json:
         record = {"device_id": made.device_id, "until_s": made.until, "invitation": str(made)}
-        click.echo(json.dumps({"event": "invited", **record}))
+        page = {} if hub is None else {"url": text}
+        click.echo(json.dumps({"event": "invited", **record, **page}))
         return
     click.echo(f"{made.device_id}, until {_minute(made.until)}, on the device:")
-    click.echo(f"  protofleet device enroll {made}")
+    click.echo(f"  open {text}" if hub else f"  protofleet device enroll {made}")
     if qr:
-        import segno
-
-        segno.make(str(made), error="l", micro=False).terminal(sys.stdout, compact=True, border=2)
+        show_qr(text)
 
 
 def _answer(

@@ -22,7 +22,7 @@ from protofleet.errors import ProtofleetError, UnavailableError
 ROOT = Path(__file__).resolve().parent.parent.parent
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _MIRROR = "http://deb.debian.org/debian"  # packages are signed
-_NOT_SOURCE = (".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+_NOT_SOURCE = (".*", "build", "dist", "runs", "*.egg-info", "__pycache__", "node_modules")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from brokers import free_port, wait_until
 from click.testing import CliRunner
 from secured_broker import secured, skip_without
 
+from protofleet.broker import certificates
 from protofleet.broker.accounts import new_password
 from protofleet.broker.certificates import hosts_of
 from protofleet.broker.folder import BrokerFolder
@@ -97,6 +99,25 @@ def test_a_renewed_certificate_has_the_same_authority_and_the_hosts_it_had(tmp_p
     assert (place / "server.pem").read_bytes() != server
     (place / "ca.key").unlink()
     assert "ca.key: No such file" in _run("init", place, "--renew", code=1)
+
+
+def test_another_server_keeps_its_certificate_until_it_no_longer_fits(tmp_path, monkeypatch):
+    folder = BrokerFolder.create(tmp_path / "broker")
+    certificate, key = folder.issue("hub", ["one.example"])
+    assert {"one.example", *folder.hosts()} <= set(hosts_of(certificate.read_bytes()))
+    assert key.stat().st_mode & 0o077 == 0
+    first = certificate.read_bytes()
+    assert folder.issue("hub", ["one.example"])[0].read_bytes() == first
+    second = folder.issue("hub", ["two.example"])[0].read_bytes()
+    assert second != first
+    monkeypatch.setattr(certificates, "_RENEW", dt.timedelta(days=certificates.SERVER_DAYS))
+    third = folder.issue("hub", ["two.example"])[0].read_bytes()
+    assert third != second
+    monkeypatch.undo()
+    folder.ca.write_bytes(certificates.make_authority("another").certificate)
+    (folder.path / "ca.key").unlink()
+    with pytest.raises(InputError, match=r"ca\.key: No such file"):
+        folder.issue("hub", ["two.example"])
 
 
 def test_the_steps_that_are_told_are_complete(tmp_path, monkeypatch):

@@ -133,6 +133,12 @@ def test_commands_invite_list_revoke_and_rotate(members):
     shown = _run(members, "invite", "anna", "--qr", "--valid", "30m", *broker)
     assert "protofleet device enroll protofleet:" in shown.stdout
     assert "█" in shown.stdout
+    hub = ("--hub", "https://pi.local:8443/")
+    shown = _run(members, "invite", "anna", "--qr", *hub, *broker)
+    assert "  open https://pi.local:8443/#protofleet:" in shown.stdout
+    assert "█" in shown.stdout
+    line = json.loads(_run(members, "invite", "anna", "--json", *hub, *broker).stdout)
+    assert line["url"] == f"https://pi.local:8443/#{line['invitation']}"
     members.grant(members.private_key(), "berta", _public())
     table = _run(members, "list").stdout.splitlines()
     assert table[2].split()[:3] == ["anna", "invited", "-"]
@@ -145,6 +151,15 @@ def test_commands_invite_list_revoke_and_rotate(members):
     assert isinstance(_run(members, "revoke", "nobody").exception, InputError)
     assert _run(members, "rotate").exit_code == 2
     assert _run(members, "invite", "anna", "--valid", "91d", *broker).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["pi.local:8443", "mqtts://pi.local", "https://pi.local/x", "https://a@b", "https://"],
+)
+def test_a_hub_is_named_as_a_browser_would(members, address):
+    done = _run(members, "invite", "anna", "--no-wait", "--hub", address)
+    assert (done.exit_code, "such as https://192.168.1.5:8443" in done.output) == (2, True)
 
 
 def test_without_a_name_there_must_be_somebody_to_wait_for(members):

@@ -1,5 +1,6 @@
 """The wheel in an empty environment with the ``[edge]`` extra: a whole device without torch."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -25,7 +26,8 @@ def edge_python(tmp_path_factory):
     """An interpreter whose environment holds nothing but the wheel and its edge extra."""
     folder = tmp_path_factory.mktemp("edge")
     # A copy, because setuptools leaves its build folder in the tree it builds from.
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "__pycache__")
+    built = ("build", "dist", "runs", "*.egg-info", "__pycache__", "node_modules")
+    ignored = shutil.ignore_patterns(".*", *built)
     shutil.copytree(_ROOT, folder / "source", ignore=ignored)
     _pip(sys.executable, "wheel", "--no-deps", "-w", str(folder), str(folder / "source"))
     (wheel,) = folder.glob("protofleet-*.whl")
@@ -41,6 +43,23 @@ def test_edge_install_has_no_torch_on_disk(edge_python):
     packages = {path.name for path in Path(found.stdout.strip()).iterdir()}
     assert "protofleet" in packages
     assert not packages & set(_NEVER_ON_A_DEVICE)
+
+
+def test_the_wheel_has_the_page_for_browsers(edge_python):
+    """Its users need no Node."""
+    page = _ROOT / "edge" / "web" / "static"
+    if not page.is_dir():
+        assert "CI" not in os.environ, "make web comes before the tests"
+        pytest.skip("needs the page: make web")
+    code = (
+        "from importlib.resources import files\n"
+        "page = files('protofleet.edge') / 'web' / 'static'\n"
+        "print(*sorted(p.relative_to(page) for p in page.rglob('*') if p.is_file()), sep='\\n')"
+    )
+    found = subprocess.run([edge_python, "-c", code], capture_output=True, text=True, check=True)
+    expected = sorted(str(path.relative_to(page)) for path in page.rglob("*") if path.is_file())
+    assert found.stdout.split() == expected
+    assert "index.html" in expected
 
 
 def test_the_wheel_has_docs_and_the_unit_of_a_service(edge_python, tmp_path):

@@ -6,11 +6,9 @@ import gzip
 
 import pytest
 from brokers import mosquitto
-from running_hub import federation, running_hub
+from running_hub import HASHED, federation, running_hub
 
 from protofleet.hub import site
-
-HASHED = "/assets/page-0123456789.js"
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 import paho.mqtt.client as mqtt
 import pytest
 from brokers import wait_until
-from running_hub import RawSocket, federation, running_hub
+from running_hub import RawSocket, connections_to, federation, running_hub
 from wsproto.events import (
     BytesMessage,
     CloseConnection,
@@ -218,12 +218,4 @@ def test_all_connections_are_given_back(hub, broker_port):
                 raw.say(_CONNECT)
             if number % 3 == 2:
                 raw.heard(4)
-    wait_until(lambda: _sockets(broker_port) == 0, _TIMEOUT_S)
-
-
-def _sockets(port):
-    """Connections of this machine to a port that are not yet closed."""
-    wanted = f":{port:04X}"
-    table = Path("/proc/net/tcp").read_text().splitlines()
-    rows = [line.split() for line in table[1:]]
-    return sum(row[2].endswith(wanted) and row[3] == "01" for row in rows)
+    wait_until(lambda: not connections_to(broker_port), _TIMEOUT_S)

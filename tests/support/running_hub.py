@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -27,14 +28,16 @@ from protofleet.federation.settings import FederationConfig
 from protofleet.hub.run import Hub, HubOptions
 from protofleet.wire.broker_access import BrokerAccess
 
+HASHED = "/assets/page-0123456789.js"
+"""A file of the test's page whose name says its content."""
 _PATIENCE_S = 20.0
 
 
-def federation(folder: Path, broker: str, **changes) -> FederationConfig:
+def federation(folder: Path, broker: str | BrokerAccess, **changes) -> FederationConfig:
     """A federation of a tiny bundle without keys."""
     config = FederationConfig(
         federation="home",
-        broker=BrokerAccess(url=broker),
+        broker=BrokerAccess(url=broker) if isinstance(broker, str) else broker,
         bundle=tiny_bundle(folder / "tiny.pfb", Ed25519PrivateKey.generate()),
         run_dir=folder / "run",
         rounds=1,
@@ -55,6 +58,28 @@ def running_hub(config: FederationConfig, **options) -> Iterator[Hub]:
         hub.stop()
         thread.join(_PATIENCE_S)
         assert not thread.is_alive()
+
+
+def get(
+    port: int, path: str, method: str = "GET", **headers: str
+) -> tuple[http.client.HTTPResponse, bytes]:
+    """Answer and body; ``if_none_match`` is the header ``if-none-match``."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)) as link:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        link.request(method, path, headers=named)
+        answer = link.getresponse()
+        return answer, answer.read()
+
+
+def connections_to(port: int) -> list[int]:
+    """The other ends' ports of this machine's connections to ``port`` that are not closed."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    wanted, established = f":{port:04X}", "01"
+    return [
+        int(local.rpartition(":")[2], 16)
+        for _, local, remote, state, *_ in rows
+        if remote.endswith(wanted) and state == established
+    ]
 
 
 class RawSocket:

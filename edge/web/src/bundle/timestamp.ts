@@ -1,7 +1,9 @@
 /** Points in time as a manifest's `created` has them. */
 
 const DATE = /^(\d{4})(?:-(\d\d)-(\d\d)|(\d\d)(\d\d)|-?W(\d\d)(?:-?(\d))?)/;
-const TIME = /^(\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,]\d+)?)?)?(Z|[+-]\d\d(?::?\d\d(?::?\d\d(?:\.\d+)?)?)?)?$/;
+/** With colons between all parts or between none; the same of a time zone. */
+const CLOCK = String.raw`(\d\d)(?::(\d\d)(?::(\d\d)(?:[.,]\d+)?)?|(\d\d)(?:(\d\d)(?:[.,]\d+)?)?)?`;
+const TIME = new RegExp(`^${CLOCK}(?:Z|[+-]${CLOCK})?$`);
 
 /** Whether a text is a day, or a day and a time of it, of the ISO 8601 calendar (Python's `fromisoformat`). */
 export function isTimestamp(text: string): boolean {
@@ -11,9 +13,13 @@ export function isTimestamp(text: string): boolean {
   if (rest.length === 0) return true;
   const time = TIME.exec(rest.slice(1).join(""));
   if (time === null) return false;
-  const [hour, minute, second] = time.slice(1, 4).map((digits) => Number(digits ?? 0));
-  const zone = (time[4] ?? "").match(/\d\d/)?.[0] ?? "0";
-  return hour! < 24 && minute! < 60 && second! < 60 && Number(zone) < 24;
+  const [, hour, minute, second, shortMinute, shortSecond, zoneHours] = time;
+  return (
+    Number(hour) < 24 &&
+    Number(minute ?? shortMinute ?? 0) < 60 &&
+    Number(second ?? shortSecond ?? 0) < 60 &&
+    Number(zoneHours ?? 0) < 24
+  );
 }
 
 function isDay([, year, month, day, shortMonth, shortDay, week, weekday]: RegExpExecArray): boolean {

@@ -6,6 +6,7 @@
  */
 
 import { ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
+import { toHex } from "../hash.ts";
 import { newKeys, publicBytes } from "../wire/ciphers.ts";
 import {
   type Asked,
@@ -20,6 +21,7 @@ import {
   openAnswer,
   readAnswer,
 } from "../wire/enrolment.ts";
+import { DEVICE_GRANT, readStatement } from "../wire/identity.ts";
 import { invitedAccount, Topics } from "../wire/topics.ts";
 import type { Enrolment } from "./store.ts";
 
@@ -54,7 +56,13 @@ export interface EnrolmentLink {
 export type EnrolmentEvent =
   | { readonly kind: "connected" | "drained" | "woken" }
   | { readonly kind: "disconnected"; readonly reason: string; readonly final: boolean }
-  | { readonly kind: "delivery"; readonly payload: Uint8Array; readonly retained: boolean };
+  | Delivery;
+
+interface Delivery {
+  readonly kind: "delivery";
+  readonly payload: Uint8Array;
+  readonly retained: boolean;
+}
 
 /** Where and as whom the link connects; an empty user: as nobody. */
 export interface EnrolmentAccess {
@@ -116,6 +124,26 @@ export async function enrol(options: EnrolOptions): Promise<Enrolled> {
   const keys = await invitationKeys(invitation);
   const own = await ownKeys(store, keys.name);
   return new Enrolling(options, keys, own).run();
+}
+
+/**
+ * Whether what was granted still holds, before a process begins to use it.
+ *
+ * @throws ProvisionError the grant's time is over, or it is for another key
+ */
+export async function checkEnrolment(enrolment: Enrolment, now = CLOCK.time()): Promise<void> {
+  const { federation, deviceId, federationKey, keys } = enrolment;
+  if (keys === null) return;
+  const remedy = "ask for a new invitation";
+  try {
+    const grant = await readStatement(enrolment.grant, DEVICE_GRANT, { signer: federationKey, federation, now });
+    if (grant.device_id === deviceId && grant.key === toHex(await publicBytes(keys.publicKey))) return;
+  } catch (error) {
+    if (!(error instanceof RefusedError)) throw error;
+    const clock = `this phone's clock: ${minute(now)}`;
+    throw new ProvisionError(`this phone's enrolment: ${error.message} (${clock}); ${remedy}`);
+  }
+  throw new ProvisionError(`this phone's enrolment: its grant is for another device or key; ${remedy}`);
 }
 
 /** The device's key for this invitation, made and kept if there is none. */
@@ -271,7 +299,7 @@ class Enrolling {
   }
 
   /** The answer to this request; what is none was sent by anybody, and is passed over. */
-  #answerIn(delivery: { readonly payload: Uint8Array; readonly retained: boolean }, asked: Asked): EnrolmentAnswer | null {
+  #answerIn(delivery: Delivery, asked: Asked): EnrolmentAnswer | null {
     const answer = anAnswer(delivery.payload);
     if (answer === null || delivery.retained || answer.answers !== asked.request.nonce) return null;
     this.#compareClocks(answer);

@@ -28,11 +28,15 @@ export interface StoredState {
   readonly residual: StoredBlob | null;
 }
 
-/** A complete payload that waits for its training. */
+/**
+ * A complete payload that waits for its training. `examples`: key of the last of the owner's examples
+ * that it trains on: those that are added meanwhile change nothing of a round that is repeated.
+ */
 export interface StoredPayload {
   readonly roundId: number;
   readonly transferId: string;
   readonly blob: StoredBlob;
+  readonly examples: number;
 }
 
 /** An update in the outbox, and the state that becomes the device's own when it is delivered. */
@@ -54,45 +58,37 @@ export interface Binding {
   readonly signer: string;
 }
 
-/** A state that a delivered round has made, and what reads and writes it. */
-export interface PersonalState {
-  readonly binding: Binding;
-  readonly strategy: string;
-  readonly settings: Readonly<Record<string, unknown>>;
-  readonly state: StoredState;
-}
-
 /**
  * Everything that is decided by one commit.
  *
  * `payloads`: decoded ones that a later one may refer to: the last one, and the one that it referred
  * to itself, because the coordinator may not know yet that the device is past that.
- * `former`: what the device predicts with after it has moved to another bundle, until a round with
- * that one counts. `sequence`: the largest of the bundles that the store has belonged to.
+ * `sequence`: the largest of the bundles that the store has belonged to.
  */
 export interface Journal {
   readonly format: 1;
   readonly binding: Binding | null;
+  /** The bundle's single file. */
+  readonly bundle: StoredBlob | null;
   readonly strategy: string;
   readonly settings: Readonly<Record<string, unknown>>;
   readonly state: StoredState | null;
   readonly received: StoredPayload | null;
   readonly pending: Pending | null;
   readonly payloads: readonly StoredBlob[];
-  readonly former: PersonalState | null;
   readonly sequence: number;
 }
 
 export const EMPTY_JOURNAL: Journal = {
   format: 1,
   binding: null,
+  bundle: null,
   strategy: "",
   settings: {},
   state: null,
   received: null,
   pending: null,
   payloads: [],
-  former: null,
   sequence: 0,
 };
 
@@ -107,24 +103,16 @@ export function stageOf(journal: Journal): RoundStage {
   return journal.received === null ? "idle" : "received";
 }
 
-/** What the device predicts with; null before the first round has counted. */
-export function inUse(journal: Journal): PersonalState | null {
-  if (journal.former !== null || !lastRound(journal)) return journal.former;
-  const { binding, strategy, settings, state } = journal;
-  return binding === null || state === null ? null : { binding, strategy, settings, state };
-}
-
 /** Payloads that are stored or used already and need not be fetched again. */
 export function knownTransfers(journal: Journal): string[] {
   const states = [journal.state, journal.received, journal.pending?.state];
   return states.flatMap((one) => (one?.transferId ? [one.transferId] : []));
 }
 
-/** Names of every content that must be kept, the bundles' digests among them. */
+/** Names of every content that must be kept. */
 export function keptBlobs(journal: Journal): Set<string> {
-  const states = [journal.state, journal.pending?.state, journal.former?.state];
-  const blobs = [...journal.payloads, journal.received?.blob, journal.pending?.update];
-  for (const state of states) blobs.push(state?.blob, state?.residual ?? undefined);
-  const bundles = [journal.binding?.bundle, journal.former?.binding.bundle];
-  return new Set([...blobs.map((blob) => blob?.sha256), ...bundles].filter((name) => name !== undefined));
+  const states = [journal.state, journal.pending?.state];
+  const blobs = [journal.bundle, ...journal.payloads, journal.received?.blob, journal.pending?.update];
+  for (const state of states) blobs.push(state?.blob, state?.residual);
+  return new Set(blobs.map((blob) => blob?.sha256).filter((name) => name !== undefined));
 }

@@ -20,10 +20,16 @@ export interface Policy {
 }
 
 export type Command =
-  /** Opens the store; answered by `status`. */
-  | { readonly kind: "open" }
-  /** Takes the text of an invitation, or a page address that ends with it. */
-  | { readonly kind: "enrol"; readonly invitation: string }
+  /**
+   * Opens the store; answered by `status`. `remembered`: what the page has kept of the device outside
+   * of it, such as "phone-3 of sunrise", so that a store that the browser has deleted is told of.
+   */
+  | { readonly kind: "open"; readonly remembered?: string }
+  /**
+   * Takes the text of an invitation, or a page address that ends with it; "" joins a federation
+   * without keys. `broker`: WebSocket address of the broker itself, in place of the hub's way there.
+   */
+  | { readonly kind: "enrol"; readonly invitation: string; readonly broker?: string }
   | { readonly kind: "addExamples"; readonly examples: Examples; readonly source: string }
   | { readonly kind: "clearExamples" }
   /** Answered by `prediction` with the same id; x holds examples as the bundle takes them. */

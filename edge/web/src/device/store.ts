@@ -9,18 +9,18 @@
  * its update: a round that never counted leaves no trace in the personal state.
  */
 
-import { InputError, ProvisionError, RefusedError } from "../errors.ts";
 import { sha256Hex } from "../hash.ts";
+import { ProvisionError, RefusedError } from "../errors.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
 import {
   type Binding,
   EMPTY_JOURNAL,
   type Journal,
   keptBlobs,
-  lastRound,
   type Pending,
   type StoredBlob,
   type StoredCoding,
+  type StoredPayload,
   type StoredState,
 } from "./journal.ts";
 import type { Policy, RoundFigures } from "./page_messages.ts";
@@ -76,6 +76,8 @@ interface Facts {
   memory: Memory;
   totals: ByteTotals;
   history: readonly RoundFigures[];
+  /** Names and bytes of what the last update held. */
+  sent: Pending["sent"];
   policy: Policy;
   /** What the owner wants: to take part, to pause, or to have left. */
   wish: "take-part" | "pause" | "left";
@@ -88,6 +90,7 @@ const NEW: Facts = {
   memory: { start: 0, announced: 0, federationKey: "" },
   totals: { up: 0, down: 0 },
   history: [],
+  sent: [],
   policy: { onlyCharging: false, onlyUnmetered: false },
   wish: "take-part",
 };
@@ -146,6 +149,10 @@ export class Store {
     return this.#facts.history;
   }
 
+  get sent(): Pending["sent"] {
+    return this.#facts.sent;
+  }
+
   get policy(): Policy {
     return this.#facts.policy;
   }
@@ -201,8 +208,8 @@ export class Store {
 
   /** The bundle that the store belongs to; null before there is one. */
   async bundle(): Promise<Uint8Array | null> {
-    const { binding } = this.journal;
-    return binding === null ? null : this.#blob(binding.bundle);
+    const { bundle } = this.journal;
+    return bundle === null ? null : this.read(bundle);
   }
 
   /** Raises ProvisionError unless the bundle may follow the one that the store has. */
@@ -226,12 +233,12 @@ export class Store {
   }
 
   /**
-   * Belongs to a bundle from now on. What is on its way in either direction belongs to the bundle
-   * before and goes; the model in use stays in use until a round counts with the new bundle.
+   * Belongs to a bundle from now on. The model of the bundle before goes, and what is on its way in
+   * either direction.
    */
-  async commitBundle(binding: Binding, bundle: Uint8Array, sequence: number, former: Journal["former"]): Promise<void> {
-    const journal = { ...EMPTY_JOURNAL, binding, former, sequence: Math.max(this.journal.sequence, sequence) };
-    const blobs = new Map([[binding.bundle, bundle]]);
+  async commitBundle(binding: Binding, file: Uint8Array, sequence: number): Promise<void> {
+    const [bundle, blobs] = await hashed(file);
+    const journal = { ...EMPTY_JOURNAL, binding, bundle, sequence: Math.max(this.journal.sequence, sequence) };
     await this.#commit(journal, { blobs, more: [{ table: "parts", clear: true }] });
   }
 
@@ -272,11 +279,11 @@ export class Store {
    * Keeps a complete payload until its training is committed. `reference`: what it referred to, ""
    * for the bundle; later payloads may refer to either. null: it was raw, and so will the others be.
    */
-  async commitReceived(roundId: number, transferId: string, raw: Uint8Array, reference: string | null): Promise<void> {
+  async commitReceived(received: Omit<StoredPayload, "blob">, raw: Uint8Array, reference: string | null): Promise<void> {
     const [blob, blobs] = await hashed(raw);
     const named = this.journal.payloads.filter(({ sha256 }) => sha256 === reference && sha256 !== blob.sha256);
     const payloads = reference === null ? [] : [...named, blob];
-    await this.#commit({ ...this.journal, received: { roundId, transferId, blob }, payloads }, { blobs });
+    await this.#commit({ ...this.journal, received: { ...received, blob }, payloads }, { blobs });
   }
 
   /** Makes the trained state (pending), its update (outbox) and its residual valid together. */
@@ -296,8 +303,8 @@ export class Store {
     const { pending } = this.journal;
     if (pending === null) return;
     const history = [...this.history, pending.figures].slice(-MOST_HISTORY);
-    const journal = { ...this.journal, state: pending.state, pending: null, former: null };
-    await this.#commit(journal, { facts: { history } });
+    const journal = { ...this.journal, state: pending.state, pending: null };
+    await this.#commit(journal, { facts: { history, sent: pending.sent } });
   }
 
   /** The round never counted: forgets its payload, its update and its trained state. */
@@ -335,29 +342,13 @@ export class Store {
   }
 }
 
-/** Raises InputError if an invitation is for somebody else than this phone. */
-export function checkInvited(store: Store, federation: string, deviceId: string): void {
-  const known = store.enrolment;
-  if (known !== null && (known.federation !== federation || known.deviceId !== deviceId)) {
-    throw new InputError(
-      `this phone is device '${known.deviceId}' of federation '${known.federation}', the invitation is for ` +
-        `'${deviceId}' of '${federation}'; forget everything first`,
-    );
-  }
-}
-
-/** Whether a round has counted on this phone. */
-export function hasModel(journal: Journal): boolean {
-  return journal.former !== null || lastRound(journal) > 0;
-}
-
 function puts(facts: Partial<Facts>): Write[] {
   return Object.entries(facts).map(([key, put]) => ({ table: "facts", put, key }));
 }
 
 async function hashed(data: Uint8Array): Promise<[StoredBlob, Map<string, Uint8Array>]> {
-  const sha256 = await sha256Hex(data);
+  const name = await sha256Hex(data);
   // A view would take all of its buffer along.
   const whole = data.byteLength === data.buffer.byteLength ? data : data.slice();
-  return [{ sha256, bytes: data.length }, new Map([[sha256, whole]])];
+  return [{ sha256: name, bytes: data.length }, new Map([[name, whole]])];
 }

@@ -191,13 +191,3 @@ export function checkBatchSizes(batchSizes: ReadonlyMap<string, number>, minBatc
     }
   }
 }
-
-/** What is done about a batch that is too small for the programs, for people; "" if there is none. */
-export function unevenBatch(count: number, training: Training, minBatch: number): string {
-  if (count > 0 && count < minBatch) {
-    return `${count} training example is too few, nothing is trained: ${WHY_NOT_ONE}`;
-  }
-  const rest = training.dropLast ? 0 : count % training.batchSize;
-  if (rest === 0 || rest >= minBatch) return "";
-  return `a last batch of ${rest} example is joined to the batch before it: ${WHY_NOT_ONE}`;
-}

@@ -38,7 +38,8 @@ function toHalf(word: number, value: number): number {
 
 function ofHalf(half: number): number {
   const sign = half & 0x8000 ? -1 : 1;
-  const [exponent, fraction] = [(half >>> 10) & 31, half & 0x3ff];
+  const exponent = (half >>> 10) & 31;
+  const fraction = half & 0x3ff;
   if (exponent === 31) return Number.NaN;
   return sign * (exponent === 0 ? fraction * 2 ** -24 : (1024 + fraction) * 2 ** (exponent - 25));
 }

@@ -5,6 +5,7 @@ import { utf8 } from "../../src/bytes.ts";
 import { toHex } from "../../src/hash.ts";
 import {
   ANSWER_S,
+  checkEnrolment,
   enrol,
   type Enrolled,
   type EnrolmentAccess,
@@ -331,4 +332,18 @@ test("a new invitation for the same device brings a new key, which counts once i
   assert.ok(isNew);
   assert.notEqual(enrolment.keys, before.keys);
   assert.notEqual(enrolment.invitation, before.invitation);
+});
+
+test("an enrolment holds as long as its grant does, for its own key", async () => {
+  const { enrolment } = await run(honest);
+  await checkEnrolment(enrolment);
+  await checkEnrolment({ ...enrolment, keys: null, grant: "" });
+  const other = await newKeys("Ed25519");
+  const cases = [
+    [() => checkEnrolment(enrolment, 4_000_000_001), /valid until 2096-10-02, which is over \(this phone's clock: 2096-10-02 07:06 UTC\); ask for/],
+    [() => checkEnrolment({ ...enrolment, keys: other }), /another device or key; ask for a new invitation/],
+    [() => checkEnrolment({ ...enrolment, deviceId: "pi-8" }), /another device or key/],
+    [() => checkEnrolment({ ...enrolment, federationKey: "ab".repeat(32) }), /not signed by this federation's key/],
+  ] as const;
+  for (const [check, message] of cases) await assert.rejects(check, { name: "ProvisionError", message });
 });

@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 
 import { utf8 } from "../../src/bytes.ts";
+import { RefusedError } from "../../src/errors.ts";
 import { toHex } from "../../src/hash.ts";
 import { type Chunk, ChunkCipher, MAX_DATA_BYTES, pack, parse } from "../../src/wire/chunks.ts";
 import { newKeys, publicBytes, randomBytes } from "../../src/wire/ciphers.ts";
@@ -180,6 +181,36 @@ describe("both languages", { skip: WITHOUT_PYTHON }, () => {
     const altered = await ask(own, { ...keys, proof: randomBytes(32) }, asks, { deviceId: "phone-1", step: "grant", now: 0 });
     const refused = python.ask("answer", { payload: toHex(altered.payload), device_id: "phone-1" });
     await assert.rejects(refused, { rule: "token" });
+  });
+
+  test("whatever stands in a field, both take it or both refuse it", async () => {
+    const values = [
+      "0", "-1", "-0", "1.0", "-0.0", "1e3", "1e-400", "1e400", "01", "+1", ".5", "5.", "-", "NaN", "Infinity", "null", "true",
+      "tru", "[]", "{}", "[1,2]", '["a"]', '["a",1]', "[[0,1],[2]]", "[[0,1.0]]", '{"type":"manifest"}', '""', '"presence"',
+      '"\\ud800"', '"\\u00e9\\/"', '"\\x"', '"\t"', '"\u2028\u007f"', `"${"x".repeat(65)}"`, `"${"é".repeat(64)}"`,
+      `"${"\\ud83d\\ude00".repeat(64)}"`, '"ABCDEF0123456789ABCDEF0123456789"', `"${"0".repeat(32)}\\n"`,
+    ];
+    // A float64 holds no whole number beyond these; Python's reader does.
+    const beyond = ["9007199254740993", "18446744073709551616"];
+    const judged = async (attempt: () => unknown): Promise<string> => {
+      try {
+        await attempt();
+        return "taken";
+      } catch (error) {
+        return error instanceof RefusedError ? error.rule : String(error);
+      }
+    };
+    for (const record of RECORDS) {
+      const text = new TextDecoder().decode(encode(record));
+      for (const { index, 0: found } of text.matchAll(/:("(?:[^"\\]|\\.)*"|[-0-9.e]+|null|true|false|\[[^[\]]*\])(?=[,}])/g)) {
+        for (const value of [...values, ...beyond]) {
+          const changed = utf8(`${text.slice(0, index)}:${value}${text.slice(index + found.length)}`);
+          const ours = await judged(() => decode(changed));
+          const theirs = await judged(() => python.ask("record", { record: toHex(changed) }));
+          if (!(beyond.includes(value) && ours === "message-schema")) assert.equal(ours, theirs, `${found} → ${value}`);
+        }
+      }
+    }
   });
 
   test("noise is refused by both", async () => {

@@ -6,8 +6,9 @@ import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { type AddressInfo, type Server, type Socket, connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import type { TestContext } from "node:test";
 
-import { WebSocket as NodeWebSocket, WebSocketServer } from "ws";
+import { WebSocket as NodeWebSocket, WebSocketServer, createWebSocketStream } from "ws";
 
 // Node 20 has none; the browser's own is what the link uses.
 globalThis.WebSocket = NodeWebSocket as unknown as typeof WebSocket;
@@ -80,7 +81,7 @@ export class Mosquitto {
   /** As after SIGKILL: sessions and retained messages are gone. */
   async kill(): Promise<void> {
     const running = this.#process;
-    if (running === null || running.exitCode !== null) return;
+    if (running === null || running.exitCode !== null || running.signalCode !== null) return;
     const gone = once(running, "exit");
     running.kill("SIGKILL");
     await gone;
@@ -164,4 +165,17 @@ export class Proxy {
     this.#server.close();
     for (const socket of this.#open) socket.destroy();
   }
+}
+
+/** As a hub passes the WebSocket on to the broker's TCP port; returns its address. */
+export async function bridge(t: TestContext, broker: Mosquitto): Promise<string> {
+  const server = new WebSocketServer({ port: 0, host: "127.0.0.1" });
+  await once(server, "listening");
+  server.on("connection", (socket) => {
+    const [browser, tcp] = [createWebSocketStream(socket), connect(broker.tcpPort, "127.0.0.1")];
+    browser.pipe(tcp).pipe(browser);
+    for (const end of [browser, tcp]) end.on("error", () => [browser, tcp].forEach((one) => one.destroy()));
+  });
+  t.after(() => server.close());
+  return `ws://127.0.0.1:${(server.address() as AddressInfo).port}`;
 }

@@ -223,7 +223,7 @@ test("each connection has a random client id that every broker takes", async (t)
   for (const level of [5, 4]) {
     const broker = await scripted(t, () => null);
     const link = linkTo(t, broker.url);
-    await until(() => broker.connects.filter((sent) => sent[8] === level).length === 2);
+    await until(() => broker.connects.filter((sent) => sent[8] === level).length >= 2);
     await link.close();
     const ids = broker.connects
       .filter((sent) => sent[8] === level)

@@ -1,0 +1,282 @@
+/** A whole federation of real processes for the tests of the browser's device: broker, coordinator, hub, devices. */
+
+import { type ChildProcess, execFileSync, spawn } from "node:child_process";
+import { createHash } from "node:crypto";
+import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { connect, createServer } from "node:net";
+import type { AddressInfo, Socket } from "node:net";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
+
+const HERE = fileURLToPath(new URL(".", import.meta.url));
+const ROOT = join(HERE, "../../..");
+const PYTHON = process.env["PYTHON"] ?? join(ROOT, ".venv/bin/python");
+const ENVIRONMENT = { ...process.env, OMP_NUM_THREADS: "1", PROTOFLEET_NUMBA: "0" };
+const PATIENCE_MS = 60_000;
+
+/** A line of a command's `--json`. */
+export type JsonEvent = Readonly<Record<string, unknown>>;
+
+/** A running command whose stdout is one JSON event per line. */
+export class Command {
+  readonly events: JsonEvent[] = [];
+  readonly #name: string;
+  readonly #process: ChildProcess;
+  readonly #log: string;
+  #rest = "";
+
+  constructor(name: string, argv: readonly string[], folder: string) {
+    this.#name = name;
+    this.#log = join(folder, `${name}.log`);
+    this.#process = spawn(PYTHON, ["-m", "protofleet", ...argv], { cwd: folder, env: ENVIRONMENT });
+    this.#process.stdout?.on("data", (data: Buffer) => this.#read(data.toString()));
+    this.#process.stderr?.on("data", (data: Buffer) => appendFileSync(this.#log, data));
+  }
+
+  get running(): boolean {
+    return this.#process.exitCode === null;
+  }
+
+  get log(): string {
+    try {
+      return readFileSync(this.#log, "utf-8");
+    } catch {
+      return "";
+    }
+  }
+
+  /** The first event, also of those that have come already, that fulfils `found`. */
+  async waitFor(found: (event: JsonEvent) => boolean, ms = PATIENCE_MS): Promise<JsonEvent> {
+    for (const until = Date.now() + ms; Date.now() < until; await sleep(20)) {
+      const event = this.events.find(found);
+      if (event !== undefined) return event;
+      if (this.#process.exitCode !== null && !this.events.some(found)) break;
+    }
+    throw new Error(`${this.#name}: ${JSON.stringify(this.events.slice(-3))} ${this.log.slice(-2000)}`);
+  }
+
+  /** Its exit status. */
+  async finish(ms = PATIENCE_MS): Promise<number> {
+    for (const until = Date.now() + ms; this.#process.exitCode === null; await sleep(20)) {
+      if (Date.now() > until) throw new Error(`${this.#name}: still runs: ${this.log.slice(-2000)}`);
+    }
+    return this.#process.exitCode;
+  }
+
+  stop(): void {
+    if (this.#process.exitCode === null) this.#process.kill("SIGTERM");
+  }
+
+  kill(): void {
+    if (this.#process.exitCode === null) this.#process.kill("SIGKILL");
+  }
+
+  #read(text: string): void {
+    const lines = (this.#rest + text).split("\n");
+    this.#rest = lines.pop() ?? "";
+    for (const line of lines) {
+      if (line.startsWith("{")) this.events.push(JSON.parse(line) as JsonEvent);
+      else appendFileSync(this.#log, `${line}\n`);
+    }
+  }
+}
+
+export interface FederationOptions {
+  readonly rounds: number;
+  /** Names of Python devices. */
+  readonly devices: readonly string[];
+  /** Names of phones. */
+  readonly phones: readonly string[];
+  /** Lines for the federation file. */
+  readonly extra?: string;
+}
+
+/** A federation with keys at a Mosquitto with TLS, accounts and an access list; all in one folder. */
+export class Federation {
+  readonly folder = mkdtempSync(join(tmpdir(), "protofleet-e2e-"));
+  readonly #options: FederationOptions;
+  readonly #running: Command[] = [];
+  readonly #invitations = new Map<string, string>();
+  readonly #network = new Network();
+  #hubPort = 0;
+  #brokerPort = 0;
+
+  constructor(options: FederationOptions) {
+    this.#options = options;
+  }
+
+  /** Address of the hub, as phones reach it. */
+  get url(): string {
+    return `http://127.0.0.1:${this.#network.port}`;
+  }
+
+  /** Between phones and the hub. */
+  get network(): Network {
+    return this.#network;
+  }
+
+  /** How many updates each round has used. */
+  get participants(): number[] {
+    const text = readFileSync(join(this.folder, "run/result.json"), "utf-8");
+    return (JSON.parse(text) as { rounds: { participants: number }[] }).rounds.map(({ participants }) => participants);
+  }
+
+  /** Hash of the server's state after the last round. */
+  get outcome(): string {
+    const folder = join(this.folder, "run/states");
+    const files = readdirSync(folder).sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    return createHash("sha256").update(readFileSync(join(folder, files.at(-1)!))).digest("hex");
+  }
+
+  /** Everything but the coordinator and the Python devices. */
+  async start(): Promise<void> {
+    const { devices, phones } = this.#options;
+    execFileSync(PYTHON, [join(HERE, "make_files.py"), this.folder, ...devices, ...phones], { env: ENVIRONMENT });
+    this.#brokerPort = await freePort();
+    this.#run("broker", "init", "--host", "localhost", "--port", String(this.#brokerPort));
+    await answers(this.#brokerPort, this.command("broker", "broker", "run", "federation/broker"));
+    const invited = this.#run("device", "invite", "--no-wait", "--json", ...devices, ...phones);
+    for (const line of invited.trim().split("\n")) {
+      const { device_id: id, invitation } = JSON.parse(line) as { device_id: string; invitation: string };
+      this.#invitations.set(id, invitation);
+    }
+    this.write();
+    await this.startHub();
+  }
+
+  /** Writes the federation file. */
+  write(rounds = this.#options.rounds): void {
+    const { devices, phones, extra = "" } = this.#options;
+    const signer = readFileSync(join(this.folder, "signer.pem"), "utf-8").split("\n")[1]!;
+    const key = Buffer.from(signer, "base64").subarray(-32).toString("hex");
+    writeFileSync(
+      join(this.folder, "federation.toml"),
+      `federation = "federation"\nkeys = "federation"\nbundle = "tiny.pfb"\ntrusted = ["${key}"]\nrun_dir = "run"\n` +
+        `rounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n${extra}\n[broker]\n` +
+        `url = "mqtts://coordinator@localhost:${this.#brokerPort}"\nca_file = "federation/broker/ca.pem"\n` +
+        'password_file = "federation/broker/coordinator.password"\n',
+    );
+  }
+
+  async startHub(): Promise<Command> {
+    this.#hubPort ||= await freePort();
+    const hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
+    await answers(this.#hubPort, hub);
+    await this.#network.lead(this.#hubPort);
+    return hub;
+  }
+
+  startCoordinator(): Command {
+    return this.command("coordinator", "coordinator", "run", "federation.toml", "--json");
+  }
+
+  /** Enrols a Python device and lets it join; the coordinator has to run. */
+  startDevice(name: string): Command {
+    this.#run("device", "enroll", this.invitation(name), "--store", `store-${name}`);
+    const files = ["--bundle", "tiny.pfb", "--trust", "signer.pem", "--data", `${name}.npz`];
+    return this.command(name, "device", "join", "--store", `store-${name}`, ...files, "--json");
+  }
+
+  invitation(name: string): string {
+    const found = this.#invitations.get(name);
+    if (found === undefined) throw new Error(`'${name}' was not invited`);
+    return found;
+  }
+
+  /** Examples of a phone: x (n, 4) and y (n,). */
+  examples(name: string): { x: number[][]; y: number[] } {
+    return JSON.parse(readFileSync(join(this.folder, `${name}.json`), "utf-8")) as { x: number[][]; y: number[] };
+  }
+
+  command(name: string, ...argv: readonly string[]): Command {
+    const command = new Command(name, argv, this.folder);
+    this.#running.push(command);
+    return command;
+  }
+
+  /** Ends its processes and removes its folder. */
+  async close(): Promise<void> {
+    await this.#network.close();
+    const running = this.#running.reverse();
+    for (const command of running) command.stop();
+    await Promise.all(running.map((command) => command.finish(10_000).catch(() => command.kill())));
+    rmSync(this.folder, { recursive: true, force: true, maxRetries: 10, retryDelay: 100 });
+  }
+
+  #run(...argv: readonly string[]): string {
+    return execFileSync(PYTHON, ["-m", "protofleet", ...argv], { cwd: this.folder, env: ENVIRONMENT, encoding: "utf-8" });
+  }
+}
+
+/** The way to a port, which a test can cut. */
+export class Network {
+  readonly #sockets = new Set<Socket>();
+  #cut = false;
+  #target = 0;
+  #server = createServer((socket) => {
+    if (this.#cut) {
+      socket.destroy();
+      return;
+    }
+    const onward = connect(this.#target, "127.0.0.1");
+    for (const [one, other] of [[socket, onward], [onward, socket]] as const) {
+      this.#sockets.add(one);
+      one.pipe(other);
+      one.once("error", () => other.destroy());
+      one.once("close", () => (other.destroy(), this.#sockets.delete(one)));
+    }
+  });
+
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  async lead(port: number): Promise<void> {
+    this.#target = port;
+    if (!this.#server.listening) await new Promise<void>((resolve) => this.#server.listen(0, "127.0.0.1", resolve));
+  }
+
+  /** Ends what is open, and refuses what comes. */
+  cut(): void {
+    this.#cut = true;
+    for (const socket of this.#sockets) socket.destroy();
+  }
+
+  mend(): void {
+    this.#cut = false;
+  }
+
+  async close(): Promise<void> {
+    this.cut();
+    if (this.#server.listening) await new Promise((resolve) => this.#server.close(resolve));
+  }
+}
+
+/** Path of the built worker on the hub. */
+export function workerPath(): string {
+  const names = readdirSync(join(HERE, "../static/assets"));
+  const found = names.find((name) => /^worker-[0-9a-f]+\.js$/.test(name));
+  if (found === undefined) throw new Error("no static/assets/worker-….js: npm run build");
+  return `/assets/${found}`;
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(0, "127.0.0.1", resolve));
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
+
+async function answers(port: number, server: Command): Promise<void> {
+  for (const until = Date.now() + PATIENCE_MS; Date.now() < until && server.running; await sleep(50)) {
+    const open = await new Promise<boolean>((resolve) => {
+      const socket = connect(port, "127.0.0.1", () => (socket.end(), resolve(true)));
+      socket.once("error", () => resolve(false));
+    });
+    if (open) return;
+  }
+  throw new Error(`nothing answers at port ${port}: ${server.log}`);
+}

@@ -1,0 +1,42 @@
+"""Writes what a federation of a tiny model needs: its bundle, its signer, data of its devices.
+
+    python make_files.py FOLDER DEVICE...
+
+``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``DEVICE.npz`` for Python devices, and the same examples
+as ``DEVICE.json`` for browsers.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "support"))
+
+from tiny_bundle import tiny_bundle, tiny_data
+
+from protofleet.bundle.keys import save_public_key
+from protofleet.datasets import DeviceData
+
+_CLASSES = ("class0", "class1", "class2")
+
+
+def main(folder: Path, names: list[str]) -> None:
+    """Write them."""
+    key = Ed25519PrivateKey.generate()
+    # Many small steps: a round takes a browser some seconds, in which a test can break it.
+    tiny_bundle(folder / "tiny.pfb", key, settings={"epochs": 1000, "batch_size": 16})
+    save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
+    for index, name in enumerate(names):
+        x, y = tiny_data(index, 60)
+        test = tiny_data(1000 + index, 20)
+        parts = {"x_train": x, "y_train": y, "x_test": test[0], "y_test": test[1]}
+        DeviceData(**parts, classes=_CLASSES).save(folder / f"{name}.npz")
+        (folder / f"{name}.json").write_text(json.dumps({"x": x.tolist(), "y": y.tolist()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

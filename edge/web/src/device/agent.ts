@@ -1,0 +1,581 @@
+/**
+ * The device's agent: takes tasks, trains between messages, delivers, survives.
+ *
+ *     idle ── task ──► receive ── payload stored ──► train ── committed ──► send ── receipt ──► idle
+ *                                                                            └── rejected: dropped
+ *
+ * What a task means at each place is decided in `decide.ts`; what is true after a crash stands in the
+ * store. A round's new state counts only after the coordinator's receipt. If a newer task comes while
+ * an update is still in the outbox, the update is offered once more and the device waits `SETTLE_MS`
+ * for its fate: `done` keeps the state, `reject` or silence drops it.
+ */
+
+import { DivergedError, InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
+import { openPayload, orderOf, type ReceivedPayload, receivePayload, type TrainedRound } from "../federation/client.ts";
+import { encode as encodeBlob } from "../tensors/safetensors.ts";
+import type { DeviceEndpoint, EndpointEvent } from "../wire/endpoint.ts";
+import type { Announcement, Presence, Task, TransferOffer } from "../wire/messages.ts";
+import { message } from "../wire/messages.ts";
+import { AnnouncedRun, roundIsOver } from "./checks.ts";
+import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
+import { knownTransfers } from "./journal.ts";
+import type { Learner } from "./learner.ts";
+import { type DataSummary, heartbeatOf, type Identity, presenceOf, PresenceTimer } from "./presence.ts";
+import { Refusals } from "./refusals.ts";
+import type { ByteTotals, Store } from "./store.ts";
+import { RunningRound } from "./training.ts";
+
+/** Three repetitions of an offer: silence for longer means that nobody will answer this round. */
+const SETTLE_MS = 10_000;
+/** Below every sensible liveness limit of a coordinator; 15 kB an hour. */
+const HEARTBEAT_MS = 60_000;
+/** A coordinator that runs has announced itself and sent its task long before. */
+const WAITING_MS = 10_000;
+const LONGEST_WAITING_MS = 3_600_000;
+/** Counted bytes that a killed page may lose are those of this time. */
+const TOTALS_MS = 5_000;
+
+/** The device's end of the wire, as far as the agent needs it. */
+export type DeviceEnd = Pick<
+  DeviceEndpoint,
+  | "connected" | "traffic" | "start" | "poll" | "wake" | "publish" | "expect" | "accept" | "reject" | "remember"
+  | "cancel" | "sendUpdate" | "listenAgain" | "close"
+>;
+
+/** What the agent tells; each call comes after the change that it speaks of. */
+export interface AgentNews {
+  /** Something that is shown has changed. */
+  changed(): void;
+  /** A line for whoever debugs the page. */
+  log(line: string): void;
+}
+
+/** Why an agent's run ended: it was stopped, or its federation has announced another bundle. */
+export type Ending = "stopped" | Announcement;
+
+/** One device in one federation, with one bundle. */
+export class Agent {
+  readonly #end: DeviceEnd;
+  readonly #store: Store;
+  readonly #learner: Learner;
+  readonly #who: Identity;
+  readonly #news: AgentNews;
+  readonly #run: AnnouncedRun;
+  readonly #refusals: Refusals;
+  readonly #rollCall = new PresenceTimer();
+  readonly #totalsBefore: ByteTotals;
+  /** Bundles that the federation has announced, and that this device cannot get. */
+  readonly #elsewhere: ReadonlySet<string>;
+  #phase: DevicePhase = "idle";
+  #round: ActiveRound | null = null;
+  #next: Task | null = null;
+  #running: RunningRound | null = null;
+  #summary: DataSummary;
+  #sending = "";
+  #settleBy = Infinity;
+  #heartbeatDue = Infinity;
+  #waitingDue = Infinity;
+  #waitingMs = WAITING_MS;
+  #totalsDue = 0;
+  #presented: Presence["status"] | null = null;
+  #held = false;
+  #recount = false;
+  #ending: Ending | null = null;
+  #finished = false;
+  #mismatch = "";
+  #trouble = "";
+
+  constructor(
+    end: DeviceEnd,
+    store: Store,
+    learner: Learner,
+    who: Identity,
+    news: AgentNews,
+    elsewhere: ReadonlySet<string> = new Set(),
+  ) {
+    this.#end = end;
+    this.#store = store;
+    this.#learner = learner;
+    this.#who = who;
+    this.#news = news;
+    this.#elsewhere = elsewhere;
+    this.#run = new AnnouncedRun(who.binding, (name, settings) => {
+      store.checkStrategy(name);
+      return learner.strategy(name, settings);
+    });
+    this.#refusals = new Refusals((line) => news.log(line));
+    this.#summary = { numExamples: learner.numExamples, classCounts: [] };
+    this.#totalsBefore = store.totals;
+  }
+
+  get phase(): DevicePhase {
+    return this.#phase;
+  }
+
+  get connected(): boolean {
+    return this.#end.connected;
+  }
+
+  /** The federation's last announcement that fits this device. */
+  get announcement(): Announcement | null {
+    return this.#run.latest;
+  }
+
+  /** The round in progress, else the last one that counted. */
+  get roundId(): number {
+    const { roundId, lastRoundId } = this.#progress();
+    return roundId || lastRoundId;
+  }
+
+  /** Whether the announced run is over. */
+  get finished(): boolean {
+    return this.#finished;
+  }
+
+  /** Why nothing happens, or what went wrong last; "" if there is nothing to say. */
+  get trouble(): string {
+    return this.#mismatch || this.#trouble;
+  }
+
+  /** What was refused, by rule. */
+  get refused(): Readonly<Record<string, number>> {
+    return this.#refusals.byRule;
+  }
+
+  /** Takes part until `stop`; throws what leaves no way on. */
+  async run(): Promise<Ending> {
+    try {
+      this.#end.start();
+      await this.#resume();
+      while (this.#ending === null) {
+        const event = await this.#end.poll(this.#waitS());
+        if (event !== null) await this.#handle(event);
+        await this.#advance();
+      }
+      return this.#ending;
+    } finally {
+      await this.#leave();
+    }
+  }
+
+  /** Ends soon and keeps the state. */
+  stop(): void {
+    this.#ending ??= "stopped";
+    this.#learner.control.cancel();
+    this.#end.wake();
+  }
+
+  /** Does not train, and is not invited, until `release`; a round in training waits between two steps. */
+  hold(): void {
+    this.#held = true;
+    this.#learner.control.hold();
+    this.#end.wake();
+  }
+
+  release(): void {
+    this.#held = false;
+    this.#learner.control.release();
+    this.#end.wake();
+  }
+
+  /** The owner's examples have changed. */
+  examplesChanged(): void {
+    this.#recount = true;
+    this.#end.wake();
+  }
+
+  /** Continues where the store says that the process before this one stood. */
+  async #resume(): Promise<void> {
+    const { journal } = this.#store;
+    for (const transferId of knownTransfers(journal)) this.#end.remember(transferId);
+    if (journal.pending !== null) await this.#sendUpdate(journal.pending.roundId);
+    else this.#wait();
+  }
+
+  async #handle(event: EndpointEvent): Promise<void> {
+    const handlers: { [K in EndpointEvent["kind"]]: (event: Extract<EndpointEvent, { kind: K }>) => Promise<void> } = {
+      connected: () => this.#onConnected(),
+      disconnected: (it) => this.#onDisconnected(it.reason, it.final),
+      message: ({ message: it, retained }) =>
+        it.type === "task" ? this.#onTask(it) : this.#onAnnouncement(it, retained),
+      received: ({ offer, blob }) => this.#onReceived(offer, blob),
+      delivered: ({ offer }) => this.#onDelivered(offer),
+      rejected: ({ offer, reason }) => this.#onRejected(offer, reason),
+      ignored: async ({ rule, detail }) => this.#refusals.note("ignored a message", new RefusedError(rule, detail)),
+    };
+    await handlers[event.kind](event as never);
+    this.#news.changed();
+  }
+
+  async #onConnected(): Promise<void> {
+    this.#trouble = "";
+    this.#presented = null;
+    await this.#present();
+    const now = performance.now();
+    this.#rollCall.connected(now);
+    this.#heartbeatDue = now + HEARTBEAT_MS;
+  }
+
+  async #onDisconnected(reason: string, final: boolean): Promise<void> {
+    if (final) throw new UnavailableError(`broker: ${reason}`);
+    this.#trouble = `no connection to the federation: ${reason}; trying again`;
+    this.#news.log(this.#trouble);
+  }
+
+  /** Says who is here; with keys that waits until a coordinator has announced itself. */
+  async #present(): Promise<void> {
+    // A round that is held is still this device's: what it takes part in, it stays in.
+    const status = this.#held && this.#phase === "idle" ? "left" : "online";
+    if (await this.#end.publish(presenceOf(this.#who, status, this.#summary))) this.#presented = status;
+  }
+
+  async #onAnnouncement(announcement: Announcement, retained: boolean): Promise<void> {
+    if (retained && this.#presented === null) await this.#present();
+    this.#rollCall.announced(announcement, performance.now(), retained);
+    try {
+      this.#run.announced(announcement);
+    } catch (error) {
+      if (!(error instanceof RefusedError)) throw error;
+      this.#refusals.note("waiting for another coordinator", error);
+      this.#onMismatch(announcement, error);
+      return;
+    }
+    this.#mismatch = "";
+    this.#finished = announcement.phase === "finished";
+    if (this.#finished) {
+      const { journal } = this.#store;
+      if (this.#phase !== "idle" || journal.pending !== null) {
+        const { round_id: round, federation } = announcement;
+        await this.#onTask(message("task", { task: "finish", round_id: round, federation }));
+      }
+    } else {
+      // An update in the outbox belongs to the data of its own round.
+      await this.#register(announcement.strategy);
+    }
+    if (this.#presented === null) await this.#present();
+  }
+
+  /** Perhaps an older run's, or a stranger's: the device stays, unless another bundle is to be had. */
+  #onMismatch(announcement: Announcement, error: RefusedError): void {
+    const ours = ["bundle", "layout"].includes(error.rule);
+    if (ours && !this.#elsewhere.has(announcement.bundle)) this.#ending ??= announcement;
+    this.#mismatch = error.message;
+  }
+
+  /** Tells what the strategy asks of the data; without a link, when it is back. */
+  async #register(strategy: string): Promise<void> {
+    const before = this.#summary;
+    const numExamples = this.#learner.numExamples;
+    const asked = this.#learner.asksClassCounts(strategy);
+    const classCounts = asked ? this.#learner.classCounts : [];
+    this.#summary = { numExamples, classCounts };
+    const same = before.numExamples === numExamples && before.classCounts.join() === classCounts.join();
+    if (!same) await this.#present();
+  }
+
+  async #onTask(task: Task): Promise<void> {
+    try {
+      this.#run.check(task);
+    } catch (error) {
+      if (!(error instanceof RefusedError)) throw error;
+      await this.#refuse(task, error);
+      return;
+    }
+    const decision = decide(this.#progress(), task);
+    const acts = {
+      begin: () => this.#begin(task),
+      repeat: () => this.#answerAgain(task),
+      replace: () => this.#replace(task),
+      settle: () => this.#settle(task),
+      refuse: () => this.#refuse(task, roundIsOver(task, this.#progress().lastRoundId)),
+    };
+    await acts[decision]();
+  }
+
+  /** Fetches a checked task's payload, or finishes. */
+  async #begin(task: Task): Promise<void> {
+    this.#next = null;
+    const { payload } = task;
+    if (payload === null) {
+      this.#finished = true;
+      if (this.#phase !== "idle") await this.#becomeIdle();
+      return;
+    }
+    this.#waitingDue = Infinity;
+    this.#phase = "receive";
+    this.#learner.meter.enter("receive");
+    await this.#register(task.strategy);
+    const strategy = this.#run.strategyOf(task);
+    await this.#store.bindStrategy(task.strategy, task.settings);
+    this.#round = { task, payload, strategy };
+    if (payload.base !== "" && !this.#store.hasPayload(payload.base)) {
+      await this.#giveUp("base", "this device does not have the payload that this one refers to");
+      return;
+    }
+    await this.#end.expect(payload);
+    const { received } = this.#store.journal;
+    if (received !== null && received.transferId === payload.transfer_id) await this.#trainStored(this.#round);
+  }
+
+  /** Goes on with a payload that the process before this one has received. */
+  async #trainStored(current: ActiveRound): Promise<void> {
+    const { received } = this.#store.journal;
+    if (received === null) return;
+    const raw = await this.#store.read(received.blob);
+    try {
+      this.#train(current, openPayload(raw, orderOf(current.task), current.strategy.payload));
+    } catch (error) {
+      if (!(error instanceof RefusedError)) throw error;
+      await this.#store.commitDropped();
+      await this.#giveUp(error.rule, error.message);
+    }
+  }
+
+  async #answerAgain(task: Task): Promise<void> {
+    if (task.payload !== null) {
+      if (this.#round !== null && !sameBlob(this.#round.payload, task.payload)) {
+        const wrong = new RefusedError("offer", `round ${task.round_id}: the offer has changed`);
+        this.#refusals.note("refused a task", wrong);
+        return;
+      }
+      await this.#end.expect(task.payload);
+    }
+    const { pending } = this.#store.journal;
+    if (pending !== null && task.round_id === pending.roundId) await this.#sendUpdate(pending.roundId);
+  }
+
+  async #replace(task: Task): Promise<void> {
+    if (this.#phase === "train") {
+      this.#next = task;
+      this.#learner.control.cancel();
+      return;
+    }
+    if (this.#round !== null) await this.#end.cancel(this.#round.payload.transfer_id);
+    await this.#begin(task);
+  }
+
+  async #settle(task: Task): Promise<void> {
+    const { pending } = this.#store.journal;
+    if (this.#next === null && pending !== null) {
+      this.#settleBy = performance.now() + SETTLE_MS;
+      await this.#sendUpdate(pending.roundId);
+    }
+    this.#next = task;
+  }
+
+  /** Says why, and stays; what is in progress goes on. */
+  async #refuse(task: Task, error: RefusedError): Promise<void> {
+    this.#refusals.note("refused a task", error);
+    const { transferId, lastTransferId } = this.#progress();
+    const ours = [transferId, lastTransferId, this.#next?.payload?.transfer_id];
+    // Before an announcement nothing can be judged: the task will come again.
+    if (error.rule === "announcement" || task.payload === null || ours.includes(task.payload.transfer_id)) return;
+    this.#trouble = error.message;
+    await this.#end.reject(task.payload.transfer_id, error.rule, error.message);
+  }
+
+  async #onReceived(offer: TransferOffer, blob: Uint8Array): Promise<void> {
+    const current = this.#round;
+    const { transfer_id: transferId } = offer;
+    if (current === null || current.payload.transfer_id !== transferId || this.#phase !== "receive") {
+      await this.#end.cancel(transferId);
+      return;
+    }
+    let received: ReceivedPayload;
+    try {
+      const coding = { codec: offer.codec, rawBytes: offer.raw_bytes, reference: offer.base };
+      const { payload: forms } = current.strategy;
+      const earlier = (reference: string): Promise<Uint8Array> => this.#store.loadPayload(reference);
+      received = await receivePayload(blob, coding, orderOf(current.task), { model: this.#learner.model, forms, earlier });
+    } catch (error) {
+      if (!(error instanceof RefusedError)) throw error;
+      await this.#giveUp(error.rule, error.message);
+      return;
+    }
+    const { round_id: roundId } = current.task;
+    const reference = offer.codec === "raw" ? null : offer.base;
+    const examples = this.#learner.lastExample;
+    await this.#store.commitReceived({ roundId, transferId, examples }, received.raw, reference);
+    await this.#end.accept(transferId);
+    this.#train(current, received);
+  }
+
+  /** Says why the payload of the round in progress cannot be used. */
+  async #giveUp(rule: string, reason: string): Promise<void> {
+    if (this.#round === null) return;
+    const { task, payload } = this.#round;
+    this.#refusals.note(`round ${task.round_id}: payload refused`, new RefusedError(rule, reason));
+    this.#trouble = reason;
+    await this.#end.reject(payload.transfer_id, rule, reason);
+    await this.#becomeIdle();
+  }
+
+  #train({ strategy }: ActiveRound, received: ReceivedPayload): void {
+    this.#phase = "train";
+    const examples = this.#store.journal.received?.examples ?? Infinity;
+    const work = this.#learner.round(strategy, this.#store, received, examples);
+    this.#running = new RunningRound(work, () => this.#end.wake());
+  }
+
+  /** Does what no event of the wire brings: trained, settled, heartbeat, presence. */
+  async #advance(): Promise<void> {
+    if (this.#running?.finished) await this.#onTrainingEnded(this.#running);
+    const now = performance.now();
+    if (this.#phase === "send" && now >= this.#settleBy) {
+      await this.#drop(`no receipt within ${SETTLE_MS / 1000} s of the next task`);
+    }
+    const wanted = this.#held && this.#phase === "idle" ? "left" : "online";
+    const changed = this.#presented !== null && this.#presented !== wanted;
+    if (now >= this.#rollCall.due || changed) {
+      this.#rollCall.answered(now);
+      await this.#present();
+    }
+    if (this.#recount && this.#run.latest !== null) {
+      this.#recount = false;
+      await this.#register(this.#run.latest.strategy);
+    }
+    if (now >= this.#heartbeatDue) await this.#heartbeat(this.#phase);
+    if (this.#phase === "idle" && now >= this.#waitingDue) {
+      this.#end.listenAgain();
+      this.#waitingMs = Math.min(2 * this.#waitingMs, LONGEST_WAITING_MS);
+      this.#waitingDue = now + this.#waitingMs;
+    }
+    await this.#countBytes(now);
+  }
+
+  async #onTrainingEnded(running: RunningRound): Promise<void> {
+    this.#running = null;
+    try {
+      await this.#onTrained(running.take());
+    } catch (error) {
+      if (error instanceof UnavailableError) throw error;
+      const known = error instanceof InputError || error instanceof ProvisionError || error instanceof DivergedError;
+      const reason = known ? error.message : `training failed: ${String(error)}`;
+      // Whatever a payload led to, the device stays.
+      await this.#onFailed(error instanceof DivergedError ? "diverged" : "strategy", reason);
+    }
+    this.#news.changed();
+  }
+
+  /** Says why this round has no update; the state of the round before stays. */
+  async #onFailed(rule: string, reason: string): Promise<void> {
+    const failed = this.#next === null ? this.#round : null;
+    await this.#drop(reason);
+    this.#trouble = reason;
+    if (failed !== null) await this.#end.reject(failed.payload.transfer_id, rule, reason);
+  }
+
+  async #onTrained(trained: TrainedRound | null): Promise<void> {
+    if (trained === null && this.#ending !== null) return;
+    if (trained === null || this.#next !== null || this.#round === null) {
+      await this.#drop("a newer task came");
+      return;
+    }
+    const { state, residual, update, blob, coding } = trained;
+    const figures = this.#learner.figures(update);
+    await this.#learner.meter.within("encode", () =>
+      this.#store.commitTrained({
+        roundId: state.roundId,
+        transferId: this.#round?.payload.transfer_id ?? "",
+        state: encodeBlob(state.tensors),
+        residual: residual.size > 0 ? encodeBlob(residual) : null,
+        update: blob,
+        coding,
+        figures,
+        sent: [...update.tensors].map(([name, { data }]) => ({ name, bytes: data.byteLength })),
+      }),
+    );
+    await this.#sendUpdate(update.roundId);
+  }
+
+  async #sendUpdate(roundId: number): Promise<void> {
+    const { pending } = this.#store.journal;
+    if (pending === null) return;
+    this.#phase = "send";
+    this.#learner.meter.enter("send");
+    const blob = await this.#store.read(pending.update);
+    const offer = await this.#end.sendUpdate(blob, roundId, pending.coding.codec === "raw" ? null : pending.coding);
+    this.#sending = offer.transfer_id;
+  }
+
+  async #onRejected(offer: TransferOffer, reason: string): Promise<void> {
+    const { pending } = this.#store.journal;
+    if (pending === null || pending.update.sha256 !== offer.sha256) return;
+    await this.#drop(reason);
+    this.#trouble = `round ${pending.roundId}: the federation did not take the update: ${reason}`;
+  }
+
+  async #onDelivered(offer: TransferOffer): Promise<void> {
+    const { pending } = this.#store.journal;
+    if (pending === null || pending.update.sha256 !== offer.sha256) return;
+    await this.#store.commitDelivered();
+    this.#trouble = "";
+    await this.#heartbeat("idle");
+    await this.#becomeIdle();
+  }
+
+  /** The round in progress does not count; its trained state goes with it. */
+  async #drop(reason: string): Promise<void> {
+    const { roundId, transferId } = this.#progress();
+    this.#news.log(`round ${roundId} dropped: ${reason}`);
+    for (const id of [transferId, this.#sending]) if (id !== "") await this.#end.cancel(id);
+    await this.#store.commitDropped();
+    await this.#becomeIdle();
+  }
+
+  async #becomeIdle(): Promise<void> {
+    this.#learner.meter.enter("idle");
+    this.#phase = "idle";
+    this.#round = null;
+    this.#sending = "";
+    this.#settleBy = Infinity;
+    this.#wait();
+    const task = this.#next;
+    this.#next = null;
+    // What has been delivered since may have answered it.
+    if (task !== null) await this.#onTask(task);
+  }
+
+  /** Nothing is to be done from now on; an announcement may have been lost. */
+  #wait(): void {
+    this.#waitingMs = WAITING_MS;
+    this.#waitingDue = performance.now() + WAITING_MS;
+  }
+
+  #progress(): RoundProgress {
+    return progressOf(this.#phase, this.#round, this.#store.journal);
+  }
+
+  #waitS(): number {
+    const due = Math.min(this.#heartbeatDue, this.#rollCall.due, this.#settleBy, this.#waitingDue);
+    return Math.max(0, due - performance.now()) / 1000;
+  }
+
+  async #countBytes(now: number): Promise<void> {
+    if (now < this.#totalsDue) return;
+    this.#totalsDue = now + TOTALS_MS;
+    const totals = this.totals;
+    if (totals.up !== this.#store.totals.up) await this.#store.keepTotals(totals);
+  }
+
+  /** Bytes at the socket since the device joined. */
+  get totals(): ByteTotals {
+    const { socketUpBytes, socketDownBytes } = this.#end.traffic;
+    return { up: this.#totalsBefore.up + socketUpBytes, down: this.#totalsBefore.down + socketDownBytes };
+  }
+
+  async #heartbeat(phase: DevicePhase): Promise<void> {
+    this.#heartbeatDue = performance.now() + HEARTBEAT_MS;
+    await this.#end.publish(heartbeatOf(this.#who, phase, this.roundId, this.totals));
+  }
+
+  async #leave(): Promise<void> {
+    this.#learner.control.cancel();
+    if (this.#end.connected) {
+      await this.#heartbeat("leave");
+      await this.#end.publish(presenceOf(this.#who, "left", this.#summary));
+    }
+    await this.#end.close();
+    if (!this.#store.database.lost) await this.#store.keepTotals(this.totals);
+  }
+}

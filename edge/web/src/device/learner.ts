@@ -1,0 +1,229 @@
+/** Local training and evaluation: a strategy's client half run on the owner's examples. */
+
+import type { Bundle } from "../bundle/bundle.ts";
+import type { Manifest } from "../bundle/manifest.ts";
+import { InputError } from "../errors.ts";
+import { type ClientMemory, type LocalLearner, type ReceivedPayload, trainRound, type TrainedRound } from "../federation/client.ts";
+import { tensorsOf } from "../federation/coding.ts";
+import type { Costs } from "../federation/records.ts";
+import { Evaluator } from "../runtime/evaluation.ts";
+import { Programs } from "../runtime/programs.ts";
+import { clientRng } from "../runtime/random.ts";
+import { build } from "../strategies/index.ts";
+import { TASKS } from "../strategies/tasks.ts";
+import { initials } from "../strategies/settings.ts";
+import { checkBatchSizes } from "../strategies/training.ts";
+import { TRAINING } from "../strategies/training_settings.ts";
+import type { ClientState, ClientTools, GradFn, Model, Payload, Statistics, Strategy, Update } from "../strategies/types.ts";
+import { rowsOf, type Tensor } from "../tensors/tensors.ts";
+import { classCounts, type OwnExamples, type Split } from "./examples.ts";
+import { Meter } from "./meter.ts";
+import type { RoundFigures } from "./page_messages.ts";
+import type { Store } from "./store.ts";
+import { TrainingControl } from "./training.ts";
+
+const WARM_UP_CALLS = 2;
+const MEASURED_CALLS = 10;
+
+/** Runs a bundle's programs on the owner's examples, for whichever strategy the coordinator names. */
+export class Learner implements LocalLearner {
+  readonly model: Model;
+  readonly meter = new Meter();
+  readonly control = new TrainingControl();
+  readonly #manifest: Manifest;
+  readonly #programs: Programs;
+  readonly #examples: OwnExamples;
+  readonly #deviceId: string;
+  #split: Split;
+  #lastSteps = 0;
+  #expectedSteps = 0;
+  #figures = { before: null as number | null, after: null as number | null, stepMs: 0, seconds: 0 };
+
+  constructor(bundle: Bundle, examples: OwnExamples, deviceId: string) {
+    this.model = bundle.model();
+    this.#manifest = bundle.manifest;
+    this.#programs = Programs.open(bundle);
+    this.#examples = examples;
+    this.#deviceId = deviceId;
+    this.#split = examples.split();
+  }
+
+  /** Of the round in training, 0 to 1: by the steps of the round before, else by its settings. */
+  get progress(): number {
+    return this.#expectedSteps === 0 ? 0 : Math.min(1, this.control.steps / this.#expectedSteps);
+  }
+
+  /** Training examples, as the presence tells their number. */
+  get numExamples(): number {
+    return this.#examples.split().train.y.shape[0]!;
+  }
+
+  /** Training examples of each class. */
+  get classCounts(): number[] {
+    const { numClasses } = this.model;
+    return numClasses ? classCounts(this.#examples.split().train.y, numClasses) : [];
+  }
+
+  /** Key of the owner's last example. */
+  get lastExample(): number {
+    return this.#examples.last;
+  }
+
+  /** Whether a strategy registers class counts; of one that this device cannot do nobody asks. */
+  asksClassCounts(name: string): boolean {
+    const declared = this.#manifest.strategy;
+    try {
+      return build(name, declared.name === name ? declared.settings : {}, this.model).classCounts;
+    } catch (error) {
+      if (error instanceof InputError) return false;
+      throw error;
+    }
+  }
+
+  /** The strategy `name` for this bundle's model; throws InputError where one of them does not fit. */
+  strategy(name: string, settings: Readonly<Record<string, unknown>>): Strategy {
+    const strategy = build(name, settings, this.model);
+    const missing = strategy.programs.find((objective) => !this.#programs.gradFns.has(objective));
+    if (missing !== undefined) {
+      throw new InputError(
+        `strategy '${name}': needs a training program '${missing}', the bundle has ` +
+          `${[...this.#programs.gradFns.keys()].sort().join(", ")}; export a bundle for this strategy`,
+      );
+    }
+    checkBatchSizes(strategy.batchSizes, this.#programs.minBatch);
+    return strategy;
+  }
+
+  /** One whole local round of what the store remembers, on the examples up to the key `last`. */
+  async round(strategy: Strategy, store: Store, received: ReceivedPayload, last: number): Promise<TrainedRound> {
+    this.control.begin();
+    this.#split = this.#examples.split(last);
+    this.#expectedSteps = this.#lastSteps || stepsOf(store.journal.settings, this.#split.train.y.shape[0]!);
+    const started = performance.now();
+    const memory = await memoryOf(store);
+    const before = await this.#score(strategy, memory.state ?? strategy.clientInit());
+    const trained = await trainRound(this, strategy, memory, received);
+    this.#lastSteps = this.control.steps;
+    const after = await this.#score(strategy, trained.state);
+    this.#figures = { ...this.#figures, before, after, seconds: (performance.now() - started) / 1000 };
+    return trained;
+  }
+
+  async train(
+    strategy: Strategy,
+    state: ClientState | null,
+    payload: Payload,
+    seed: bigint,
+  ): Promise<readonly [ClientState, Update]> {
+    const { x, y } = this.#split.train;
+    const rng = await clientRng(seed, payload.roundId, this.#deviceId);
+    const evaluator = this.#evaluator();
+    const tools: ClientTools = {
+      clientId: this.#deviceId,
+      training: {
+        name: `client '${this.#deviceId}'`,
+        x,
+        y,
+        gradFns: this.#timed(),
+        rng,
+        minBatch: this.#programs.minBatch,
+      },
+      predict: (network, examples) => this.#programs.predict(network, examples),
+      features: (network, examples) => this.#programs.features(network, examples),
+      evaluate: (network, score) => this.meter.within("evaluate", () => evaluator.evaluate(network, score ?? null)),
+      statistics: (network) => this.meter.within("evaluate", () => evaluator.statistics(network)),
+    };
+    return this.meter.within("train", () => strategy.clientUpdate(state ?? strategy.clientInit(), payload, tools));
+  }
+
+  async costs(strategy: Strategy, state: ClientState): Promise<Costs> {
+    await this.meter.within("infer", () => this.#measureInference(strategy, state));
+    const costs = this.meter.take();
+    const steps = [...costs.trainStepMs].sort((one, other) => one - other);
+    this.#figures.stepMs = steps[Math.floor(steps.length / 2)] ?? 0;
+    return costs;
+  }
+
+  /** What the owner wants to know of the round that was trained last. */
+  figures({ roundId, loss }: Update): RoundFigures {
+    return { round: roundId, loss: Number.isFinite(loss) ? loss : null, ...this.#figures };
+  }
+
+  /** Outputs of the model in use: the last that counted, else the bundle's own. */
+  async predict(store: Store, x: Tensor): Promise<Tensor> {
+    const { strategy: name, settings } = store.journal;
+    const { state } = await memoryOf(store);
+    if (state === null) return this.#programs.predict(this.model.network, x);
+    return this.#outputs(this.strategy(name, settings), state, x);
+  }
+
+  async close(): Promise<void> {
+    await this.#programs.close();
+  }
+
+  #timed(): Map<string, GradFn> {
+    const timed = (gradFn: GradFn): GradFn => async (network, batch, rng) => {
+      await this.control.between();
+      const started = performance.now();
+      const step = await gradFn(network, batch, rng);
+      this.meter.step(performance.now() - started);
+      return step;
+    };
+    return new Map([...this.#programs.gradFns].map(([objective, gradFn]) => [objective, timed(gradFn)]));
+  }
+
+  #evaluator(): Evaluator {
+    const { task, classes, targets } = this.#manifest;
+    return new Evaluator(this.#programs, task, Math.max(classes.length, targets.length), this.#split.test);
+  }
+
+  /** How good a model is on the owner's test part; null where there is none. */
+  async #score(strategy: Strategy, state: ClientState): Promise<number | null> {
+    const network = strategy.clientModel(state);
+    const score = strategy.clientScore(state);
+    const statistics = await this.meter.within("evaluate", () => this.#evaluator().statistics(network, score));
+    return statistics === null ? null : this.#headline(statistics);
+  }
+
+  #headline(statistics: Statistics): number | null {
+    const task = TASKS[this.#manifest.task];
+    const scores = task.score(statistics);
+    const value = scores.accuracy ?? scores[task.headline] ?? NaN;
+    return Number.isFinite(value) ? value : null;
+  }
+
+  /** Times single examples, as a device in use would call the model. */
+  async #measureInference(strategy: Strategy, state: ClientState): Promise<void> {
+    const { train, test } = this.#split;
+    const { x } = test.y.shape[0] ? test : train;
+    const count = x.shape[0]!;
+    for (let call = 0; count > 0 && call < WARM_UP_CALLS + MEASURED_CALLS; call += 1) {
+      const started = performance.now();
+      await this.#outputs(strategy, state, rowsOf(x, [call % count]));
+      if (call >= WARM_UP_CALLS) this.meter.inference(performance.now() - started);
+    }
+  }
+
+  async #outputs(strategy: Strategy, state: ClientState, x: Tensor): Promise<Tensor> {
+    const network = strategy.clientModel(state);
+    const score = strategy.clientScore(state);
+    return score === null ? this.#programs.predict(network, x) : score(await this.#programs.features(network, x));
+  }
+}
+
+/** What the last delivered round has left. */
+async function memoryOf(store: Store): Promise<ClientMemory> {
+  const { state } = store.journal;
+  if (state === null) return { state: null, residual: new Map() };
+  return {
+    state: { roundId: state.roundId, tensors: tensorsOf(await store.read(state.blob)) },
+    residual: state.residual === null ? new Map() : tensorsOf(await store.read(state.residual)),
+  };
+}
+
+/** Training steps, as far as the settings that most strategies share tell. */
+function stepsOf(settings: Readonly<Record<string, unknown>>, count: number): number {
+  const initial = initials(TRAINING);
+  const { epochs = initial.epochs, batch_size: size = initial.batchSize } = settings;
+  return Number(epochs) * Math.ceil(count / Number(size)) || 0;
+}

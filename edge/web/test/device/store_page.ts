@@ -1,0 +1,108 @@
+/** Steps of a device's store, for a page that a test kills between or within them. */
+
+import type { Binding, Pending } from "../../src/device/journal.ts";
+import { keptBlobs } from "../../src/device/journal.ts";
+import { Store } from "../../src/device/store.ts";
+
+const BINDING: Binding = { federation: "f", bundle: "", layoutHash: "l", signer: "s" };
+const FIGURES = { round: 1, before: 0.5, after: 0.75, loss: 0.1, stepMs: 2, seconds: 3 };
+const SENT: Pending["sent"] = [{ name: "params/w", bytes: 4 }];
+
+function bytes(seed: number, count = 200_000): Uint8Array {
+  return Uint8Array.from({ length: count }, (_, i) => (i * (seed + 7)) & 255);
+}
+
+function keys(): Promise<CryptoKeyPair> {
+  return crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"]) as Promise<CryptoKeyPair>;
+}
+
+function trained(roundId: number) {
+  return {
+    roundId,
+    transferId: `t${roundId}`,
+    state: bytes(roundId),
+    residual: bytes(roundId + 50),
+    update: bytes(roundId + 100),
+    coding: { codec: "raw", rawBytes: 0, reference: "" },
+    figures: { ...FIGURES, round: roundId },
+    sent: SENT,
+  };
+}
+
+type Step = (store: Store) => Promise<unknown>;
+
+const STEPS: readonly Step[] = [
+  async (store) => store.keepAsking("i", await keys()),
+  async (store) =>
+    store.commitEnrolment({
+      federation: "f", deviceId: "d", broker: "ws://b", password: "", grant: "g", federationKey: "k",
+      invitation: "i", keys: store.asking?.keys ?? null,
+    }),
+  (store) => store.start(),
+  (store) => store.commitBundle({ ...BINDING, bundle: "one" }, bytes(1), 1),
+  (store) => store.bindStrategy("fedavg", { epochs: 1 }),
+  (store) => store.commitReceived({ roundId: 1, transferId: "t1", examples: 3 }, bytes(2), ""),
+  (store) => store.commitTrained(trained(1)),
+  (store) => store.commitDelivered(),
+  (store) => store.commitReceived({ roundId: 2, transferId: "t2", examples: 3 }, bytes(3), null),
+  (store) => store.commitTrained(trained(2)),
+  (store) => store.commitDropped(),
+  (store) => store.commitBundle({ ...BINDING, bundle: "two" }, bytes(9), 2),
+];
+
+const api = {
+  count: STEPS.length,
+
+  /** Makes the steps up to `last`, that not included, in the database `name`. */
+  async upTo(name: string, last: number): Promise<void> {
+    const store = await Store.open(() => {}, name);
+    for (const step of STEPS.slice(0, last)) await step(store);
+    store.close();
+  },
+
+  /** Begins one step, and does not wait. */
+  async begin(name: string, step: number): Promise<void> {
+    const store = await Store.open(() => {}, name);
+    void STEPS[step]!(store);
+  },
+
+  /** What the store says, and that all that it names is there, and nothing else. */
+  async look(name: string): Promise<string> {
+    const store = await Store.open(() => {}, name);
+    const { journal, enrolment, asking, memory, history } = store;
+    const blobs = (await store.database.keys("blobs")) as string[];
+    for (const blob of blobs) await store.read({ sha256: blob, bytes: 0 });
+    const whole = [...keptBlobs(journal)].sort().join() === blobs.sort().join();
+    let signs = true;
+    const pair = enrolment?.keys ?? asking?.keys ?? null;
+    if (pair !== null) {
+      const signature = await crypto.subtle.sign("Ed25519", pair.privateKey, new Uint8Array(3));
+      signs = await crypto.subtle.verify("Ed25519", pair.publicKey, signature, new Uint8Array(3));
+      signs &&= !pair.privateKey.extractable;
+    }
+    store.close();
+    const known = { journal, memory, history, enrolled: enrolment?.grant ?? "", asking: asking?.invitation ?? "" };
+    return JSON.stringify({ ...known, whole, signs });
+  },
+
+  /** What reading says when the browser has deleted the store while it was open. */
+  async watch(name: string): Promise<void> {
+    const store = await Store.open(() => void (document.title = "lost"), name);
+    Object.assign(globalThis, { watched: store });
+  },
+
+  async readWatched(): Promise<string> {
+    try {
+      await (globalThis as unknown as { watched: Store }).watched.commitDropped();
+      await (globalThis as unknown as { watched: Store }).watched.keepWish("pause");
+      return "no error";
+    } catch (error) {
+      return (error as Error).message;
+    }
+  },
+};
+
+export type StoreSteps = typeof api;
+
+Object.assign(globalThis, { steps: api });
+document.title = "ready";
