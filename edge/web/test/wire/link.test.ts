@@ -148,6 +148,20 @@ test("a full link tells when it has room again", async (t) => {
   await until(() => link.room === 16);
 });
 
+test("no WebSocket frame is larger than a packet may be, however much is published at once", async (t) => {
+  const frames: number[] = [];
+  const broker = await scripted(t, (_connection, sent) => {
+    frames.push(sent.length);
+    return sent[0] === 0x10 ? CONNACK_5 : undefined;
+  });
+  const link = linkTo(t, broker.url);
+  await next(link, "connected");
+  for (let time = 0; time < 20; time += 1) link.publish("x", new Uint8Array(60_000));
+  await until(() => frames.reduce((sum, size) => sum + size) > 20 * 60_000);
+  assert.ok(Math.max(...frames) <= 65_536, `${frames}`);
+  await link.close(0.1);
+});
+
 test("the broker's packet limit shrinks chunks", async (t) => {
   const broker = await mosquitto(t, "max_packet_size 20000");
   const link = linkTo(t, broker.url, { filters: ["x"] });
