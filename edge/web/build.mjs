@@ -7,7 +7,7 @@
  */
 
 import { createHash } from "node:crypto";
-import { existsSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { mkdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -103,9 +103,10 @@ function manifest(icons) {
 async function assemble() {
   const require = createRequire(import.meta.url);
   const wasm = hashed(`assets/${WASM}`, readFileSync(require.resolve(`onnxruntime-web/${WASM}`)));
-  const worker = hashed("assets/worker.js", existsSync(join(ROOT, "src/device/worker.ts")) // TODO: it lands soon
-    ? await bundled("src/device/worker.ts", { plugins: [onnxRuntime(wasm)], define: { global: "globalThis" } })
-    : "");
+  const worker = hashed(
+    "assets/worker.js",
+    await bundled("src/device/worker.ts", { plugins: [onnxRuntime(wasm)], define: { global: "globalThis" } }),
+  );
   const styles = hashed("assets/page.css", await bundled("src/page/page.css"));
   const script = hashed(
     "assets/page.js",

@@ -1,4 +1,4 @@
-"""Messages of strangers on a real broker: whatever they hold, no process ends.
+"""Messages of strangers on real brokers: whatever they hold, no process ends.
 
 The broker is open, so that anybody may publish as the coordinator or as a device.
 """
@@ -10,10 +10,12 @@ from contextlib import closing
 import msgspec
 import numpy as np
 import pytest
+from secured_broker import skip_without
 from tiny_bundle import tiny_bundle
 
 from protofleet.bundle import Bundle
 from protofleet.edge.journal import read_journal
+from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.link import Connected, Link, LinkOptions
@@ -124,6 +126,14 @@ def _from_devices(bundle):
     counts = {"num_examples": 10**400, "class_counts": (10**400, -(10**400))}
     left = {"device_id": "other", "status": "left"}
     yield Channel.PRESENCE, "other", msgspec.structs.replace(presence, **left, **counts, **fitting)
+
+
+@pytest.fixture(params=["mosquitto", "amqtt"])
+def mosquitto_url(request):
+    """Overrides the fixture of all tests: the embedded broker keeps and hands on other things."""
+    skip_without(request.param)
+    with open_broker(BrokerOptions(kind=request.param)) as broker:
+        yield broker.url
 
 
 @pytest.fixture

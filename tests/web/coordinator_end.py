@@ -1,7 +1,7 @@
 """A coordinator's end for the browser's tests: ``coordinator_end.py URL FOLDER [--keyed]``.
 
-The first line that it writes holds the credentials of device ``pi-7``, or null. From then on it obeys
-JSON lines on its standard input, and writes one for every event:
+The first line that it writes holds the credentials of device ``pi-7``, or null. From then on it
+obeys JSON lines on its standard input, and writes one for every event:
 
 - ``{"task": 1, "bytes": 700000}`` sends a task with a payload of so many bytes;
 - ``{"refuse": "cohort"}`` rejects every update from now on by that rule.
@@ -45,7 +45,12 @@ ANNOUNCEMENT = Announcement(
 
 
 def say(event: str, **fields: Any) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
+    write({"event": event, **fields})
+
+
+def write(line: dict[str, Any] | None) -> None:
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 class CoordinatorEnd:
@@ -137,7 +142,7 @@ def main() -> None:
     arguments.add_argument("--keyed", action="store_true")
     options = arguments.parse_args()
     keyed = Keyed() if options.keyed else None
-    print(json.dumps(shown(keyed.device(DEVICE)) if keyed else None), flush=True)
+    write(shown(keyed.device(DEVICE)) if keyed else None)
     endpoint = CoordinatorEndpoint.create(
         BrokerAccess(url=options.url),
         "lab",

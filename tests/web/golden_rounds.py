@@ -54,7 +54,7 @@ _SIZES = {"phone": (70, 24), "gerät": (37, 0), "late": (3, 6), "empty": (0, 5)}
 _JOINS = {"phone": 1, "gerät": 1, "late": 2, "empty": 1}
 
 # A small eps makes a step of whatever rounding has left of a gradient near zero.
-_ADAM = {"kind": "adam", "lr": 0.01, "eps": 1e-3}
+_ADAM = {"kind": "adam", "lr": 0.03, "eps": 1e-3}
 _SGD = {"kind": "sgd", "lr": 0.05}
 _MOMENTUM = {"kind": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}
 _TORCH_ADAM = {**_ADAM, "eps_form": "torch", "weight_decay": 1e-3}
@@ -155,13 +155,22 @@ def _cases() -> list[Case]:
             "torch's adam": {**_SHORT, "optimiser": _TORCH_ADAM, "drop_last": True},
         },
         "fedala": {
-            "its own": {},
+            "its own": {"optimiser": _SGD},
             "adam": {**_SHORT, "local_init": {**_ALA, "layer_idx": 3}, "drop_last": False},
         },
         "fedavg_c": {"adam": _SHORT, "early score": {**_SHORT, "score_at": "start"}},
         "fedprox": {
             "adam": {**_SHORT, "mu": 0.5},
             "momentum, clipped": {**_SHORT, "mu": 2, "optimiser": _MOMENTUM, "clip_norm": 0.3},
+        },
+        "scaffold": {
+            "second option": {**_SHORT, "optimiser": _SGD, "clip_norm": 1.0, "drop_last": True},
+            "first option": {
+                **_SHORT,
+                "optimiser": _SGD,
+                "option": "I",
+                "server": {"lr": 0.5, "population": 5},
+            },
         },
         "fedper": {"adam": _SHORT, "named head": {**_SHORT, "head": "body.0.b"}},
         "fedrep": {
@@ -256,6 +265,11 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
         "fedhp": {},
         "fedali": {},
         "local": {"keep_best": [True, 1]},
+        "scaffold": {
+            "optimiser": [{"lr": 0.1}, _SGD, _ADAM, _MOMENTUM, {"kind": "sgd", "lr": 0}],
+            "option": ["I", 1],
+            "server": [{}, None, {"lr": -1}, {"kind": 1}, {"population": 3}],
+        },
     }
     shared: dict[str, list[Any]] = {
         "epochs": [0, 1, 100_001, "5", True, 2.5, None],
@@ -270,7 +284,9 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
             {"kind": "adam", "eps": 0}, {"kind": "adam", "eps_form": "tf"},
             {"kind": "adam", "lr": "0.1"}, {"lr": 0.1},
         ],
-        "local_init": [{"kind": "ala"}, {"kind": "ala", "layer_idx": -1}, {"kind": "no"}, 1],
+        "local_init": [
+            {"kind": "ala"}, {"eta": 2}, {}, {"kind": "ala", "layer_idx": -1}, {"kind": "no"}, 1,
+        ],
         "learning_rate": [0.1],
     }  # fmt: skip
     bundles = {"fedhp": "prototypes", "fedali": "aligned"}
@@ -293,6 +309,7 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
             for name, value in (("beta", 1.1), ("keep_local_prototypes", 1), ("kmeans_tol", -1))
         ),
         ("local", "perceptron", {"score_at": "start"}),
+        ("scaffold", "perceptron", {"option": "I", "clip_norm": 1.0}),
         ("fedproto", "perceptron", {"local_init": {"kind": "ala"}}),
         *(
             (strategy, bundle, {})
@@ -412,7 +429,11 @@ def _run(case: Case, bundle: Bundle, data: Mapping[str, DeviceData], path: Path)
                 tensors |= {
                     f"{round_id}/{client}/{part}/{n}": np.array(v) for n, v in values.items()
                 }
-            told[client] = {"fresh": before is None, **_said(update)}
+            told[client] = {
+                "fresh": before is None,
+                **_said(update),
+                "scores_features": strategy.client_score(states[client]) is not None,
+            }
         rounds.append({"round_id": round_id, "final": final, "clients": told})
         if not final:
             server = _aggregated(strategy, server, updates)

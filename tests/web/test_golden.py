@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from web import golden_optimisers, golden_random, golden_tasks
+from web import golden_intake, golden_optimisers, golden_random, golden_tasks
 
 _GOLDEN = Path(__file__).parent.parent.parent / "edge" / "web" / "test" / "golden"
 
@@ -12,6 +12,7 @@ _GOLDEN = Path(__file__).parent.parent.parent / "edge" / "web" / "test" / "golde
 @pytest.mark.parametrize(
     ("name", "written"),
     [
+        ("intake", golden_intake.cases),
         ("random", golden_random.numbers),
         ("optimisers", golden_optimisers.hashes),
         ("tasks", golden_tasks.cases),

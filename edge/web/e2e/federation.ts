@@ -1,9 +1,10 @@
 /** A whole federation of real processes for the tests of the browser's device: broker, coordinator, hub, devices. */
 
 import { type ChildProcess, execFileSync, spawn } from "node:child_process";
+import { createHash } from "node:crypto";
 import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { connect, createServer } from "node:net";
-import type { AddressInfo } from "node:net";
+import type { AddressInfo, Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -98,6 +99,7 @@ export class Federation {
   readonly #options: FederationOptions;
   readonly #running: Command[] = [];
   readonly #invitations = new Map<string, string>();
+  readonly #network = new Network();
   #hubPort = 0;
   #brokerPort = 0;
 
@@ -105,9 +107,27 @@ export class Federation {
     this.#options = options;
   }
 
-  /** Address of the hub. */
+  /** Address of the hub, as phones reach it. */
   get url(): string {
-    return `http://127.0.0.1:${this.#hubPort}`;
+    return `http://127.0.0.1:${this.#network.port}`;
+  }
+
+  /** Between phones and the hub. */
+  get network(): Network {
+    return this.#network;
+  }
+
+  /** How many updates each round has used. */
+  get participants(): number[] {
+    const text = readFileSync(join(this.folder, "run/result.json"), "utf-8");
+    return (JSON.parse(text) as { rounds: { participants: number }[] }).rounds.map(({ participants }) => participants);
+  }
+
+  /** Hash of the server's state after the last round. */
+  get outcome(): string {
+    const folder = join(this.folder, "run/states");
+    const files = readdirSync(folder).sort((one, other) => one.localeCompare(other, "en", { numeric: true }));
+    return createHash("sha256").update(readFileSync(join(folder, files.at(-1)!))).digest("hex");
   }
 
   /** Everything but the coordinator and the Python devices. */
@@ -144,6 +164,7 @@ export class Federation {
     this.#hubPort ||= await freePort();
     const hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
     await answers(this.#hubPort, hub);
+    await this.#network.lead(this.#hubPort);
     return hub;
   }
 
@@ -177,6 +198,7 @@ export class Federation {
 
   /** Ends its processes and removes its folder. */
   async close(): Promise<void> {
+    await this.#network.close();
     const running = this.#running.reverse();
     for (const command of running) command.stop();
     await Promise.all(running.map((command) => command.finish(10_000).catch(() => command.kill())));
@@ -185,6 +207,50 @@ export class Federation {
 
   #run(...argv: readonly string[]): string {
     return execFileSync(PYTHON, ["-m", "protofleet", ...argv], { cwd: this.folder, env: ENVIRONMENT, encoding: "utf-8" });
+  }
+}
+
+/** The way to a port, which a test can cut. */
+export class Network {
+  readonly #sockets = new Set<Socket>();
+  #cut = false;
+  #target = 0;
+  #server = createServer((socket) => {
+    if (this.#cut) {
+      socket.destroy();
+      return;
+    }
+    const onward = connect(this.#target, "127.0.0.1");
+    for (const [one, other] of [[socket, onward], [onward, socket]] as const) {
+      this.#sockets.add(one);
+      one.pipe(other);
+      one.once("error", () => other.destroy());
+      one.once("close", () => (other.destroy(), this.#sockets.delete(one)));
+    }
+  });
+
+  get port(): number {
+    return (this.#server.address() as AddressInfo).port;
+  }
+
+  async lead(port: number): Promise<void> {
+    this.#target = port;
+    if (!this.#server.listening) await new Promise<void>((resolve) => this.#server.listen(0, "127.0.0.1", resolve));
+  }
+
+  /** Ends what is open, and refuses what comes. */
+  cut(): void {
+    this.#cut = true;
+    for (const socket of this.#sockets) socket.destroy();
+  }
+
+  mend(): void {
+    this.#cut = false;
+  }
+
+  async close(): Promise<void> {
+    this.cut();
+    if (this.#server.listening) await new Promise((resolve) => this.#server.close(resolve));
   }
 }
 

@@ -27,7 +27,8 @@ _CLASSES = ("class0", "class1", "class2")
 def main(folder: Path, names: list[str]) -> None:
     """Write them."""
     key = Ed25519PrivateKey.generate()
-    tiny_bundle(folder / "tiny.pfb", key)
+    # Many small steps: a round takes a browser some seconds, in which a test can break it.
+    tiny_bundle(folder / "tiny.pfb", key, settings={"epochs": 1000, "batch_size": 16})
     save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
     for index, name in enumerate(names):
         x, y = tiny_data(index, 60)

@@ -1,14 +1,14 @@
 /**
  * Takes a picture of every screen, light and dark, at 360 and 1280 pixels, and runs axe-core on each.
  *
- *     node --import tsx e2e/screens.ts FOLDER [PART OF A NAME]
+ *     node --import tsx e2e/screens.ts FOLDER [PATTERN]
  *
  * `static/` must have been built. Ends with status 1 if there is a violation or an error in a page.
  */
 
 import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { join } from "node:path";
+import { basename, join } from "node:path";
 import { chromium, type Browser, type BrowserContext, type Page } from "playwright-core";
 
 import type { Status } from "../src/device/page_messages.ts";
@@ -85,7 +85,7 @@ async function moveSensors(page: Page): Promise<void> {
 }
 
 async function record(page: Page): Promise<void> {
-  await page.getByText("walking").first().click();
+  await page.getByRole("radio", { name: "walking" }).check({ force: true });
   await page.getByRole("button", { name: "Start" }).click();
   await moveSensors(page);
 }
@@ -106,7 +106,7 @@ async function draw(page: Page): Promise<void> {
   await page.mouse.down();
   for (const [x, y] of points) await page.mouse.move(...at(x!, y!), { steps: 3 });
   await page.mouse.up();
-  await page.getByText("3", { exact: true }).last().click();
+  await page.getByRole("radio", { name: "3" }).check({ force: true });
 }
 
 async function wrongFile(page: Page): Promise<void> {
@@ -130,7 +130,15 @@ async function violations(page: Page): Promise<Violation[]> {
   return (found as { violations: Violation[] }).violations;
 }
 
-async function take(browser: Browser, url: string, picture: Picture, folder: string, dark: boolean, width: number): Promise<string[]> {
+/** As tall as its content, so that what is fixed to the screen's edges stands at them. */
+async function showAll(page: Page, width: number): Promise<void> {
+  await page.evaluate("scrollTo(0, 0)");
+  const height = Number(await page.evaluate("document.documentElement.scrollHeight"));
+  await page.setViewportSize({ width, height: Math.max(height, page.viewportSize()!.height) });
+  await page.waitForTimeout(100);
+}
+
+async function take(browser: Browser, url: string, picture: Picture, file: string, dark: boolean, width: number): Promise<string[]> {
   const context = await browser.newContext({
     viewport: { width, height: width < 700 ? 740 : 860 },
     colorScheme: dark ? "dark" : "light",
@@ -139,7 +147,7 @@ async function take(browser: Browser, url: string, picture: Picture, folder: str
     serviceWorkers: "block", reducedMotion: "reduce",
   });
   const problems: string[] = [];
-  const name = `${picture.name}-${dark ? "dark" : "light"}-${width}`;
+  const name = basename(file);
   await picture.prepare?.(context);
   const page = await context.newPage();
   page.on("pageerror", (error) => problems.push(`${name}: ${error.message}`));
@@ -154,23 +162,28 @@ async function take(browser: Browser, url: string, picture: Picture, folder: str
   }
   const wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth");
   if (Number(wide) > 0) problems.push(`${name}: ${wide} pixels wider than the screen`);
-  await page.screenshot({ path: join(folder, `${name}.png`), fullPage: true });
+  await showAll(page, width);
+  await page.screenshot({ path: `${file}.png` });
   await context.close();
   return problems;
 }
 
 async function main(): Promise<void> {
-  const [folder = "screens", part = ""] = process.argv.slice(2);
+  const [folder = "screens", pattern = ""] = process.argv.slice(2);
+  const wanted = new RegExp(pattern);
   mkdirSync(folder, { recursive: true });
   let status = BEFORE;
   const root = join(import.meta.dirname, "..", "static");
   const server = await serveStatic(root, (path) => (/^\/assets\/worker-/.test(path) ? script(status) : null));
   const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
   const problems: string[] = [];
-  for (const picture of PICTURES.filter(({ name }) => name.includes(part))) {
+  for (const picture of PICTURES) {
     status = picture.status;
     for (const width of [360, 1280]) {
-      for (const dark of [false, true]) problems.push(...(await take(browser, server.url, picture, folder, dark, width)));
+      for (const dark of [false, true]) {
+        const name = `${picture.name}-${dark ? "dark" : "light"}-${width}`;
+        if (wanted.test(name)) problems.push(...(await take(browser, server.url, picture, join(folder, name), dark, width)));
+      }
     }
   }
   await browser.close();

@@ -22,6 +22,8 @@ export interface Told {
   readonly own: Statistics | null;
   readonly own_loss: number | null;
   readonly more: Readonly<Record<string, Statistics>>;
+  /** Something else than the model's own head classifies its features now. */
+  readonly scores_features: boolean;
 }
 
 export interface Round {

@@ -56,7 +56,13 @@ export interface EnrolmentLink {
 export type EnrolmentEvent =
   | { readonly kind: "connected" | "drained" | "woken" }
   | { readonly kind: "disconnected"; readonly reason: string; readonly final: boolean }
-  | { readonly kind: "delivery"; readonly payload: Uint8Array; readonly retained: boolean };
+  | Delivery;
+
+interface Delivery {
+  readonly kind: "delivery";
+  readonly payload: Uint8Array;
+  readonly retained: boolean;
+}
 
 /** Where and as whom the link connects; an empty user: as nobody. */
 export interface EnrolmentAccess {
@@ -134,7 +140,8 @@ export async function checkEnrolment(enrolment: Enrolment, now = CLOCK.time()): 
     if (grant.device_id === deviceId && grant.key === toHex(await publicBytes(keys.publicKey))) return;
   } catch (error) {
     if (!(error instanceof RefusedError)) throw error;
-    throw new ProvisionError(`this phone's enrolment: ${error.message} (this phone's clock: ${minute(now)}); ${remedy}`);
+    const clock = `this phone's clock: ${minute(now)}`;
+    throw new ProvisionError(`this phone's enrolment: ${error.message} (${clock}); ${remedy}`);
   }
   throw new ProvisionError(`this phone's enrolment: its grant is for another device or key; ${remedy}`);
 }
@@ -292,7 +299,7 @@ class Enrolling {
   }
 
   /** The answer to this request; what is none was sent by anybody, and is passed over. */
-  #answerIn(delivery: { readonly payload: Uint8Array; readonly retained: boolean }, asked: Asked): EnrolmentAnswer | null {
+  #answerIn(delivery: Delivery, asked: Asked): EnrolmentAnswer | null {
     const answer = anAnswer(delivery.payload);
     if (answer === null || delivery.retained || answer.answers !== asked.request.nonce) return null;
     this.#compareClocks(answer);

@@ -1,10 +1,10 @@
 /**
  * A character drawn by finger → the pixels that the data sets have.
  *
- * Small images (8x8) as E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", 1998,
- * made them: the bounding box brought to 20 x 32 of 32 x 32 bits, strokes of even width, and the bits
- * of each 4x4 block counted. Large ones (28x28) as MNIST: the bounding box fitted into 20 x 20 with
- * its proportions kept, and its centre of mass put in the middle.
+ * Small images (8x8) as E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", 1998, have
+ * them: 32 x 32 bits of which all rows and at most 20 columns are filled, about as much ink in each, and
+ * the bits of each 4x4 block counted (figures measured on the data set). Large ones (28x28) as MNIST: the
+ * bounding box fitted into 20 x 20 with its proportions kept, its centre of mass put in the middle.
  */
 
 import type { Preprocessing } from "../bundle/manifest.ts";
@@ -39,7 +39,7 @@ const BLOCK = 4;
 /** Share of the bits that are ink in the data set, whatever the digit. */
 const INK_SHARE = 19.6 / 64;
 const BOX_WIDTH = 20 / 32;
-/** A 1 must not become a bar as wide as an 8. */
+/** How much taller than wide a flat drawing may become. */
 const MOST_STRETCH = 2;
 
 function countedBlocks(strokes: readonly Stroke[], side: number): Float32Array {
@@ -51,11 +51,11 @@ function countedBlocks(strokes: readonly Stroke[], side: number): Float32Array {
   for (let step = 0; step < 7; step++) {
     const radius = (thin + thick) / 2;
     const [width, height] = [BOX_WIDTH * bits - 2 * radius, bits - 2 * radius];
-    const down = height / Math.max(box.height, 1e-9);
-    const across = Math.min(width / Math.max(box.width, 1e-9), MOST_STRETCH * down);
+    const fill = height / Math.max(box.height, 1e-9);
+    const across = Math.min(width / Math.max(box.width, 1e-9), fill);
+    const down = Math.min(fill, MOST_STRETCH * across);
     drawn = rasterised(strokes, bits, radius, {
-      across, down: Math.min(down, MOST_STRETCH * across),
-      left: bits / 2 - across * box.middleX, top: bits / 2 - Math.min(down, MOST_STRETCH * across) * box.middleY,
+      across, down, left: bits / 2 - across * box.middleX, top: bits / 2 - down * box.middleY,
     });
     const ink = drawn.reduce((sum, bit) => sum + bit, 0);
     if (ink < INK_SHARE * bits * bits) thin = radius;

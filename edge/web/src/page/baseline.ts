@@ -7,9 +7,13 @@ const SIMD = new Uint8Array([
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11,
 ]);
 
+/** Plain http: there is nothing that could be looked for. */
+export function isInsecure(): boolean {
+  return !window.isSecureContext || globalThis.crypto?.subtle === undefined;
+}
+
 /** Sentences of what is lacking, in the order in which they should be mended. */
 export async function lacks(): Promise<string[]> {
-  if (!window.isSecureContext || globalThis.crypto?.subtle === undefined) return [BASELINE.secureContext];
   const checks: readonly (readonly [string, boolean | Promise<boolean>])[] = [
     [BASELINE.ed25519, makesKeys("Ed25519", ["sign", "verify"])],
     [BASELINE.x25519, makesKeys("X25519", ["deriveBits"])],

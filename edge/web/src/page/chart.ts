@@ -6,7 +6,7 @@ import { duration, percent } from "./format.ts";
 import { TRAIN } from "./texts.ts";
 
 const HEIGHT = 190;
-const MARGIN = { top: 12, right: 14, bottom: 26, left: 40 };
+const MARGIN = { top: 12, right: 14, bottom: 26, left: 48 };
 /** Beyond, dots of neighbouring rounds would touch. */
 const MOST_DOTS = 24;
 

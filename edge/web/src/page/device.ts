@@ -24,7 +24,8 @@ interface Waiting {
   readonly reject: (reason: Error) => void;
 }
 
-export function startDevice(listener: DeviceListener): Device {
+/** `remembered`: what the page has kept of the device outside of its store. */
+export function startDevice(listener: DeviceListener, remembered: string): Device {
   const worker = new Worker(WORKER_URL, { type: "module" });
   const predictions = new Map<number, Waiting>();
   let next = 1;
@@ -40,7 +41,7 @@ export function startDevice(listener: DeviceListener): Device {
     }
   });
   worker.addEventListener("error", () => listener.broken());
-  worker.postMessage({ kind: "open" } satisfies Command);
+  worker.postMessage({ kind: "open", remembered } satisfies Command);
   return {
     send: (command) => worker.postMessage(command),
     predict: (x) =>

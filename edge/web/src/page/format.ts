@@ -32,3 +32,10 @@ export function duration(seconds: number): string {
 export function fingerprint(hex: string): string {
   return (hex.slice(0, 16).match(/.{1,4}/g) ?? []).join(" ");
 }
+
+/** A message of the device as a sentence: with a capital, and a full stop. */
+export function sentence(text: string): string {
+  if (text === "") return "";
+  const begun = text[0]!.toUpperCase() + text.slice(1);
+  return /[.!?…]$/.test(begun) ? begun : `${begun}.`;
+}

@@ -2,14 +2,14 @@
 
 import type { Phase, Status } from "../device/page_messages.ts";
 import type { App } from "./app.ts";
-import { lacks } from "./baseline.ts";
+import { isInsecure, lacks } from "./baseline.ts";
 import { type Device, startDevice } from "./device.ts";
 import { keepOffline } from "./installation.ts";
 import { phoneCommand, type PhoneState, ScreenLock, watchPhone } from "./phone.ts";
 import { invitationIn } from "./scanner.ts";
 import { dataScreen } from "./screens/data.ts";
 import { type JoinScreen, joinScreen } from "./screens/join.ts";
-import { showLacks } from "./screens/lacking.ts";
+import { showInsecure, showLacks } from "./screens/lacking.ts";
 import { sentScreen } from "./screens/sent.ts";
 import { settingsScreen } from "./screens/settings.ts";
 import { trainScreen } from "./screens/train.ts";
@@ -28,7 +28,9 @@ const WITHOUT_FEDERATION: ReadonlySet<Phase> = new Set(["needs-invitation", "enr
 /** A new invitation in the address is taken up in these, too. */
 const ENDED: ReadonlySet<Phase> = new Set(["left", "finished"]);
 
+/** Keys of the browser's small store, which is not the device's. */
 const SCREEN_ON = "keep-screen-on";
+const REMEMBERED = "device";
 
 class Page {
   #status: Status = OPENING;
@@ -48,6 +50,7 @@ class Page {
     this.#device = startDevice({
       status: (status) => {
         this.#status = status;
+        remember(status);
         this.#update();
       },
       refused: (command, text) => {
@@ -58,7 +61,7 @@ class Page {
         if (this.#status === OPENING) showLacks([BASELINE.workerFailed]);
         else this.#shell.notice(BASELINE.workerFailed, "bad");
       },
-    });
+    }, localStorage.getItem(REMEMBERED) ?? "");
     this.#app = {
       device: this.#device,
       notice: (text, kind) => this.#shell.notice(text, kind),
@@ -105,6 +108,12 @@ class Page {
   }
 }
 
+/** So that a phone whose store the browser has deleted is told what is gone. */
+function remember({ phase, deviceId, federation }: Status): void {
+  if (phase === "needs-invitation") localStorage.removeItem(REMEMBERED);
+  else if (deviceId !== "") localStorage.setItem(REMEMBERED, `${deviceId} of ${federation}`);
+}
+
 /** The invitation in the address, which then no longer shows it. */
 function takeInvitation(): string | null {
   const found = invitationIn(decodeURIComponent(window.location.hash));
@@ -113,6 +122,10 @@ function takeInvitation(): string | null {
 }
 
 async function start(): Promise<void> {
+  if (isInsecure()) {
+    showInsecure();
+    return;
+  }
   const texts = await lacks();
   if (texts.length > 0) {
     showLacks(texts);

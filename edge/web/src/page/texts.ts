@@ -20,7 +20,7 @@ export const STATES: Readonly<Record<Phase, string>> = {
   "needs-invitation": "Not joined",
   "enrolling": "Joining",
   "fetching-bundle": "Loading model",
-  "needs-examples": "Needs examples",
+  "needs-examples": "No examples",
   "connecting": "Connecting",
   "waiting": "Waiting",
   "receive": "Receiving",
@@ -68,7 +68,7 @@ export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly t
   },
   "other-tab": {
     title: "Protofleet is open in another tab",
-    text: "Two tabs must not train at once. Close the other one, then load this page again.",
+    text: "Two tabs must not train at once. When the other one is closed, this one goes on by itself.",
   },
   "failed": { title: "This phone cannot go on", text: "" },
 };
@@ -76,9 +76,14 @@ export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly t
 export const BASELINE = {
   title: "This browser cannot take part yet",
   intro: "Protofleet keeps a key and trains inside this page. For that the browser lacks:",
-  secureContext:
-    "A secure address. Keys, sensors and offline start need https. Open the page by its https address, or over a cable as http://localhost (adb reverse). If the browser does not trust the certificate, install the federation's authority first.",
-  authority: "Download the federation's authority (ca.pem)",
+  insecureTitle: "This page needs a secure address",
+  insecureIntro: "It was opened over plain http. There browsers give no page keys, motion sensors or a start without a network, so nobody can take part here. What to do:",
+  insecureSteps: [
+    "Open the https address of the hub: whoever runs it starts “protofleet hub” with --https.",
+    "If the browser then warns of the certificate, install the federation's authority on this phone first. Compare its fingerprint with the one that the hub prints.",
+    "Or over a cable, without https: adb reverse on the computer, and http://localhost on the phone.",
+  ],
+  authority: "The federation's authority",
   ed25519: "Ed25519 signatures, with which bundles and members are checked. Chrome has them since 137, Safari since 17, Firefox since 129.",
   x25519: "X25519 key agreement, with which messages are sealed. Chrome has it since 133, Safari since 17, Firefox since 130.",
   simd: "WebAssembly with SIMD, in which the model runs. Browsers have it since 2021; iPhones since iOS 16.4.",
@@ -110,6 +115,13 @@ export const JOIN = {
   join: "Join",
   carried: "The address that you opened carries an invitation.",
   carriedJoin: "Join this federation",
+  open: (name: string) => `The federation “${name}” of this address works without keys: it asks for no invitation, and whoever is on the network can read and change what is sent. Good for a trial, not for data that matter.`,
+  openJoin: "Join without keys",
+  broker: "Another broker",
+  brokerLabel: "Address of the broker",
+  brokerHint: "Only if you were given one: this page then speaks to the broker itself, not through the hub.",
+  brokerPlaceholder: "wss://broker.example:9001",
+  brokerWrong: "The address of a broker begins with wss:// or ws://.",
   none: "Paste an invitation first. It begins with “protofleet:”.",
 } as const;
 
@@ -140,8 +152,9 @@ export const TRAIN = {
   lastRound: "Last round took",
   battery: "Battery",
   network: "Network",
-  charging: (percent: number) => `${percent} %, charging`,
-  discharging: (percent: number) => `${percent} %, on battery`,
+  level: (percent: number) => `${percent} %`,
+  charging: "charging",
+  discharging: "on battery",
   untold: "not told",
   offline: "offline",
   online: "online",

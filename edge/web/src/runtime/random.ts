@@ -74,35 +74,43 @@ function mixed(x: number, y: number): number {
   return (difference ^ (difference >>> 16)) >>> 0;
 }
 
+const MULTIPLIER = 0x2360ed051fc65da44385df649fccf645n;
+// The same in parts of 16 bits, the lowest first: a part times a word of 32 bits, and the sum of four such
+// products, is exact in a float64.
+const M0 = 0xf645, M1 = 0x9fcc, M2 = 0xdf64, M3 = 0x4385, M4 = 0x5da4, M5 = 0x1fc6, M6 = 0xed05, M7 = 0x2360;
 const HALF = 2 ** 16;
 const PER_HALF = 2 ** -16;
 const PER_WORD = 2 ** -32;
-// PCG's multiplier 0x2360ED051FC65DA44385DF649FCCF645 in parts of 16 bits, the lowest first: a part times a
-// word of 32 bits, and the sum of four such products, is exact in a float64.
-const M0 = 0xf645, M1 = 0x9fcc, M2 = 0xdf64, M3 = 0x4385, M4 = 0x5da4, M5 = 0x1fc6, M6 = 0xed05, M7 = 0x2360;
+const PER_24_BITS = 2 ** -24;
+
+/** Numbers of 32 bits that are drawn at a time. */
+const BLOCK = 512;
 
 class Pcg64 implements Generator {
-  /** The 128 bits of the generator, the lowest word first. */
-  readonly #state = new Uint32Array(4);
-  readonly #increment = new Uint32Array(4);
-  /** The upper half of the last 64 bits, if it has not been taken yet. */
-  #kept = 0;
-  #keeps = false;
+  /** The generator's 128 bits and its increment's, the lowest word first. */
+  readonly #state: Uint32Array;
+  readonly #increment: Uint32Array;
+  readonly #block = new Uint32Array(BLOCK);
+  #taken = BLOCK;
 
   /** Seeds of eight words: the state's upper and lower 64 bits, then the increment's. */
   constructor(seed: Uint32Array) {
     const [a = 0, b = 0, c = 0, d = 0, e = 0, f = 0, g = 0, h = 0] = seed;
-    const sequence = [g, h, e, f];
-    for (let at = 0; at < 4; at += 1) {
-      this.#increment[at] = (sequence[at]! << 1) | (at === 0 ? 1 : sequence[at - 1]! >>> 31);
-    }
-    this.#step();
-    this.#addToState([c, d, a, b]);
-    this.#step();
+    const increment = (numberOf([g, h, e, f]) << 1n) | 1n;
+    const state = (increment + numberOf([c, d, a, b])) * MULTIPLIER + increment;
+    this.#state = fourWords(state);
+    this.#increment = fourWords(increment);
   }
 
   uniform(out: Float32Array): void {
-    for (let at = 0; at < out.length; at += 1) out[at] = this.#nextFloat();
+    const block = this.#block;
+    for (let at = 0; at < out.length; ) {
+      if (this.#taken === BLOCK) this.#draw();
+      const first = this.#taken - at;
+      const stop = Math.min(out.length, BLOCK - first);
+      for (; at < stop; at += 1) out[at] = (block[first + at]! >>> 8) * PER_24_BITS;
+      this.#taken = first + at;
+    }
   }
 
   normal(out: Float32Array): void {
@@ -169,59 +177,57 @@ class Pcg64 implements Generator {
   }
 
   #nextFloat(): number {
-    return (this.#next32() >>> 8) * 2 ** -24;
+    return (this.#next32() >>> 8) * PER_24_BITS;
   }
 
-  /** The next 64 bits, the lower half first. */
+  /** The next 32 bits: of every 64 the lower half first. */
   #next32(): number {
-    if (this.#keeps) {
-      this.#keeps = false;
-      return this.#kept >>> 0;
-    }
-    this.#step();
-    const state = this.#state;
-    const rotation = state[3]! >>> 26;
-    let low = state[0]! ^ state[2]!;
-    let high = state[1]! ^ state[3]!;
-    if (rotation & 32) [low, high] = [high, low];
-    const by = rotation & 31;
-    this.#kept = (high >>> by) | ((low << 1) << (31 - by));
-    this.#keeps = true;
-    return ((low >>> by) | ((high << 1) << (31 - by))) >>> 0;
+    if (this.#taken === BLOCK) this.#draw();
+    const word = this.#block[this.#taken]!;
+    this.#taken += 1;
+    return word;
   }
 
-  /** state = state · multiplier + increment, modulo 2^128. */
-  #step(): void {
+  /** Fills the block: state = state · multiplier + increment modulo 2^128, and 64 bits of each state. */
+  #draw(): void {
+    const block = this.#block;
     const state = this.#state;
-    const increment = this.#increment;
-    const a = state[0]!, b = state[1]!, c = state[2]!, d = state[3]!;
-    // What is added at the odd multiples of 16 bits, and its lowest 16 bits.
-    const odd0 = a * M1, odd1 = a * M3 + b * M1, odd2 = a * M5 + b * M3 + c * M1;
-    const odd3 = a * M7 + b * M5 + c * M3 + d * M1;
-    const low0 = odd0 & 0xffff, low1 = odd1 & 0xffff, low2 = odd2 & 0xffff, low3 = odd3 & 0xffff;
-    const sum0 = a * M0 + increment[0]! + low0 * HALF;
-    const word0 = sum0 >>> 0;
-    let carried = (odd0 - low0) * PER_HALF + (sum0 - word0) * PER_WORD;
-    const sum1 = a * M2 + b * M0 + increment[1]! + low1 * HALF + carried;
-    const word1 = sum1 >>> 0;
-    carried = (odd1 - low1) * PER_HALF + (sum1 - word1) * PER_WORD;
-    const sum2 = a * M4 + b * M2 + c * M0 + increment[2]! + low2 * HALF + carried;
-    const word2 = sum2 >>> 0;
-    carried = (odd2 - low2) * PER_HALF + (sum2 - word2) * PER_WORD;
-    state[0] = word0;
-    state[1] = word1;
-    state[2] = word2;
-    state[3] = a * M6 + b * M4 + c * M2 + d * M0 + increment[3]! + low3 * HALF + carried;
-  }
-
-  #addToState(words: readonly number[]): void {
-    let carry = 0;
-    for (let at = 0; at < 4; at += 1) {
-      const sum = this.#state[at]! + words[at]! + carry;
-      this.#state[at] = sum;
-      carry = sum >= 2 ** 32 ? 1 : 0;
+    const [add0 = 0, add1 = 0, add2 = 0, add3 = 0] = this.#increment;
+    let [a = 0, b = 0, c = 0, d = 0] = state;
+    for (let at = 0; at < BLOCK; at += 2) {
+      // What is added at the odd multiples of 16 bits, and its lowest 16 bits.
+      const odd0 = a * M1, odd1 = a * M3 + b * M1, odd2 = a * M5 + b * M3 + c * M1;
+      const odd3 = a * M7 + b * M5 + c * M3 + d * M1;
+      const low0 = odd0 & 0xffff, low1 = odd1 & 0xffff, low2 = odd2 & 0xffff, low3 = odd3 & 0xffff;
+      const sum0 = a * M0 + add0 + low0 * HALF;
+      const sum1 = a * M2 + b * M0 + add1 + low1 * HALF + (odd0 - low0) * PER_HALF;
+      const sum2 = a * M4 + b * M2 + c * M0 + add2 + low2 * HALF + (odd1 - low1) * PER_HALF;
+      const sum3 = a * M6 + b * M4 + c * M2 + d * M0 + add3 + low3 * HALF + (odd2 - low2) * PER_HALF;
+      a = sum0 >>> 0;
+      const full1 = sum1 + (sum0 - a) * PER_WORD;
+      b = full1 >>> 0;
+      const full2 = sum2 + (full1 - b) * PER_WORD;
+      c = full2 >>> 0;
+      d = (sum3 + (full2 - c) * PER_WORD) >>> 0;
+      const rotation = d >>> 26;
+      const swaps = rotation & 32;
+      const by = rotation & 31;
+      const low = swaps ? b ^ d : a ^ c;
+      const high = swaps ? a ^ c : b ^ d;
+      block[at] = (low >>> by) | ((high << 1) << (31 - by));
+      block[at + 1] = (high >>> by) | ((low << 1) << (31 - by));
     }
+    state.set([a, b, c, d]);
+    this.#taken = 0;
   }
+}
+
+function numberOf(words: readonly number[]): bigint {
+  return words.reduceRight((number, word) => (number << 32n) | BigInt(word), 0n);
+}
+
+function fourWords(value: bigint): Uint32Array {
+  return Uint32Array.from([0n, 32n, 64n, 96n], (shift) => Number((value >> shift) & 0xffffffffn));
 }
 
 /** Where the tail of the ziggurat's 256 layers begins, and the area of each. */

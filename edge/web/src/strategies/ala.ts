@@ -11,7 +11,7 @@ import { DivergedError } from "../errors.ts";
 import { Layout, rowsOf, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
 import { checkNames, numbersOf, tensorOf } from "./common.ts";
-import { kinds, MOST, MOST_LR, MOST_PASSES, optional, readRecord, real, whole } from "./settings.ts";
+import { initials, kinds, MOST, MOST_LR, MOST_PASSES, optional, readRecord, real, whole } from "./settings.ts";
 import type { Field, Settings } from "./settings.ts";
 import { programOf, spans } from "./training.ts";
 import type { ExampleRows, Fit } from "./training.ts";
@@ -37,8 +37,8 @@ const FIELDS = {
 
 export type Ala = Settings<typeof FIELDS>;
 
-const KINDS: Field<Ala> = kinds(readRecord("", {}, FIELDS), {
-  ala: (path, table) => readRecord(path, table, FIELDS),
+const KINDS: Field<Ala> = kinds(initials(FIELDS), {
+  ala: (path, table) => readRecord(path, table, FIELDS, ["kind"]),
 });
 
 /** Absent unless settings ask for it. */

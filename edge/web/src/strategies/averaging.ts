@@ -6,10 +6,11 @@
  * and the state to keep).
  */
 
-import type { Layout, Network, Tensors } from "../tensors/tensors.ts";
+import { Layout, TensorMap } from "../tensors/tensors.ts";
+import type { Network, Tensors } from "../tensors/tensors.ts";
 import { LOCAL_INIT, localAggregation } from "./ala.ts";
 import {
-  checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, prefixed, selected,
+  CHANGE, checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, prefixed, selected,
   tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
 } from "./common.ts";
 import { choice } from "./settings.ts";
@@ -23,6 +24,7 @@ import type {
 
 /** Prefix of the mixing weights in a client's state. */
 const ALA_WEIGHTS = "ala/";
+const NOTHING = new Layout([]);
 
 /** Fields of the settings of such a strategy. */
 export const SHARED_TRAINING = {
@@ -35,13 +37,16 @@ export const SHARED_TRAINING = {
 
 export type SharedTraining = Settings<typeof SHARED_TRAINING>;
 
-/** What such a strategy knows; `shared` is the prefixed layout of the parameters that travel. */
+/** What such a strategy knows. */
 export interface AveragingContext<S extends SharedTraining = SharedTraining> {
   readonly name: string;
   readonly programs: readonly string[];
   readonly settings: S;
   readonly model: Model;
+  /** Prefixed layout of the parameters that travel. */
   readonly shared: Layout;
+  /** Prefixed layout of what comes down beside them; a client keeps as much, and sends by how much it has changed. */
+  readonly extra?: Layout;
 }
 
 /** A client's model at the start of its local training; training takes the network over. */
@@ -76,25 +81,30 @@ export function averaging<S extends SharedTraining>(
   context: AveragingContext<S>,
   update: ClientUpdate<S>,
 ): Strategy {
-  const { name, programs, settings, model, shared } = context;
-  const forms = { required: float32Forms(shared), optional: new Map() };
+  const { name, programs, settings, model, shared, extra = NOTHING } = context;
+  const own = TensorMap.zeros(extra);
   return {
     name,
     programs,
     classCounts: false,
-    payload: forms,
-    uplink: forms,
+    payload: { required: float32Forms(downLayout(context)), optional: new Map() },
+    uplink: { required: new Map([...float32Forms(shared), ...float32Forms(extra, CHANGE)]), optional: new Map() },
     batchSizes: new Map([["batch_size", settings.batchSize]]),
-    clientInit: () => clientInit(model),
+    clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, own.tensors()) }),
     clientUpdate: (state, payload, tools) => update(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),
     clientScore: () => null,
   };
 }
 
+/** Prefixed layout of a payload. */
+function downLayout({ shared, extra = NOTHING }: AveragingContext): Layout {
+  return new Layout([...shared.spans, ...extra.spans].map(({ name, shape }) => [name, shape]));
+}
+
 /** The client's model with the received tensors in the place of its own. */
 export function receive(context: AveragingContext, state: ClientState, payload: Payload): InitialModel {
-  checkNames(payload.tensors, context.shared);
+  checkNames(payload.tensors, downLayout(context));
   const network = unpackNetwork(merged(state.tensors, payload.tensors), context.model);
   return startOf(context.model, state, payload, network);
 }
@@ -158,19 +168,26 @@ export function scoredEarly(settings: SharedTraining, payload: Payload): boolean
   return settings.scoreAt === "start" && !payload.final;
 }
 
+/** Tensors beside the model's, by their names in a client's state and in an update. */
+export interface Beside {
+  readonly keep: Tensors;
+  readonly send: Tensors;
+}
+
 /** What the device keeps, and the update with the tensors of `shared`; scores what was not scored early. */
 export async function finishRound(
   start: InitialModel,
   trained: Trained,
   tools: ClientTools,
   shared: Layout,
+  beside: Beside = { keep: new Map(), send: new Map() },
 ): Promise<readonly [ClientState, Update]> {
   const kept: Tensors = networkTensors(trained.network);
   const evaluation = start.evaluation ?? (await tools.evaluate(trained.network));
   const update = updateOf(tools, start.payload, {
-    tensors: selected(kept, shared),
+    tensors: merged(selected(kept, shared), beside.send),
     evaluation,
     loss: trained.loss,
   });
-  return [{ roundId: start.payload.roundId, tensors: merged(kept, start.alaWeights) }, update];
+  return [{ roundId: start.payload.roundId, tensors: merged(kept, start.alaWeights, beside.keep) }, update];
 }

@@ -12,6 +12,8 @@ import type { ClientState, ClientTools, Evaluation, Model, Payload, Update } fro
 
 export const PARAMS = "params/";
 export const BUFFERS = "state/";
+/** Of an increment in an update, which the server adds up over the rounds. */
+export const CHANGE = "change/";
 
 /** Names in a message; a model may have hundreds. */
 const SHOWN = 8;

@@ -14,6 +14,7 @@ import * as fedrep from "./fedrep.ts";
 import * as local from "./local.ts";
 import * as moon from "./moon.ts";
 import * as protohar from "./protohar.ts";
+import * as scaffold from "./scaffold.ts";
 import type { Factory, Model, Strategy } from "./types.ts";
 
 /** Factories by name. */
@@ -31,6 +32,7 @@ export const STRATEGIES: ReadonlyMap<string, Factory> = new Map([
   ["local", local.build],
   ["moon", moon.build],
   ["protohar", protohar.build],
+  ["scaffold", scaffold.build],
 ]);
 
 /** Strategies that look at classes, and so know no other task. */

@@ -47,9 +47,14 @@ export class Optimiser {
     }
   }
 
-  /** Moves `params` in place; a proximal term is added to `grads` there. */
-  step(params: TensorMap, grads: TensorMap, proximal: Proximal | null = null): void {
-    for (const part of this.#parts) part.step(params.buffer, grads.buffer, proximal);
+  /** Moves `params` in place; a proximal term and a correction are added to `grads` there. */
+  step(
+    params: TensorMap,
+    grads: TensorMap,
+    proximal: Proximal | null = null,
+    correction: TensorMap | null = null,
+  ): void {
+    for (const part of this.#parts) part.step(params.buffer, grads.buffer, proximal, correction?.buffer ?? null);
   }
 
   /** Scales the gradients of all groups together, in place, to a Euclidean norm of at most that. */
@@ -79,7 +84,12 @@ class Part {
     this.#moments = Array.from({ length: count }, () => new Float32Array(size));
   }
 
-  step(params: Float32Array, grads: Float32Array, proximal: Proximal | null): void {
+  step(
+    params: Float32Array,
+    grads: Float32Array,
+    proximal: Proximal | null,
+    correction: Float32Array | null,
+  ): void {
     const { settings } = this;
     this.#steps += 1;
     let at = 0;
@@ -88,6 +98,9 @@ class Part {
       const own = params.subarray(start, stop);
       const gradient = grads.subarray(start, stop);
       if (proximal !== null) pull(own, gradient, start, proximal);
+      if (correction !== null) {
+        for (let index = start; index < stop; index += 1) grads[index] = grads[index]! + correction[index]!;
+      }
       if (settings.kind === "sgd") sgdStep(own, gradient, moments[0]!, settings);
       else adamStep(own, gradient, moments[0]!, moments[1]!, this.#steps, settings);
       at += stop - start;

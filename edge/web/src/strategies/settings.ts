@@ -81,14 +81,15 @@ export function optional<T>(initial: T | null, field: Field<T>): Field<T | null>
   return { initial, read: (path, value) => (value === null ? null : field.read(path, value)) };
 }
 
-/** A table whose key `kind` says which of some records it is. */
+/** A table whose key `kind` says which of some records it is; of one it need not. */
 export function kinds<T>(initial: T, records: Readonly<Record<string, (path: string, table: Table) => T>>): Field<T> {
-  const known = Object.keys(records).sort().join(", ");
+  const names = Object.keys(records).sort();
+  const known = names.join(", ");
   return {
     initial,
     read: (path, value) => {
       if (!isTable(value)) return refuse(path, "a table", value);
-      const { kind, ...rest } = value;
+      const { kind = names.length === 1 ? names[0] : undefined, ...rest } = value;
       if (kind === undefined) {
         throw new InputError(`\`${path}\`: expected a key \`kind\`, one of ${known}, got none`);
       }
@@ -103,12 +104,28 @@ export function kinds<T>(initial: T, records: Readonly<Record<string, (path: str
 
 export type Table = Readonly<Record<string, unknown>>;
 
-/** The record of `fields` that a table holds; `path` is "" or where the table stands. */
-export function readRecord<F extends Fields>(path: string, table: Table, fields: F): Settings<F> {
+/** A table with these settings. */
+export function table<F extends Fields>(fields: F, initial: Settings<F> = initials(fields)): Field<Settings<F>> {
+  return {
+    initial,
+    read: (path, value) => (isTable(value) ? readRecord(path, value, fields) : refuse(path, "a table", value)),
+  };
+}
+
+/**
+ * The record of `fields` that a table holds; `path` is "" or where the table stands, `others` are names of keys that
+ * have been read already.
+ */
+export function readRecord<F extends Fields>(
+  path: string,
+  table: Table,
+  fields: F,
+  others: readonly string[] = [],
+): Settings<F> {
   for (const name of Object.keys(table)) {
     if (!Object.hasOwn(fields, name)) {
       const where = path && `\`${path}\`: `;
-      const known = [...(path ? ["kind"] : []), ...Object.keys(fields)].join(", ");
+      const known = [...others, ...Object.keys(fields)].join(", ");
       throw new InputError(`${where}unknown key \`${name}\`; known are ${known}`);
     }
   }

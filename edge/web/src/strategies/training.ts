@@ -1,8 +1,8 @@
 /** Local training: passes over a client's examples through one training program, as `strategies/training.py`. */
 
 import { DivergedError, InputError } from "../errors.ts";
-import { rowsOf } from "../tensors/tensors.ts";
-import type { Network, Tensor, TensorMap, Tensors } from "../tensors/tensors.ts";
+import { rowsOf, TensorMap } from "../tensors/tensors.ts";
+import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
 import { Optimiser } from "./optimisers.ts";
 import type { Group, Proximal } from "./optimisers.ts";
 import type { Training } from "./training_settings.ts";
@@ -23,6 +23,8 @@ export interface Fit {
   /** Of an earlier round (`Trained.moments`); absent: fresh ones. */
   readonly moments?: Tensors;
   readonly proximal?: Proximal;
+  /** Added to the gradient. */
+  readonly correction?: TensorMap;
 }
 
 /** A model after local training. */
@@ -84,7 +86,8 @@ export class Trainer {
       );
     }
     if (this.#clipNorm !== null) this.#optimiser.clip(step.grads, this.#clipNorm);
-    this.#optimiser.step(this.#network.params, step.grads, this.#fit.proximal ?? null);
+    const { proximal = null, correction = null } = this.#fit;
+    this.#optimiser.step(this.#network.params, step.grads, proximal, correction);
     this.#buffers = step.buffers;
     this.#steps += 1;
     return step.loss;
@@ -115,6 +118,20 @@ export async function train(
 ): Promise<Trained> {
   const trainer = new Trainer(network, tools, training, fit);
   return trainer.trained(await passes((rows) => trainer.step(rows), tools, training));
+}
+
+/** Gradient of the task's loss over all of the client's examples, enough of them to train. */
+export async function meanGradient(network: Network, tools: TrainTools, training: Training): Promise<TensorMap> {
+  const { layout } = network.params;
+  const total = new Float64Array(layout.size);
+  const all = Int32Array.from({ length: countOf(tools) }, (_, at) => at);
+  for (const [start, stop] of spans(all.length, training.batchSize, tools.minBatch)) {
+    const rows = all.subarray(start, stop);
+    const batch = new Map([["x", rowsOf(tools.x, rows)], ["y", rowsOf(tools.y, rows)]]);
+    const { grads } = await programOf(tools, TASK_LOSS)(network, batch, tools.rng);
+    for (let at = 0; at < total.length; at += 1) total[at] = total[at]! + grads.buffer[at]! * rows.length;
+  }
+  return new TensorMap(layout, Float32Array.from(total, (sum) => sum / all.length));
 }
 
 /**
@@ -173,14 +190,4 @@ export function checkBatchSizes(batchSizes: ReadonlyMap<string, number>, minBatc
       throw new InputError(`setting '${name}': expected at least ${minBatch}, got ${value}: ${WHY_NOT_ONE}`);
     }
   }
-}
-
-/** What is done about a batch that is too small for the programs, for people; "" if there is none. */
-export function unevenBatch(count: number, training: Training, minBatch: number): string {
-  if (count > 0 && count < minBatch) {
-    return `${count} training example is too few, nothing is trained: ${WHY_NOT_ONE}`;
-  }
-  const rest = training.dropLast ? 0 : count % training.batchSize;
-  if (rest === 0 || rest >= minBatch) return "";
-  return `a last batch of ${rest} example is joined to the batch before it: ${WHY_NOT_ONE}`;
 }

@@ -36,9 +36,15 @@ export function adam(differing: Partial<Adam> = {}): Adam {
 
 export function optimiser(initial: Adam | Sgd = adam()): Field<Adam | Sgd> {
   return kinds<Adam | Sgd>(initial, {
-    adam: (path, table) => ({ kind: "adam", ...readRecord(path, table, ADAM) }),
-    sgd: (path, table) => ({ kind: "sgd", ...readRecord(path, table, SGD) }),
+    adam: (path, table) => ({ kind: "adam", ...readRecord(path, table, ADAM, ["kind"]) }),
+    sgd: (path, table) => ({ kind: "sgd", ...readRecord(path, table, SGD, ["kind"]) }),
   });
+}
+
+/** Of a method whose arithmetic takes plain steps: no momentum, and a rate that is not zero. */
+export function plainSgd(): Field<Sgd> {
+  const fields = { ...SGD, lr: real(0.01, 1e-12, MOST_LR), momentum: real(0, 0, 0) };
+  return kinds<Sgd>(sgd(), { sgd: (path, table) => ({ kind: "sgd", ...readRecord(path, table, fields, ["kind"]) }) });
 }
 
 /** Fields of every strategy's settings; strategies spread them and replace what they start with. */

@@ -16,6 +16,7 @@
  */
 
 import { RefusedError } from "../errors.ts";
+import type { Coding } from "./codecs.ts";
 import type { Broker, Connected, Delivery } from "./connection.ts";
 import { type Disconnected, Link, type LinkEvent, type Traffic } from "./link.ts";
 import type { Announcement, Heartbeat, Presence, Task, TransferOffer } from "./messages.ts";
@@ -24,7 +25,7 @@ import type { Protection } from "./protection.ts";
 import { Receiver } from "./receiver.ts";
 import { Sender } from "./sender.ts";
 import { type Channel, type DeviceChannel, Topics, isRetained } from "./topics.ts";
-import { type Action, type Coding, type Delivered, type Lane, type Received, type Rejected, describe } from "./transfer.ts";
+import { type Action, type Delivered, type Lane, type Received, type Rejected, describe } from "./transfer.ts";
 
 /** A record of the coordinator; `retained`: the broker kept it, so that it may be out of date. */
 export interface PeerMessage {

@@ -29,7 +29,8 @@ const ANEW = "ask for a new one";
 const KEY = /^[0-9a-f]{64}$/;
 /** A page's address in front of an invitation, as a code to scan has it. */
 const PAGE = /^https?:\/\/[^#]*#/;
-const BROKER = /^mqtts?:\/\/(?:([^/?#]*)@)?(?:\[[0-9a-fA-F:.]+\]|[^\s:@/?#[\]]+)(?::[0-9]{1,5})?\/?(?:\?version=(?:5|3\.1\.1))?$/;
+const HOST = /(?:\[[0-9a-fA-F:.]+\]|[^\s:@/?#[\]]+)(?::[0-9]{1,5})?/.source;
+const BROKER = new RegExp(`^mqtts?://(?:([^/?#]*)@)?${HOST}/?(?:\\?version=(?:5|3\\.1\\.1))?$`);
 
 /** What a device needs to enrol, once. */
 export interface Invitation {
@@ -246,7 +247,8 @@ function checkBroker(broker: string): void {
   const found = BROKER.exec(broker);
   if (found === null) {
     const shown = JSON.stringify(broker.slice(broker.lastIndexOf("@") + 1).slice(0, 100));
-    throw new InputError(`invitation: its broker's address: expected mqtt://host:port or mqtts://…, got ${shown}; ${ANEW}`);
+    const expected = "expected mqtt://host:port or mqtts://…";
+    throw new InputError(`invitation: its broker's address: ${expected}, got ${shown}; ${ANEW}`);
   }
   if (found[1] !== undefined) throw new InputError(`invitation: its broker's address has an account; ${ANEW}`);
 }

@@ -6,12 +6,12 @@
  * another one. Keys are 64 hex digits.
  */
 
-import { fromBase64url, toBase64url, concat, utf8 } from "../bytes.ts";
+import { concat, fromBase64url, utf8 } from "../bytes.ts";
 import { RefusedError } from "../errors.ts";
 import { fromHex, sha256Hex, toHex } from "../hash.ts";
 import { signEd25519, verifyEd25519 } from "./ciphers.ts";
 import type { TransferOffer } from "./messages.ts";
-import { type RecordOf, TEXT, WHOLE, make, readAny, schema, write } from "./schema.ts";
+import { type RecordOf, TEXT, WHOLE, readAny, schema } from "./schema.ts";
 
 export const SIGNATURE_BYTES = 64;
 const STATEMENT = /^[A-Za-z0-9_-]{88,4096}$/;
@@ -33,7 +33,7 @@ export const KEY_ROTATION = schema("rotation", { federation: TEXT, old: TEXT, ne
 export type CoordinatorCertificate = RecordOf<typeof COORDINATOR_CERTIFICATE>;
 export type DeviceGrant = RecordOf<typeof DEVICE_GRANT>;
 export type KeyRotation = RecordOf<typeof KEY_ROTATION>;
-type StatementSchema = typeof COORDINATOR_CERTIFICATE | typeof DEVICE_GRANT | typeof KEY_ROTATION;
+export type StatementSchema = typeof COORDINATOR_CERTIFICATE | typeof DEVICE_GRANT | typeof KEY_ROTATION;
 type Statement = CoordinatorCertificate | DeviceGrant | KeyRotation;
 
 /** First 32 hex digits of the SHA-256 of a raw public key, for people to compare. */
@@ -51,14 +51,6 @@ export async function verify(
   key: Uint8Array, signature: Uint8Array, purpose: string, message: Uint8Array,
 ): Promise<boolean> {
   return verifyEd25519(key, signature, signed(purpose, message));
-}
-
-/** The statement as text, signed by the federation key. */
-export async function signStatement<S extends StatementSchema>(
-  key: CryptoKey, kind: S, statement: Omit<RecordOf<S>, "type">,
-): Promise<string> {
-  const body = utf8(write(kind as never, make(kind as never, statement as never)));
-  return toBase64url(concat(await sign(key, purposeOf(kind), body), body));
 }
 
 /**

@@ -237,15 +237,6 @@ export class DeviceProtection implements Protection {
   }
 }
 
-/**
- * An announcement of whatever federation, signed or not, believed for nothing but its name.
- *
- * @throws RefusedError it is none
- */
-export function nameIn(payload: Uint8Array): Announcement {
-  return decode(payload.subarray(payload[0] === OPENING[0] ? 0 : SIGNATURE_BYTES), "announcement");
-}
-
 function unverified(payload: Uint8Array): Announcement {
   if (OPENING.every((byte, index) => byte === payload[index])) throw withoutKeys();
   if (payload.length > SIGNATURE_BYTES + MAX_MESSAGE_BYTES) {

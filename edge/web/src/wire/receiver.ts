@@ -7,6 +7,7 @@
 
 import { RefusedError } from "../errors.ts";
 import { MAX_CHUNKS, MAX_DATA_BYTES, MIN_DATA_BYTES, parse } from "./chunks.ts";
+import { NAMES } from "./codecs.ts";
 import { InboundTransfer, partialKey } from "./inbound.ts";
 import { type Need, type Receipt, type TransferOffer, encode, message } from "./messages.ts";
 import type { PartialBlobs } from "./partial_blobs.ts";
@@ -15,10 +16,6 @@ import { type Action, type Send, transferId } from "./transfer.ts";
 /** Receipts that are remembered, so that a repeated offer is answered again without another fetch. */
 const SETTLED_MAX = 100;
 const REASON_CHARS = 500;
-const RAW = "raw";
-const KINDS = ["fp16", "int8", "int4", "topk"];
-/** What an offer may name. */
-const CODECS: ReadonlySet<string> = new Set([RAW, ...KINDS, ...KINDS.map((kind) => `${kind}+zlib`)]);
 const DIGEST = /^[0-9a-f]{64}$/;
 
 export interface ReceiverOptions {
@@ -181,11 +178,11 @@ export class Receiver {
     const id = await transferId(offer.sha256, this.#options.deviceId, offer.round_id);
     const within = (bytes: number): boolean => 1 <= bytes && bytes <= most;
     const rules: readonly (readonly [string, boolean, string, string | number])[] = [
-      ["codec", CODECS.has(offer.codec), `codec in ${[...CODECS].join(", ")}`, offer.codec],
+      ["codec", NAMES.includes(offer.codec), `codec in ${NAMES.join(", ")}`, offer.codec],
       ["blob-size", within(offer.total_bytes), `1 to ${most} bytes`, offer.total_bytes],
       [
         "raw-bytes",
-        offer.codec === RAW || within(offer.raw_bytes),
+        offer.codec === "raw" || within(offer.raw_bytes),
         `1 to ${most} bytes before compression`,
         offer.raw_bytes,
       ],

@@ -7,7 +7,9 @@
 
 import { bigEndian, concat, utf8 } from "../bytes.ts";
 import { RefusedError } from "../errors.ts";
-import { TAG_BYTES, aesKey, exchangeX25519, hkdfSha256, newKeys, open, publicBytes, randomBytes, seal } from "./ciphers.ts";
+import {
+  TAG_BYTES, aesKey, exchangeX25519, hkdfSha256, newKeys, open, publicBytes, randomBytes, seal,
+} from "./ciphers.ts";
 
 export const NONCE_BYTES = 16;
 const SEQUENCE_BYTES = 8;

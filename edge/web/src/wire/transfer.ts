@@ -12,6 +12,7 @@
 import { InputError } from "../errors.ts";
 import { sha256Hex } from "../hash.ts";
 import { MAX_DATA_BYTES } from "./chunks.ts";
+import type { Coding } from "./codecs.ts";
 import { type TransferOffer, message } from "./messages.ts";
 
 /** The three ways of a transfer; `endpoint.ts` maps them to topics. */
@@ -46,14 +47,6 @@ export interface Rejected {
 }
 
 export type Action = Send | Received | Delivered | Rejected;
-
-/** How a blob is coded; null: raw. */
-export interface Coding {
-  readonly codec: string;
-  readonly rawBytes: number;
-  /** SHA-256 of the raw blob that the differences refer to; "": the bundle's initial values. */
-  readonly reference: string;
-}
 
 /** What a blob is for. */
 export interface Purpose {

@@ -3,7 +3,7 @@
  *
  * A client goes on from its own state of the round before. What its parameters and its buffers differ by is measured
  * by the largest change of the Python client's in the round; other tensors (prototypes, moments, mixing weights) by
- * their own largest number.
+ * their own largest number, an increment by that of what it changes.
  */
 
 import assert from "node:assert/strict";
@@ -12,7 +12,7 @@ import { InputError } from "../../src/errors.ts";
 import { Evaluator } from "../../src/runtime/evaluation.ts";
 import { Programs } from "../../src/runtime/programs.ts";
 import { clientRng } from "../../src/runtime/random.ts";
-import { BUFFERS, merged, PARAMS, tensorOf, withoutPrefix } from "../../src/strategies/common.ts";
+import { BUFFERS, CHANGE, merged, networkTensors, PARAMS, tensorOf, withoutPrefix } from "../../src/strategies/common.ts";
 import { build, STRATEGIES } from "../../src/strategies/index.ts";
 import { checkTensors } from "../../src/strategies/types.ts";
 import type {
@@ -133,13 +133,17 @@ async function compareRounds(one: Case, strategy: Strategy, bundle: Opened, erro
       checkTensors(strategy.payload, sent);
       const tools = await toolsOf(bundle, client, payload);
       const before = told.fresh ? first : states.get(client)!;
+      const inputs = [before.tensors, sent, networkTensors(bundle.model.network), bundle.data];
+      const copies = structuredClone(inputs);
       const [state, update] = await strategy.clientUpdate(before, payload, tools);
+      assert.deepEqual(inputs, copies, "an input was written");
       checkTensors(strategy.uplink, update.tensors);
       checkTold(update, client, roundId, told);
       const own = told.fresh ? first.tensors : pythons.get(client)!;
       const starts = [own, merged(own, sent)];
-      measure(errors, state.tensors, kept, starts);
-      measure(errors, update.tensors, came, starts);
+      measure(errors, state.tensors, kept, { starts, kept });
+      measure(errors, update.tensors, came, { starts, kept });
+      checkUse(strategy, state, told);
       assert.equal(state.roundId, roundId);
       states.set(client, state);
       pythons.set(client, kept);
@@ -187,6 +191,14 @@ function checkTold(update: Update, client: string, roundId: number, told: Told):
   }
 }
 
+/** The device infers with the model that it keeps. */
+function checkUse(strategy: Strategy, state: ClientState, told: Told): void {
+  for (const [name, { data }] of networkTensors(strategy.clientModel(state))) {
+    assert.deepEqual(data, tensorOf(state.tensors, name).data);
+  }
+  assert.equal(strategy.clientScore(state) !== null, told.scores_features);
+}
+
 /** Counts are equal, sums and losses close. */
 function close(got: readonly number[], expected: readonly number[]): void {
   assert.equal(got.length, expected.length);
@@ -196,15 +208,21 @@ function close(got: readonly number[], expected: readonly number[]): void {
   }
 }
 
-/** What the tensors differ by; training began with one of `starts`, whichever is nearer. */
-function measure(errors: Errors, got: Tensors, expected: Tensors, starts: readonly Tensors[]): void {
+/** A Python client's round: training began with one of `starts`, whichever is nearer. */
+interface Trained {
+  readonly starts: readonly Tensors[];
+  readonly kept: Tensors;
+}
+
+function measure(errors: Errors, got: Tensors, expected: Tensors, { starts, kept }: Trained): void {
   assert.deepEqual([...got.keys()].sort(), [...expected.keys()].sort());
   for (const [name, want] of expected) {
     const { dtype, shape, data } = tensorOf(got, name);
     assert.deepEqual([name, dtype, shape], [name, want.dtype, want.shape]);
     if (dtype !== "float32") assert.deepEqual(data, want.data);
     const kind = [PARAMS, BUFFERS].find((prefix) => name.startsWith(prefix));
-    const scale = kind === undefined ? largest(want.data) : change(kind, expected, starts);
+    const changed = name.startsWith(CHANGE) ? tensorOf(kept, name.slice(CHANGE.length)) : want;
+    const scale = kind === undefined ? largest(changed.data) : change(kind, expected, starts);
     const away = largest(data, want.data);
     const error = away === 0 ? 0 : away / scale;
     if (kind === undefined) errors.others = Math.max(errors.others, error);

@@ -6,8 +6,9 @@ import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { type AddressInfo, type Server, type Socket, connect, createServer } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import type { TestContext } from "node:test";
 
-import { WebSocket as NodeWebSocket, WebSocketServer } from "ws";
+import { WebSocket as NodeWebSocket, WebSocketServer, createWebSocketStream } from "ws";
 
 // Node 20 has none; the browser's own is what the link uses.
 globalThis.WebSocket = NodeWebSocket as unknown as typeof WebSocket;
@@ -80,7 +81,7 @@ export class Mosquitto {
   /** As after SIGKILL: sessions and retained messages are gone. */
   async kill(): Promise<void> {
     const running = this.#process;
-    if (running === null || running.exitCode !== null) return;
+    if (running === null || running.exitCode !== null || running.signalCode !== null) return;
     const gone = once(running, "exit");
     running.kill("SIGKILL");
     await gone;
@@ -92,8 +93,8 @@ export class Mosquitto {
   }
 }
 
-/** Answers each message of the n-th connection as a function says; null ends the connection. */
-export type Script = (connection: number, sent: Buffer) => Uint8Array | null | undefined;
+/** Answers each message of the n-th connection as a function says; null ends the connection, a text closes it. */
+export type Script = (connection: number, sent: Buffer) => Uint8Array | string | null | undefined;
 
 /** A WebSocket server that sends what a script says. */
 export class ScriptedBroker {
@@ -114,6 +115,7 @@ export class ScriptedBroker {
         if (data[0] === 0x10) broker.connects.push(data);
         const answer = script(connection, data);
         if (answer === null) socket.terminate();
+        else if (typeof answer === "string") socket.close(1013, answer);
         else if (answer !== undefined) socket.send(answer);
       });
     });
@@ -122,6 +124,11 @@ export class ScriptedBroker {
 
   get url(): string {
     return `ws://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+  }
+
+  /** Connections that are open now. */
+  get open(): number {
+    return this.#server.clients.size;
   }
 
   stop(): void {
@@ -164,4 +171,17 @@ export class Proxy {
     this.#server.close();
     for (const socket of this.#open) socket.destroy();
   }
+}
+
+/** As a hub passes the WebSocket on to the broker's TCP port; returns its address. */
+export async function bridge(t: TestContext, broker: Mosquitto): Promise<string> {
+  const server = new WebSocketServer({ port: 0, host: "127.0.0.1" });
+  await once(server, "listening");
+  server.on("connection", (socket) => {
+    const [browser, tcp] = [createWebSocketStream(socket), connect(broker.tcpPort, "127.0.0.1")];
+    browser.pipe(tcp).pipe(browser);
+    for (const end of [browser, tcp]) end.on("error", () => [browser, tcp].forEach((one) => one.destroy()));
+  });
+  t.after(() => server.close());
+  return `ws://127.0.0.1:${(server.address() as AddressInfo).port}`;
 }

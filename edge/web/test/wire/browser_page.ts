@@ -6,9 +6,9 @@ import { fromHex, toHex } from "../../src/hash.ts";
 import { ChunkCipher, pack } from "../../src/wire/chunks.ts";
 import { newKeys, publicBytes, verifyEd25519 } from "../../src/wire/ciphers.ts";
 import { invitationKeys, parseInvitation, writeRequest } from "../../src/wire/enrolment.ts";
-import { DEVICE_GRANT, readStatement, sign, signStatement } from "../../src/wire/identity.ts";
+import { DEVICE_GRANT, readStatement, sign } from "../../src/wire/identity.ts";
 import { Session, deriveKeys, newHandshake } from "../../src/wire/session.ts";
-import { bytesOf, keysOf, publicHex } from "./keys.ts";
+import { bytesOf, keysOf, publicHex, signStatement } from "./keys.ts";
 
 export type Facts = Readonly<Record<string, string | boolean | readonly string[]>>;
 

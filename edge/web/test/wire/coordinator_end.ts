@@ -27,7 +27,8 @@ interface Shown {
 }
 
 export class CoordinatorEnd {
-  #credentials: Shown | null = null;
+  /** Of device `pi-7`; null where there are no keys. */
+  credentials: Shown | null = null;
   #starts = 0;
   readonly #process: ChildProcess;
   readonly #lines: AsyncIterator<string>;
@@ -47,14 +48,14 @@ export class CoordinatorEnd {
 
   static async start(url: string, keyed: boolean): Promise<CoordinatorEnd> {
     const end = new CoordinatorEnd(url, keyed);
-    end.#credentials = await end.#read();
+    end.credentials = await end.#read();
     await end.next("connected");
     return end;
   }
 
   /** Of the device's next process. */
   async protection(): Promise<Protection> {
-    const shown = this.#credentials;
+    const shown = this.credentials;
     if (shown === null) return new Plain();
     this.#starts += 1;
     return DeviceProtection.create({
@@ -82,9 +83,8 @@ export class CoordinatorEnd {
   }
 
   async stop(): Promise<void> {
-    const gone = once(this.#process, "exit");
     this.#process.stdin!.end();
-    await gone;
+    if (this.#process.exitCode === null && this.#process.signalCode === null) await once(this.#process, "exit");
   }
 
   async #read<T>(): Promise<T> {

@@ -1,9 +1,5 @@
 import assert from "node:assert/strict";
-import { once } from "node:events";
-import { type AddressInfo, connect } from "node:net";
 import { type TestContext, test } from "node:test";
-
-import { WebSocketServer, createWebSocketStream } from "ws";
 
 import { sha256Hex } from "../../src/hash.ts";
 import type { Broker } from "../../src/wire/connection.ts";
@@ -11,7 +7,7 @@ import { DeviceEndpoint, type EndpointEvent } from "../../src/wire/endpoint.ts";
 import { Link } from "../../src/wire/link.ts";
 import { type Heartbeat, type Presence, type Task, message } from "../../src/wire/messages.ts";
 import { Plain, type Protection } from "../../src/wire/protection.ts";
-import { Mosquitto } from "./brokers.ts";
+import { Mosquitto, bridge } from "./brokers.ts";
 import { CoordinatorEnd } from "./coordinator_end.ts";
 import { MemoryBlobs } from "./memory_blobs.ts";
 
@@ -99,19 +95,6 @@ async function coordinator(t: TestContext, broker: Mosquitto, keyed = false): Pr
   const end = await CoordinatorEnd.start(`mqtt://127.0.0.1:${broker.tcpPort}`, keyed);
   t.after(() => end.stop());
   return end;
-}
-
-/** As a hub passes the WebSocket on to the broker's TCP port; returns its address. */
-async function bridge(t: TestContext, broker: Mosquitto): Promise<string> {
-  const server = new WebSocketServer({ port: 0, host: "127.0.0.1" });
-  await once(server, "listening");
-  server.on("connection", (socket) => {
-    const [browser, tcp] = [createWebSocketStream(socket), connect(broker.tcpPort, "127.0.0.1")];
-    browser.pipe(tcp).pipe(browser);
-    for (const end of [browser, tcp]) end.on("error", () => [browser, tcp].forEach((one) => one.destroy()));
-  });
-  t.after(() => server.close());
-  return `ws://127.0.0.1:${(server.address() as AddressInfo).port}`;
 }
 
 for (const keyed of [false, true]) {

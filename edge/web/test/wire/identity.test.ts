@@ -3,11 +3,11 @@ import { test } from "node:test";
 
 import { fromHex } from "../../src/hash.ts";
 import {
-  COORDINATOR_CERTIFICATE, DEVICE_GRANT, KEY_ROTATION, fingerprint, readStatement, signOffer, signStatement,
+  COORDINATOR_CERTIFICATE, DEVICE_GRANT, KEY_ROTATION, fingerprint, readStatement, signOffer,
 } from "../../src/wire/identity.ts";
 import { newKeys } from "../../src/wire/ciphers.ts";
 import { message } from "../../src/wire/messages.ts";
-import { bytesOf, keysOf, publicHex } from "./keys.ts";
+import { bytesOf, keysOf, publicHex, signStatement } from "./keys.ts";
 
 const F = await keysOf("Ed25519", bytesOf(null));
 const SIGNER = await publicHex(F);

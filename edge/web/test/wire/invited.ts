@@ -5,7 +5,8 @@ import { RefusedError } from "../../src/errors.ts";
 import { fromHex, sha256, toHex } from "../../src/hash.ts";
 import { aesKey, exchangeX25519, hkdfSha256, hmacSha256, newKeys, publicBytes, seal } from "../../src/wire/ciphers.ts";
 import type { EnrolmentRequest, Invitation } from "../../src/wire/enrolment.ts";
-import { DEVICE_GRANT, type DeviceGrant, signStatement, verify } from "../../src/wire/identity.ts";
+import { DEVICE_GRANT, type DeviceGrant, verify } from "../../src/wire/identity.ts";
+import { signStatement } from "./keys.ts";
 
 const PROOF_BYTES = 32;
 

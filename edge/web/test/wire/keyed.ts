@@ -7,8 +7,8 @@ import { RefusedError } from "../../src/errors.ts";
 import { fromHex, toHex } from "../../src/hash.ts";
 import { newKeys } from "../../src/wire/ciphers.ts";
 import {
-  COORDINATOR_CERTIFICATE, type CoordinatorCertificate, DEVICE_GRANT, type DeviceGrant, SIGNATURE_BYTES,
-  readStatement, sign, signStatement, verify,
+  COORDINATOR_CERTIFICATE, type CoordinatorCertificate, DEVICE_GRANT, type DeviceGrant, SIGNATURE_BYTES, readStatement,
+  sign, verify,
 } from "../../src/wire/identity.ts";
 import {
   type Announcement, type Kind, type Message, type Messages, type Presence, type TransferOffer, decode, encode,
@@ -16,7 +16,7 @@ import {
 import type { DeviceCredentials } from "../../src/wire/protection.ts";
 import { type Handshake, Session, deriveKeys, newHandshake } from "../../src/wire/session.ts";
 import { Topics } from "../../src/wire/topics.ts";
-import { publicHex } from "./keys.ts";
+import { publicHex, signStatement } from "./keys.ts";
 
 export const BUNDLE = "cd".repeat(32);
 export const RUN_ID = "0123456789abcdef";
@@ -135,7 +135,9 @@ export class ScriptedCoordinator {
     return this.#of(deviceId).session.seal(topic, encode(message));
   }
 
-  async read<K extends Kind>(payload: Uint8Array, topic: string, deviceId: string, ...kinds: K[]): Promise<Messages[K]> {
+  async read<K extends Kind>(
+    payload: Uint8Array, topic: string, deviceId: string, ...kinds: K[]
+  ): Promise<Messages[K]> {
     return decode(await this.#of(deviceId).session.open(topic, payload), ...kinds);
   }
 

@@ -1,7 +1,9 @@
 /** Keys of known private bytes, for golden bytes; those of the device are drawn by the browser and never known. */
 
-import { concat } from "../../src/bytes.ts";
+import { concat, toBase64url, utf8 } from "../../src/bytes.ts";
 import { fromHex, toHex } from "../../src/hash.ts";
+import { type StatementSchema, sign } from "../../src/wire/identity.ts";
+import { type RecordOf, make, write } from "../../src/wire/schema.ts";
 
 const HEADS = { Ed25519: "302e020100300506032b657004220420", X25519: "302e020100300506032b656e04220420" };
 
@@ -25,4 +27,12 @@ export function bytesOf(byte: number | null, count = 32): Uint8Array {
 
 export async function publicHex(keys: CryptoKeyPair): Promise<string> {
   return toHex(new Uint8Array(await crypto.subtle.exportKey("raw", keys.publicKey)));
+}
+
+/** A statement as text, signed by the federation key. */
+export async function signStatement<S extends StatementSchema>(
+  key: CryptoKey, kind: S, statement: Omit<RecordOf<S>, "type">,
+): Promise<string> {
+  const body = utf8(write(kind as never, make(kind as never, statement as never)));
+  return toBase64url(concat(await sign(key, `${kind.name} statement`, body), body));
 }

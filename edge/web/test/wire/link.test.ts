@@ -185,6 +185,15 @@ test("a broker that closes at MQTT 5 is tried with 3.1.1", async (t) => {
   assert.equal((await next(linkTo(t, broker.url), "connected")).protocol, "3.1.1");
 });
 
+test("a broker that is away behind its hub is waited for, in MQTT 5", async (t) => {
+  const broker = await scripted(t, (connection) => (connection < 3 ? "the broker does not answer" : CONNACK_5));
+  const link = linkTo(t, broker.url);
+  const { reason, final } = await next(link, "disconnected");
+  assert.deepEqual([reason, final], ["connection lost: the broker does not answer", false]);
+  assert.equal((await next(link, "connected")).protocol, "5");
+  assert.ok(broker.connects.every((sent) => sent[8] === 5));
+});
+
 test("a user whom a broker of 3.1.1 refuses stops with the reason", async (t) => {
   const broker = await scripted(t, (_connection, sent) => (sent[8] === 5 ? null : Uint8Array.of(0x20, 2, 0, 4)));
   const link = linkTo(t, broker.url);
@@ -201,6 +210,40 @@ test("a broker that speaks no WebSocket has a sentence of its own", async (t) =>
     const { reason, final } = await next(linkTo(t, url), "disconnected", 20);
     assert.deepEqual([reason, final], [`the broker speaks no WebSocket at ${url}, or nothing answers there`, false]);
   }
+});
+
+test("an address that the browser forbids ends the link with its reason", async (t) => {
+  const { WebSocket: before } = globalThis;
+  t.after(() => (globalThis.WebSocket = before));
+  globalThis.WebSocket = class {
+    constructor() {
+      throw new DOMException("An insecure WebSocket connection may not be initiated", "SecurityError");
+    }
+  } as unknown as typeof WebSocket;
+  const { reason, final } = await next(linkTo(t, "ws://hub"), "disconnected");
+  assert.ok(final);
+  assert.equal(reason, "ws://hub: An insecure WebSocket connection may not be initiated");
+});
+
+test("a broker that never acknowledges does not keep a link from closing", async (t) => {
+  const broker = await scripted(t, (_connection, sent) => (sent[0] === 0x10 ? CONNACK_5 : undefined));
+  const link = linkTo(t, broker.url);
+  await next(link, "connected");
+  link.publish("x", bytes("1"));
+  await link.close(0.2);
+  assert.equal(link.connected, false);
+  await until(() => broker.open === 0);
+});
+
+test("what was published before closing arrives", async (t) => {
+  const broker = await mosquitto(t);
+  const observer = linkTo(t, broker.url, { filters: ["x"] });
+  await next(observer, "connected");
+  const link = linkTo(t, broker.url);
+  await next(link, "connected");
+  for (let time = 0; time < 50; time += 1) link.publish("x", new Uint8Array([time]));
+  await link.close();
+  for (let time = 0; time < 50; time += 1) assert.equal((await next(observer, "delivery")).payload[0], time);
 });
 
 test("an address of another kind is refused with what to do", () => {
@@ -223,7 +266,7 @@ test("each connection has a random client id that every broker takes", async (t)
   for (const level of [5, 4]) {
     const broker = await scripted(t, () => null);
     const link = linkTo(t, broker.url);
-    await until(() => broker.connects.filter((sent) => sent[8] === level).length === 2);
+    await until(() => broker.connects.filter((sent) => sent[8] === level).length >= 2);
     await link.close();
     const ids = broker.connects
       .filter((sent) => sent[8] === level)

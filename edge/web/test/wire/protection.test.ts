@@ -3,12 +3,12 @@ import { beforeEach, test } from "node:test";
 
 import { fromHex, toHex } from "../../src/hash.ts";
 import { newKeys } from "../../src/wire/ciphers.ts";
-import { KEY_ROTATION, signStatement } from "../../src/wire/identity.ts";
+import { KEY_ROTATION } from "../../src/wire/identity.ts";
 import { decode, encode, message } from "../../src/wire/messages.ts";
-import { DeviceProtection, Plain, nameIn } from "../../src/wire/protection.ts";
+import { DeviceProtection, Plain } from "../../src/wire/protection.ts";
 import { Topics } from "../../src/wire/topics.ts";
 import { BUNDLE, Keyed, type ScriptedCoordinator } from "./keyed.ts";
-import { publicHex } from "./keys.ts";
+import { publicHex, signStatement } from "./keys.ts";
 
 const TOPICS = new Topics("lab");
 const ALL = TOPICS.announcement;
@@ -260,10 +260,4 @@ test("without keys records travel as they are", async () => {
   assert.equal((await plain.readAnnouncement(encode(ANNOUNCEMENT))).boot_id, "c1");
   assert.equal((await plain.read(encode(FINISH), TASK, "task")).type, "task");
   await assert.rejects(plain.readAnnouncement(encode(FINISH)), { rule: "message-schema" });
-});
-
-test("an announcement's name can be read with and without keys", async () => {
-  const signed = await (await keyed.coordinator()).announce(ANNOUNCEMENT);
-  for (const payload of [signed, encode(ANNOUNCEMENT)]) assert.equal(nameIn(payload).federation, "lab");
-  assert.throws(() => nameIn(encode(BEAT)), { rule: "message-schema" });
 });

@@ -2,6 +2,7 @@
 
 import type { App, Screen, View } from "../app.ts";
 import { button, h, newId, setText, show } from "../dom.ts";
+import { sentence } from "../format.ts";
 import { icon } from "../icons.ts";
 import { canScan, invitationIn, scan } from "../scanner.ts";
 import { JOIN, PHASES } from "../texts.ts";
@@ -15,25 +16,34 @@ export interface JoinScreen extends Screen {
 export function joinScreen(app: App, carried: string | null): JoinScreen {
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const tell = (text: string) => {
-    setText(problem, text);
+    setText(problem, sentence(text));
     show(problem, text !== "");
   };
-  const enrol = (text: string) => {
-    const invitation = invitationIn(text);
-    tell(invitation === null ? JOIN.none : "");
-    if (invitation !== null) app.device.send({ kind: "enrol", invitation });
+  const broker = new BrokerField();
+  const enrol = (invitation: string | null) => {
+    const wrong = invitation === null ? JOIN.none : broker.problem();
+    tell(wrong);
+    if (wrong !== "") return;
+    const address = broker.value();
+    app.device.send({ kind: "enrol", invitation: invitation!, ...(address === "" ? {} : { broker: address }) });
   };
-  const choices = h("div", { class: "stack" }, ...(carried === null ? [] : [carriedBox(() => enrol(carried))]), scanBox(enrol, tell), pasteBox(enrol));
-  const busy = h("div", { class: "card busy", hidden: true },
-    h("div", { class: "spinner", "aria-hidden": "true" }), h("h2", {}, PHASES.enrolling.title), h("p", {}, PHASES.enrolling.text));
   const detail = h("p", { class: "quiet" });
-  busy.append(detail);
+  const busy = h("div", { class: "card busy", hidden: true },
+    h("div", { class: "spinner", "aria-hidden": "true" }), h("h2", {}, PHASES.enrolling.title), h("p", {}, PHASES.enrolling.text), detail);
+  const told = h("p", { class: "detail", hidden: true });
+  const first = carried === null ? scanBox(enrol, tell) : carriedBox(() => enrol(carried));
+  const choices = h("div", { class: "stack" }, first, openBox(() => enrol("")), pasteBox(enrol, broker));
+  const introduced = introduction();
   return {
-    element: h("div", { class: "screen join" }, introduction(), h("div", { class: "stack" }, problem, choices, busy)),
+    element: h("div", { class: `screen join${carried === null ? "" : " carried"}` },
+      introduced, h("div", { class: "stack" }, told, problem, choices, busy)),
     update: ({ status }: View) => {
-      show(busy, status.phase === "enrolling");
-      show(choices, status.phase !== "enrolling");
-      setText(detail, status.detail);
+      const enrolling = status.phase === "enrolling";
+      show(busy, enrolling);
+      show(choices, !enrolling);
+      introduced.classList.toggle("wide-only", enrolling);
+      setText(enrolling ? detail : told, sentence(status.detail));
+      show(told, !enrolling && status.detail !== "");
     },
     refused: tell,
   };
@@ -52,7 +62,30 @@ function carriedBox(press: () => void): HTMLElement {
   return h("div", { class: "card" }, h("p", {}, JOIN.carried), button(JOIN.carriedJoin, "primary", press));
 }
 
-function scanBox(enrol: (text: string) => void, tell: (text: string) => void): HTMLElement {
+/** Only where the hub says that its federation has no keys. */
+function openBox(press: () => void): HTMLElement {
+  const text = h("p");
+  const box = h("div", { class: "card", hidden: true }, text, button(JOIN.openJoin, "plain", press));
+  void openFederation().then((name) => {
+    if (name === null) return;
+    setText(text, JOIN.open(name));
+    show(box, true);
+  });
+  return box;
+}
+
+async function openFederation(): Promise<string | null> {
+  try {
+    const answer = await fetch("/federation.json");
+    const said: unknown = answer.ok ? await answer.json() : null;
+    if (typeof said !== "object" || said === null || !("keys" in said) || !("federation" in said)) return null;
+    return said.keys === false && typeof said.federation === "string" ? said.federation : null;
+  } catch {
+    return null; // no network, or a hub that does not say: an invitation tells
+  }
+}
+
+function scanBox(enrol: (invitation: string) => void, tell: (text: string) => void): HTMLElement {
   const press = button(JOIN.scan, "primary", () => {
     scan().then((found) => found !== null && enrol(found), () => tell(JOIN.cameraRefused));
   });
@@ -66,13 +99,34 @@ function scanBox(enrol: (text: string) => void, tell: (text: string) => void): H
   return h("div", { class: "card" }, press, without);
 }
 
-function pasteBox(enrol: (text: string) => void): HTMLElement {
+function pasteBox(enrol: (invitation: string | null) => void, broker: BrokerField): HTMLElement {
   const id = newId();
   const field = h("textarea", { id, rows: 3, placeholder: JOIN.placeholder, spellcheck: "false", autocapitalize: "off", autocomplete: "off" });
   const submit = (event: Event) => {
     event.preventDefault();
-    enrol(field.value);
+    enrol(invitationIn(field.value));
   };
   return h("form", { class: "card", submit },
-    h("label", { for: id }, JOIN.paste), field, h("button", { class: "button plain", type: "submit" }, JOIN.join));
+    h("label", { for: id }, JOIN.paste), field, broker.element, h("button", { class: "button plain", type: "submit" }, JOIN.join));
+}
+
+/** The address of a broker that the phone reaches without the hub; mostly empty. */
+class BrokerField {
+  readonly #field: HTMLInputElement;
+  readonly element: HTMLElement;
+
+  constructor() {
+    const [id, hint] = [newId(), newId()];
+    this.#field = h("input", { id, type: "url", placeholder: JOIN.brokerPlaceholder, autocomplete: "off", "aria-describedby": hint });
+    this.element = h("details", {}, h("summary", {}, JOIN.broker),
+      h("label", { for: id }, JOIN.brokerLabel), this.#field, h("p", { class: "quiet", id: hint }, JOIN.brokerHint));
+  }
+
+  value(): string {
+    return this.#field.value.trim();
+  }
+
+  problem(): string {
+    return this.value() === "" || /^wss?:\/\/./.test(this.value()) ? "" : JOIN.brokerWrong;
+  }
 }

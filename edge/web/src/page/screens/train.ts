@@ -4,7 +4,7 @@ import type { Phase, Status } from "../../device/page_messages.ts";
 import type { App, Screen } from "../app.ts";
 import { AccuracyChart } from "../chart.ts";
 import { button, card, facts, h, setText, show } from "../dom.ts";
-import { amount, bytes, duration, fingerprint, milliseconds, percent } from "../format.ts";
+import { amount, bytes, duration, fingerprint, milliseconds, percent, sentence } from "../format.ts";
 import type { PhoneState } from "../phone.ts";
 import { PHASES, TRAIN } from "../texts.ts";
 
@@ -45,7 +45,7 @@ function nowPart(app: App): Screen {
       setText(title, PHASES[phase].title);
       setText(text, PHASES[phase].text);
       show(text, PHASES[phase].text !== "");
-      setText(detail, status.detail);
+      setText(detail, sentence(status.detail));
       show(detail, status.detail !== "");
       show(meter, phase === "train");
       show(moving, BUSY.has(phase));
@@ -54,7 +54,7 @@ function nowPart(app: App): Screen {
       setText(share, `${percent(status.progress)} %`);
       show(pause, PAUSABLE.has(phase));
       show(resume, phase === "paused");
-      show(again, phase === "failed" || phase === "other-tab");
+      show(again, phase === "failed");
       show(add, phase === "needs-examples");
       setText(awake, held ? TRAIN.keepOpen : TRAIN.mayTurnOff);
       show(awake, PAUSABLE.has(phase));
@@ -89,9 +89,12 @@ function yoursPart(): Screen {
 
 function figuresPart(): Screen {
   const names = [TRAIN.received, TRAIN.sent, TRAIN.step, TRAIN.lastRound, TRAIN.battery, TRAIN.network];
-  const values = names.map(() => h("dd"));
+  const values = names.map(() => h("span"));
+  const power = h("small", { class: "quiet" });
+  const tiles = names.map((name, k) =>
+    h("div", {}, h("dt", {}, name), h("dd", {}, values[k]!, name === TRAIN.battery && " ", name === TRAIN.battery && power)));
   return {
-    element: card(TRAIN.figures, h("dl", { class: "tiles" }, ...names.map((name, k) => h("div", {}, h("dt", {}, name), values[k]!)))),
+    element: card(TRAIN.figures, h("dl", { class: "tiles" }, ...tiles)),
     update: ({ status, phone }) => {
       const last = status.history.at(-1);
       [
@@ -102,13 +105,13 @@ function figuresPart(): Screen {
         battery(phone),
         network(phone),
       ].forEach((text, k) => setText(values[k]!, text));
+      setText(power, phone.charging === null ? "" : phone.charging ? TRAIN.charging : TRAIN.discharging);
     },
   };
 }
 
-function battery({ charging, level }: PhoneState): string {
-  if (charging === null || level === null) return TRAIN.untold;
-  return charging ? TRAIN.charging(percent(level)) : TRAIN.discharging(percent(level));
+function battery({ level }: PhoneState): string {
+  return level === null ? TRAIN.untold : TRAIN.level(percent(level));
 }
 
 function network({ online, unmetered }: PhoneState): string {

@@ -1,0 +1,56 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { readCsv } from "../../src/intake/csv.ts";
+import { labelled } from "../../src/intake/examples.ts";
+import { difference, floats, FORM, GOLDEN } from "./golden.ts";
+
+async function* pieces(text: string, size: number): AsyncGenerator<Uint8Array> {
+  const bytes = new TextEncoder().encode(text);
+  for (let at = 0; at < bytes.length; at += size) yield bytes.subarray(at, at + size);
+}
+
+for (const golden of GOLDEN.csv) {
+  for (const size of [7, 1 << 16]) {
+    test(`${golden.name}, in pieces of ${size} bytes: as the Python device reads it`, async () => {
+      const read = readCsv(pieces(golden.text, size), "'mine.csv'", FORM);
+      if (golden.refused !== undefined) {
+        // Which words Python's own reader of CSV says is not ours to repeat.
+        const expected = golden.refused.replace(/ \(unexpected end of data\)/, "");
+        await assert.rejects(read, { name: "InputError", message: expected });
+        return;
+      }
+      const { blocks } = await read;
+      const x = blocks.flatMap((block) => [...block.x]);
+      assert.ok(difference(x, floats(golden.x)) <= 1e-6);
+      assert.deepEqual(blocks.flatMap((block) => block.labels), golden.labels);
+      const starts = blocks.flatMap((block) => block.startS ?? []);
+      assert.deepEqual(starts, golden.start_s ?? []);
+    });
+  }
+}
+
+test("text in another encoding is refused", async () => {
+  async function* latin(): AsyncGenerator<Uint8Array> {
+    yield Uint8Array.of(0x61, 0xfc, 0x2c, 0x62, 0x0a);
+  }
+  await assert.rejects(readCsv(latin(), "'mine.csv'", FORM), /expected text in UTF-8/);
+});
+
+test("windows that overlap say so, and those without a label are left out", async () => {
+  const golden = GOLDEN.csv.find((one) => one.name === "samples with labels")!;
+  const { blocks } = await readCsv(pieces(golden.text, 999), "'mine.csv'", FORM);
+  const { examples, unlabelled } = labelled(blocks, FORM, "both");
+  const count = golden.labels.filter((label) => label >= 0).length;
+  assert.equal(unlabelled, golden.labels.length - count);
+  assert.deepEqual(examples.x.shape, [count, 16, 3]);
+  assert.deepEqual([...(examples.y.data as BigInt64Array)].map(Number), golden.labels.filter((label) => label >= 0));
+  assert.equal(examples.follows![0], false);
+  assert.ok(examples.follows!.slice(1).some((follows) => follows));
+});
+
+test("no label at all is refused", async () => {
+  const golden = GOLDEN.csv.find((one) => one.name === "samples")!;
+  const { blocks } = await readCsv(pieces(golden.text, 999), "'mine.csv'", FORM);
+  assert.throws(() => labelled(blocks, FORM, "both"), /expected examples with a label \(column 'label'\)/);
+});

@@ -1,0 +1,281 @@
+"""What the device makes of streams and files, for the browser: ``golden_intake.py FILE``.
+
+Streams are given by whole numbers and few operations, so that both languages have the same bits.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import sys
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.datasets.digits import load_digits
+from protofleet.edge.examples import read_csv
+from protofleet.edge.intake import SensorIntake
+from protofleet.errors import InputError
+
+_SMALL = Preprocessing(
+    input_shape=(16, 3),
+    rate_hz=20.0,
+    window=16,
+    hop=8,
+    channels=("ax", "ay", "gx"),
+    mean=(0.1, -0.2, 0.0),
+    std=(0.5, 0.25, 2.0),
+)
+_MOTION = Preprocessing(
+    input_shape=(128, 6),
+    rate_hz=50.0,
+    window=128,
+    hop=64,
+    channels=("acc_x", "acc_y", "acc_z", "gyro_x", "gyro_y", "gyro_z"),
+    mean=(0.8, 0.0, 0.1, 0.0, 0.0, 0.0),
+    std=(0.4, 0.4, 0.4, 0.3, 0.3, 0.3),
+)
+
+
+def cases() -> dict[str, Any]:
+    """Everything that the file holds."""
+    return {
+        "streams": [_stream(**case) for case in _STREAMS],
+        "csv": [_csv(name, text) for name, text in _CSV.items()],
+        "npz": [_npz(name, deflated=deflated) for name in _ARRAYS for deflated in (False, True)],
+        "digits": _digits(),
+    }
+
+
+def _sensor(rate_hz: float, channels: int, **more: Any) -> dict[str, Any]:
+    """A stream of readings: ``jitter`` in ten thousandths of a second, ``gap`` (first, seconds)."""
+    defaults = {
+        "count": 400,
+        "start_s": 0.0,
+        "jitter": 0,
+        "gap": None,
+        "broken": [],
+        "backwards": [],
+    }
+    return {"rate_hz": rate_hz, "channels": channels, **defaults, **more}
+
+
+_STREAMS: list[dict[str, Any]] = [
+    {"name": "one sensor", "sensors": {"imu": _sensor(50.0, 3)}, "block": 400},
+    {"name": "one by one", "sensors": {"imu": _sensor(64.0, 3, jitter=40)}, "block": 1},
+    {
+        "name": "slower than the bundle",
+        "sensors": {"imu": _sensor(12.5, 3, count=120, start_s=1.5)},
+        "block": 7,
+    },
+    {
+        "name": "two sensors",
+        "sensors": {"acc": _sensor(97.0, 2, count=900), "gyro": _sensor(31.0, 1, start_s=0.25)},
+        "block": 50,
+    },
+    {
+        "name": "gaps, numbers that are none, times that go back",
+        "sensors": {
+            "imu": _sensor(
+                80.0,
+                3,
+                count=900,
+                jitter=20,
+                gap=[300, 1.25],
+                broken=[40, 41, 700],
+                backwards=[120],
+            )
+        },
+        "block": 64,
+    },
+    {
+        "name": "marks",
+        "sensors": {"imu": _sensor(50.0, 3, count=500)},
+        "block": 25,
+        "marks": [[0.0, 1], [3.1, -1], [4.0, 2], [7.3, 0]],
+    },
+    {
+        "name": "motion",
+        "motion": True,
+        "sensors": {"imu": _sensor(61.0, 6, count=420, jitter=30)},
+        "block": 1,
+    },
+]
+
+
+def readings(spec: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Times and values of a stream, as ``windows.test.ts`` makes them, too."""
+    times, rows = [], []
+    for i in range(spec["count"]):
+        late = spec["gap"][1] if spec["gap"] and i >= spec["gap"][0] else 0.0
+        time = spec["start_s"] + late + i / spec["rate_hz"] + (i * 37 % 11) * spec["jitter"] * 1e-5
+        times.append(time - 1.0 if i in spec["backwards"] else time)
+        row = [((i * i * 13 + i * 7 + c * 311) % 401 - 200) / 100 for c in range(spec["channels"])]
+        rows.append([np.nan] * len(row) if i in spec["broken"] else row)
+    return np.array(times), np.array(rows)
+
+
+def _stream(
+    *, name: str, sensors: dict[str, Any], block: int, marks: Any = (), motion: bool = False
+) -> dict[str, Any]:
+    intake = SensorIntake(
+        _MOTION if motion else _SMALL, {key: spec["rate_hz"] for key, spec in sensors.items()}
+    )
+    for time_s, label in marks:
+        intake.mark(time_s, label)
+    streams = {key: readings(spec) for key, spec in sensors.items()}
+    windows = []
+    for begin in range(0, max(len(times) for times, _ in streams.values()), block):
+        for key, (times, rows) in streams.items():
+            part = slice(begin, begin + block)
+            if len(times[part]):
+                windows += intake.push(key, times[part], rows[part])
+    windows += intake.flush()
+    return {
+        "name": name,
+        "motion": motion,
+        "sensors": sensors,
+        "block": block,
+        "marks": list(marks),
+        "windows": [
+            {"start_s": one.start_s, "label": one.label, "x": _packed(one.x)} for one in windows
+        ],
+        "counters": {
+            key: [one.not_finite, one.not_forward, one.gaps, one.unmatched]
+            for key, one in intake.counters.items()
+        },
+    }
+
+
+def _packed(values: np.ndarray[Any, Any]) -> str:
+    return base64.b64encode(values.astype("<f4").tobytes()).decode()
+
+
+def _samples(count: int, *, step: float = 0.05, time: str = "time_s", label: str = "") -> str:
+    rows = [f"{time},gx,ay,ax,note,label"] if label else [f"{time},gx,ay,ax"]
+    for i in range(count):
+        row = f"{i * step:.6g},{i % 7},{i % 5 - 2}.5,{-(i % 3)}e-1"
+        rows.append(f'{row},"a, ""b""",{label if i < count // 2 else "1"}' if label else row)
+    return "\n".join(rows) + "\n"
+
+
+def _rows(count: int, width: int) -> list[str]:
+    return [",".join(str((i * 3 + c) % 10) for c in range(width)) for i in range(count)]
+
+
+_DIGITS = 40
+_HEADER = ",".join(f"v{c}" for c in range(48))
+_CSV = {
+    "samples": _samples(70),
+    "samples with labels": _samples(120, label="walk"),
+    "milliseconds, CRLF and a mark of byte order": "\ufeff"
+    + _samples(60, step=50, time="time_ms").replace("\n", "\r\n"),
+    "without times": "ax,ay,gx\n" + "\n".join("0.5,1_0,.25" for _ in range(40)),
+    "empty cells": _samples(70).replace("0,-1.5,-0e-1", ",,"),
+    "examples": "\n".join([_HEADER + ",label", *[row + ",walk" for row in _rows(4, 48)]]),
+    "examples without a first row": "\n".join([*_rows(3, 48), ""]),
+    "examples, some without a label": "\n".join(
+        [
+            _HEADER + ",label",
+            *[
+                row + tail
+                for row, tail in zip(_rows(4, 48), (",walk", ",", ",1", ","), strict=True)
+            ],
+        ]
+    ),
+    "nothing": "",
+    "a class that is none": "\n".join([_HEADER + ",label", _rows(1, 48)[0] + ",swim"]),
+    "a word in the place of a number": _samples(70).replace("-1.5", "?"),
+    "a row too short": _samples(70) + "1,2\n",
+    "a quote that does not close": _samples(70) + '"1,2,3,4\n',
+    "times that do not ascend": "time_s,ax,ay,gx\n" + "5,1,1,1\n" * 40,
+    "seconds in the place of milliseconds": _samples(70, time="time_ms"),
+    "too few samples": _samples(10),
+    "a column twice": "time_s,ax,ay,gx,ax\n" + "0,1,1,1,1\n" * 40,
+    "semicolons": _samples(70).replace(",", ";"),
+    "capital letters": _samples(70).replace("ax", "AX"),
+    "a channel too few": _samples(70).replace("gx", "unknown"),
+    "an empty cell of an example": "\n".join([_HEADER, _rows(1, 48)[0][:-1]]),
+}
+
+
+def _csv(name: str, text: str) -> dict[str, Any]:
+    manifest: Any = SimpleNamespace(preprocessing=_SMALL, classes=("run", "walk"), targets=())
+    found: dict[str, Any] = {"name": name, "text": text}
+    try:
+        blocks = list(read_csv(io.BytesIO(text.encode()), "'mine.csv'", manifest))
+    except InputError as error:
+        return {**found, "refused": str(error)}
+    starts = [None if one.start_s is None else one.start_s.tolist() for one in blocks]
+    return {
+        **found,
+        "x": _packed(np.concatenate([one.x for one in blocks])),
+        "labels": np.concatenate([one.y for one in blocks]).tolist(),
+        "start_s": None if None in starts else [time for one in starts for time in one or ()],
+    }
+
+
+_ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+    "float32": np.arange(6, dtype=np.float32).reshape(2, 3) / 3,
+    "float64": np.array([[1 / 3, -np.inf], [np.nan, 2.5e-300]]),
+    "float16": np.array([1.5, -0.0625, 6e-8, 65504], np.float16),
+    "big-endian": np.array([1, -2, 300], ">i4"),
+    "int64": np.array([[-5], [2**40]]),
+    "uint8 by columns": np.asfortranarray(np.arange(24, dtype=np.uint8).reshape(2, 3, 4)),
+    "bool": np.array([True, False]),
+    "text": np.array(["gehen", "läuft 🏃"]),
+    "bytes": np.array([b"a", b"bcd"]),
+    "none": np.zeros((0, 4), np.float32),
+    "number": np.float64(7.0).reshape(()),
+}
+
+
+def _npz(name: str, *, deflated: bool) -> dict[str, Any]:
+    file = io.BytesIO()
+    with zipfile.ZipFile(
+        file, "w", zipfile.ZIP_DEFLATED if deflated else zipfile.ZIP_STORED
+    ) as archive:
+        # One fixed time: the file's bytes are compared.
+        for member, array in {"other": np.zeros(3), "x": _ARRAYS[name]}.items():
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array)
+            info = zipfile.ZipInfo(f"{member}.npy")
+            info.compress_type = archive.compression
+            with archive.open(info, "w", force_zip64=True) as entry:
+                entry.write(content.getvalue())
+    array = _ARRAYS[name]
+    text = array.dtype.kind in "US"
+    plain = [
+        (one.decode() if isinstance(one, bytes) else one) if text else str(float(one))
+        for one in array.reshape(-1).tolist()
+    ]
+    return {
+        "name": f"{name}, {'deflated' if deflated else 'stored'}",
+        "file": base64.b64encode(file.getvalue()).decode(),
+        "shape": list(array.shape),
+        "text": text,
+        "values": plain,
+    }
+
+
+def _digits() -> dict[str, str]:
+    """By digit its first images in the data set, each as 64 letters: a to q for 0 to 16."""
+    images, labels = load_digits()
+    counts = (images * 16).astype(int).reshape(len(labels), -1)
+    return {
+        str(digit): " ".join(
+            "".join(chr(97 + count) for count in row) for row in counts[labels == digit][:_DIGITS]
+        )
+        for digit in range(10)
+    }
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(
+        json.dumps(cases(), indent=None, separators=(",", ":"), ensure_ascii=True) + "\n"
+    )
