@@ -67,7 +67,7 @@ function exported({ name, model }: Model): string {
 }
 
 function native(path: string, batch: number): { readonly ask: Ask; readonly process: ChildProcessWithoutNullStreams } {
-  const child = spawn(PYTHON, [join(HERE, "native.py"), path, String(batch)], {
+  const child = spawn(PYTHON, ["tests/web/native_steps.py", path, String(batch)], {
     cwd: REPOSITORY,
     env: { ...process.env, OMP_NUM_THREADS: "1", NUMBA_NUM_THREADS: "1" },
   });
@@ -76,7 +76,7 @@ function native(path: string, batch: number): { readonly ask: Ask; readonly proc
   const ask: Ask = async (call, count) => {
     child.stdin.write(`${call} ${count}\n`);
     const { value, done } = await lines.next();
-    if (done) throw new Error("native.py: ended before it answered");
+    if (done) throw new Error("native_steps.py: ended before it answered");
     return Number(value);
   };
   return { ask, process: child };

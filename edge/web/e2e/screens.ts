@@ -34,6 +34,7 @@ const PICTURES: readonly Picture[] = [
   { name: "lacking-parts", status: BEFORE, prepare: (context) => context.addInitScript("WebAssembly.validate = () => false; delete Navigator.prototype.locks") },
   { name: "join", status: BEFORE },
   { name: "join-scan", status: BEFORE, prepare: (context) => context.addInitScript("globalThis.BarcodeDetector = class { static async getSupportedFormats() { return ['qr_code'] } async detect() { return [] } }") },
+  { name: "join-open", status: BEFORE, act: (page) => page.getByText("Another broker").click() },
   { name: "join-carried", status: BEFORE, hash: INVITATION },
   { name: "join-refused", status: BEFORE, hash: INVITATION, act: press("Join this federation") },
   { name: "enrolling", status: { ...BEFORE, phase: "enrolling", detail: "Waiting for an answer, 12 s so far." } },
@@ -69,13 +70,14 @@ function pretend(property: string, of: string, value: string) {
   return (context: BrowserContext) => context.addInitScript(`Object.defineProperty(${of}, "${property}", { value: ${value} })`);
 }
 
-/** Readings of a phone that is carried about, through the browser's own override. */
-async function moveSensors(page: Page): Promise<void> {
+/** Presses the button, and gives readings of a phone that is carried about by the browser's own override. */
+async function moveSensors(page: Page, button: string, readings: number): Promise<void> {
   const line = await page.context().newCDPSession(page);
   for (const type of ["accelerometer", "linear-acceleration", "gyroscope"] as const) {
     await line.send("Emulation.setSensorOverrideEnabled", { enabled: true, type });
   }
-  for (let k = 0; k < 40; k++) {
+  await page.getByRole("button", { name: button }).click();
+  for (let k = 0; k < readings; k++) {
     const swing = Math.sin(k / 3);
     await line.send("Emulation.setSensorOverrideReadings", { type: "accelerometer", reading: { xyz: { x: 2 * swing, y: 9 + swing, z: 1 } } });
     await line.send("Emulation.setSensorOverrideReadings", { type: "linear-acceleration", reading: { xyz: { x: swing, y: swing, z: 0 } } });
@@ -86,14 +88,11 @@ async function moveSensors(page: Page): Promise<void> {
 
 async function record(page: Page): Promise<void> {
   await page.getByRole("radio", { name: "walking" }).check({ force: true });
-  await page.getByRole("button", { name: "Start" }).click();
-  await moveSensors(page);
+  await moveSensors(page, "Start", 60);
 }
 
 async function live(page: Page): Promise<void> {
-  await page.getByRole("button", { name: "What do I do now?" }).click();
-  await moveSensors(page);
-  await moveSensors(page);
+  await moveSensors(page, "What do I do now?", 120);
 }
 
 async function draw(page: Page): Promise<void> {
@@ -174,11 +173,16 @@ async function main(): Promise<void> {
   mkdirSync(folder, { recursive: true });
   let status = BEFORE;
   const root = join(import.meta.dirname, "..", "static");
-  const server = await serveStatic(root, (path) => (/^\/assets\/worker-/.test(path) ? script(status) : null));
+  const federation = JSON.stringify({ federation: "kitchen-table", keys: false });
+  let open = false;
+  const server = await serveStatic(root, (path) => {
+    if (path === "/federation.json") return open ? federation : "{}";
+    return /^\/assets\/worker-/.test(path) ? script(status) : null;
+  });
   const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
   const problems: string[] = [];
   for (const picture of PICTURES) {
-    status = picture.status;
+    [status, open] = [picture.status, picture.name === "join-open"];
     for (const width of [360, 1280]) {
       for (const dark of [false, true]) {
         const name = `${picture.name}-${dark ? "dark" : "light"}-${width}`;

@@ -238,7 +238,7 @@ export const DRAWING = {
   lead: "Draw with your finger, say what it is, keep it.",
   canvas: "Drawing area",
   choose: "What is it?",
-  keep: "Keep as example",
+  keep: "Keep it",
   erase: "Erase",
   nothing: "Draw something first.",
   noClass: "Say what it is first.",
@@ -264,10 +264,11 @@ export const SENT = {
   title: "What is sent",
   lead: "Nothing leaves this phone but what is listed here.",
   last: "The last update held",
+  parts: "Parts of the last update and their sizes",
+  partsCount: (count: number) => `in ${count} ${count === 1 ? "part" : "parts"}`,
   none: "Nothing has been sent yet. After the first round you see here each part of the update and its size.",
   name: "Part",
   size: "Size",
-  total: "Together",
   all: "Since you joined",
   up: "Sent",
   down: "Received",
@@ -284,7 +285,7 @@ export const SENT = {
     "how many examples it trained on, and how well the model did on those kept back",
     "how long a round took",
   ],
-  limit: "Updates can tell something of the data they were learned from. The federation's operator can see them, unless secure aggregation is on.",
+  limit: "Updates can tell something of the data they were learned from. Whoever runs the federation can look at them.",
 } as const;
 
 export const SETTINGS = {

@@ -16,6 +16,9 @@ const CHUNKS_IN_FLIGHT_MAX = 16;
 const RECEIVE_MAX = 32;
 /** No packet of the protocol is larger. */
 const PACKET_MAX_BYTES = 64 * 1024;
+const FRAME_MAX_BYTES = 64 * 1024;
+/** A browser masks what it sends. */
+const MASK_BYTES = 4;
 /** All that can be in flight; mqtt.js would wait a second where a socket holds more than its half MiB. */
 const SOCKET_BUFFER_BYTES = 2 * IN_FLIGHT_MAX * PACKET_MAX_BYTES;
 /** Fixed header, lengths and packet id around topic and payload, at most. */
@@ -24,6 +27,8 @@ const AROUND_BYTES = 16;
 const CLIENT_ID_CHARS = 23;
 const CLIENT_ID = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
 
+/** How a hub closes a WebSocket whose broker does not answer (registry of RFC 6455). */
+const TRY_AGAIN_LATER = 1013;
 export const UNSUPPORTED_VERSION = 0x84;
 export const NOT_AUTHORIZED = 0x87;
 /** Refusals of MQTT 3.1.1 by the codes of MQTT 5. */
@@ -103,6 +108,8 @@ export interface Ending {
   readonly code: number;
   /** Whether the WebSocket had opened at all. */
   readonly greeted: boolean;
+  /** Whether the other end of the WebSocket said that the broker behind it is away. */
+  readonly away: boolean;
   /** Whether the broker had accepted us. */
   readonly opened: boolean;
   readonly stableS: number;
@@ -129,9 +136,12 @@ export class Connection {
   readonly #backlog: Outgoing[] = [];
   #early: Delivery[] = [];
   #greeted = false;
+  #away = false;
   #openedAt: number | null = null;
   #over = false;
-  #idle: (() => void) | null = null;
+  #closing = false;
+  /** Resolves when all is acknowledged of a connection that is to be closed. */
+  readonly #idle = deferred<void>();
 
   /** Throws DOMException where the browser forbids the address, such as `ws:` on a page of `https:`. */
   constructor(
@@ -183,18 +193,22 @@ export class Connection {
     });
   }
 
-  /** Waits until everything is acknowledged, says DISCONNECT, ends. */
+  /** Waits until everything is acknowledged, says DISCONNECT, ends; all within so many seconds. */
   async close(timeoutS: number): Promise<void> {
-    if (this.open && this.#inFlight > 0) {
-      await Promise.race([
-        new Promise<void>((resolve) => (this.#idle = resolve)),
-        this.ended,
-        new Promise((resolve) => setTimeout(resolve, timeoutS * 1000)),
-      ]);
+    this.#closing = true;
+    const late = deferred<void>();
+    const timer = setTimeout(late.resolve, timeoutS * 1000);
+    if (this.open && this.#inFlight > 0) await Promise.race([this.#idle.promise, this.ended, late.promise]);
+    if (!this.#over) {
+      const polite = this.open && this.#inFlight === 0;
+      this.#end("closed", 0);
+      const closed = new Promise((resolve) => this.#client.once("close", () => resolve(null)));
+      this.#client.end(!polite);
+      // Whoever ends the worker now would end it before the broker knows, which then sends the will.
+      await Promise.race([closed, late.promise]);
+      this.#socket?.close();
     }
-    if (this.#over) return;
-    this.#end("closed", 0);
-    this.#client.end();
+    clearTimeout(timer);
   }
 
   #connect(): MqttClient {
@@ -237,15 +251,22 @@ export class Connection {
     const socket = new WebSocket(url, protocols);
     this.#socket = socket;
     const send = socket.send.bind(socket);
+    // mqtt.js joins what is published at once; who relays WebSockets bounds their frames.
     socket.send = (data: Uint8Array<ArrayBuffer>) => {
-      this.counters.socketUp += frameBytes(data.byteLength) + 4;
-      send(data);
+      for (let start = 0; start < data.length; start += FRAME_MAX_BYTES) {
+        const frame = data.subarray(start, start + FRAME_MAX_BYTES);
+        this.counters.socketUp += frameBytes(frame.length) + MASK_BYTES;
+        send(frame);
+      }
     };
     socket.addEventListener("message", ({ data }: MessageEvent<ArrayBuffer>) => {
       this.counters.socketDown += frameBytes(data.byteLength);
     });
     socket.addEventListener("open", () => (this.#greeted = true));
-    socket.addEventListener("close", ({ reason }) => this.#end(`connection lost${reason && `: ${reason}`}`, 0));
+    socket.addEventListener("close", ({ code, reason }) => {
+      this.#away = code === TRY_AGAIN_LATER;
+      this.#end(`connection lost${reason && `: ${reason}`}`, 0);
+    });
     return socket;
   }
 
@@ -288,7 +309,7 @@ export class Connection {
     if (following === undefined) this.#inFlight -= 1;
     else this.#send(following);
     if (full && this.room > 0) this.sink.put({ kind: "drained" });
-    if (this.#inFlight === 0) this.#idle?.();
+    if (this.#inFlight === 0 && this.#closing) this.#idle.resolve();
   }
 
   #failed(error: Error): void {
@@ -310,7 +331,7 @@ export class Connection {
     clearTimeout(this.#timer);
     const opened = this.#openedAt !== null;
     const stableS = (performance.now() - (this.#openedAt ?? performance.now())) / 1000;
-    this.#resolve({ reason, code, greeted: this.#greeted, opened, stableS });
+    this.#resolve({ reason, code, greeted: this.#greeted, away: this.#away, opened, stableS });
   }
 }
 

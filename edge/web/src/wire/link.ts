@@ -177,7 +177,7 @@ export class Link {
     } catch (error) {
       // Only the WebSocket's own constructor throws, for an address that this page must not open.
       const reason = `${this.options.broker.url}: ${error instanceof Error ? error.message : String(error)}`;
-      return { reason, code: NOT_AUTHORIZED, greeted: true, opened: false, stableS: 0 };
+      return { reason, code: NOT_AUTHORIZED, greeted: true, away: false, opened: false, stableS: 0 };
     } finally {
       this.#connection = null;
     }
@@ -198,7 +198,8 @@ export class Link {
       this.#chunkLimit = Math.max(MIN_DATA_BYTES, Math.floor(this.#chunkLimit / 2));
     }
     this.#protocolKnown ||= ending.opened;
-    if (this.#protocolKnown || !(ending.greeted || ending.code === UNSUPPORTED_VERSION)) return false;
+    const refused = ending.code === UNSUPPORTED_VERSION || (ending.greeted && !ending.away);
+    if (this.#protocolKnown || !refused) return false;
     this.#protocol = this.#protocol === "5" ? "3.1.1" : "5";
     return this.#protocol === "3.1.1";
   }

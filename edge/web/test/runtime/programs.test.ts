@@ -1,7 +1,9 @@
 /** Programs of exported bundles in WebAssembly against the Python runtime, and what is refused. */
 
 import assert from "node:assert/strict";
+import { spawnSync } from "node:child_process";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 import type { Manifest } from "../../src/bundle/manifest.ts";
 import { Evaluator } from "../../src/runtime/evaluation.ts";
 import { EVALUATION_BATCH, Programs } from "../../src/runtime/programs.ts";
@@ -13,7 +15,7 @@ import { openCase } from "./cases.ts";
 import type { Case } from "./cases.ts";
 
 /** Of the largest entry: what the order of additions changes. */
-const TOLERANCE = 2e-5;
+const TOLERANCE = 1e-5;
 
 function assertClose(found: Float32Array, expected: Float32Array, what: string): void {
   assert.equal(found.length, expected.length, what);
@@ -94,7 +96,7 @@ test("other tasks of the worker get their turn while a model trains", async () =
   const ticking = setInterval(() => (turns += 1), 1);
   for (let step = 0; step < 500 && turns < 3; step += 1) await gradFn(one.network(), batch, defaultRng([0n]));
   clearInterval(ticking);
-  assert.equal(turns, 3);
+  assert.ok(turns >= 3, `${turns} turns`);
 });
 
 test("calls that overlap get the results of calls that do not", async () => {
@@ -152,4 +154,21 @@ test("programs that contradict the manifest are refused", async () => {
   });
   const none = changed(one, ({ programs }) => delete programs.features);
   await assert.rejects(async () => Programs.open(none).features(one.network(), x), /has no program 'features'/);
+});
+
+test("a browser whose WebAssembly does not start is told so, not that the bundle is bad", () => {
+  const script = `
+    const { openCase } = await import("./cases.ts");
+    const { Programs } = await import("../../src/runtime/programs.ts");
+    delete globalThis.WebAssembly;
+    const one = openCase("mlp");
+    const predict = () => Programs.open(one).predict(one.network(), one.tensor(one.stored.x));
+    for (const _ of [1, 2]) await predict().catch((error) => console.log(error.name, error.message));
+  `;
+  const argv = ["--import", "tsx", "--input-type=module", "--eval", script];
+  const cwd = fileURLToPath(new URL(".", import.meta.url));
+  const { stdout, stderr } = spawnSync(process.execPath, argv, { cwd, encoding: "utf8" });
+  const lines = stdout.trim().split("\n");
+  assert.equal(lines.length, 2, stdout + stderr);
+  for (const line of lines) assert.match(line, /^UnavailableError ONNX Runtime does not start in this browser: .*; reload/);
 });

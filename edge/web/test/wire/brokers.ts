@@ -1,6 +1,6 @@
 /** Mosquitto behind its own WebSocket listener on a free loopback port, and brokers of a few bytes. */
 
-import { type ChildProcess, spawn } from "node:child_process";
+import { type ChildProcess, spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { type AddressInfo, type Server, type Socket, connect, createServer } from "node:net";
@@ -12,6 +12,14 @@ import { WebSocket as NodeWebSocket, WebSocketServer, createWebSocketStream } fr
 
 // Node 20 has none; the browser's own is what the link uses.
 globalThis.WebSocket = NodeWebSocket as unknown as typeof WebSocket;
+
+const SEARCH_PATH = `${process.env["PATH"]}:/usr/sbin`;
+
+/** Why no Mosquitto can be started here; false if one can. */
+export const withoutMosquitto =
+  spawnSync("sh", ["-c", "command -v mosquitto"], { env: { PATH: SEARCH_PATH } }).status === 0
+    ? false
+    : "needs the Mosquitto broker: apt install mosquitto";
 
 export async function freePort(): Promise<number> {
   const server = createServer().listen(0, "127.0.0.1");
@@ -73,7 +81,7 @@ export class Mosquitto {
     await writeFile(config, [...lines, ...basic, ""].join("\n"));
     this.#process = spawn("mosquitto", ["-c", config], {
       stdio: "ignore",
-      env: { ...process.env, PATH: `${process.env["PATH"]}:/usr/sbin` },
+      env: { ...process.env, PATH: SEARCH_PATH },
     });
     await until(() => answers(this.port));
   }
@@ -93,8 +101,8 @@ export class Mosquitto {
   }
 }
 
-/** Answers each message of the n-th connection as a function says; null ends the connection. */
-export type Script = (connection: number, sent: Buffer) => Uint8Array | null | undefined;
+/** Answers each message of the n-th connection as a function says; null ends the connection, a text closes it. */
+export type Script = (connection: number, sent: Buffer) => Uint8Array | string | null | undefined;
 
 /** A WebSocket server that sends what a script says. */
 export class ScriptedBroker {
@@ -115,6 +123,7 @@ export class ScriptedBroker {
         if (data[0] === 0x10) broker.connects.push(data);
         const answer = script(connection, data);
         if (answer === null) socket.terminate();
+        else if (typeof answer === "string") socket.close(1013, answer);
         else if (answer !== undefined) socket.send(answer);
       });
     });
@@ -123,6 +132,11 @@ export class ScriptedBroker {
 
   get url(): string {
     return `ws://127.0.0.1:${(this.#server.address() as AddressInfo).port}`;
+  }
+
+  /** Connections that are open now. */
+  get open(): number {
+    return this.#server.clients.size;
   }
 
   stop(): void {

@@ -76,7 +76,7 @@ function recorder(app: App, bundle: BundleFacts): Panel {
   const lengthS = length! / rate!;
   const choice = classChoice(SENSORS.choose, bundle.classes, () => (press.disabled = false));
   const trace = new Trace();
-  const [title, clock, count] = [h("h3", { role: "status" }), h("p", { class: "clock", "aria-hidden": "true" }), h("p", { role: "status" })];
+  const [title, clock, count] = [h("p", { class: "name", role: "status" }), h("p", { class: "clock", "aria-hidden": "true" }), h("p", { role: "status" })];
   const running = h("div", { class: "running", hidden: true }, title, clock, trace.element, count);
   const press = button(SENSORS.start, "primary", () => (session === null ? void start() : stop()));
   press.disabled = true;

@@ -33,7 +33,7 @@ export function dataScreen(app: App): Screen {
 }
 
 function countsPart(app: App): Screen {
-  const body = h("div");
+  const body = h("div", { class: "stack" });
   const clear = button(DATA.clear, "plain", () => {
     void app.confirm({ title: DATA.clearTitle, text: DATA.clearText, yes: DATA.clearYes }).then((yes) => {
       if (yes) app.device.send({ kind: "clearExamples" });

@@ -32,13 +32,15 @@ export function joinScreen(app: App, carried: string | null): JoinScreen {
     h("div", { class: "spinner", "aria-hidden": "true" }), h("h2", {}, PHASES.enrolling.title), h("p", {}, PHASES.enrolling.text), detail);
   const told = h("p", { class: "detail", hidden: true });
   const first = carried === null ? scanBox(enrol, tell) : carriedBox(() => enrol(carried));
-  const choices = h("div", { class: "stack" }, first, openBox(() => enrol("")), pasteBox(enrol, broker));
+  const open = new OpenBox(() => enrol(""));
+  const choices = h("div", { class: "stack" }, first, open.element, pasteBox(enrol, broker));
   const introduced = introduction();
   return {
     element: h("div", { class: `screen join${carried === null ? "" : " carried"}` },
       introduced, h("div", { class: "stack" }, told, problem, choices, busy)),
     update: ({ status }: View) => {
       const enrolling = status.phase === "enrolling";
+      if (status.phase === "needs-invitation") open.look();
       show(busy, enrolling);
       show(choices, !enrolling);
       introduced.classList.toggle("wide-only", enrolling);
@@ -62,16 +64,26 @@ function carriedBox(press: () => void): HTMLElement {
   return h("div", { class: "card" }, h("p", {}, JOIN.carried), button(JOIN.carriedJoin, "primary", press));
 }
 
-/** Only where the hub says that its federation has no keys. */
-function openBox(press: () => void): HTMLElement {
-  const text = h("p");
-  const box = h("div", { class: "card", hidden: true }, text, button(JOIN.openJoin, "plain", press));
-  void openFederation().then((name) => {
-    if (name === null) return;
-    setText(text, JOIN.open(name));
-    show(box, true);
-  });
-  return box;
+/** Shown only where the hub says that its federation has no keys. */
+class OpenBox {
+  readonly element: HTMLElement;
+  readonly #text = h("p");
+  #looked = false;
+
+  constructor(press: () => void) {
+    this.element = h("div", { class: "card", hidden: true }, this.#text, button(JOIN.openJoin, "plain", press));
+  }
+
+  /** Asks the hub, once. */
+  look(): void {
+    if (this.#looked) return;
+    this.#looked = true;
+    void openFederation().then((name) => {
+      if (name === null) return;
+      setText(this.#text, JOIN.open(name));
+      show(this.element, true);
+    });
+  }
 }
 
 async function openFederation(): Promise<string | null> {

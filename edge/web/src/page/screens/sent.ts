@@ -8,19 +8,18 @@ import { SENT } from "../texts.ts";
 export function sentScreen(): Screen {
   const totals = h("div");
   const rows = h("tbody");
-  const sum = h("td");
+  const [sum, count] = [h("span", { class: "big" }), h("span", { class: "quiet" })];
+  const headline = h("p", { class: "headline" }, sum, count);
   const table = h("table", {},
-    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, SENT.name), h("th", { scope: "col" }, SENT.size))),
-    rows,
-    h("tfoot", {}, h("tr", {}, h("th", { scope: "row" }, SENT.total), sum)));
-  const scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": SENT.last }, table);
+    h("thead", {}, h("tr", {}, h("th", { scope: "col" }, SENT.name), h("th", { scope: "col" }, SENT.size))), rows);
+  const scroll = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": SENT.parts }, table);
   const empty = h("p", { class: "empty" }, SENT.none);
   let shown = "";
   return {
     element: h("div", { class: "screen" },
       h("h1", {}, SENT.title), h("p", { class: "lead" }, SENT.lead),
       h("div", { class: "columns" },
-        card(SENT.last, empty, scroll),
+        card(SENT.last, empty, headline, scroll),
         h("div", { class: "stack" },
           card(SENT.all, totals),
           card(SENT.stays, list(SENT.staying)),
@@ -30,9 +29,11 @@ export function sentScreen(): Screen {
       if (key === shown) return;
       shown = key;
       show(empty, status.lastSent.length === 0);
+      show(headline, status.lastSent.length > 0);
       show(scroll, status.lastSent.length > 0);
       rows.replaceChildren(...status.lastSent.map((part) =>
-        h("tr", {}, h("th", { scope: "row" }, h("code", {}, part.name)), h("td", {}, bytes(part.bytes)))));
+        h("tr", {}, h("th", { scope: "row" }, h("code", {}, ...breakable(part.name))), h("td", {}, bytes(part.bytes)))));
+      count.textContent = SENT.partsCount(status.lastSent.length);
       sum.textContent = bytes(status.lastSent.reduce((total, part) => total + part.bytes, 0));
       totals.replaceChildren(facts([
         [SENT.up, bytes(status.bytesUp)],
@@ -41,6 +42,11 @@ export function sentScreen(): Screen {
       ]));
     },
   };
+}
+
+/** A dotted name that may be broken behind its dots. */
+function breakable(name: string): (string | HTMLElement)[] {
+  return name.split(/(?<=[._])/).flatMap((part, k) => (k === 0 ? [part] : [h("wbr"), part]));
 }
 
 function list(texts: readonly string[]): HTMLElement {

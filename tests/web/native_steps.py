@@ -1,8 +1,8 @@
-"""Times native ONNX Runtime for ``steps.ts``, one request after the other.
+"""Times native ONNX Runtime for ``edge/web/bench/steps.ts``, one request after the other.
 
-``native.py BUNDLE BATCH`` opens a bundle on one thread, without kernels of our own, and answers
-every line of standard input, ``step N`` or ``train N``, with the mean milliseconds of N calls of the
-training program, or of N training steps with the optimiser.
+``native_steps.py BUNDLE BATCH`` opens a bundle on one thread, without kernels of our own, and
+answers every line of standard input, ``step N`` or ``train N``, with the mean milliseconds of N
+calls of the training program, or of N training steps with the optimiser.
 """
 
 from __future__ import annotations
