@@ -11,6 +11,8 @@ from pathlib import Path, PurePath
 
 _ROOT = Path(__file__).resolve().parent.parent
 _README = _ROOT / "tests" / "README.md"
+_WEB = _ROOT / "edge" / "web"
+"""TypeScript, packages of npm, and helpers of their tests."""
 _ROW = re.compile(r"\| `([^`]+)` \| ((?:`[^`]+`(?:, )?)+) \|")
 
 
@@ -20,7 +22,8 @@ def _paths() -> list[PurePath]:
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
     folders = project["tool"]["setuptools"]["package-dir"].values()
     found = (path for folder in folders for path in (_ROOT / folder).rglob("*.py"))
-    return sorted(PurePath(path.relative_to(_ROOT)) for path in found)
+    ours = (path for path in found if not path.is_relative_to(_WEB))
+    return sorted(PurePath(path.relative_to(_ROOT)) for path in ours)
 
 
 def _modules() -> list[PurePath]:

@@ -21,6 +21,7 @@ from protofleet.cli.enrolment import enroll, invite, list_, revoke, rotate
 from protofleet.cli.export_model import export_model
 from protofleet.cli.predict import predict
 from protofleet.cli.prepare import prepare
+from protofleet.cli.record import record
 from protofleet.cli.stores import reset, stores
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ device.add_command(invite)
 device.add_command(list_)
 device.add_command(predict)
 device.add_command(prepare)
+device.add_command(record)
 device.add_command(reset)
 device.add_command(revoke)
 device.add_command(rotate)

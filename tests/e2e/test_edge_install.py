@@ -45,18 +45,19 @@ def test_edge_install_has_no_torch_on_disk(edge_python):
     assert not packages & set(_NEVER_ON_A_DEVICE)
 
 
-def test_the_wheel_has_the_page_for_browsers(edge_python):
+def test_the_wheel_has_the_page_for_browsers(edge_python, tmp_path):
     """Its users need no Node."""
     page = _ROOT / "edge" / "web" / "static"
     if not page.is_dir():
-        assert "CI" not in os.environ, "make web comes before the tests"
+        assert "PROTOFLEET_CI" not in os.environ, "make web comes before the tests"
         pytest.skip("needs the page: make web")
     code = (
         "from importlib.resources import files\n"
         "page = files('protofleet.edge') / 'web' / 'static'\n"
         "print(*sorted(p.relative_to(page) for p in page.rglob('*') if p.is_file()), sep='\\n')"
     )
-    found = subprocess.run([edge_python, "-c", code], capture_output=True, text=True, check=True)
+    command = [edge_python, "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     expected = sorted(str(path.relative_to(page)) for path in page.rglob("*") if path.is_file())
     assert found.stdout.split() == expected
     assert "index.html" in expected

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from altered_bundles import altered
 from attacks import hostile
 from tiny_bundle import tiny_bundle
 
@@ -41,6 +42,7 @@ _LEFT_OUT = [
     "wire/test_codecs.py::test_in_the_long_run_nothing_of_an_update_is_lost",
     "wire/test_codecs.py::test_what_coding_loses_of_an_increment_comes_with_the_next",
 ]
+_ALTERED = 500
 _PASSED_OVER = 1 << 28
 """Files from this size on are sparse: only their size is written down."""
 
@@ -158,6 +160,8 @@ def record(folder: Path) -> Recorder:
         raise SystemExit(status)
     good = folder / "good.pfb"
     recorder.bundle(None, tiny_bundle(good, hostile.KEY))
+    for rule, path in altered(folder / "altered", _ALTERED):
+        recorder.bundle(rule, path)
     return recorder
 
 

@@ -72,6 +72,25 @@ export class Phone {
     );
   }
 
+  /** The class that the phone's model gives each row. */
+  async classes(rows: number[][]): Promise<number[]> {
+    await this.page.evaluate((given) => {
+      const x = { dtype: "float32", shape: [given.length, given[0]!.length], data: Float32Array.from(given.flat()) };
+      phone.told = [];
+      phone.worker.postMessage({ kind: "predict", id: 1, x });
+    }, rows);
+    await this.page.waitForFunction(() => phone.told.length > 0);
+    return this.page.evaluate((count) => {
+      const [told] = phone.told;
+      if (told?.kind !== "prediction") throw new Error(JSON.stringify(told));
+      const width = told.outputs.data.length / count;
+      return Array.from({ length: count }, (_, row) => {
+        const scores = Array.from(told.outputs.data.slice(row * width, (row + 1) * width) as Float32Array);
+        return scores.indexOf(Math.max(...scores));
+      });
+    }, rows.length);
+  }
+
   async status(): Promise<Status> {
     return this.page.evaluate(() => phone.status!);
   }

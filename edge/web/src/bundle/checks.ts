@@ -3,7 +3,7 @@
 import { RefusedError } from "../errors.ts";
 import { sha256Hex } from "../hash.ts";
 import { MAX_NAME_CHARS, MAX_TENSORS } from "../tensors/safetensors.ts";
-import { sizeOf, type Tensors } from "../tensors/tensors.ts";
+import { sameShape, sizeOf, type Tensors } from "../tensors/tensors.ts";
 import { isLabel, shown } from "../text.ts";
 import { MANIFEST, MAX_BUNDLE_BYTES, SIGNATURE } from "./archive.ts";
 import { checkPrograms } from "./ports.ts";
@@ -59,10 +59,6 @@ export function checkDeclared(tensors: Tensors, declared: readonly TensorDecl[],
       );
     }
   }
-}
-
-export function sameShape(left: readonly unknown[], right: readonly unknown[]): boolean {
-  return left.length === right.length && left.every((axis, index) => axis === right[index]);
 }
 
 /** Paths, number, sizes and hash fields of the declared files. */

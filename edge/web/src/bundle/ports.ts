@@ -1,7 +1,7 @@
 /** What a manifest may say of its programs' inputs and outputs: rule `port` of docs/bundle.md. */
 
 import { RefusedError } from "../errors.ts";
-import { sizeOf } from "../tensors/tensors.ts";
+import { sameShape, sizeOf } from "../tensors/tensors.ts";
 import { shown } from "../text.ts";
 import type { Manifest, Port, Program, Role } from "./manifest.ts";
 
@@ -72,7 +72,7 @@ function checkPort(what: string, port: Port, declared: Declared): void {
   const group = role === "state" ? "state" : "params";
   const wanted = declared[group].get(key);
   if (wanted === undefined) throw refused(what, `no tensor '${shown(key, 80)}' in ${group}`);
-  if (dtype !== "float32" || !isShape(shape, wanted)) {
+  if (dtype !== "float32" || !sameShape(shape, wanted)) {
     throw refused(what, `expected [${wanted.join(", ")}] float32, got ${described(port)}`);
   }
 }
@@ -84,7 +84,7 @@ function checkTask(what: string, port: Port, manifest: Manifest): void {
   const isTrue = port.role === "input" && port.key === "y";
   if (!isTrue && !(port.role === "output" && port.key === "logits")) return;
   const [dtype, shape] = isTrue && isClassifier ? ["int64", ["batch"]] : ["float32", each];
-  if (port.dtype !== dtype || !isShape(port.shape, shape)) {
+  if (port.dtype !== dtype || !sameShape(port.shape, shape)) {
     throw refused(
       what, `expected [${shape.join(", ")}] ${dtype} for task ${manifest.task}, got ${described(port)}`,
     );
@@ -104,10 +104,6 @@ function checkFeatures(what: string, port: Port): void {
 /** How long an axis is with a batch of one; `batch*8` is 8. */
 function perExample(axis: number | string): number {
   return typeof axis === "number" ? axis : Number(axis.split("*")[1] ?? 1);
-}
-
-function isShape(shape: readonly (number | string)[], wanted: readonly (number | string)[]): boolean {
-  return shape.length === wanted.length && shape.every((axis, index) => axis === wanted[index]);
 }
 
 function described({ shape, dtype }: Port): string {

@@ -12,35 +12,24 @@
 
 import { DivergedError, InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { openPayload, orderOf, type ReceivedPayload, receivePayload, type TrainedRound } from "../federation/client.ts";
-import { encode as encodeBlob } from "../tensors/safetensors.ts";
-import type { DeviceEndpoint, EndpointEvent } from "../wire/endpoint.ts";
-import type { Announcement, Presence, Task, TransferOffer } from "../wire/messages.ts";
+import type { EndpointEvent } from "../wire/endpoint.ts";
+import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
 import { message } from "../wire/messages.ts";
 import { AnnouncedRun, roundIsOver } from "./checks.ts";
 import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
 import { knownTransfers } from "./journal.ts";
 import type { Learner } from "./learner.ts";
-import { type DataSummary, heartbeatOf, type Identity, presenceOf, PresenceTimer } from "./presence.ts";
+import type { Identity } from "./presence.ts";
 import { Refusals } from "./refusals.ts";
+import { type DeviceEnd, Reporter, type Standing } from "./reporter.ts";
 import type { ByteTotals, Store } from "./store.ts";
 import { RunningRound } from "./training.ts";
 
 /** Three repetitions of an offer: silence for longer means that nobody will answer this round. */
 const SETTLE_MS = 10_000;
-/** Below every sensible liveness limit of a coordinator; 15 kB an hour. */
-const HEARTBEAT_MS = 60_000;
 /** A coordinator that runs has announced itself and sent its task long before. */
 const WAITING_MS = 10_000;
 const LONGEST_WAITING_MS = 3_600_000;
-/** Counted bytes that a killed page may lose are those of this time. */
-const TOTALS_MS = 5_000;
-
-/** The device's end of the wire, as far as the agent needs it. */
-export type DeviceEnd = Pick<
-  DeviceEndpoint,
-  | "connected" | "traffic" | "start" | "poll" | "wake" | "publish" | "expect" | "accept" | "reject" | "remember"
-  | "cancel" | "sendUpdate" | "listenAgain" | "close"
->;
 
 /** What the agent tells; each call comes after the change that it speaks of. */
 export interface AgentNews {
@@ -58,26 +47,20 @@ export class Agent {
   readonly #end: DeviceEnd;
   readonly #store: Store;
   readonly #learner: Learner;
-  readonly #who: Identity;
   readonly #news: AgentNews;
   readonly #run: AnnouncedRun;
   readonly #refusals: Refusals;
-  readonly #rollCall = new PresenceTimer();
-  readonly #totalsBefore: ByteTotals;
+  readonly #reporter: Reporter;
   /** Bundles that the federation has announced, and that this device cannot get. */
   readonly #elsewhere: ReadonlySet<string>;
   #phase: DevicePhase = "idle";
   #round: ActiveRound | null = null;
   #next: Task | null = null;
   #running: RunningRound | null = null;
-  #summary: DataSummary;
   #sending = "";
   #settleBy = Infinity;
-  #heartbeatDue = Infinity;
   #waitingDue = Infinity;
   #waitingMs = WAITING_MS;
-  #totalsDue = 0;
-  #presented: Presence["status"] | null = null;
   #held = false;
   #recount = false;
   #ending: Ending | null = null;
@@ -96,7 +79,6 @@ export class Agent {
     this.#end = end;
     this.#store = store;
     this.#learner = learner;
-    this.#who = who;
     this.#news = news;
     this.#elsewhere = elsewhere;
     this.#run = new AnnouncedRun(who.binding, (name, settings) => {
@@ -104,8 +86,7 @@ export class Agent {
       return learner.strategy(name, settings);
     });
     this.#refusals = new Refusals((line) => news.log(line));
-    this.#summary = { numExamples: learner.numExamples, classCounts: [] };
-    this.#totalsBefore = store.totals;
+    this.#reporter = new Reporter(end, store, learner, who);
   }
 
   get phase(): DevicePhase {
@@ -137,9 +118,9 @@ export class Agent {
     return this.#mismatch || this.#trouble;
   }
 
-  /** What was refused, by rule. */
-  get refused(): Readonly<Record<string, number>> {
-    return this.#refusals.byRule;
+  /** Bytes at the socket since the device joined. */
+  get totals(): ByteTotals {
+    return this.#reporter.totals;
   }
 
   /** Takes part until `stop`; throws what leaves no way on. */
@@ -209,11 +190,7 @@ export class Agent {
 
   async #onConnected(): Promise<void> {
     this.#trouble = "";
-    this.#presented = null;
-    await this.#present();
-    const now = performance.now();
-    this.#rollCall.connected(now);
-    this.#heartbeatDue = now + HEARTBEAT_MS;
+    await this.#reporter.connected(this.#standing);
   }
 
   async #onDisconnected(reason: string, final: boolean): Promise<void> {
@@ -222,16 +199,8 @@ export class Agent {
     this.#news.log(this.#trouble);
   }
 
-  /** Says who is here; with keys that waits until a coordinator has announced itself. */
-  async #present(): Promise<void> {
-    // A round that is held is still this device's: what it takes part in, it stays in.
-    const status = this.#held && this.#phase === "idle" ? "left" : "online";
-    if (await this.#end.publish(presenceOf(this.#who, status, this.#summary))) this.#presented = status;
-  }
-
   async #onAnnouncement(announcement: Announcement, retained: boolean): Promise<void> {
-    if (retained && this.#presented === null) await this.#present();
-    this.#rollCall.announced(announcement, performance.now(), retained);
+    await this.#reporter.announced(announcement, retained, this.#standing);
     try {
       this.#run.announced(announcement);
     } catch (error) {
@@ -250,9 +219,8 @@ export class Agent {
       }
     } else {
       // An update in the outbox belongs to the data of its own round.
-      await this.#register(announcement.strategy);
+      await this.#reporter.register(announcement.strategy, this.#standing);
     }
-    if (this.#presented === null) await this.#present();
   }
 
   /** Perhaps an older run's, or a stranger's: the device stays, unless another bundle is to be had. */
@@ -260,17 +228,6 @@ export class Agent {
     const ours = ["bundle", "layout"].includes(error.rule);
     if (ours && !this.#elsewhere.has(announcement.bundle)) this.#ending ??= announcement;
     this.#mismatch = error.message;
-  }
-
-  /** Tells what the strategy asks of the data; without a link, when it is back. */
-  async #register(strategy: string): Promise<void> {
-    const before = this.#summary;
-    const numExamples = this.#learner.numExamples;
-    const asked = this.#learner.asksClassCounts(strategy);
-    const classCounts = asked ? this.#learner.classCounts : [];
-    this.#summary = { numExamples, classCounts };
-    const same = before.numExamples === numExamples && before.classCounts.join() === classCounts.join();
-    if (!same) await this.#present();
   }
 
   async #onTask(task: Task): Promise<void> {
@@ -304,7 +261,7 @@ export class Agent {
     this.#waitingDue = Infinity;
     this.#phase = "receive";
     this.#learner.meter.enter("receive");
-    await this.#register(task.strategy);
+    await this.#reporter.register(task.strategy, this.#standing);
     const strategy = this.#run.strategyOf(task);
     await this.#store.bindStrategy(task.strategy, task.settings);
     this.#round = { task, payload, strategy };
@@ -424,23 +381,16 @@ export class Agent {
     if (this.#phase === "send" && now >= this.#settleBy) {
       await this.#drop(`no receipt within ${SETTLE_MS / 1000} s of the next task`);
     }
-    const wanted = this.#held && this.#phase === "idle" ? "left" : "online";
-    const changed = this.#presented !== null && this.#presented !== wanted;
-    if (now >= this.#rollCall.due || changed) {
-      this.#rollCall.answered(now);
-      await this.#present();
-    }
     if (this.#recount && this.#run.latest !== null) {
       this.#recount = false;
-      await this.#register(this.#run.latest.strategy);
+      await this.#reporter.register(this.#run.latest.strategy, this.#standing);
     }
-    if (now >= this.#heartbeatDue) await this.#heartbeat(this.#phase);
     if (this.#phase === "idle" && now >= this.#waitingDue) {
       this.#end.listenAgain();
       this.#waitingMs = Math.min(2 * this.#waitingMs, LONGEST_WAITING_MS);
       this.#waitingDue = now + this.#waitingMs;
     }
-    await this.#countBytes(now);
+    await this.#reporter.advance(now, this.#standing);
   }
 
   async #onTrainingEnded(running: RunningRound): Promise<void> {
@@ -471,21 +421,10 @@ export class Agent {
       await this.#drop("a newer task came");
       return;
     }
-    const { state, residual, update, blob, coding } = trained;
-    const figures = this.#learner.figures(update);
-    await this.#learner.meter.within("encode", () =>
-      this.#store.commitTrained({
-        roundId: state.roundId,
-        transferId: this.#round?.payload.transfer_id ?? "",
-        state: encodeBlob(state.tensors),
-        residual: residual.size > 0 ? encodeBlob(residual) : null,
-        update: blob,
-        coding,
-        figures,
-        sent: [...update.tensors].map(([name, { data }]) => ({ name, bytes: data.byteLength })),
-      }),
-    );
-    await this.#sendUpdate(update.roundId);
+    const { transfer_id: transferId } = this.#round.payload;
+    const figures = this.#learner.figures(trained.update);
+    await this.#learner.meter.within("encode", () => this.#store.commitTrained(trained, transferId, figures));
+    await this.#sendUpdate(trained.update.roundId);
   }
 
   async #sendUpdate(roundId: number): Promise<void> {
@@ -510,8 +449,8 @@ export class Agent {
     if (pending === null || pending.update.sha256 !== offer.sha256) return;
     await this.#store.commitDelivered();
     this.#trouble = "";
-    await this.#heartbeat("idle");
     await this.#becomeIdle();
+    await this.#reporter.heartbeat(this.#standing);
   }
 
   /** The round in progress does not count; its trained state goes with it. */
@@ -542,40 +481,22 @@ export class Agent {
     this.#waitingDue = performance.now() + WAITING_MS;
   }
 
+  /** A round that is held is still this device's: what it takes part in, it stays in. */
+  get #standing(): Standing {
+    return { phase: this.#phase, roundId: this.roundId, takesPart: !this.#held || this.#phase !== "idle" };
+  }
+
   #progress(): RoundProgress {
     return progressOf(this.#phase, this.#round, this.#store.journal);
   }
 
   #waitS(): number {
-    const due = Math.min(this.#heartbeatDue, this.#rollCall.due, this.#settleBy, this.#waitingDue);
+    const due = Math.min(this.#reporter.due, this.#settleBy, this.#waitingDue);
     return Math.max(0, due - performance.now()) / 1000;
-  }
-
-  async #countBytes(now: number): Promise<void> {
-    if (now < this.#totalsDue) return;
-    this.#totalsDue = now + TOTALS_MS;
-    const totals = this.totals;
-    if (totals.up !== this.#store.totals.up) await this.#store.keepTotals(totals);
-  }
-
-  /** Bytes at the socket since the device joined. */
-  get totals(): ByteTotals {
-    const { socketUpBytes, socketDownBytes } = this.#end.traffic;
-    return { up: this.#totalsBefore.up + socketUpBytes, down: this.#totalsBefore.down + socketDownBytes };
-  }
-
-  async #heartbeat(phase: DevicePhase): Promise<void> {
-    this.#heartbeatDue = performance.now() + HEARTBEAT_MS;
-    await this.#end.publish(heartbeatOf(this.#who, phase, this.roundId, this.totals));
   }
 
   async #leave(): Promise<void> {
     this.#learner.control.cancel();
-    if (this.#end.connected) {
-      await this.#heartbeat("leave");
-      await this.#end.publish(presenceOf(this.#who, "left", this.#summary));
-    }
-    await this.#end.close();
-    if (!this.#store.database.lost) await this.#store.keepTotals(this.totals);
+    await this.#reporter.leave(this.#standing);
   }
 }

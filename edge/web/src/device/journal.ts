@@ -1,15 +1,9 @@
 /** What a device store's journal says: everything about rounds that is decided by one commit. */
 
+import type { Coding } from "../wire/codecs.ts";
 import type { RoundFigures } from "./page_messages.ts";
 
 export type RoundStage = "idle" | "received" | "outbox";
-
-/** How an update is coded, as its offer says. */
-export interface StoredCoding {
-  readonly codec: string;
-  readonly rawBytes: number;
-  readonly reference: string;
-}
 
 /** A content of the store, named by the SHA-256 (hex) of its bytes. */
 export interface StoredBlob {
@@ -44,7 +38,7 @@ export interface Pending {
   readonly roundId: number;
   readonly update: StoredBlob;
   readonly state: StoredState;
-  readonly coding: StoredCoding;
+  readonly coding: Coding;
   readonly figures: RoundFigures;
   /** Names and bytes of what the update holds. */
   readonly sent: readonly { readonly name: string; readonly bytes: number }[];

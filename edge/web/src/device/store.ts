@@ -11,6 +11,8 @@
 
 import { sha256Hex } from "../hash.ts";
 import { ProvisionError, RefusedError } from "../errors.ts";
+import type { TrainedRound } from "../federation/client.ts";
+import { encode } from "../tensors/safetensors.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
 import {
   type Binding,
@@ -19,7 +21,6 @@ import {
   keptBlobs,
   type Pending,
   type StoredBlob,
-  type StoredCoding,
   type StoredPayload,
   type StoredState,
 } from "./journal.ts";
@@ -53,18 +54,6 @@ export interface Memory {
 export interface ByteTotals {
   readonly up: number;
   readonly down: number;
-}
-
-/** What a local round made, encoded. */
-export interface TrainedBlobs {
-  readonly roundId: number;
-  readonly transferId: string;
-  readonly state: Uint8Array;
-  readonly residual: Uint8Array | null;
-  readonly update: Uint8Array;
-  readonly coding: StoredCoding;
-  readonly figures: RoundFigures;
-  readonly sent: Pending["sent"];
 }
 
 /** What the device keeps beside its journal. */
@@ -287,15 +276,15 @@ export class Store {
   }
 
   /** Makes the trained state (pending), its update (outbox) and its residual valid together. */
-  async commitTrained(trained: TrainedBlobs): Promise<void> {
-    const { roundId, transferId, coding, figures, sent } = trained;
-    const [update, blobs] = await hashed(trained.update);
-    const [blob, more] = await hashed(trained.state);
-    const residual = trained.residual === null ? null : await hashed(trained.residual);
-    const state: StoredState = { roundId, transferId, blob, residual: residual?.[0] ?? null };
-    const pending: Pending = { roundId, update, state, coding, figures, sent };
-    const all = new Map([...blobs, ...more, ...(residual?.[1] ?? [])]);
-    await this.#commit({ ...this.journal, received: null, pending }, { blobs: all });
+  async commitTrained(trained: TrainedRound, transferId: string, figures: RoundFigures): Promise<void> {
+    const { roundId, tensors } = trained.state;
+    const [update, blobs] = await hashed(trained.blob);
+    const [blob, more] = await hashed(encode(tensors));
+    const [residual, rest] = trained.residual.size > 0 ? await hashed(encode(trained.residual)) : [null, []];
+    const state: StoredState = { roundId, transferId, blob, residual };
+    const sent = [...trained.update.tensors].map(([name, { data }]) => ({ name, bytes: data.byteLength }));
+    const pending: Pending = { roundId, update, state, coding: trained.coding, figures, sent };
+    await this.#commit({ ...this.journal, received: null, pending }, { blobs: new Map([...blobs, ...more, ...rest]) });
   }
 
   /** The coordinator has the update: its state becomes the device's own. */

@@ -18,6 +18,8 @@ const CLOSED: Status = {
 };
 
 let device: PhoneDevice | null = null;
+/** Until it is known whether this page has the device. */
+let opening: Promise<void> = Promise.resolve();
 let closed: Pick<Status, "phase" | "detail"> = CLOSED;
 let timer: ReturnType<typeof setTimeout> | null = null;
 let last = "";
@@ -84,9 +86,11 @@ self.addEventListener("message", ({ data: command }: MessageEvent<Command>) => v
 
 async function obey(command: Command): Promise<void> {
   try {
-    if (command.kind === "open") await open(command.remembered ?? "");
-    else if (device !== null) await HANDLERS[command.kind](device, command as never);
-    else if (command.kind !== "phone") tell({ kind: "refused", command: command.kind, text: closed.detail || "not open yet" });
+    if (command.kind === "open") opening = open(command.remembered ?? "");
+    await opening;
+    if (command.kind === "open") return changed();
+    if (device !== null) await HANDLERS[command.kind](device, command as never);
+    else if (command.kind !== "phone") tell({ kind: "refused", command: command.kind, text: closed.detail });
   } catch (error) {
     tell({ kind: "refused", command: command.kind, text: textOf(error) });
   }

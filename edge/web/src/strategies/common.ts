@@ -6,7 +6,7 @@
  */
 
 import { InputError } from "../errors.ts";
-import { float32, Layout, TensorMap } from "../tensors/tensors.ts";
+import { float32, Layout, sameShape, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
 import type { ClientState, ClientTools, Evaluation, Model, Payload, Update } from "./types.ts";
 
@@ -93,10 +93,6 @@ export function checkNames(tensors: Tensors, layout: Layout): void {
       throw new InputError(`${expected}, got [${got.shape.join(", ")}] ${got.dtype}`);
     }
   }
-}
-
-export function sameShape(one: readonly number[], other: readonly number[]): boolean {
-  return one.length === other.length && one.every((axis, index) => axis === other[index]);
 }
 
 /** Copies the tensors of a layout, named there without the prefix, into a map of their own. */

@@ -6,12 +6,12 @@
  */
 
 import { InputError } from "../errors.ts";
-import { Layout } from "../tensors/tensors.ts";
+import { Layout, sameShape } from "../tensors/tensors.ts";
 import type { TensorMap } from "../tensors/tensors.ts";
 import { finishRound, initialise, SHARED_TRAINING, startOf } from "./averaging.ts";
 import type { InitialModel } from "./averaging.ts";
 import {
-  BUFFERS, clientInit, clientModel, listed, numbersOf, PARAMS, sameShape, tensorOf, unpack, wholeLayout,
+  BUFFERS, clientInit, clientModel, listed, numbersOf, PARAMS, tensorOf, unpack, wholeLayout,
 } from "./common.ts";
 import { flag, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";

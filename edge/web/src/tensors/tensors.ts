@@ -24,6 +24,10 @@ export function sizeOf(shape: readonly number[]): number {
   return shape.reduce((product, axis) => product * axis, 1);
 }
 
+export function sameShape(left: readonly unknown[], right: readonly unknown[]): boolean {
+  return left.length === right.length && left.every((axis, index) => axis === right[index]);
+}
+
 /** A float32 tensor; its shape must fill its data. */
 export function float32(shape: readonly number[], data: Float32Array): Tensor {
   if (sizeOf(shape) !== data.length) {

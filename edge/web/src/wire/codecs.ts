@@ -12,7 +12,7 @@ import { InputError } from "../errors.ts";
 import {
   type Decoded, MAX_DIMENSIONS, MAX_TENSORS, decode as decodeBlob, encode as encodeBlob, nameAllowed,
 } from "../tensors/safetensors.ts";
-import { type Tensor, type Tensors, sizeOf } from "../tensors/tensors.ts";
+import { type Tensor, type Tensors, sameShape, sizeOf } from "../tensors/tensors.ts";
 import { byCodePoint, shown } from "../text.ts";
 import { type Coded, MOST_VALUE, PREFIX, Reader, Writer, refused } from "./codec_streams.ts";
 import { LEAST_HALF, MOST_HALF } from "./half_floats.ts";
@@ -196,8 +196,7 @@ export async function decode(
   metadata.delete(KEY);
   const entries = checkedEntries(table, tensors, baseline, maxBytes);
   const found = new Map([...tensors].filter(([name]) => !name.startsWith(PREFIX)));
-  const hollow = new Float32Array(0);
-  check(new Map([...found, ...entries.map(({ name, shape }) => [name, { dtype: "float32", shape, data: hollow }] as const)]));
+  check(new Map([...found, ...entries.map(({ name, shape }) => [name, hollow(shape)] as const)]));
   const reader = new Reader(tensors);
   for (const entry of entries) found.set(entry.name, readTensor(reader, entry, baseline));
   reader.finish();
@@ -219,6 +218,11 @@ export async function toRaw(
   } catch (error) {
     throw error instanceof InputError ? refused(error.message) : error;
   }
+}
+
+/** A float32 tensor of this shape that takes no memory. */
+function hollow(shape: readonly number[]): Tensor {
+  return { dtype: "float32", shape, data: new Float32Array(0) };
 }
 
 async function uncompressed(data: Uint8Array, { codec, rawBytes }: Coding, maxBytes: number): Promise<Uint8Array> {
@@ -296,7 +300,5 @@ function wantedOf(
 /** The numbers of the baseline's float32 tensor of that name and shape. */
 function sameTensor(baseline: Tensors, name: string, shape: readonly number[]): Float32Array | null {
   const found = baseline.get(name);
-  const same = found?.dtype === "float32" && found.shape.length === shape.length &&
-    found.shape.every((axis, index) => axis === shape[index]);
-  return same ? (found.data as Float32Array) : null;
+  return found?.dtype === "float32" && sameShape(found.shape, shape) ? (found.data as Float32Array) : null;
 }

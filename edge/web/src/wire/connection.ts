@@ -16,6 +16,9 @@ const CHUNKS_IN_FLIGHT_MAX = 16;
 const RECEIVE_MAX = 32;
 /** No packet of the protocol is larger. */
 const PACKET_MAX_BYTES = 64 * 1024;
+const FRAME_MAX_BYTES = 64 * 1024;
+/** A browser masks what it sends. */
+const MASK_BYTES = 4;
 /** All that can be in flight; mqtt.js would wait a second where a socket holds more than its half MiB. */
 const SOCKET_BUFFER_BYTES = 2 * IN_FLIGHT_MAX * PACKET_MAX_BYTES;
 /** Fixed header, lengths and packet id around topic and payload, at most. */
@@ -197,9 +200,10 @@ export class Connection {
     const timer = setTimeout(late.resolve, timeoutS * 1000);
     if (this.open && this.#inFlight > 0) await Promise.race([this.#idle.promise, this.ended, late.promise]);
     if (!this.#over) {
+      const polite = this.open && this.#inFlight === 0;
       this.#end("closed", 0);
       const closed = new Promise((resolve) => this.#client.once("close", () => resolve(null)));
-      this.#client.end(this.#inFlight > 0);
+      this.#client.end(!polite);
       // Whoever ends the worker now would end it before the broker knows, which then sends the will.
       await Promise.race([closed, late.promise]);
       this.#socket?.close();
@@ -247,9 +251,13 @@ export class Connection {
     const socket = new WebSocket(url, protocols);
     this.#socket = socket;
     const send = socket.send.bind(socket);
+    // mqtt.js joins what is published at once; who relays WebSockets bounds their frames.
     socket.send = (data: Uint8Array<ArrayBuffer>) => {
-      this.counters.socketUp += frameBytes(data.byteLength) + 4;
-      send(data);
+      for (let start = 0; start < data.length; start += FRAME_MAX_BYTES) {
+        const frame = data.subarray(start, start + FRAME_MAX_BYTES);
+        this.counters.socketUp += frameBytes(frame.length) + MASK_BYTES;
+        send(frame);
+      }
     };
     socket.addEventListener("message", ({ data }: MessageEvent<ArrayBuffer>) => {
       this.counters.socketDown += frameBytes(data.byteLength);

@@ -1,12 +1,13 @@
 /** Steps of a device's store, for a page that a test kills between or within them. */
 
-import type { Binding, Pending } from "../../src/device/journal.ts";
+import type { Binding } from "../../src/device/journal.ts";
 import { keptBlobs } from "../../src/device/journal.ts";
 import { Store } from "../../src/device/store.ts";
+import type { TrainedRound } from "../../src/federation/client.ts";
+import type { Tensors } from "../../src/tensors/tensors.ts";
 
 const BINDING: Binding = { federation: "f", bundle: "", layoutHash: "l", signer: "s" };
 const FIGURES = { round: 1, before: 0.5, after: 0.75, loss: 0.1, stepMs: 2, seconds: 3 };
-const SENT: Pending["sent"] = [{ name: "params/w", bytes: 4 }];
 
 function bytes(seed: number, count = 200_000): Uint8Array {
   return Uint8Array.from({ length: count }, (_, i) => (i * (seed + 7)) & 255);
@@ -16,16 +17,18 @@ function keys(): Promise<CryptoKeyPair> {
   return crypto.subtle.generateKey("Ed25519", false, ["sign", "verify"]) as Promise<CryptoKeyPair>;
 }
 
-function trained(roundId: number) {
+function tensors(seed: number): Tensors {
+  return new Map([["params/w", { dtype: "uint8", shape: [200_000], data: bytes(seed) }]]);
+}
+
+function trained(roundId: number): TrainedRound {
+  const evaluation = { own: null, ownLoss: NaN, more: new Map() };
   return {
-    roundId,
-    transferId: `t${roundId}`,
-    state: bytes(roundId),
-    residual: bytes(roundId + 50),
-    update: bytes(roundId + 100),
+    state: { roundId, tensors: tensors(roundId) },
+    residual: tensors(roundId + 50),
+    update: { clientId: "d", roundId, numExamples: 1, tensors: tensors(roundId + 100), evaluation, loss: 0.1 },
+    blob: bytes(roundId + 100),
     coding: { codec: "raw", rawBytes: 0, reference: "" },
-    figures: { ...FIGURES, round: roundId },
-    sent: SENT,
   };
 }
 
@@ -42,10 +45,10 @@ const STEPS: readonly Step[] = [
   (store) => store.commitBundle({ ...BINDING, bundle: "one" }, bytes(1), 1),
   (store) => store.bindStrategy("fedavg", { epochs: 1 }),
   (store) => store.commitReceived({ roundId: 1, transferId: "t1", examples: 3 }, bytes(2), ""),
-  (store) => store.commitTrained(trained(1)),
+  (store) => store.commitTrained(trained(1), "t1", FIGURES),
   (store) => store.commitDelivered(),
   (store) => store.commitReceived({ roundId: 2, transferId: "t2", examples: 3 }, bytes(3), null),
-  (store) => store.commitTrained(trained(2)),
+  (store) => store.commitTrained(trained(2), "t2", { ...FIGURES, round: 2 }),
   (store) => store.commitDropped(),
   (store) => store.commitBundle({ ...BINDING, bundle: "two" }, bytes(9), 2),
 ];

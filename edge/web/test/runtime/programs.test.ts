@@ -96,7 +96,7 @@ test("other tasks of the worker get their turn while a model trains", async () =
   const ticking = setInterval(() => (turns += 1), 1);
   for (let step = 0; step < 500 && turns < 3; step += 1) await gradFn(one.network(), batch, defaultRng([0n]));
   clearInterval(ticking);
-  assert.equal(turns, 3);
+  assert.ok(turns >= 3, `${turns} turns`);
 });
 
 test("calls that overlap get the results of calls that do not", async () => {

@@ -37,6 +37,18 @@ test("seed sequences give NumPy's words, for entropy of any length", () => {
   }
 });
 
+test("the numbers in docs/protocol.md are drawn", async () => {
+  const page = readFileSync(new URL("../../../../docs/protocol.md", import.meta.url), "utf8");
+  const [, example = ""] = /## Randomness of a round.*?```text\n(.*?)\n```/s.exec(page) ?? [];
+  const expected = example.split("\n").map((line) => line.split(" ").map(Number));
+  const rng = await clientRng(1n, 3, "pi-7");
+  const uniform = new Float32Array(3);
+  const normal = new Float32Array(3);
+  rng.uniform(uniform);
+  rng.normal(normal);
+  assert.deepEqual([[...uniform], [...normal], [...rng.permutation(8)]], expected);
+});
+
 for (const one of golden.clients) {
   test(`client '${one.client_id}' draws what NumPy draws for it in round ${one.round_id}`, async () => {
     const rng = await clientRng(BigInt(one.seed), one.round_id, one.client_id);

@@ -1,6 +1,6 @@
 /** Mosquitto behind its own WebSocket listener on a free loopback port, and brokers of a few bytes. */
 
-import { type ChildProcess, spawn } from "node:child_process";
+import { type ChildProcess, spawn, spawnSync } from "node:child_process";
 import { once } from "node:events";
 import { mkdtemp, rm, writeFile } from "node:fs/promises";
 import { type AddressInfo, type Server, type Socket, connect, createServer } from "node:net";
@@ -12,6 +12,14 @@ import { WebSocket as NodeWebSocket, WebSocketServer, createWebSocketStream } fr
 
 // Node 20 has none; the browser's own is what the link uses.
 globalThis.WebSocket = NodeWebSocket as unknown as typeof WebSocket;
+
+const SEARCH_PATH = `${process.env["PATH"]}:/usr/sbin`;
+
+/** Why no Mosquitto can be started here; false if one can. */
+export const withoutMosquitto =
+  spawnSync("sh", ["-c", "command -v mosquitto"], { env: { PATH: SEARCH_PATH } }).status === 0
+    ? false
+    : "needs the Mosquitto broker: apt install mosquitto";
 
 export async function freePort(): Promise<number> {
   const server = createServer().listen(0, "127.0.0.1");
@@ -73,7 +81,7 @@ export class Mosquitto {
     await writeFile(config, [...lines, ...basic, ""].join("\n"));
     this.#process = spawn("mosquitto", ["-c", config], {
       stdio: "ignore",
-      env: { ...process.env, PATH: `${process.env["PATH"]}:/usr/sbin` },
+      env: { ...process.env, PATH: SEARCH_PATH },
     });
     await until(() => answers(this.port));
   }

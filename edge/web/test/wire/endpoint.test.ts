@@ -7,7 +7,7 @@ import { DeviceEndpoint, type EndpointEvent } from "../../src/wire/endpoint.ts";
 import { Link } from "../../src/wire/link.ts";
 import { type Heartbeat, type Presence, type Task, message } from "../../src/wire/messages.ts";
 import { Plain, type Protection } from "../../src/wire/protection.ts";
-import { Mosquitto, bridge } from "./brokers.ts";
+import { Mosquitto, bridge, withoutMosquitto } from "./brokers.ts";
 import { CoordinatorEnd } from "./coordinator_end.ts";
 import { MemoryBlobs } from "./memory_blobs.ts";
 
@@ -98,7 +98,7 @@ async function coordinator(t: TestContext, broker: Mosquitto, keyed = false): Pr
 }
 
 for (const keyed of [false, true]) {
-  test(`rounds go down and up, ${keyed ? "sealed" : "bare"}`, async (t) => {
+  test(`rounds go down and up, ${keyed ? "sealed" : "bare"}`, { skip: withoutMosquitto }, async (t) => {
     const broker = await mosquitto(t);
     const end = await coordinator(t, broker, keyed);
     const device = await Device.start(t, await bridge(t, broker), await end.protection());
@@ -125,7 +125,7 @@ for (const keyed of [false, true]) {
   });
 }
 
-test("a rejected update tells the device why", async (t) => {
+test("a rejected update tells the device why", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, SMALL_PACKETS);
   const end = await coordinator(t, broker, true);
   const device = await Device.start(t, broker.url, await end.protection());
@@ -137,7 +137,7 @@ test("a rejected update tells the device why", async (t) => {
   assert.deepEqual([rejected.rule, rejected.reason], ["cohort", "refused by rule cohort"]);
 });
 
-test("a rejected payload tells the coordinator why", async (t) => {
+test("a rejected payload tells the coordinator why", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, SMALL_PACKETS);
   const end = await coordinator(t, broker, true);
   const device = await Device.start(t, broker.url, await end.protection());
@@ -151,7 +151,7 @@ test("a rejected payload tells the coordinator why", async (t) => {
   assert.deepEqual([rule, reason], ["diverged", "loss is NaN"]);
 });
 
-test("a broker killed in the middle costs time only", async (t) => {
+test("a broker killed in the middle costs time only", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, SMALL_PACKETS);
   const end = await coordinator(t, broker, true);
   const device = await Device.start(t, broker.url, await end.protection());
@@ -169,7 +169,7 @@ test("a broker killed in the middle costs time only", async (t) => {
   assert.ok(endpoint.traffic.payloadDownBytes < 1.4 * BLOB_BYTES, `${endpoint.traffic.payloadDownBytes}`);
 });
 
-test("a device killed in the middle goes on with the chunks that it kept", async (t) => {
+test("a device killed in the middle goes on with the chunks that it kept", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, SMALL_PACKETS);
   const end = await coordinator(t, broker, true);
   const blobs = new MemoryBlobs();
@@ -184,7 +184,7 @@ test("a device killed in the middle goes on with the chunks that it kept", async
   assert.ok(again.endpoint.traffic.payloadDownBytes < 0.6 * BLOB_BYTES);
 });
 
-test("a smaller packet limit after a restart is obeyed", async (t) => {
+test("a smaller packet limit after a restart is obeyed", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const end = await coordinator(t, broker);
   const device = await Device.start(t, await bridge(t, broker), await end.protection());
@@ -199,7 +199,7 @@ test("a smaller packet limit after a restart is obeyed", async (t) => {
   assert.deepEqual(await end.next("update"), { event: "update", round_id: 1, good: true, chunk_bytes: 5000 - 560 });
 });
 
-test("hostile packets are reported and change nothing", async (t) => {
+test("hostile packets are reported and change nothing", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, SMALL_PACKETS);
   const end = await coordinator(t, broker, true);
   const device = await Device.start(t, broker.url, await end.protection());
@@ -228,7 +228,7 @@ test("hostile packets are reported and change nothing", async (t) => {
   await device.run(delivered);
 });
 
-test("after a reconnect the presence goes out before the offers", async (t) => {
+test("after a reconnect the presence goes out before the offers", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const device = await Device.start(t, broker.url, new Plain());
   await device.run((event) => event?.kind === "connected");

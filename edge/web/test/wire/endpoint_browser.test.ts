@@ -3,12 +3,12 @@ import { test } from "node:test";
 import { fileURLToPath } from "node:url";
 
 import { TestBrowser, findChromium, servePage } from "../browser.ts";
-import { Mosquitto, bridge } from "./brokers.ts";
+import { Mosquitto, bridge, withoutMosquitto } from "./brokers.ts";
 import type { Order } from "./browser_device.ts";
 import { CoordinatorEnd } from "./coordinator_end.ts";
 
 const ROUNDS = 3;
-const skip = findChromium() === null ? "no Chromium is installed" : false;
+const skip = findChromium() === null ? "no Chromium is installed" : withoutMosquitto;
 
 test("rounds go down and up in a browser's worker, sealed", { skip, timeout: 60_000 }, async (t) => {
   const { url: pageUrl, server } = await servePage(fileURLToPath(new URL("browser_device.ts", import.meta.url)));

@@ -8,7 +8,7 @@ import { InputError } from "../../src/errors.ts";
 import { HEADER_BYTES, MAX_DATA_BYTES } from "../../src/wire/chunks.ts";
 import type { Broker, LinkOptions } from "../../src/wire/connection.ts";
 import { Link, type LinkEvent } from "../../src/wire/link.ts";
-import { Mosquitto, Proxy, ScriptedBroker, freePort, until } from "./brokers.ts";
+import { Mosquitto, Proxy, ScriptedBroker, freePort, until, withoutMosquitto } from "./brokers.ts";
 
 const CONNACK_5 = Uint8Array.of(0x20, 3, 0, 0, 0);
 const CONNACK_4 = Uint8Array.of(0x20, 2, 0, 0);
@@ -44,7 +44,7 @@ async function scripted(t: TestContext, ...args: Parameters<typeof ScriptedBroke
 
 const bytes = (text: string): Uint8Array => new TextEncoder().encode(text);
 
-test("messages arrive and tell whether they are retained", async (t) => {
+test("messages arrive and tell whether they are retained", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const link = linkTo(t, broker.url, { filters: ["x/+"] });
   assert.deepEqual(await next(link, "connected"), { kind: "connected", protocol: "5" });
@@ -57,7 +57,7 @@ test("messages arrive and tell whether they are retained", async (t) => {
   assert.deepEqual(await next(late, "delivery"), { ...delivery, retained: true });
 });
 
-test("a killed device leaves its will and a closed link does not", async (t) => {
+test("a killed device leaves its will and a closed link does not", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const observer = linkTo(t, broker.url, { filters: ["st/+"] });
   await next(observer, "connected");
@@ -76,7 +76,7 @@ test("a killed device leaves its will and a closed link does not", async (t) => 
   assert.deepEqual([topic, payload], ["st/killed", bytes("offline")]);
 });
 
-test("a restarted broker is found again and nothing old is sent", async (t) => {
+test("a restarted broker is found again and nothing old is sent", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const link = linkTo(t, broker.url, { filters: ["x"] });
   await next(link, "connected");
@@ -89,7 +89,7 @@ test("a restarted broker is found again and nothing old is sent", async (t) => {
   assert.deepEqual((await next(link, "delivery")).payload, bytes("new"));
 });
 
-test("socket counters agree with a proxy", async (t) => {
+test("socket counters agree with a proxy", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const proxy = await Proxy.start(broker.port);
   t.after(() => proxy.cut());
@@ -106,7 +106,7 @@ test("socket counters agree with a proxy", async (t) => {
   assert.ok(Math.abs(socketDownBytes - proxy.down) < 0.01 * proxy.down, `${socketDownBytes} and ${proxy.down}`);
 });
 
-test("a refused user stops with the reason", async (t) => {
+test("a refused user stops with the reason", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, "allow_anonymous false");
   const link = linkTo(t, { url: broker.url, user: "anna", password: "wrong" });
   const { final, reason } = await next(link, "disconnected");
@@ -115,7 +115,7 @@ test("a refused user stops with the reason", async (t) => {
   assert.equal(await link.get(0.5), null);
 });
 
-test("a user connects with the password", async (t) => {
+test("a user connects with the password", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   await broker.kill();
   const users = join(broker.folder, "users");
@@ -124,7 +124,7 @@ test("a user connects with the password", async (t) => {
   await next(linkTo(t, { url: broker.url, user: "anna", password: "secret" }), "connected");
 });
 
-test("a denied publish stops with the reason", async (t) => {
+test("a denied publish stops with the reason", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   await broker.kill();
   const rules = join(broker.folder, "acl");
@@ -138,7 +138,7 @@ test("a denied publish stops with the reason", async (t) => {
   assert.match(reason, /^publish refused: .*Not authorized/);
 });
 
-test("a full link tells when it has room again", async (t) => {
+test("a full link tells when it has room again", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const link = linkTo(t, broker.url);
   await next(link, "connected");
@@ -148,7 +148,21 @@ test("a full link tells when it has room again", async (t) => {
   await until(() => link.room === 16);
 });
 
-test("the broker's packet limit shrinks chunks", async (t) => {
+test("no WebSocket frame is larger than a packet may be, however much is published at once", async (t) => {
+  const frames: number[] = [];
+  const broker = await scripted(t, (_connection, sent) => {
+    frames.push(sent.length);
+    return sent[0] === 0x10 ? CONNACK_5 : undefined;
+  });
+  const link = linkTo(t, broker.url);
+  await next(link, "connected");
+  for (let time = 0; time < 20; time += 1) link.publish("x", new Uint8Array(60_000));
+  await until(() => frames.reduce((sum, size) => sum + size) > 20 * 60_000);
+  assert.ok(Math.max(...frames) <= 65_536, `${frames}`);
+  await link.close(0.1);
+});
+
+test("the broker's packet limit shrinks chunks", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t, "max_packet_size 20000");
   const link = linkTo(t, broker.url, { filters: ["x"] });
   await next(link, "connected");
@@ -202,7 +216,7 @@ test("a user whom a broker of 3.1.1 refuses stops with the reason", async (t) =>
   assert.deepEqual([reason, final], ["broker refused: Connection refused: Bad username or password", true]);
 });
 
-test("a broker that speaks no WebSocket has a sentence of its own", async (t) => {
+test("a broker that speaks no WebSocket has a sentence of its own", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const refused = await freePort();
   for (const port of [broker.tcpPort, refused]) {
@@ -235,7 +249,15 @@ test("a broker that never acknowledges does not keep a link from closing", async
   await until(() => broker.open === 0);
 });
 
-test("what was published before closing arrives", async (t) => {
+test("a link that is closed while it connects ends at once", async (t) => {
+  const broker = await scripted(t, () => undefined);
+  const link = linkTo(t, broker.url);
+  await until(() => broker.connects.length === 1);
+  await link.close(60);
+  await until(() => broker.open === 0);
+});
+
+test("what was published before closing arrives", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const observer = linkTo(t, broker.url, { filters: ["x"] });
   await next(observer, "connected");

@@ -1,0 +1,75 @@
+import assert from "node:assert/strict";
+import { after, before, describe, test } from "node:test";
+import { setTimeout as sleep } from "node:timers/promises";
+
+import { findChromium, TestBrowser } from "../test/browser.ts";
+import { Federation } from "./federation.ts";
+import { Phone } from "./phone.ts";
+
+describe("what a phone's owner asks for", { skip: findChromium() === null && "no Chromium is installed" }, () => {
+  const federation = new Federation({ rounds: 4, devices: ["anna"], phones: ["phone"] });
+  const browser = new TestBrowser();
+  let phone: Phone;
+
+  before(async () => {
+    await federation.start();
+    await browser.start();
+  });
+
+  after(async () => {
+    await browser.close();
+    await federation.close();
+  });
+
+  test("pausing, a policy, leaving and coming back lose no round", async () => {
+    phone = await Phone.open(browser, federation);
+    const coordinator = federation.startCoordinator();
+    federation.startDevice("anna");
+    await phone.send({ kind: "enrol", invitation: federation.invitation("phone") });
+    await phone.until(({ phase }) => phase === "needs-examples");
+    await phone.addExamples(federation.examples("phone"));
+
+    await phone.until(({ phase, progress }) => phase === "train" && progress > 0.1);
+    await phone.send({ kind: "pause" });
+    const paused = await phone.until(({ phase }) => phase === "paused");
+    await sleep(700);
+    const { progress } = await phone.status();
+    await sleep(700);
+    assert.deepEqual([paused.detail, (await phone.status()).progress], ["paused by you", progress]);
+    assert.ok(progress > 0 && progress < 1);
+    await phone.send({ kind: "resume" });
+
+    await phone.until(({ phase, history }) => phase === "train" && history.length === 1);
+    await phone.send({ kind: "phone", charging: false, unmetered: true, online: true });
+    await phone.send({ kind: "setPolicy", policy: { onlyCharging: true, onlyUnmetered: true } });
+    const waiting = await phone.until(({ phase }) => phase === "paused");
+    assert.equal(waiting.detail, "waits until this phone is charging");
+    await phone.send({ kind: "phone", charging: true, unmetered: true, online: true });
+
+    await phone.until(({ phase, history }) => phase === "train" && history.length === 2);
+    await phone.send({ kind: "leave" });
+    await phone.until(({ phase }) => phase === "left");
+    await coordinator.waitFor(({ event, device_id: id }) => event === "device_offline" && id === "phone");
+    await phone.page.reload();
+    await phone.begin();
+    await phone.until(({ phase }) => phase === "left");
+    await phone.send({ kind: "resume" });
+
+    const status = await phone.until(({ phase }) => phase === "finished");
+    assert.deepEqual(status.history.map(({ round }) => round), [1, 2, 3, 4]);
+    assert.equal(await coordinator.finish(), 0, coordinator.log);
+    assert.deepEqual(federation.participants, [2, 2, 2, 2]);
+  });
+
+  test("its model predicts, also without a network", async () => {
+    federation.network.cut();
+    assert.deepEqual(await phone.classes([[2, 0, 0, 0], [0, 2, 0, 0], [0, 0, 2, 0]]), [0, 1, 2]);
+    federation.network.mend();
+  });
+
+  test("forgetting deletes all that the page has stored", async () => {
+    await phone.send({ kind: "forget" });
+    const status = await phone.until(({ phase }) => phase === "needs-invitation");
+    assert.deepEqual([status.deviceId, status.history, status.bundle, status.bytesUp], ["", [], null, 0]);
+  });
+});
