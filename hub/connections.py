@@ -1,17 +1,18 @@
-"""HTTP connections as uvicorn makes them, but not any number of them, and not for ever."""
+"""Connections as sockets and uvicorn make them, but not any number of them, and not for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import resource
 import socket
+from collections import defaultdict
 from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST = 2048
-"""Connections at a time, requests and WebSockets."""
+"""Connections at a time, requests and WebSockets, TLS agreed or not."""
 MOST_OF_ONE = 256
 """Of them from one address: a household, or a lecture hall behind one router."""
 REQUEST_S = 15.0
@@ -22,26 +23,50 @@ _FILES = 2 * MOST + 512
 """Each may need one more to the broker."""
 
 
-class LimitedConnection(H11Protocol):
-    """Closed at once where there are too many, and where no request comes."""
+class LimitedListener(socket.socket):
+    """A listening socket that takes so many connections, and so many of one address."""
+
+    def __init__(self, family: int, kind: int) -> None:
+        super().__init__(family, kind)
+        self._taken: defaultdict[str, list[socket.socket]] = defaultdict(list)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection.
+
+        Raises:
+            ConnectionAbortedError: it was one too many, and is closed.
+        """
+        link, address = super().accept()
+        host = address[0]
+        if self._is_full(host):
+            link.close()
+            raise ConnectionAbortedError(f"{host}: too many connections")
+        self._taken[host].append(link)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        return link, address
+
+    def _is_full(self, host: str) -> bool:
+        if sum(map(len, self._taken.values())) >= MOST:
+            for other in list(self._taken):
+                self._forget_closed(other)
+        self._forget_closed(host)
+        mine = len(self._taken.get(host, ()))
+        return mine >= MOST_OF_ONE or sum(map(len, self._taken.values())) >= MOST
+
+    def _forget_closed(self, host: str) -> None:
+        still = [link for link in self._taken.pop(host, ()) if link.fileno() >= 0]
+        if still:
+            self._taken[host] = still
+
+
+class TimedConnection(H11Protocol):
+    """Ended where no request comes, or none that is whole."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count it, and set its clock."""
+        """Set its clock."""
         super().connection_made(transport)
-        clients = [getattr(one, "client", None) for one in self.connections]
-        same = sum(client is not None and client[:1] == self._host for client in clients)
-        if len(self.connections) > MOST or same > MOST_OF_ONE:
-            transport.abort()
-            return
-        link = transport.get_extra_info("socket")
-        if link is not None and hasattr(socket, "TCP_USER_TIMEOUT"):
-            with suppress(OSError):  # no TCP
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
         self.loop.call_later(REQUEST_S, self._watch, None)
-
-    @property
-    def _host(self) -> tuple[str, ...]:
-        return () if self.client is None else self.client[:1]
 
     def _watch(self, seen: object) -> None:
         """End the connection if nothing was asked since the request ``seen``, which is answered."""

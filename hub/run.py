@@ -17,7 +17,7 @@ from protofleet.errors import InputError
 from protofleet.federation.settings import FederationConfig
 from protofleet.hub.app import make_app
 from protofleet.hub.bridge import MAX_FRAME_BYTES, Bridge
-from protofleet.hub.connections import LimitedConnection, allow_files
+from protofleet.hub.connections import LimitedListener, TimedConnection, allow_files
 from protofleet.hub.names import Names
 from protofleet.hub.site import make_site
 from protofleet.private_files import check_secret_file
@@ -96,7 +96,8 @@ class Hub:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=LimitedConnection,
+                http=TimedConnection,
+                loop="asyncio",  # others do not ask the listener whether to accept
                 ws="wsproto",
                 ws_max_size=MAX_FRAME_BYTES,
                 # A slow link is not a dead one; MQTT has its own keep-alive.
@@ -202,7 +203,7 @@ def _is_loopback(address: str) -> bool:
     return False
 
 
-def _listen(options: HubOptions) -> socket.socket:
+def _listen(options: HubOptions) -> LimitedListener:
     port = options.port
     if port is None:
         port = HTTPS_PORT if options.https else HTTP_PORT
@@ -210,7 +211,7 @@ def _listen(options: HubOptions) -> socket.socket:
         family, kind, _, _, place = socket.getaddrinfo(
             options.address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listening = socket.socket(family, kind)
+        listening = LimitedListener(family, kind)
     except OSError as error:
         raise InputError(f"hub: --bind {options.address}: {error.strerror}") from error
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

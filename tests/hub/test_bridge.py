@@ -19,6 +19,7 @@ from wsproto.events import (
     TextMessage,
 )
 
+from protofleet.firmware_sim.broker import local_broker
 from protofleet.hub import bridge
 from protofleet.wire.chunks import MAX_PACKET_BYTES
 
@@ -70,6 +71,19 @@ def test_two_clients_meet_at_the_broker(hub, version):
     ):
         other.publish("x/1", b"hello", qos=1)
         assert heard.get(timeout=_TIMEOUT_S) == b"hello"
+
+
+def test_the_embedded_broker_is_one_like_any_other(tmp_path):
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    version = mqtt.MQTTv311
+    with (
+        local_broker("amqtt") as url,
+        running_hub(federation(tmp_path, url)) as hub,
+        _client(hub.port, "x/+", version=version) as (_, heard),
+        _client(hub.port, version=version) as (other, _),
+    ):
+        other.publish("x/1", bytes(60_000), qos=1)
+        assert heard.get(timeout=_TIMEOUT_S) == bytes(60_000)
 
 
 def test_ten_megabytes_in_chunks_arrive_whole_and_in_order(hub):

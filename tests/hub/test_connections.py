@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import ssl
 from contextlib import ExitStack, suppress
 
 import pytest
 from brokers import wait_until
+from certificates import Authority
 from running_hub import RawSocket, connections_to, federation, get, running_hub
 
 from protofleet.hub import connections
@@ -48,6 +51,28 @@ def test_one_address_gets_so_many_connections_and_the_others_their_own(own_hub, 
         other.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert other.recv(12) == b"HTTP/1.1 200"
     wait_until(lambda: _answers(own_hub.port))
+
+
+def test_handshakes_that_never_end_count_too(tmp_path, monkeypatch):
+    """A connection on which TLS is not agreed is one of its address."""
+    monkeypatch.setattr(connections, "MOST_OF_ONE", 20)
+    given = Authority(tmp_path).certify("hub.test")
+    options = {"https": True, "cert": given.file, "key": given.key, "bind": "127.0.0.1"}
+    config = federation(tmp_path, "mqtt://127.0.0.1")
+    with running_hub(config, **options) as hub, ExitStack() as stack:
+        links = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", hub.port), 20))
+            for _ in range(40)
+        ]
+        for link in links:
+            with suppress(ConnectionError):
+                link.sendall(b"\x16\x03\x01\x02\x00\x01")
+        wait_until(lambda: len(select.select(links, [], [], 0)[0]) == 20)
+        plain = socket.create_connection(("127.0.0.1", hub.port), 20, ("127.0.0.2", 0))
+        context = ssl.create_default_context(cafile=tmp_path / "authority.pem")
+        with context.wrap_socket(stack.enter_context(plain), server_hostname="127.0.0.1") as other:
+            other.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            assert other.recv(12) == b"HTTP/1.1 200"
 
 
 @pytest.mark.slow

@@ -143,8 +143,9 @@ async function take(browser: Browser, url: string, picture: Picture, file: strin
     colorScheme: dark ? "dark" : "light",
     deviceScaleFactor: width < 700 ? 2 : 1,
     isMobile: width < 700, hasTouch: width < 700,
-    serviceWorkers: "block", reducedMotion: "reduce",
+    reducedMotion: "reduce",
   });
+  await context.addInitScript("delete Navigator.prototype.serviceWorker"); // a script in the worker's place is not to be kept
   const problems: string[] = [];
   const name = basename(file);
   await picture.prepare?.(context);

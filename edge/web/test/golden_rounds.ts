@@ -1,7 +1,7 @@
 /** Rounds that the Python devices made; tests/web/golden_rounds.py writes them, anew for each run of the tests. */
 
 import { execFileSync } from "node:child_process";
-import { mkdtempSync, readFileSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -98,6 +98,7 @@ export function goldenRounds(): GoldenRounds {
   const { GOLDEN_ROUNDS: given, PYTHON: python = join(ROOT, ".venv/bin/python") } = process.env;
   if (given !== undefined) return new GoldenRounds(given);
   const folder = mkdtempSync(join(tmpdir(), "golden-rounds-"));
+  process.on("exit", () => rmSync(folder, { recursive: true }));
   const environment = { ...process.env, OMP_NUM_THREADS: "1" };
   execFileSync(python, [join(ROOT, "tests/web/golden_rounds.py"), folder], { env: environment });
   return new GoldenRounds(folder);

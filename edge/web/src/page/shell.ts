@@ -95,6 +95,7 @@ export class Shell {
 }
 
 function named(hash: string): ScreenName | null {
+  if (hash === "") return "train"; // the address as it was opened
   return NAMES.find((name) => hash === `#/${name}`) ?? null;
 }
 

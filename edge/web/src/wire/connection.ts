@@ -200,9 +200,10 @@ export class Connection {
     const timer = setTimeout(late.resolve, timeoutS * 1000);
     if (this.open && this.#inFlight > 0) await Promise.race([this.#idle.promise, this.ended, late.promise]);
     if (!this.#over) {
+      const polite = this.open && this.#inFlight === 0;
       this.#end("closed", 0);
       const closed = new Promise((resolve) => this.#client.once("close", () => resolve(null)));
-      this.#client.end(this.#inFlight > 0);
+      this.#client.end(!polite);
       // Whoever ends the worker now would end it before the broker knows, which then sends the will.
       await Promise.race([closed, late.promise]);
       this.#socket?.close();

@@ -8,10 +8,11 @@ import { after, before, test } from "node:test";
 import { type Browser, type BrowserContext, chromium, type Page } from "playwright-core";
 
 import { serveStatic, type StaticServer } from "../../e2e/static_server.ts";
+import { findChromium } from "../browser.ts";
 
-const CHROMIUM = "/usr/bin/chromium";
 const STATIC = join(import.meta.dirname, "..", "..", "static");
-const skip = existsSync(CHROMIUM) && existsSync(join(STATIC, "index.html")) ? false : "needs Chromium and npm run build";
+const path = findChromium();
+const skip = path !== null && existsSync(join(STATIC, "index.html")) ? false : "needs Chromium and npm run build";
 
 let [server, browser, context]: [StaticServer, Browser, BrowserContext] = [] as never;
 const problems: string[] = [];
@@ -19,7 +20,7 @@ const problems: string[] = [];
 before(async () => {
   if (skip) return;
   server = await serveStatic(STATIC, (path) => (path === "/federation.json" ? '{"federation": "f", "keys": true}' : null));
-  browser = await chromium.launch({ executablePath: CHROMIUM, args: ["--no-sandbox"] });
+  browser = await chromium.launch({ executablePath: path!, args: ["--no-sandbox"] });
   context = await browser.newContext();
 });
 

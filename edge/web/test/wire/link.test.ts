@@ -249,6 +249,14 @@ test("a broker that never acknowledges does not keep a link from closing", async
   await until(() => broker.open === 0);
 });
 
+test("a link that is closed while it connects ends at once", async (t) => {
+  const broker = await scripted(t, () => undefined);
+  const link = linkTo(t, broker.url);
+  await until(() => broker.connects.length === 1);
+  await link.close(60);
+  await until(() => broker.open === 0);
+});
+
 test("what was published before closing arrives", { skip: withoutMosquitto }, async (t) => {
   const broker = await mosquitto(t);
   const observer = linkTo(t, broker.url, { filters: ["x"] });

@@ -8,10 +8,11 @@ import { canKeepScreenOn } from "../phone.ts";
 import { SETTINGS } from "../texts.ts";
 
 export function settingsScreen(app: App): Screen {
-  const parts = [policyPart(app), appPart(), endPart(app)];
+  const [policy, page, end] = [policyPart(app), appPart(), endPart(app)];
   return {
-    element: h("div", { class: "screen" }, h("h1", {}, SETTINGS.title), h("div", { class: "columns" }, ...parts.map((part) => part.element))),
-    update: (view) => parts.forEach((part) => part.update(view)),
+    element: h("div", { class: "screen" }, h("h1", {}, SETTINGS.title),
+      h("div", { class: "columns" }, policy.element, h("div", { class: "stack" }, page.element, end.element))),
+    update: (view) => [policy, page, end].forEach((part) => part.update(view)),
   };
 }
 
