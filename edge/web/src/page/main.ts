@@ -36,6 +36,7 @@ class Page {
   #status: Status = OPENING;
   #phone: PhoneState = { charging: null, level: null, unmetered: null, online: navigator.onLine };
   #awake = false;
+  #askedToKeep = false;
   #carried: string | null = takeInvitation();
   #join: JoinScreen;
   readonly #app: App;
@@ -51,6 +52,7 @@ class Page {
       status: (status) => {
         this.#status = status;
         remember(status);
+        void this.#askToKeep(status);
         this.#update();
       },
       refused: (command, text) => {
@@ -97,6 +99,13 @@ class Page {
     this.#carried = found;
     this.#join = joinScreen(this.#app, found);
     this.#update();
+  }
+
+  /** Once the phone has joined: a key and a model are worth keeping. Some browsers ask their owner. */
+  async #askToKeep({ deviceId, persisted }: Status): Promise<void> {
+    if (deviceId === "" || persisted !== false || this.#askedToKeep) return;
+    this.#askedToKeep = true;
+    if (await navigator.storage.persist()) this.#device.send(phoneCommand(this.#phone));
   }
 
   #keepScreenOn(wanted?: boolean): boolean {
