@@ -50,6 +50,8 @@ class Page {
   constructor() {
     this.#device = startDevice({
       status: (status) => {
+        // The invitation in the address has been used.
+        if (this.#status.phase === "enrolling" && !WITHOUT_FEDERATION.has(status.phase)) this.#carried = null;
         this.#status = status;
         remember(status);
         void this.#askToKeep(status);
