@@ -10,8 +10,6 @@ export type Table = (typeof TABLES)[number];
 /** What one transaction does, in this order. */
 export type Write =
   | { readonly table: Table; readonly put: unknown; readonly key: IDBValidKey }
-  /** A record that gets the next number as its key. */
-  | { readonly table: Table; readonly add: unknown }
   | { readonly table: Table; readonly delete: IDBValidKey | IDBKeyRange }
   | { readonly table: Table; readonly clear: true };
 
@@ -59,19 +57,17 @@ export class Database {
    * the system, which loses them only when the power fails.
    */
   async write(writes: readonly Write[], durability: "strict" | "relaxed" = "strict"): Promise<void> {
-    this.#check();
     const tables = [...new Set(writes.map(({ table }) => table))];
     if (!tables.length) return;
-    try {
-      await new Promise<void>((resolve, reject) => {
-        const transaction = this.#db.transaction(tables, "readwrite", { durability });
-        transaction.oncomplete = () => resolve();
-        transaction.onabort = () => reject(transaction.error ?? new DOMException("aborted", "AbortError"));
-        for (const write of writes) request(transaction.objectStore(write.table), write);
-      });
-    } catch (error) {
-      throw this.#named(error);
-    }
+    await this.#transact(tables, durability, (transaction) => {
+      for (const write of writes) request(transaction.objectStore(write.table), write);
+    });
+  }
+
+  /** Keeps a record under the next number of a table, which is returned. */
+  async add(table: Table, record: unknown): Promise<number> {
+    const asked = await this.#transact([table], "strict", (transaction) => transaction.objectStore(table).add(record));
+    return asked.result as number;
   }
 
   close(): void {
@@ -82,6 +78,25 @@ export class Database {
     this.#check();
     try {
       return await answered(ask(this.#db.transaction(table, "readonly").objectStore(table)));
+    } catch (error) {
+      throw this.#named(error);
+    }
+  }
+
+  async #transact<T>(
+    tables: readonly Table[],
+    durability: "strict" | "relaxed",
+    work: (transaction: IDBTransaction) => T,
+  ): Promise<T> {
+    this.#check();
+    try {
+      const transaction = this.#db.transaction(tables, "readwrite", { durability });
+      const done = work(transaction);
+      await new Promise<void>((resolve, reject) => {
+        transaction.oncomplete = () => resolve();
+        transaction.onabort = () => reject(transaction.error ?? new DOMException("aborted", "AbortError"));
+      });
+      return done;
     } catch (error) {
       throw this.#named(error);
     }
@@ -144,7 +159,6 @@ function answered<T>(asked: IDBRequest<T>): Promise<T> {
 
 function request(store: IDBObjectStore, write: Write): void {
   if ("put" in write) store.put(write.put, write.key);
-  else if ("add" in write) store.add(write.add);
   else if ("delete" in write) store.delete(write.delete);
   else store.clear();
 }

@@ -35,11 +35,17 @@ export interface Split {
   readonly test: Labelled;
 }
 
+/** Numbers of examples, of each class or in all. */
+interface Counted {
+  readonly all: readonly number[];
+  readonly train: readonly number[];
+}
+
 export class OwnExamples {
   readonly #database: Database;
   readonly #manifest: Manifest;
   #batches: Map<number, Batch>;
-  #counts: number[] | null = null;
+  #counted: Counted | null = null;
 
   private constructor(database: Database, manifest: Manifest, batches: Map<number, Batch>) {
     this.#database = database;
@@ -65,16 +71,14 @@ export class OwnExamples {
       throw new InputError(`examples of ${source}: too many for the memory of a page; delete some first`);
     }
     const batch: Batch = { ...examples, source, added: Date.now() };
-    await this.#database.write([{ table: "examples", add: batch }]);
-    const keys = (await this.#database.keys("examples")) as number[];
-    this.#batches.set(keys.at(-1)!, batch);
-    this.#counts = null;
+    this.#batches.set(await this.#database.add("examples", batch), batch);
+    this.#counted = null;
   }
 
   async clear(): Promise<void> {
     await this.#database.write([{ table: "examples", clear: true }]);
     this.#batches = new Map();
-    this.#counts = null;
+    this.#counted = null;
   }
 
   get count(): number {
@@ -87,37 +91,49 @@ export class OwnExamples {
   }
 
   /** Of each class; of a task without classes only their number. */
-  get counts(): number[] {
-    const { classes } = this.#manifest;
-    this.#counts ??= classes.length === 0 ? [this.count] : classCounts(this.#joined(Infinity).y, classes.length);
-    return this.#counts;
+  get counts(): readonly number[] {
+    return this.#count().all;
+  }
+
+  /** The same of the training part. */
+  get trainCounts(): readonly number[] {
+    return this.#count().train;
   }
 
   /** Those up to the key `last`, in two parts. */
   split(last = Infinity): Split {
-    const batches = [...this.#batches].filter(([key]) => key <= last).map(([, batch]) => batch);
-    const all = this.#joined(last);
+    const batches = this.#upTo(last);
+    const { x, y } = emptyOf(this.#manifest);
+    const all = { x: joined(x, batches.map((batch) => batch.x)), y: joined(y, batches.map((batch) => batch.y)) };
     const { train, test } = splitRows(batches, all.y, this.#manifest);
     return { train: taken(all, train), test: taken(all, test) };
+  }
+
+  /** Without a copy of the examples themselves. */
+  #count(): Counted {
+    if (this.#counted !== null) return this.#counted;
+    const batches = this.#upTo(Infinity);
+    const y = joined(emptyOf(this.#manifest).y, batches.map((batch) => batch.y));
+    this.#counted = {
+      all: countsOf(y, this.#manifest),
+      train: countsOf(rowsOf(y, splitRows(batches, y, this.#manifest).train), this.#manifest),
+    };
+    return this.#counted;
+  }
+
+  #upTo(last: number): Batch[] {
+    return [...this.#batches].filter(([key]) => key <= last).map(([, batch]) => batch);
   }
 
   #numbers(): number {
     return [...this.#batches.values()].reduce((sum, { x }) => sum + x.data.length, 0);
   }
-
-  #joined(last: number): Labelled {
-    const batches = [...this.#batches].filter(([key]) => key <= last).map(([, batch]) => batch);
-    const { x, y } = emptyOf(this.#manifest);
-    return {
-      x: joined(x, batches.map((batch) => batch.x)),
-      y: joined(y, batches.map((batch) => batch.y)),
-    };
-  }
 }
 
-/** How many examples there are of each class. */
-export function classCounts(y: Tensor, classes: number): number[] {
-  const counts = new Array<number>(classes).fill(0);
+/** How many examples there are of each class; without classes, in all. */
+function countsOf(y: Tensor, { classes }: Manifest): number[] {
+  if (classes.length === 0) return [y.shape[0]!];
+  const counts = new Array<number>(classes.length).fill(0);
   for (const label of y.data as BigInt64Array) counts[Number(label)]! += 1;
   return counts;
 }

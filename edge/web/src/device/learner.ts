@@ -16,7 +16,7 @@ import { checkBatchSizes } from "../strategies/training.ts";
 import { TRAINING } from "../strategies/training_settings.ts";
 import type { ClientState, ClientTools, GradFn, Model, Payload, Statistics, Strategy, Update } from "../strategies/types.ts";
 import { rowsOf, type Tensor } from "../tensors/tensors.ts";
-import { classCounts, type OwnExamples, type Split } from "./examples.ts";
+import { type OwnExamples, type Split } from "./examples.ts";
 import { Meter } from "./meter.ts";
 import type { RoundFigures } from "./page_messages.ts";
 import type { Store } from "./store.ts";
@@ -55,13 +55,12 @@ export class Learner implements LocalLearner {
 
   /** Training examples, as the presence tells their number. */
   get numExamples(): number {
-    return this.#examples.split().train.y.shape[0]!;
+    return this.#examples.trainCounts.reduce((sum, count) => sum + count, 0);
   }
 
   /** Training examples of each class. */
-  get classCounts(): number[] {
-    const { numClasses } = this.model;
-    return numClasses ? classCounts(this.#examples.split().train.y, numClasses) : [];
+  get classCounts(): readonly number[] {
+    return this.model.numClasses > 0 ? this.#examples.trainCounts : [];
   }
 
   /** Key of the owner's last example. */

@@ -22,10 +22,12 @@ function table(): Database {
     keys: async () => [...rows.keys()],
     getAll: async () => [...rows.values()],
     write: async (writes: readonly Write[]) => {
-      for (const write of writes) {
-        if ("add" in write) rows.set(next++, structuredClone(write.add));
-        if ("clear" in write) rows.clear();
-      }
+      if (writes.some((write) => "clear" in write)) rows.clear();
+    },
+    add: async (_table: string, record: unknown) => {
+      const key = next++;
+      rows.set(key, structuredClone(record));
+      return key;
     },
   } as unknown as Database;
 }
@@ -65,6 +67,12 @@ test("windows that overlap one of the test part are left out", async () => {
   assert.deepEqual(await split(examples([0, 0, 0, 0, 0, 1], { follows: follows.slice(0, 6) })), [[0, 1, 2], [4]]);
 });
 
+test("batches that come at once are all kept, in their order", async () => {
+  const own = await OwnExamples.open(table(), MANIFEST);
+  await Promise.all([0, 1, 2].map((first) => own.add(examples([0], {}, first), "a test")));
+  assert.deepEqual([own.count, own.last, [...own.split().train.x.data as Float32Array]], [3, 3, [0, 1, 2]]);
+});
+
 test("a file that says which part its examples are is taken at its word", async () => {
   const [train, held] = await split(
     examples([0, 0, 0, 0, 0, 0], { part: "train" }),
@@ -79,7 +87,9 @@ test("a round sees the examples that there were when it began", async () => {
   const { last } = own;
   await own.add(examples([0, 1, 1], {}, 2), "a test");
   assert.deepEqual([...(own.split(last).train.x.data as Float32Array)], [0, 1]);
-  assert.deepEqual([own.count, own.counts], [5, [2, 3]]);
+  assert.deepEqual([own.count, own.counts, own.trainCounts], [5, [2, 3], [2, 3]]);
+  await own.add(examples([1, 1, 1], {}, 5), "a test");
+  assert.deepEqual([own.counts, own.trainCounts], [[2, 6], [2, 5]]);
 });
 
 test("what the bundle does not take changes nothing", async () => {
