@@ -168,8 +168,8 @@ export const TRAIN = {
   sizeOf: (parameters: string, bytes: string) => `${parameters} numbers, ${bytes}`,
   strategy: "Method",
   federation: "Federation",
-  device: "This phone is called",
-  signer: "Signed by key",
+  device: "This phone",
+  signer: "Signed by",
   digest: "Bundle",
 } as const;
 
