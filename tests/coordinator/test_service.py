@@ -14,6 +14,7 @@ from fake_endpoint import (
     ScriptEndError,
 )
 
+from protofleet.cli.coordinator import coordinator
 from protofleet.cli.report import report
 from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
@@ -581,7 +582,19 @@ def test_a_runs_folder_is_reported_and_what_its_page_lacks_is_told(open_federati
     assert f"Federation {fed.plan.config.federation}" in page
 
 
-def test_who_lacks_the_strategy_is_not_invited_and_listed_until_it_has_it(open_federation):
+def _status(config, folder):
+    """What the command prints."""
+    file = folder / "fed.toml"
+    file.write_text(
+        f'federation = "home"\nbroker = "mqtt://127.0.0.1"\nbundle = "{config.bundle}"\n'
+        f'run_dir = "{config.run_dir}"\nrounds = 1\n'
+    )
+    return CliRunner().invoke(coordinator, ["status", str(file)]).output
+
+
+def test_who_lacks_the_strategy_is_not_invited_and_listed_until_it_has_it(
+    open_federation, tmp_path
+):
     """The reason is told once, and stands in the status of the run."""
     fed = open_federation(minimum=1)
     lacking = fed.online("a", strategies=("local", "fedproto"))
@@ -590,6 +603,7 @@ def test_who_lacks_the_strategy_is_not_invited_and_listed_until_it_has_it(open_f
     (listed,) = read_status(fed.plan.config).refused
     assert (listed.device_id, listed.rule) == ("a", "strategy")
     assert "only fedproto, local" in listed.reason
+    assert f"not invited: {listed.reason}\n" in _status(fed.plan.config, tmp_path)
     fed.play(CONNECTED, fed.online("b"), lacking, fed.beat("a"), QUIET)
     assert fed.invited() == [("b", 1)]
     fed.play(CONNECTED, fed.online("a", strategies=("local", "fedavg")), QUIET)

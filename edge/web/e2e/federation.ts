@@ -89,8 +89,6 @@ export interface FederationOptions {
   readonly devices: readonly string[];
   /** Names of phones. */
   readonly phones: readonly string[];
-  /** Lines for the federation file. */
-  readonly extra?: string;
 }
 
 /** A federation with keys at a Mosquitto with TLS, accounts and an access list; all in one folder. */
@@ -100,6 +98,7 @@ export class Federation {
   readonly #running: Command[] = [];
   readonly #invitations = new Map<string, string>();
   readonly #network = new Network();
+  #hub: Command | null = null;
   #hubPort = 0;
   #brokerPort = 0;
 
@@ -146,26 +145,32 @@ export class Federation {
     await this.startHub();
   }
 
-  /** Writes the federation file. */
-  write(rounds = this.#options.rounds): void {
-    const { devices, phones, extra = "" } = this.#options;
-    const signer = readFileSync(join(this.folder, "signer.pem"), "utf-8").split("\n")[1]!;
-    const key = Buffer.from(signer, "base64").subarray(-32).toString("hex");
+  /** Writes the federation file: which bundle, signed by whom, and in which folder it is run. */
+  write({ bundle = "tiny.pfb", signer = "signer.pem", run = "run" } = {}): void {
+    const { devices, phones, rounds } = this.#options;
+    const pem = readFileSync(join(this.folder, signer), "utf-8").split("\n")[1]!;
+    const key = Buffer.from(pem, "base64").subarray(-32).toString("hex");
     writeFileSync(
       join(this.folder, "federation.toml"),
-      `federation = "federation"\nkeys = "federation"\nbundle = "tiny.pfb"\ntrusted = ["${key}"]\nrun_dir = "run"\n` +
-        `rounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n${extra}\n[broker]\n` +
-        `url = "mqtts://coordinator@localhost:${this.#brokerPort}"\nca_file = "federation/broker/ca.pem"\n` +
-        'password_file = "federation/broker/coordinator.password"\n',
+      `federation = "federation"\nkeys = "federation"\nbundle = "${bundle}"\ntrusted = ["${key}"]\n` +
+        `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n` +
+        `[broker]\nurl = "mqtts://coordinator@localhost:${this.#brokerPort}"\n` +
+        'ca_file = "federation/broker/ca.pem"\npassword_file = "federation/broker/coordinator.password"\n',
     );
   }
 
-  async startHub(): Promise<Command> {
+  async startHub(): Promise<void> {
     this.#hubPort ||= await freePort();
-    const hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
+    const hub = this.#hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
     await answers(this.#hubPort, hub);
     await this.#network.lead(this.#hubPort);
-    return hub;
+  }
+
+  /** With the federation file as it is now. */
+  async restartHub(): Promise<void> {
+    this.#hub?.stop();
+    await this.#hub?.finish();
+    await this.startHub();
   }
 
   startCoordinator(): Command {

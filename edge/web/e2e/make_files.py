@@ -2,8 +2,9 @@
 
     python make_files.py FOLDER DEVICE...
 
-``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``DEVICE.npz`` for Python devices, and the same examples
-as ``DEVICE.json`` for browsers.
+``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``next.pfb`` by the same signer, ``foreign.pfb`` by
+another one, ``foreign.pem``, ``DEVICE.npz`` for Python devices, and the same examples as
+``DEVICE.json`` for browsers.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ _CLASSES = ("class0", "class1", "class2")
 
 def main(folder: Path, names: list[str]) -> None:
     """Write them."""
-    key = Ed25519PrivateKey.generate()
+    key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     # Many small steps: a round takes a browser some seconds, in which a test can break it.
     tiny_bundle(folder / "tiny.pfb", key, settings={"epochs": 1000, "batch_size": 16})
+    tiny_bundle(folder / "next.pfb", key, settings={"epochs": 2})
+    tiny_bundle(folder / "foreign.pfb", other, settings={"epochs": 3})
     save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
+    save_public_key(other.public_key().public_bytes_raw(), folder / "foreign.pem")
     for index, name in enumerate(names):
         x, y = tiny_data(index, 60)
         test = tiny_data(1000 + index, 20)

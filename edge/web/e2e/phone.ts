@@ -20,9 +20,12 @@ declare const phone: Driver;
 
 export class Phone {
   readonly page: Page;
+  /** What the worker has written to the console. */
+  readonly lines: string[] = [];
 
   private constructor(page: Page) {
     this.page = page;
+    page.on("console", (line) => this.lines.push(line.text()));
   }
 
   /** Opens a page of the hub's origin, with the worker. */
@@ -111,7 +114,7 @@ export class Phone {
       const { status, told } = await this.page.evaluate(() => ({ status: phone.status, told: phone.told }));
       if (status !== null && found(status)) return status;
       if (Date.now() > deadline) {
-        throw new Error(`waited in vain: ${JSON.stringify(status)} ${JSON.stringify(told)}`);
+        throw new Error(`waited in vain: ${JSON.stringify(status)} ${JSON.stringify(told)} ${this.lines.slice(-8).join("; ")}`);
       }
       await this.page.waitForTimeout(50);
     }

@@ -303,21 +303,23 @@ export class PhoneDevice {
     const announced = await this.#awaitAnnouncement(enrolment);
     if (announced === null) return;
     this.#show("fetching-bundle");
-    await this.#adopt(announced, null);
+    await this.#adopt(announced);
   }
 
-  /** Belongs to the announced bundle from now on; what the hub cannot give it may give later. */
-  async #adopt(announced: Pick<Announcement, "federation" | "bundle" | "layout_hash">, signer: string | null): Promise<void> {
+  /** Belongs to the announced bundle from now on; a device that has one keeps it where this is not to be had. */
+  async #adopt(announced: Announcement): Promise<void> {
+    const kept = this.#opened;
     try {
-      const { bundle, bytes, binding } = await adoptBundle(this.#place.origin, announced, signer);
+      const { bundle, bytes, binding } = await adoptBundle(this.#place.origin, announced);
       this.#store.checkBundle(binding, bundle.manifest);
       await this.#store.commitBundle(binding, bytes, bundle.manifest.sequence);
-      await this.#opened?.learner.close();
+      await kept?.learner.close();
       this.#opened = null;
     } catch (error) {
-      if (signer !== null) this.#elsewhere.add(announced.bundle);
-      else if (error instanceof UnavailableError) await this.#rest("fetching-bundle", error.message, AGAIN_MS);
+      if (kept !== null) this.#elsewhere.add(announced.bundle);
       if (!(error instanceof UnavailableError)) throw error;
+      this.#log(error.message);
+      if (kept === null) await this.#rest("fetching-bundle", error.message, AGAIN_MS);
     }
   }
 
@@ -378,7 +380,7 @@ export class PhoneDevice {
     }
     if (ending === "stopped") return;
     this.#show("fetching-bundle");
-    await this.#adopt(ending, binding.signer);
+    await this.#adopt(ending);
   }
 
   async #connect(enrolment: Enrolment, will: Presence | null): Promise<DeviceEndpoint> {

@@ -30,9 +30,8 @@ export async function fetchFederation(origin: string): Promise<FederationInfo> {
 
 /**
  * The hub's bundle, if it is the one that an announcement names. The hub vouches for nothing: the
- * announcement is certified by the federation's key, and names the hash of the bundle's manifest.
- *
- * `signer`: whose bundles the phone trusts, hex; null: it has had none yet.
+ * announcement is certified by the federation's key, and names the hash of the bundle's manifest. Whose
+ * signature it is, the store judges (`checkBundle`).
  *
  * @throws UnavailableError the hub serves another one, or nothing
  * @throws RefusedError the bundle breaks a rule
@@ -40,10 +39,9 @@ export async function fetchFederation(origin: string): Promise<FederationInfo> {
 export async function adoptBundle(
   origin: string,
   announced: Pick<Announcement, "federation" | "bundle" | "layout_hash">,
-  signer: string | null,
 ): Promise<Adopted> {
   const bytes = await download(`${origin}/bundle.pfb`);
-  const bundle = await openBundle(bytes, signer === null ? { anySigner: true } : { trusted: [signer] });
+  const bundle = await openBundle(bytes, { anySigner: true });
   if (bundle.digest !== announced.bundle) {
     throw new UnavailableError(
       `${origin} serves bundle ${bundle.digest.slice(0, 16)}, the federation runs ` +

@@ -201,12 +201,13 @@ export class Store {
     return bundle === null ? null : this.read(bundle);
   }
 
-  /** Raises ProvisionError unless the bundle may follow the one that the store has. */
+  /** Refuses, rule `untrusted`, another signer's bundle; raises ProvisionError for an older one. */
   checkBundle(binding: Binding, manifest: { readonly name: string; readonly sequence: number; readonly replaces_up_to: number }): void {
     const bound = this.journal.binding;
     if (bound === null) return;
     if (bound.signer !== binding.signer) {
-      throw new ProvisionError(
+      throw new RefusedError(
+        "untrusted",
         `bundle '${manifest.name}': signed by ${binding.signer.slice(0, 16)}, this phone trusts ` +
           `${bound.signer.slice(0, 16)} since it joined; ask whoever runs the federation, and forget everything ` +
           "here if the change is meant",

@@ -1,0 +1,66 @@
+import assert from "node:assert/strict";
+import { after, before, describe, test } from "node:test";
+
+import { findChromium, TestBrowser } from "../test/browser.ts";
+import { Federation } from "./federation.ts";
+import { Phone } from "./phone.ts";
+
+describe("a phone whose federation changes its bundle", { skip: findChromium() === null && "no Chromium is installed" }, () => {
+  const federation = new Federation({ rounds: 1, devices: [], phones: ["phone"] });
+  const browser = new TestBrowser();
+  let phone: Phone;
+  let first = "";
+
+  before(async () => {
+    await federation.start();
+    await browser.start();
+  });
+
+  after(async () => {
+    await browser.close();
+    await federation.close();
+  });
+
+  test("waits for a hub that serves what the federation runs", async () => {
+    federation.write({ bundle: "next.pfb", run: "elsewhere" });
+    const coordinator = federation.startCoordinator();
+    phone = await Phone.open(browser, federation);
+    await phone.send({ kind: "enrol", invitation: federation.invitation("phone") });
+    const { detail } = await phone.until(({ detail: told }) => told.includes("serves bundle"));
+    assert.match(detail, /the federation runs [0-9a-f]{16}; ask whoever runs the hub to start it anew/);
+    coordinator.stop();
+    await coordinator.finish();
+  });
+
+  test("trains with the one that the announcement names", async () => {
+    federation.write();
+    const coordinator = federation.startCoordinator();
+    await phone.until(({ phase }) => phase === "needs-examples");
+    await phone.addExamples(federation.examples("phone"));
+    assert.equal(await coordinator.finish(), 0, coordinator.log);
+    const { bundle, history } = await phone.until(({ phase }) => phase === "finished");
+    assert.equal(history.length, 1);
+    first = bundle!.digest;
+  });
+
+  test("follows it to another bundle of the same signer", async () => {
+    federation.write({ bundle: "next.pfb", run: "next" });
+    await federation.restartHub();
+    const coordinator = federation.startCoordinator();
+    assert.equal(await coordinator.finish(), 0, coordinator.log);
+    const { bundle, history, exampleCounts } = await phone.until((it) => it.phase === "finished" && it.history.length === 2);
+    assert.notEqual(bundle!.digest, first);
+    assert.deepEqual([history.length, exampleCounts], [2, [20, 20, 20]]);
+    first = bundle!.digest;
+  });
+
+  test("takes none that somebody else has signed, and keeps what it has", async () => {
+    federation.write({ bundle: "foreign.pfb", signer: "foreign.pem", run: "foreign" });
+    await federation.restartHub();
+    const coordinator = federation.startCoordinator();
+    await coordinator.waitFor(({ event }) => event === "started");
+    const { bundle, detail } = await phone.until(({ phase }) => phase === "failed");
+    assert.match(detail, /signed by [0-9a-f]{16}, this phone trusts [0-9a-f]{16} since it joined; ask whoever/);
+    assert.equal(bundle!.digest, first);
+  });
+});
