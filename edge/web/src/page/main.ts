@@ -27,6 +27,8 @@ const ACTIVE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "receive", 
 const WITHOUT_FEDERATION: ReadonlySet<Phase> = new Set(["needs-invitation", "enrolling"]);
 /** A new invitation in the address is taken up in these, too. */
 const ENDED: ReadonlySet<Phase> = new Set(["left", "finished"]);
+/** Those in which the invitation of the address may still be wanted. */
+const UNUSED: ReadonlySet<Phase> = new Set(["opening", ...WITHOUT_FEDERATION, ...ENDED, "failed", "other-tab"]);
 
 /** Keys of the browser's small store, which is not the device's. */
 const SCREEN_ON = "keep-screen-on";
@@ -51,6 +53,7 @@ class Page {
       status: (status) => {
         this.#status = status;
         remember(status);
+        if (this.#carried !== null && !UNUSED.has(status.phase)) this.#setInvitation(null);
         this.#update();
       },
       refused: (command, text) => {
@@ -94,9 +97,13 @@ class Page {
   #takeInvitation(): void {
     const found = takeInvitation();
     if (found === null) return;
-    this.#carried = found;
-    this.#join = joinScreen(this.#app, found);
+    this.#setInvitation(found);
     this.#update();
+  }
+
+  #setInvitation(invitation: string | null): void {
+    this.#carried = invitation;
+    this.#join = joinScreen(this.#app, invitation);
   }
 
   #keepScreenOn(wanted?: boolean): boolean {

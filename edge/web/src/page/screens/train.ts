@@ -58,7 +58,8 @@ function nowPart(app: App): Screen {
       bar.setAttribute("aria-valuenow", String(percent(status.progress)));
       setText(share, `${percent(status.progress)} %`);
       show(pause, PAUSABLE.has(phase));
-      show(resume, phase === "paused");
+      setText(resume, phase === "left" ? TRAIN.comeBack : TRAIN.resume);
+      show(resume, phase === "paused" || phase === "left");
       show(again, phase === "failed");
       show(add, phase === "needs-examples");
       setText(awake, held ? TRAIN.keepOpen : TRAIN.mayTurnOff);
