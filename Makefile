@@ -15,7 +15,7 @@ WEB := edge/web/static/index.html
 WEB_SOURCES := $(wildcard edge/web/*.json edge/web/*.mjs) $(shell find edge/web/src -type f)
 MODULES := edge/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
-HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20)' 2>/dev/null
+HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
 .PHONY: demo web test quick check format bench fuzz audit aarch64 wheel clean
 

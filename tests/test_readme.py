@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -63,9 +65,17 @@ def shell(folder: Path) -> Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
 
     return start
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """End the shell and what it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    process.communicate(timeout=60)
 
 
 def _output(process: subprocess.Popen[str]) -> str:
@@ -99,8 +109,7 @@ def broker(shell: Shell) -> Iterator[tuple[str, int]]:
         yield next(line.split()[-1] for line in told if "device enroll" in line), port
     finally:
         for process in processes:
-            process.kill()
-            process.wait()
+            _end(process)
 
 
 @pytest.mark.mosquitto
@@ -128,5 +137,5 @@ def test_your_own_devices_federate(
         _output(shell("#" + device.replace("INVITATION", invitation)))
         _output(coordinator)
     finally:
-        coordinator.kill()
+        _end(coordinator)
     assert (folder / "run" / "result.json").is_file()

@@ -127,7 +127,7 @@ def test_window_leaves_as_soon_as_it_is_complete():
 
 def test_no_window_spans_a_gap_or_two_activities(caplog):
     """And the log tells of the gap when the recording is over."""
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="protofleet")
     intake = SensorIntake(MOTION, {"imu": 50.0})
     intake.mark(0.0, 1)
     intake.mark(6.0, 2)

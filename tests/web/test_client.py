@@ -1,4 +1,4 @@
-"""The browser's device: its types, and each file of its tests, in Node."""
+"""The browser's device: its types, each file of its tests, and whole federations with a browser."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 _WEB = Path(__file__).resolve().parent.parent.parent / "edge" / "web"
 _FILES = sorted(path.relative_to(_WEB) for path in (_WEB / "test").rglob("*.test.ts"))
+_FEDERATIONS = sorted(path.relative_to(_WEB) for path in (_WEB / "e2e").glob("*.test.ts"))
 _PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 """The environment's own Node comes first, as in the Makefile."""
 _TIMEOUT_S = 300
@@ -63,5 +64,17 @@ def test_the_types_hold(node):
 @pytest.mark.timeout(_TIMEOUT_S + 30)
 @pytest.mark.parametrize("file", _FILES, ids=str)
 def test_file(node, file):
+    told = node("node", "--import", "tsx", "--test", "--test-reporter=tap", str(file))
+    assert "# pass 0\n" not in told, "a file without tests"
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.mosquitto
+@pytest.mark.timeout(_TIMEOUT_S + 30)
+@pytest.mark.parametrize("file", _FEDERATIONS, ids=str)
+def test_federation(node, file):
+    if not (_WEB / "static" / "index.html").is_file():
+        assert "PROTOFLEET_CI" not in os.environ, "make web"
+        pytest.skip("needs the built page: make web")
     told = node("node", "--import", "tsx", "--test", "--test-reporter=tap", str(file))
     assert "# pass 0\n" not in told, "a file without tests"

@@ -10,10 +10,10 @@ import { join } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
+import { PYTHON, PYTHON_ENVIRONMENT, REPOSITORY } from "../test/python.ts";
+
 const HERE = fileURLToPath(new URL(".", import.meta.url));
-const ROOT = join(HERE, "../../..");
-const PYTHON = process.env["PYTHON"] ?? join(ROOT, ".venv/bin/python");
-const ENVIRONMENT = { ...process.env, OMP_NUM_THREADS: "1", PROTOFLEET_NUMBA: "0" };
+const ENVIRONMENT = { ...PYTHON_ENVIRONMENT, PROTOFLEET_NUMBA: "0" };
 const PATIENCE_MS = 60_000;
 
 /** A line of a command's `--json`. */
@@ -132,7 +132,7 @@ export class Federation {
   /** Everything but the coordinator and the Python devices. */
   async start(): Promise<void> {
     const { devices, phones } = this.#options;
-    execFileSync(PYTHON, [join(HERE, "make_files.py"), this.folder, ...devices, ...phones], { env: ENVIRONMENT });
+    execFileSync(PYTHON, [join(REPOSITORY, "tests/web/phone_files.py"), this.folder, ...devices, ...phones], { env: ENVIRONMENT });
     this.#brokerPort = await freePort();
     this.#run("broker", "init", "--host", "localhost", "--port", String(this.#brokerPort));
     await answers(this.#brokerPort, this.command("broker", "broker", "run", "federation/broker"));

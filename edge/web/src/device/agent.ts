@@ -18,10 +18,9 @@ import { message } from "../wire/messages.ts";
 import { AnnouncedRun, roundIsOver } from "./checks.ts";
 import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
 import { knownTransfers } from "./journal.ts";
-import type { Learner } from "./learner.ts";
 import type { Identity } from "./presence.ts";
 import { Refusals } from "./refusals.ts";
-import { type DeviceEnd, Reporter, type Standing } from "./reporter.ts";
+import { type AgentLearner, type DeviceEnd, Reporter, type Standing } from "./reporter.ts";
 import type { ByteTotals, Store } from "./store.ts";
 import { RunningRound } from "./training.ts";
 
@@ -46,7 +45,7 @@ export type Ending = "stopped" | Announcement;
 export class Agent {
   readonly #end: DeviceEnd;
   readonly #store: Store;
-  readonly #learner: Learner;
+  readonly #learner: AgentLearner;
   readonly #news: AgentNews;
   readonly #run: AnnouncedRun;
   readonly #refusals: Refusals;
@@ -71,7 +70,7 @@ export class Agent {
   constructor(
     end: DeviceEnd,
     store: Store,
-    learner: Learner,
+    learner: AgentLearner,
     who: Identity,
     news: AgentNews,
     elsewhere: ReadonlySet<string> = new Set(),
@@ -104,8 +103,7 @@ export class Agent {
 
   /** The round in progress, else the last one that counted. */
   get roundId(): number {
-    const { roundId, lastRoundId } = this.#progress();
-    return roundId || lastRoundId;
+    return this.#progress().roundId || this.#progress().lastRoundId;
   }
 
   /** Whether the announced run is over. */

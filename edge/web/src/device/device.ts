@@ -88,7 +88,7 @@ export class PhoneDevice {
     let device: PhoneDevice | null = null;
     const store = await Store.open(() => void device?.storeLost());
     device = new PhoneDevice(store, place, changed, log);
-    device.#persisted = (await navigator.storage?.persisted?.()) ?? null;
+    device.#persisted = await isPersisted();
     if (store.enrolment === null && remembered !== "") device.#detail = goneText(remembered);
     void device.#live();
     return device;
@@ -162,10 +162,11 @@ export class PhoneDevice {
     this.#obeyPolicy();
   }
 
-  /** What the page knows of the phone. */
-  phone(phone: Phone, online: boolean): void {
+  /** What the page knows of the phone; it asks the browser to keep the data, which a worker cannot. */
+  async phone(phone: Phone, online: boolean): Promise<void> {
     this.#phone = phone;
     if (online) this.#endpoint?.hurry();
+    this.#persisted = await isPersisted();
     this.#obeyPolicy();
   }
 
@@ -446,6 +447,11 @@ export class PhoneDevice {
     if (this.#agent === null) return this.#detail;
     return this.#holdReason() || this.#agent.trouble;
   }
+}
+
+/** Whether the browser has promised to keep the store; null where it does not tell. */
+async function isPersisted(): Promise<boolean | null> {
+  return (await navigator.storage?.persisted?.()) ?? null;
 }
 
 function factsOf({ bundle, bytes }: Opened): Status["bundle"] {

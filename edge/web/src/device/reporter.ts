@@ -19,6 +19,13 @@ export type DeviceEnd = Pick<
   | "cancel" | "sendUpdate" | "listenAgain" | "close"
 >;
 
+/** What trains, as far as the agent needs it. */
+export type AgentLearner = Pick<
+  Learner,
+  | "model" | "meter" | "control" | "numExamples" | "classCounts" | "lastExample" | "asksClassCounts" | "strategy" | "round"
+  | "figures"
+>;
+
 /** Where the device stands, as it is told. */
 export interface Standing {
   readonly phase: DevicePhase;
@@ -30,7 +37,7 @@ export interface Standing {
 export class Reporter {
   readonly #end: DeviceEnd;
   readonly #store: Store;
-  readonly #learner: Learner;
+  readonly #learner: AgentLearner;
   readonly #who: Identity;
   readonly #rollCall = new PresenceTimer();
   readonly #totalsBefore: ByteTotals;
@@ -39,7 +46,7 @@ export class Reporter {
   #heartbeatDue = Infinity;
   #totalsDue = 0;
 
-  constructor(end: DeviceEnd, store: Store, learner: Learner, who: Identity) {
+  constructor(end: DeviceEnd, store: Store, learner: AgentLearner, who: Identity) {
     this.#end = end;
     this.#store = store;
     this.#learner = learner;

@@ -78,7 +78,7 @@ const HANDLERS: Handlers = {
   leave: (it) => it.leave(),
   forget: (it) => it.forget(),
   setPolicy: (it, { policy }) => it.setPolicy(policy),
-  phone: async (it, { charging, unmetered, online }) => it.phone({ charging, unmetered }, online),
+  phone: (it, { charging, unmetered, online }) => it.phone({ charging, unmetered }, online),
 };
 
 setInterval(changed, PROGRESS_MS);

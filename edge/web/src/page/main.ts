@@ -38,6 +38,7 @@ class Page {
   #status: Status = OPENING;
   #phone: PhoneState = { charging: null, level: null, unmetered: null, online: navigator.onLine };
   #awake = false;
+  #askedToKeep = false;
   #carried: string | null = takeInvitation();
   #join: JoinScreen;
   readonly #app: App;
@@ -51,9 +52,12 @@ class Page {
   constructor() {
     this.#device = startDevice({
       status: (status) => {
+        // The invitation in the address has been used, or is not wanted by a phone that takes part.
+        const joined = this.#status.phase === "enrolling" && !WITHOUT_FEDERATION.has(status.phase);
+        if (this.#carried !== null && (joined || !UNUSED.has(status.phase))) this.#setInvitation(null);
         this.#status = status;
         remember(status);
-        if (this.#carried !== null && !UNUSED.has(status.phase)) this.#setInvitation(null);
+        void this.#askToKeep(status);
         this.#update();
       },
       refused: (command, text) => {
@@ -104,6 +108,13 @@ class Page {
   #setInvitation(invitation: string | null): void {
     this.#carried = invitation;
     this.#join = joinScreen(this.#app, invitation);
+  }
+
+  /** Once the phone has joined: a key and a model are worth keeping. Some browsers ask their owner. */
+  async #askToKeep({ deviceId, persisted }: Status): Promise<void> {
+    if (deviceId === "" || persisted !== false || this.#askedToKeep) return;
+    this.#askedToKeep = true;
+    if (await navigator.storage.persist()) this.#device.send(phoneCommand(this.#phone));
   }
 
   #keepScreenOn(wanted?: boolean): boolean {

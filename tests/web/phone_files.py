@@ -1,6 +1,6 @@
 """Writes what a federation of a tiny model needs: its bundle, its signer, data of its devices.
 
-    python make_files.py FOLDER DEVICE...
+    python phone_files.py FOLDER DEVICE...
 
 ``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``next.pfb`` by the same signer, ``foreign.pfb`` by
 another one, ``foreign.pem``, ``DEVICE.npz`` for Python devices, and the same examples as
@@ -14,9 +14,6 @@ import sys
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-sys.path.insert(0, str(Path(__file__).parents[3] / "tests" / "support"))
-
 from tiny_bundle import tiny_bundle, tiny_data
 
 from protofleet.bundle.keys import save_public_key
