@@ -27,6 +27,8 @@ const ACTIVE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "receive", 
 const WITHOUT_FEDERATION: ReadonlySet<Phase> = new Set(["needs-invitation", "enrolling"]);
 /** A new invitation in the address is taken up in these, too. */
 const ENDED: ReadonlySet<Phase> = new Set(["left", "finished"]);
+/** Those in which the invitation of the address may still be wanted. */
+const UNUSED: ReadonlySet<Phase> = new Set(["opening", ...WITHOUT_FEDERATION, ...ENDED, "failed", "other-tab"]);
 
 /** Keys of the browser's small store, which is not the device's. */
 const SCREEN_ON = "keep-screen-on";
@@ -50,8 +52,9 @@ class Page {
   constructor() {
     this.#device = startDevice({
       status: (status) => {
-        // The invitation in the address has been used.
-        if (this.#status.phase === "enrolling" && !WITHOUT_FEDERATION.has(status.phase)) this.#carried = null;
+        // The invitation in the address has been used, or is not wanted by a phone that takes part.
+        const joined = this.#status.phase === "enrolling" && !WITHOUT_FEDERATION.has(status.phase);
+        if (this.#carried !== null && (joined || !UNUSED.has(status.phase))) this.#setInvitation(null);
         this.#status = status;
         remember(status);
         void this.#askToKeep(status);
@@ -98,9 +101,13 @@ class Page {
   #takeInvitation(): void {
     const found = takeInvitation();
     if (found === null) return;
-    this.#carried = found;
-    this.#join = joinScreen(this.#app, found);
+    this.#setInvitation(found);
     this.#update();
+  }
+
+  #setInvitation(invitation: string | null): void {
+    this.#carried = invitation;
+    this.#join = joinScreen(this.#app, invitation);
   }
 
   /** Once the phone has joined: a key and a model are worth keeping. Some browsers ask their owner. */

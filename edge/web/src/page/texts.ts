@@ -64,7 +64,7 @@ export const PHASES: Readonly<Record<Phase, { readonly title: string; readonly t
   },
   "left": {
     title: "You have left the federation",
-    text: "Nothing is trained or sent any more. Your model stays on this phone until you delete it. To come back, open a new invitation.",
+    text: "Nothing is trained or sent any more. Your model stays on this phone until you delete it. You may come back as long as the federation runs.",
   },
   "other-tab": {
     title: "Protofleet is open in another tab",
@@ -131,6 +131,7 @@ export const TRAIN = {
   progress: "Progress of this round's training",
   pause: "Pause",
   resume: "Go on",
+  comeBack: "Come back",
   again: "Try again",
   addExamples: "Add examples",
   keepOpen: "Screen stays on",
@@ -168,8 +169,8 @@ export const TRAIN = {
   sizeOf: (parameters: string, bytes: string) => `${parameters} numbers, ${bytes}`,
   strategy: "Method",
   federation: "Federation",
-  device: "This phone is called",
-  signer: "Signed by key",
+  device: "This phone",
+  signer: "Signed by",
   digest: "Bundle",
 } as const;
 
@@ -312,7 +313,7 @@ export const SETTINGS = {
   leave: "Leave the federation",
   leaveHint: "Says goodbye. Your model stays on this phone and still works.",
   leaveTitle: "Leave the federation?",
-  leaveText: "Nothing will be trained or sent any more. To come back you need a new invitation. The model stays on this phone.",
+  leaveText: "Nothing will be trained or sent any more, until you come back. The model stays on this phone.",
   leaveYes: "Leave",
   forget: "Delete everything",
   forgetHint: "Key, model, examples and history of this page are deleted from this phone.",

@@ -43,7 +43,7 @@ export function joinScreen(app: App, carried: string | null): JoinScreen {
       if (status.phase === "needs-invitation") open.look();
       show(busy, enrolling);
       show(choices, !enrolling);
-      introduced.classList.toggle("wide-only", enrolling);
+      introduced.classList.toggle("brief", enrolling);
       setText(enrolling ? detail : told, sentence(status.detail));
       show(told, !enrolling && status.detail !== "");
     },

@@ -14,10 +14,15 @@ const OVER: ReadonlySet<Phase> = new Set(["left", "finished"]);
 
 export function trainScreen(app: App): Screen {
   const [now, yours, figures, learns] = [nowPart(app), yoursPart(), figuresPart(), learnsPart()];
+  const results = h("div", { class: "stack" }, yours.element, figures.element);
   return {
-    element: h("div", { class: "screen columns" },
-      now.element, h("div", { class: "stack" }, yours.element, figures.element), learns.element),
-    update: (view) => [now, yours, figures, learns].forEach((part) => part.update(view)),
+    element: h("div", { class: "screen columns" }, now.element, results, learns.element),
+    update: (view) => {
+      const { bundle, phase } = view.status;
+      show(results, bundle !== null);
+      show(learns.element, bundle !== null || phase === "fetching-bundle");
+      [now, yours, figures, learns].forEach((part) => part.update(view));
+    },
   };
 }
 
@@ -41,7 +46,7 @@ function nowPart(app: App): Screen {
     update: ({ status, awake: held }) => {
       const { phase } = status;
       setText(round, status.round > 0 ? TRAIN.round(status.round, status.rounds) : TRAIN.noRound);
-      show(round, !OVER.has(phase) || status.round > 0);
+      show(round, status.round > 0 || (status.bundle !== null && !OVER.has(phase)));
       setText(title, PHASES[phase].title);
       setText(text, PHASES[phase].text);
       show(text, PHASES[phase].text !== "");
@@ -53,7 +58,8 @@ function nowPart(app: App): Screen {
       bar.setAttribute("aria-valuenow", String(percent(status.progress)));
       setText(share, `${percent(status.progress)} %`);
       show(pause, PAUSABLE.has(phase));
-      show(resume, phase === "paused");
+      setText(resume, phase === "left" ? TRAIN.comeBack : TRAIN.resume);
+      show(resume, phase === "paused" || phase === "left");
       show(again, phase === "failed");
       show(add, phase === "needs-examples");
       setText(awake, held ? TRAIN.keepOpen : TRAIN.mayTurnOff);
