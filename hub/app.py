@@ -14,21 +14,22 @@ from protofleet.hub.names import Names, is_same_origin
 from protofleet.hub.site import Resource, Site
 
 PIECE_BYTES = 64 * 1024
-_SECURITY = {
-    # onnxruntime-web compiles wasm; all else that could run comes from here. 'self' of connect-src
-    # is wss: too in every browser that we support.
-    "Content-Security-Policy": "default-src 'none'; "
-    "script-src 'self' 'wasm-unsafe-eval'; "
-    "worker-src 'self'; "
-    "connect-src 'self'; "
-    "style-src 'self'; "
-    "img-src 'self' data: blob:; "
-    "media-src 'self' blob:; "
-    "font-src 'self'; "
-    "manifest-src 'self'; "
-    "base-uri 'none'; "
-    "form-action 'none'; "
+# onnxruntime-web compiles wasm; all else that could run comes from here. 'self' of connect-src is
+# wss: too in every browser that we support.
+_POLICY = (
+    "default-src 'none'",
+    "script-src 'self' 'wasm-unsafe-eval'",
+    "worker-src 'self'",
+    "style-src 'self'",
+    "img-src 'self' data: blob:",
+    "media-src 'self' blob:",
+    "font-src 'self'",
+    "manifest-src 'self'",
+    "base-uri 'none'",
+    "form-action 'none'",
     "frame-ancestors 'none'",
+)
+_SECURITY = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "accelerometer=(self), gyroscope=(self), camera=(self), "
@@ -38,13 +39,15 @@ _SECURITY = {
 }
 
 
-def make_app(site: Site, bridge: Bridge, names: Names) -> ASGIApp:
+def make_app(site: Site, bridge: Bridge, names: Names, websocket: str = "") -> ASGIApp:
     """The application.
 
     Args:
         site: what is served.
         bridge: to the broker.
         names: by which it may be asked for.
+        websocket: what the page may connect to beside the hub, as a source of a Content Security
+            Policy; '' for nothing.
     """
 
     async def healthz(_: Request) -> JSONResponse:
@@ -57,14 +60,16 @@ def make_app(site: Site, bridge: Bridge, names: Names) -> ASGIApp:
         Route("/healthz", healthz),
         Mount("/", _Files(site)),
     ]
-    return _Guard(Starlette(routes=routes), names)
+    return _Guard(Starlette(routes=routes), names, websocket)
 
 
 class _Guard:
     """Refuses names that are not the hub's and pages of others; adds what browsers shall forbid."""
 
-    def __init__(self, app: ASGIApp, names: Names) -> None:
+    def __init__(self, app: ASGIApp, names: Names, websocket: str) -> None:
         self._app, self._names = app, names
+        connect = f"connect-src 'self' {websocket}".rstrip()
+        self._headers = {**_SECURITY, "Content-Security-Policy": "; ".join((*_POLICY, connect))}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -73,7 +78,7 @@ class _Guard:
 
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(_SECURITY)
+                MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
         headers = Headers(scope=scope)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -40,6 +41,8 @@ class HubOptions:
         bind: address to listen on; None: every one with TLS, else this machine's own alone.
         port: 0: a free one; None: 8443 or 8080.
         hosts: names by which browsers reach the hub, beside those that this machine knows.
+        websocket: a broker's own WebSocket listener (``wss://host:port/path``) that the page may
+            speak to, too; '' for none.
     """
 
     https: bool = False
@@ -48,6 +51,7 @@ class HubOptions:
     bind: str | None = None
     port: int | None = None
     hosts: tuple[str, ...] = ()
+    websocket: str = ""
 
     @property
     def address(self) -> str:
@@ -88,7 +92,7 @@ class Hub:
         self.authority = None if tls is None else tls.authority
         site = make_site(config, authority=self.authority)
         names = [*options.hosts, *own_hosts(), *([] if tls is None else hosts_of_file(tls.cert))]
-        app = make_app(site, Bridge(config.broker), Names(names))
+        app = make_app(site, Bridge(config.broker), Names(names), _source(options.websocket))
         self._socket = _listen(options)
         self.port: int = self._socket.getsockname()[1]
         self.origins = _origins(options, names, self.port)
@@ -136,6 +140,18 @@ class Hub:
         except OSError as error:  # of files or of OpenSSL
             self.close()
             raise InputError(f"certificate '{tls.cert}', key '{tls.key}': {error}") from error
+
+
+def _source(websocket: str) -> str:
+    """The address without its path: what a Content Security Policy names.
+
+    Raises:
+        InputError: no address of a WebSocket.
+    """
+    found = re.fullmatch(r"(wss?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?)(/[^\s;,]*)?", websocket)
+    if websocket and not found:
+        raise InputError(f"--websocket: expected wss://HOST:PORT/PATH, got {websocket[:80]!r}")
+    return found[1] if found else ""
 
 
 def hosts_of_file(certificate: Path) -> list[str]:

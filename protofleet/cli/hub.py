@@ -47,6 +47,12 @@ _PEM = click.Path(dir_okay=False, path_type=Path)
     help="Name or address by which browsers reach this machine, beside those it knows; repeatable.",
 )
 @click.option(
+    "--websocket",
+    default="",
+    metavar="URL",
+    help="A broker's own WebSocket listener that the page may speak to, beside the hub's bridge.",
+)
+@click.option(
     "--qr/--no-qr", default=None, help="Its address as a QR code; default: on a terminal."
 )
 @trust_option

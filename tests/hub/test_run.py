@@ -17,7 +17,7 @@ import paho.mqtt.client as mqtt
 import pytest
 from brokers import free_port
 from certificates import Authority
-from running_hub import federation, running_hub
+from running_hub import federation, get, running_hub
 from secured_broker import secured
 
 from protofleet.broker.folder import BrokerFolder
@@ -135,6 +135,18 @@ def test_each_lack_is_a_sentence_with_what_to_do(tmp_path):
     insecure = msgspec.structs.replace(config, broker=BrokerAccess(url=_NOWHERE, insecure=True))
     with pytest.raises(InputError, match=r"cannot listen on 203\.0\.113\.1"):
         Hub(insecure, HubOptions(port=0, bind="203.0.113.1"))
+    for wrong in ("https://broker", "wss://broker; script-src *", "wss://"):
+        with pytest.raises(InputError, match="--websocket: expected wss://HOST:PORT/PATH"):
+            Hub(config, HubOptions(port=0, websocket=wrong))
+
+
+def test_the_page_may_speak_to_the_listener_that_is_named(tmp_path):
+    address = "wss://broker.example:8084/mqtt"
+    with running_hub(federation(tmp_path, _NOWHERE), websocket=address) as hub:
+        answer, _ = get(hub.port, "/")
+    assert (
+        "connect-src 'self' wss://broker.example:8084" in answer.headers["Content-Security-Policy"]
+    )
 
 
 _SCRIPT = """
