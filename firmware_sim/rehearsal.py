@@ -22,13 +22,14 @@ OnEvent = Callable[[dict[str, Any]], None]
 """Told of every event of the coordinator."""
 
 
-def rehearse(
+def rehearse(  # noqa: PLR0913 - two of them named at the call
     federation: Path,
     fleet_file: FleetFile,
     run_dir: Path,
     on_event: OnEvent,
     *,
     env: Mapping[str, str] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> None:
     """Run or resume a federation to its end; every process has ended when this returns or raises.
 
@@ -38,6 +39,7 @@ def rehearse(
         run_dir: the run folder that the federation file names; logs go there too.
         on_event: told of what the coordinator reports.
         env: additions to the coordinator's environment.
+        check: called again and again; ends everything by raising what it finds wrong elsewhere.
 
     Raises:
         UnavailableError: no device is left.
@@ -54,13 +56,17 @@ def rehearse(
     )
     try:
         with Fleet(fleet_file) as fleet:
-            _watch(coordinator, fleet, reported, on_event)
+            _watch(coordinator, fleet, reported, on_event, check)
     finally:
         stop([coordinator])
 
 
 def _watch(
-    coordinator: subprocess.Popen[bytes], fleet: Fleet, reported: EventFollower, on_event: OnEvent
+    coordinator: subprocess.Popen[bytes],
+    fleet: Fleet,
+    reported: EventFollower,
+    on_event: OnEvent,
+    check: Callable[[], None] | None,
 ) -> None:
     """Pass events on until the coordinator ends; then give the devices time to leave."""
     finished = False
@@ -71,6 +77,8 @@ def _watch(
             on_event(event)
         if over:
             break
+        if check is not None:
+            check()
         failed = [ended for ended in fleet.ended() if ended.status]
         if failed and not fleet.running():
             raise UnavailableError(

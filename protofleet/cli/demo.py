@@ -46,6 +46,13 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
     show_default=True,
     help="Device processes; with uci-har each is one person.",
 )
+@click.option(
+    "--browsers",
+    type=click.IntRange(0, 16),
+    default=0,
+    show_default=True,
+    help="Headless Chromium pages beside them, with data of their own; needs 'make web'.",
+)
 @click.option("--rounds", type=click.IntRange(1), help="Default: 12 for digits, 10 for uci-har.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @broker_options("mqtt://host:port; default: one of its own.")

@@ -62,13 +62,18 @@ def finish(title: str, folder: Path, console: Console, *, seconds: float) -> Pat
             "machine": f"{platform.system()} {platform.machine()}",
             **{package: version(package) for package in packages},
         },
-        prototypes=_prototypes(folder, result.devices[0].id),
+        prototypes=_prototypes(folder, _first_process(folder, result)),
         wall_s=seconds,
     )
     save_details(details, folder / "details.json")
     report = write_report(folder)
     _print(result, console)
     return report
+
+
+def _first_process(folder: Path, result: RunRecord) -> str:
+    """A device whose store can be read here: not that of a browser."""
+    return next(one.id for one in result.devices if (folder / "devices" / one.id).is_dir())
 
 
 def _prototypes(folder: Path, device_id: str) -> tuple[Prototypes, ...]:
@@ -129,5 +134,5 @@ def _device_cells(device: DeviceRecord) -> tuple[str, ...]:
         f"{infer.p50 or 0:.2f} / {infer.p95 or 0:.2f}",
         f"{device.bytes_up / 1e6:.2f}",
         f"{device.bytes_down / 1e6:.2f}",
-        f"{device.peak_rss_bytes / 1e6:.0f}",
+        f"{device.peak_rss_bytes / 1e6:.0f}" if device.peak_rss_bytes else "?",  # browsers
     )

@@ -102,7 +102,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> DemoData:
     images, labels = digits.load_digits()
     rng = np.random.default_rng(settings.seed)
     private, public = stratified_split(labels, test_fraction=_DIGITS_PUBLIC, rng=rng)
-    parts = dirichlet(labels[private], settings.devices, alpha=_DIGITS_ALPHA, rng=rng)
+    parts = dirichlet(labels[private], settings.participants, alpha=_DIGITS_ALPHA, rng=rng)
     data = {}
     for number, part in enumerate(parts, 1):
         mine = private[part]
@@ -117,7 +117,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> DemoData:
     central = _save_central(folder, images[public], labels[public], digits.CLASSES)
     prototypes: dict[str, Any] = {} if settings.strategy == "fedali" else {"prototypes": []}
     return DemoData(
-        title=f"scikit-learn's digits, Dirichlet({_DIGITS_ALPHA}) over {settings.devices} devices",
+        title=f"scikit-learn's digits, Dirichlet({_DIGITS_ALPHA}) over {len(data)} devices",
         devices=_ready_devices(folder, data),
         pooled=_save_pooled(folder, list(data.values())),
         central=central,
@@ -141,13 +141,15 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
 
     if settings.data_root is None:
         raise InputError("--data uci-har: give --data-root, the folder with 'ucihar/' in it")
-    if settings.devices > 30:
-        raise InputError(f"--devices: UCI-HAR has 30 people, got {settings.devices}")
+    if settings.participants > 30:
+        raise InputError(f"--devices: UCI-HAR has 30 people, got {settings.participants}")
+    if settings.browsers and settings.sensors != "published":
+        raise InputError("--browsers with --data uci-har: give --sensors published, too")
     people = ucihar.load_ucihar(settings.data_root)
     mean, std = ucihar.normalisation(people.windows)
     preprocessing = _uci_har_preprocessing(mean, std)
     order = np.random.default_rng(settings.seed).permutation(np.arange(1, 31)).tolist()
-    owners = {f"person-{s:02d}": people.of(s) for s in sorted(order[: settings.devices])}
+    owners = {f"person-{s:02d}": people.of(s) for s in sorted(order[: settings.participants])}
     if settings.sensors == "published":
         data = {
             name: split_in_time(normalise(windows, mean, std), ucihar.CLASSES)
@@ -160,9 +162,9 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
             for name, windows in owners.items()
         }
         devices, data = _moving_devices(folder, motions, preprocessing, ucihar.CLASSES)
-    central = [normalise(people.of(s), mean, std).x for s in order[settings.devices :]]
+    central = [normalise(people.of(s), mean, std).x for s in order[settings.participants :]]
     return DemoData(
-        title=f"UCI-HAR, {settings.devices} people ({settings.sensors} windows)",
+        title=f"UCI-HAR, {settings.participants} people ({settings.sensors} windows)",
         devices=devices,
         pooled=_save_pooled(folder, list(data.values())),
         central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),

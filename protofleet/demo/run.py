@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Console
 
 from protofleet.broker.folder import find_mosquitto
 from protofleet.bundle import Bundle
+from protofleet.demo.browsers import check_browsers, running_browsers
 from protofleet.demo.commands import (
     export_arguments,
     pretrain_arguments,
@@ -46,13 +47,18 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
     Raises:
         ProtofleetError: a step failed; nothing that was finished is lost.
     """
+    if settings.browsers:
+        check_browsers()
     settings.bind(folder)
     started = time.monotonic()
     console.rule(f"1/4  data: {settings.data}")
     prepared = RECIPES[settings.data](settings, folder)
     console.print(prepared.title)
     bundle = _make_bundle(settings, prepared, folder, console)
-    console.rule(f"4/4  {settings.devices} device processes, strategy {settings.strategy}")
+    browsers = f", {settings.browsers} in browsers" if settings.browsers else ""
+    console.rule(
+        f"4/4  {settings.devices} device processes{browsers}, strategy {settings.strategy}"
+    )
     with _broker(settings.broker, console) as broker:
         _federate(settings, prepared, (folder, broker, bundle), console)
     return finish(prepared.title, folder, console, seconds=time.monotonic() - started)
@@ -95,7 +101,7 @@ def _federate(
     name = _federation_name(folder)
     federation = folder / "federation.toml"
     federation.write_bytes(_federation(settings, prepared, (name, broker, bundle)))
-    profiles, devices = dealt_backends(settings.backend, prepared.devices)
+    profiles, devices = dealt_backends(settings.backend, prepared.devices[: settings.devices])
     fleet_file = FleetFile(
         federation=name,
         broker=broker,
@@ -108,8 +114,12 @@ def _federate(
         trust=(bundle.signer,),
         profiles=profiles,
     )
-    with LiveView(console, settings.rounds) as view:
-        rehearse(federation, fleet_file, folder / "coordinator", view.show)
+    data = [one.data for one in prepared.devices[settings.devices :] if one.data is not None]
+    with (
+        LiveView(console, settings.rounds) as view,
+        running_browsers(federation, data, folder / "browsers") if data else nullcontext() as check,
+    ):
+        rehearse(federation, fleet_file, folder / "coordinator", view.show, check=check)
 
 
 def _federation_name(folder: Path) -> str:
@@ -130,7 +140,7 @@ def _federation(
         "rounds": settings.rounds,
         "seed": settings.seed,
         "strategy": {"name": settings.strategy, "settings": prepared.strategy_settings},
-        "cohort": {"minimum": settings.devices},
+        "cohort": {"minimum": settings.participants},
         "round": {"deadline_s": _DEADLINE_S, "quorum": 1.0},
         "liveness": {"grace_s": 600.0},
         "evaluation": {"pooled": "data/pooled.npz"},

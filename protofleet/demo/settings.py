@@ -21,6 +21,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         data_root: folder of the published data sets.
         strategy: key in ``protofleet.strategies.STRATEGIES``.
         devices: number of device processes.
+        browsers: number of headless browsers beside them.
         rounds: rounds to aggregate.
         seed: of everything random.
         broker: a running broker and the credentials for it, or None to start one.
@@ -39,6 +40,12 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     broker: BrokerAccess | None
     sensors: Literal["playback", "published"]
     backend: Literal["auto", "onnx", "litert", "mixed"] = "auto"
+    browsers: int = 0
+
+    @property
+    def participants(self) -> int:
+        """Devices and browsers."""
+        return self.devices + self.browsers
 
     def bind(self, folder: Path) -> None:
         """Write the settings into ``folder``, or check that they are the ones already there.

@@ -1,6 +1,7 @@
 """``protofleet demo`` as a person runs it: interrupted, resumed, looked at."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -105,6 +106,15 @@ def test_other_settings_in_the_same_folder_are_refused(run):
     refused = subprocess.run(other, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert "strategy = fedali" in refused.stderr
+
+
+def test_a_missing_browser_is_named_before_anything_is_done(tmp_path):
+    command = [*_DEMO, "--browsers", "2", "--out", str(tmp_path / "run")]
+    env = {**os.environ, "PATH": str(tmp_path)}
+    refused = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    assert refused.returncode == 1
+    assert "--browsers: no Chromium is installed" in refused.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_missing_data_root_is_named(tmp_path):
