@@ -103,6 +103,13 @@ export class Phone {
     return this.page.evaluate(() => phone.told);
   }
 
+  /** Waits for a command that could not be carried out; what was said. */
+  async refused(): Promise<string> {
+    await this.page.waitForFunction(() => phone.told.some(({ kind }) => kind === "refused"), null, { timeout: PATIENCE_MS });
+    const found = (await this.told()).find(({ kind }) => kind === "refused");
+    return found?.kind === "refused" ? found.text : "";
+  }
+
   async phases(): Promise<string[]> {
     return this.page.evaluate(() => phone.phases);
   }
