@@ -443,7 +443,7 @@ def _run(case: Case, bundle: Bundle, data: Mapping[str, DeviceData], path: Path)
 
 def _aggregated(strategy: Strategy, server: ServerState, updates: list[Update]) -> ServerState:
     def refuse(*_arguments: object, **_named: object) -> Any:
-        raise NotImplementedError
+        raise AssertionError("these servers run no program")
 
     tools = ServerTools(grad_fns={}, predict=refuse, rng=np.random.default_rng(2))
     return strategy.aggregate(server, updates, tools)

@@ -1,25 +1,14 @@
 import assert from "node:assert/strict";
-import { after, before, describe, test } from "node:test";
+import { describe, test } from "node:test";
 
-import { findChromium, TestBrowser } from "../test/browser.ts";
-import { Federation } from "./federation.ts";
+import { findChromium } from "../test/browser.ts";
+import { forSuite } from "./federation.ts";
 import { Phone } from "./phone.ts";
 
 describe("a phone whose federation changes its bundle", { skip: findChromium() === null && "no Chromium is installed" }, () => {
-  const federation = new Federation({ rounds: 1, devices: [], phones: ["phone"] });
-  const browser = new TestBrowser();
+  const { federation, browser } = forSuite({ rounds: 1, devices: [], phones: ["phone"] });
   let phone: Phone;
   let first = "";
-
-  before(async () => {
-    await federation.start();
-    await browser.start();
-  });
-
-  after(async () => {
-    await browser.close();
-    await federation.close();
-  });
 
   test("waits for a hub that serves what the federation runs", async () => {
     federation.write({ bundle: "next.pfb", run: "elsewhere" });

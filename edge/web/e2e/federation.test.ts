@@ -1,9 +1,9 @@
 import assert from "node:assert/strict";
-import { after, before, describe, test } from "node:test";
+import { describe, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
 import { findChromium, TestBrowser } from "../test/browser.ts";
-import { type Command, Federation } from "./federation.ts";
+import { type Command, type Federation, forSuite } from "./federation.ts";
 import { Phone } from "./phone.ts";
 
 const OPTIONS = { rounds: 3, devices: ["anna", "berta"], phones: ["phone"] };
@@ -24,18 +24,7 @@ async function begin(federation: Federation, browser: TestBrowser): Promise<{ ph
 }
 
 describe("a phone beside two Python devices", { skip: findChromium() === null && "no Chromium is installed" }, () => {
-  const federation = new Federation(OPTIONS);
-  const browser = new TestBrowser();
-
-  before(async () => {
-    await federation.start();
-    await browser.start();
-  });
-
-  after(async () => {
-    await browser.close();
-    await federation.close();
-  });
+  const { federation, browser } = forSuite(OPTIONS);
 
   test("enrols with its invitation, gets the bundle, and trains three rounds", async () => {
     const { phone, coordinator } = await begin(federation, browser);
@@ -67,18 +56,7 @@ describe("a phone beside two Python devices", { skip: findChromium() === null &&
 });
 
 describe("the same rounds under faults", { skip: findChromium() === null && "no Chromium is installed" }, () => {
-  const federation = new Federation(OPTIONS);
-  const browser = new TestBrowser();
-
-  before(async () => {
-    await federation.start();
-    await browser.start();
-  });
-
-  after(async () => {
-    await browser.close();
-    await federation.close();
-  });
+  const { federation, browser } = forSuite(OPTIONS);
 
   test("a reload in training, 12 s offline and a killed browser change no bit of the result", async () => {
     const { phone, coordinator } = await begin(federation, browser);

@@ -7,9 +7,11 @@ import { connect, createServer } from "node:net";
 import type { AddressInfo, Socket } from "node:net";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
+import { after, before } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
+import { TestBrowser } from "../test/browser.ts";
 import { PYTHON, PYTHON_ENVIRONMENT, REPOSITORY } from "../test/python.ts";
 
 const HERE = fileURLToPath(new URL(".", import.meta.url));
@@ -284,4 +286,19 @@ async function answers(port: number, server: Command): Promise<void> {
     if (open) return;
   }
   throw new Error(`nothing answers at port ${port}: ${server.log}`);
+}
+
+/** A federation and a browser that run while the tests of the `describe` around the call do. */
+export function forSuite(options: FederationOptions): { federation: Federation; browser: TestBrowser } {
+  const federation = new Federation(options);
+  const browser = new TestBrowser();
+  before(async () => {
+    await federation.start();
+    await browser.start();
+  });
+  after(async () => {
+    await browser.close();
+    await federation.close();
+  });
+  return { federation, browser };
 }

@@ -1,25 +1,14 @@
 import assert from "node:assert/strict";
-import { after, before, describe, test } from "node:test";
+import { describe, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 
-import { findChromium, TestBrowser } from "../test/browser.ts";
-import { Federation } from "./federation.ts";
+import { findChromium } from "../test/browser.ts";
+import { forSuite } from "./federation.ts";
 import { Phone } from "./phone.ts";
 
 describe("what a phone's owner asks for", { skip: findChromium() === null && "no Chromium is installed" }, () => {
-  const federation = new Federation({ rounds: 4, devices: ["anna"], phones: ["phone"] });
-  const browser = new TestBrowser();
+  const { federation, browser } = forSuite({ rounds: 4, devices: ["anna"], phones: ["phone"] });
   let phone: Phone;
-
-  before(async () => {
-    await federation.start();
-    await browser.start();
-  });
-
-  after(async () => {
-    await browser.close();
-    await federation.close();
-  });
 
   test("pausing, a policy, leaving and coming back lose no round", async () => {
     phone = await Phone.open(browser, federation);

@@ -1,26 +1,15 @@
 import assert from "node:assert/strict";
-import { after, before, describe, test } from "node:test";
+import { describe, test } from "node:test";
 
 import type { Page } from "playwright-core";
 
-import { findChromium, TestBrowser } from "../test/browser.ts";
-import { Federation } from "./federation.ts";
+import { findChromium } from "../test/browser.ts";
+import { forSuite } from "./federation.ts";
 
 describe("the page, in a federation of real processes", { skip: findChromium() === null && "no Chromium is installed" }, () => {
-  const federation = new Federation({ rounds: 3, devices: ["anna"], phones: ["phone"] });
-  const browser = new TestBrowser();
+  const { federation, browser } = forSuite({ rounds: 3, devices: ["anna"], phones: ["phone"] });
   const problems: string[] = [];
   let page: Page;
-
-  before(async () => {
-    await federation.start();
-    await browser.start();
-  });
-
-  after(async () => {
-    await browser.close();
-    await federation.close();
-  });
 
   test("a person joins by the invitation's address, gives a file, and sees three rounds", async () => {
     const coordinator = federation.startCoordinator();
