@@ -21,7 +21,7 @@ from protofleet.datasets import DeviceData
 
 _CLASSES = ("class0", "class1", "class2")
 _EXAMPLES, _EXAMPLES_OF_PHONES = 60, 1500
-_SETTINGS = {"epochs": 300, "batch_size": 16}
+_SETTINGS = {"epochs": 240, "batch_size": 16}
 """18 000 steps in a phone's round: seconds, in which tests can break it off wherever it stands."""
 
 

@@ -14,7 +14,7 @@ def test_the_types_hold(node):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(330)
+@pytest.mark.timeout(630)
 @pytest.mark.parametrize("file", _FILES, ids=str)
 def test_file(node, file):
     node.test(file)

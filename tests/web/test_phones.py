@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(330)]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(630)]
 
 
 @pytest.mark.slow(seconds=90)

@@ -48,9 +48,9 @@ describe("a person's phone beside two Python devices, at the embedded broker", {
     assert.deepEqual(await parts.locator("td, th").allInnerTexts(), ["params/w", "48 B", "params/b", "12 B"]);
     await person.looksAround("sent");
     await person.go("Your data");
-    const shares = federation.examples("phone").y.length / 3;
+    const share = federation.examples("phone").y.length / 3;
     const counts = (await page.locator(".counts li").allInnerTexts()).map((text) => Number(/\d+$/.exec(text.trim())));
-    assert.deepEqual(counts, [shares, shares, shares]);
+    assert.deepEqual(counts, [share, share, share]);
     await person.looksAround("data");
   });
 

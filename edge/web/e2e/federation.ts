@@ -167,6 +167,8 @@ export class Federation {
       join(this.folder, "federation.toml"),
       `federation = "federation"\nbundle = "${bundle}"\ntrusted = ["${key}"]\n` +
         `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n` +
+        // On a loaded machine a browser takes long to come back, and its rounds without a network long to end.
+        "liveness = {grace_s = 120.0}\n" +
         (this.#open === null ? secured : `broker = "mqtt://127.0.0.1:${this.#open.tcpPort}"\n`),
     );
   }

@@ -204,9 +204,10 @@ test("policy, pause and sections", { skip }, async () => {
 for (const [phase, detail] of [
   ["failed", "The bundle is signed by another key than before."], ["paused", "paused by you"], ["left", ""], ["other-tab", ""],
 ] as const) {
-  test(`the screen of a phone that is ${phase} says so`, { skip }, async () => {
+  const { title } = PHASES[phase];
+  test(`the screen says: ${title}`, { skip }, async () => {
     const page = await open(at(phase, { detail }));
-    await page.getByRole("heading", { name: PHASES[phase].title }).waitFor();
+    await page.getByRole("heading", { name: title }).waitFor();
     await page.getByText(detail).first().waitFor();
   });
 }
