@@ -101,6 +101,7 @@ _ENTRIES = {
     "fedavg": Entry(),
     "fedavg_c": Entry(),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
+    "fedpac": Entry(),
     "fedper": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),

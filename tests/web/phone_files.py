@@ -2,9 +2,10 @@
 
     python phone_files.py FOLDER DEVICE...
 
-``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``next.pfb`` by the same signer, ``foreign.pfb`` by
-another one, ``foreign.pem``, ``DEVICE.npz`` for Python devices, and many more examples as
-``DEVICE.json`` for browsers, whose rounds so take some seconds where those of Python take none.
+``FOLDER`` gets ``tiny.pfb`` and its ``signer.pem``, by the same signer ``next.pfb``, and of FedPer
+``personal.pfb`` and ``personal-next.pfb``, by another one ``foreign.pfb`` and ``foreign.pem``,
+``DEVICE.npz`` for Python devices, and many more examples as ``DEVICE.json`` for browsers, whose
+rounds so take some seconds where those of Python take none.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ def main(folder: Path, names: list[str]) -> None:
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
     tiny_bundle(folder / "tiny.pfb", key, settings=_SETTINGS)
     tiny_bundle(folder / "next.pfb", key, settings={"epochs": 2})
+    for epochs, name in enumerate(("personal.pfb", "personal-next.pfb"), start=2):
+        settings = {"head": "b", "epochs": epochs}
+        tiny_bundle(folder / name, key, strategy="fedper", settings=settings)
     tiny_bundle(folder / "foreign.pfb", other, settings={"epochs": 3})
     save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
     save_public_key(other.public_key().public_bytes_raw(), folder / "foreign.pem")

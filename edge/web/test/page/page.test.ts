@@ -11,7 +11,7 @@ import type { Command, Status } from "../../src/device/page_messages.ts";
 import { violationsInBothColours } from "../../e2e/axe.ts";
 import { at, BEFORE, DIGITS, script, TRAINING } from "../../e2e/scripted_worker.ts";
 import { serveStatic, type StaticServer } from "../../e2e/static_server.ts";
-import { PHASES } from "../../src/page/texts.ts";
+import { PHASES } from "../../src/texts.ts";
 import { findChromium } from "../browser.ts";
 
 const STATIC = join(import.meta.dirname, "..", "..", "static");
