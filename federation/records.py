@@ -19,11 +19,16 @@ from protofleet.strategies.scores import MetricName, MetricValues
 from protofleet.tensors import TaskName
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean and population standard deviation over devices."""
+class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Mean and population standard deviation over so many devices.
+
+    Attributes:
+        n: how many; 0: not told.
+    """
 
     mean: float
     std: float
+    n: int = 0
 
 
 Metrics = dict[MetricName, Spread]
@@ -147,6 +152,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         codec: how tensors travelled, updates / payloads.
+        scores: of the best round, or of the final fit where there was one (``scores.run_scores``).
+        last: as each section was scored last (``scores.last_scores``).
         switched_off: what devices were told not to send.
     """
 
@@ -155,6 +162,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     codec: str = "raw / raw"
     rounds: tuple[RoundRecord, ...]
     scores: Scores
+    last: Scores = Scores()
     devices: tuple[DeviceRecord, ...]
     switched_off: str = ""
 

@@ -26,6 +26,7 @@ Deviations:
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal, get_args
 
 import torch
@@ -151,6 +152,19 @@ def _(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> Tensor:  # n
     return torch.empty_like(x)
 
 
+def generator_beside(extra: int = 0) -> torch.Generator:
+    """A generator for parts that a model has beside others, which take no draw away from those.
+
+    It follows from the state of PyTorch's own, which stays as it is: for one seed all other parts
+    start with the same bits, whether these are there or not.
+
+    Args:
+        extra: tells generators apart that are made without a draw in between.
+    """
+    state = hashlib.sha256(torch.get_rng_state().numpy().tobytes() + extra.to_bytes(8, "little"))
+    return torch.Generator().manual_seed(int.from_bytes(state.digest()[:8], "little"))
+
+
 class Alignment(nn.Module):
     """ALP layer: pulls tokens towards prototypes, (B, Z, d) → (B, Z, d) of unit norm.
 
@@ -163,6 +177,8 @@ class Alignment(nn.Module):
         count: G, the number of local and of global prototypes.
         update: one of ``ALP_UPDATES``.
         gamma: share of its old value that a prototype keeps at an update.
+        generator: draws prototypes and weights; None: ``generator_beside()``. Layers of one model
+            share one.
 
     Raises:
         InputError: ``update`` is unknown.
@@ -174,7 +190,13 @@ class Alignment(nn.Module):
     global_prototypes: Tensor
 
     def __init__(
-        self, width: int, count: int, *, update: str = "bulk_code", gamma: float = 0.999
+        self,
+        width: int,
+        count: int,
+        *,
+        update: str = "bulk_code",
+        gamma: float = 0.999,
+        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
         if update not in ALP_UPDATES:
@@ -182,10 +204,12 @@ class Alignment(nn.Module):
                 f"ALP update: expected one of {', '.join(ALP_UPDATES)}, got '{update}'"
             )
         self.update, self.gamma = update, gamma
-        self.register_buffer("local_prototypes", torch.randn(count, width))
-        self.register_buffer("global_prototypes", torch.randn(count, width))
-        self.glu = nn.Linear(width, 2 * width)
-        nn.init.xavier_uniform_(self.glu.weight)
+        generator = generator or generator_beside()
+        for name in ("local_prototypes", "global_prototypes"):
+            self.register_buffer(name, torch.randn(count, width, generator=generator))
+        with torch.random.fork_rng(devices=[]):
+            self.glu = nn.Linear(width, 2 * width)
+        nn.init.xavier_uniform_(self.glu.weight, generator=generator)
         nn.init.zeros_(self.glu.bias)
 
     def forward(self, x: Tensor, beta: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import Alignment
+from protofleet.export.models.alp import Alignment, generator_beside
 from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
 
 PAPER_PROTOTYPES = (2048, 1024, 512, 256, 128, 64)
@@ -168,14 +168,22 @@ class LightConvolution(nn.Module):
 class HartBlock(nn.Module):
     """LN → ALP → attention | convolution | attention on channel slices → LN → MLP, residual."""
 
-    def __init__(self, config: HartConfig, index: int) -> None:
+    def __init__(
+        self, config: HartConfig, index: int, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         width, rate, path = config.width, config.encoder_dropout, config.drop_path_of(index)
         quarter = width // 4
         self.slices = (quarter, 2 * quarter, quarter)
         self.norm = layer_norm(width)
         self.align = (
-            Alignment(width, config.prototypes[index], update=config.alp_update, gamma=config.gamma)
+            Alignment(
+                width,
+                config.prototypes[index],
+                update=config.alp_update,
+                gamma=config.gamma,
+                generator=generator,
+            )
             if config.prototypes
             else None
         )
@@ -216,7 +224,10 @@ class Hart(nn.Module):
         self.accelerometer_patches = dense(config.patch * _AXES, width // _SENSORS)
         self.gyroscope_patches = dense(config.patch * _AXES, width // _SENSORS)
         self.position = nn.Parameter(torch.empty(config.tokens, width).uniform_(-0.05, 0.05))
-        self.blocks = nn.ModuleList(HartBlock(config, i) for i in range(len(config.kernels)))
+        generator = generator_beside()
+        self.blocks = nn.ModuleList(
+            HartBlock(config, i, generator) for i in range(len(config.kernels))
+        )
         self.norm = layer_norm(width)
         self.head = nn.Sequential(
             dense(width, config.head_width),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import Alignment
+from protofleet.export.models.alp import Alignment, generator_beside
 from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
 
 DIGITS_PROTOTYPES = (128, 64, 32)
@@ -81,12 +81,20 @@ class VitConfig:
 class VitBlock(nn.Module):
     """LN → ALP → attention → LN → MLP, with skips that take the un-aligned tokens."""
 
-    def __init__(self, config: VitConfig, index: int) -> None:
+    def __init__(
+        self, config: VitConfig, index: int, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         width = config.width
         self.norm = layer_norm(width)
         self.align = (
-            Alignment(width, config.prototypes[index], update=config.alp_update, gamma=config.gamma)
+            Alignment(
+                width,
+                config.prototypes[index],
+                update=config.alp_update,
+                gamma=config.gamma,
+                generator=generator,
+            )
             if config.prototypes
             else None
         )
@@ -119,7 +127,8 @@ class Vit(nn.Module):
         self.embedding = dense(config.channels * config.patch**2, width)
         self.class_token = nn.Parameter(torch.randn(1, width) * 0.02)
         self.position = nn.Parameter(torch.randn(config.side**2 + 1, width) * 0.02)
-        self.blocks = nn.ModuleList(VitBlock(config, i) for i in range(config.depth))
+        generator = generator_beside()
+        self.blocks = nn.ModuleList(VitBlock(config, i, generator) for i in range(config.depth))
         self.norm = layer_norm(width)
         self.head = dense(width, config.classes)
         self.register_buffer("beta", torch.tensor(config.beta) if config.prototypes else None)
