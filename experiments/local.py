@@ -207,6 +207,7 @@ class _Engine:
             # Of a client that was in every round, which is the most that one can have.
             privacy=self._server.spent(run.server, round_id, final=final),
             update_norms=self._server.update_norms(admitted),
+            figures=self._server.figures(server),
         )
         return self._kept(run, server, done, results, sent)
 

@@ -106,6 +106,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         privacy: where noise was added.
         update_norms: medians of how far the updates differ from their payloads, by group of
             tensors (``claims.median_norms``).
+        figures: what the strategy tells of how it aggregated, by its names
+            (``types.ServerState.figures``); what is not finite is left out.
     """
 
     round_id: int
@@ -117,6 +119,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     scores: Scores
     privacy: PrivacyRecord | None = None
     update_norms: dict[str, float] = {}
+    figures: dict[str, float] = {}
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

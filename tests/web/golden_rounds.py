@@ -306,7 +306,8 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
         ),
         *(
             ("fedali", "aligned", {name: value})
-            for name, value in (("beta", 1.1), ("keep_local_prototypes", 1), ("kmeans_tol", -1))
+            for name, value in (("beta", 1.1), ("keep_local_prototypes", 1), ("kmeans_tol", -1),
+                                ("kmeans_empty", "drop"))
         ),
         ("local", "perceptron", {"score_at": "start"}),
         ("scaffold", "perceptron", {"option": "I", "clip_norm": 1.0}),
