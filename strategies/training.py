@@ -24,9 +24,9 @@ MOST_BATCH = 1 << 20
 """Examples per step."""
 
 REWRITTEN = "_rewritten"
-"""A program cannot write a parameter. A buffer of a parameter's name with this behind it, and of its
-shape, holds after a training call what the call has set the parameter to: a step puts it there before
-the optimiser moves it."""
+"""A program cannot write a parameter. A buffer of a parameter's name with this behind it, of its
+shape, holds after a training call what the call has set the parameter to: a step puts it there
+before the optimiser moves it."""
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

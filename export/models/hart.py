@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import Alignment, generator_beside
+from protofleet.export.models.alp import Alignment, AlignmentConfig, generator_beside
 from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
 from protofleet.strategies.training import REWRITTEN
 
@@ -45,8 +45,8 @@ _AXES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class HartConfig:
-    """Settings of HART.
+class HartConfig(AlignmentConfig):
+    """Settings of HART, beside those of its alignment layers.
 
     Attributes:
         classes: C.
@@ -57,8 +57,6 @@ class HartConfig:
         heads: attention heads of either branch.
         head_width: hidden units of the classifier.
         prototypes: G of every block's ALP layer; empty for plain HART.
-        alp_update: how local prototypes are updated, one of ``ALP_UPDATES``.
-        gamma: share of its old value that a prototype keeps.
         beta: initial share of the prototypes in an ALP layer's output.
         pretrained: use the rates for a pretrained encoder (0.1, head 0.5) as defaults.
         dropout: rate in the encoder; None for the default (0.3 from scratch).
@@ -83,8 +81,6 @@ class HartConfig:
     heads: int = 3
     head_width: int = 1024
     prototypes: Sequence[int] = ()
-    alp_update: str = "bulk_code"
-    gamma: float = 0.999
     beta: float = 0.2
     pretrained: bool = False
     dropout: float | None = None
@@ -94,6 +90,7 @@ class HartConfig:
     light_convolution: str = "softmax"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.window % self.patch:
             raise InputError(f"HART: window {self.window} is no multiple of patch {self.patch}")
         if self.width % 16:
@@ -214,13 +211,7 @@ class HartBlock(nn.Module):
         self.slices = (quarter, 2 * quarter, quarter)
         self.norm = layer_norm(width)
         self.align = (
-            Alignment(
-                width,
-                config.prototypes[index],
-                update=config.alp_update,
-                gamma=config.gamma,
-                generator=generator,
-            )
+            Alignment(width, config.prototypes[index], config, generator=generator)
             if config.prototypes
             else None
         )

@@ -13,7 +13,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from protofleet.errors import InputError
 from protofleet.export.classifier.align import align
 from protofleet.export.models import build_model
-from protofleet.export.models.alp import ALP_UPDATES, Alignment, alp_infer, alp_train, l2_normalise
+from protofleet.export.models.alp import (
+    ALP_UPDATES,
+    Alignment,
+    AlignmentConfig,
+    alp_infer,
+    alp_train,
+    l2_normalise,
+)
 
 GAMMA = 0.9
 
@@ -184,7 +191,7 @@ def test_captured_with_a_symbolic_batch_the_operator_stays_one_node():
 
 def test_an_unknown_update_is_refused():
     with pytest.raises(InputError, match=r"bulk_code.*'soft'"):
-        Alignment(5, 3, update="soft")
+        AlignmentConfig(alp_update="soft")
 
 
 _HART = {"width": 16, "kernels": (3, 5), "heads": 1, "head_width": 8}

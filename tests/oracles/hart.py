@@ -1,6 +1,7 @@
 """HART's light-weight convolution as its published code trains it, by loops in float64.
 
-Four kernels; a slice (B, Z, width) is rows of Z values as they lie in memory, row r has kernel r % 4.
+Four kernels; a slice (B, Z, width) is rows of Z values as they lie in memory, and row r has kernel
+r % 4.
 """
 
 import numpy as np
