@@ -372,7 +372,8 @@ class Alignment(nn.Module):
         if self.glu is None:
             return prototypes
         value, gate = self.glu(prototypes).chunk(2, dim=-1)
-        return value * torch.sigmoid(gate)
+        mixed: Tensor = value * torch.sigmoid(gate)
+        return mixed
 
     def chosen(self, x: Tensor) -> Tensor:
         """The prototypes of embeddings (B, Z, d); in training mode the local ones move."""

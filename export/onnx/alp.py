@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
 
 import onnx
 
@@ -49,7 +50,9 @@ class _Form:
 
 def _form(node: onnx.NodeProto) -> _Form:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    found = {one.name: attributes[one.name] for one in fields(_Form) if one.name in attributes}
+    found: dict[str, Any] = {
+        one.name: attributes[one.name] for one in fields(_Form) if one.name in attributes
+    }
     return _Form(**{k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()})
 
 

@@ -266,9 +266,9 @@ def _positive(
 ) -> Tensor:
     """What is decided by, (N, P), in a form whose relative gaps say how close a decision is."""
     scores = assignment_scores(rows, prototypes, assignment, epsilon, iterations)
-    forms = {"transport": lambda: scores, "cosine": scores.exp, "euclidean": lambda: -1 / scores}
-    found: Tensor = forms[assignment]()
-    return found
+    if assignment == "transport":
+        return scores
+    return torch.exp(scores) if assignment == "cosine" else -1.0 / scores
 
 
 _MARGINS: dict[Any, Callable[..., float]] = {
