@@ -170,6 +170,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         training: settings of every method, where its strategy knows the key.
         codec: how tensors are encoded on the wire.
         score: what the table shows.
+        diagnostics: after every round, figures of the alignment layers of the server's model; for
+            the local engine.
         methods: its rows.
 
     Raises:
@@ -194,6 +196,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     training: dict[str, Any] = {}
     codec: CodecSettings = CodecSettings()
     score: ScoreSettings = ScoreSettings()
+    diagnostics: bool = False
 
     def __post_init__(self) -> None:
         _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
@@ -255,7 +258,7 @@ def digest(experiment: Experiment, method: Method) -> str:
         **dict.fromkeys(("title", "note", "paper", "table"), ""),
     )
     values = msgspec.to_builtins(alone, enc_hook=str)
-    del values["score"]["spread"]
+    del values["score"]["spread"], values["diagnostics"]
     if method.aggregation == AggregationSettings():
         # Results that were made before there was a choice stay those of the same lines.
         del values["methods"][0]["aggregation"]

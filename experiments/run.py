@@ -138,6 +138,7 @@ class Job:
             ),
             *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
             *([] if self.method.hostile is None else [self.method.hostile]),
+            *(["diagnostics"] if self.experiment.diagnostics else []),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),

@@ -83,9 +83,11 @@ def assignment_scores(
     return 2 * rows @ prototypes.T - squares
 
 
-def _best(plan: Tensor) -> Tensor:
-    """The best column of every row of a plan, (N,); all of a single row's are equal."""
-    return plan.argmax(1) if len(plan) > 1 else torch.zeros(1, dtype=torch.int64)
+def best_columns(scores: Tensor, assignment: str = "transport") -> Tensor:
+    """The best column of every row, (N,); of a single row's plan, where all are equal, the first."""
+    if assignment == "transport" and len(scores) == 1:
+        return torch.zeros(1, dtype=torch.int64)
+    return scores.argmax(1)
 
 
 def _pulled(rows: Tensor, plan: Tensor, k: int, *, normalised: bool) -> Tensor:
@@ -149,9 +151,9 @@ def alp_train(  # noqa: PLR0913, PLR0917 - the operator's signature is the contr
     """
     rows, count = x.flatten(0, 1), len(local)
     plan = transport_plan(rows, torch.cat((local, global_)), epsilon, iterations)
-    chosen = global_[_best(plan[:, count:])].reshape(x.shape)
+    chosen = global_[best_columns(plan[:, count:])].reshape(x.shape)
     if variant == "single_code":
-        return chosen, _single_update(rows, _best(plan[:, :count]), local, gamma)
+        return chosen, _single_update(rows, best_columns(plan[:, :count]), local, gamma)
     return chosen, _bulk_update(x, plan[:, :count], local, variant=variant, gamma=gamma)
 
 
@@ -175,7 +177,7 @@ def alp_infer(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> Tens
     The plan balances columns over the whole batch: a token's prototype depends on the others.
     """
     plan = transport_plan(x.flatten(0, 1), local, epsilon, iterations)
-    return local[_best(plan)].reshape(x.shape)
+    return local[best_columns(plan)].reshape(x.shape)
 
 
 @alp_infer.register_fake
@@ -215,10 +217,10 @@ def alp_ablation_train(  # noqa: PLR0913, PLR0917 - as of ``alp_train``, and wha
     active = {"both": torch.cat((local, global_)), "local": local, "global": global_}[banks]
     scores = assignment_scores(rows, active, assignment, epsilon, iterations)
     own, others = scores[:, :count], scores[:, -count:]
-    pick = _best if assignment == "transport" else _nearest
-    chosen = (local if banks == "local" else global_)[pick(others)].reshape(x.shape)
+    bank = local if banks == "local" else global_
+    chosen = bank[best_columns(others, assignment)].reshape(x.shape)
     if variant == "single_code":
-        return chosen, _single_update(rows, pick(own), local, gamma)
+        return chosen, _single_update(rows, best_columns(own, assignment), local, gamma)
     if assignment == "transport":
         return chosen, _bulk_update(x, own, local, variant=variant, gamma=gamma)
     nearest = own.topk(members(variant, x, count), dim=0).indices
@@ -240,10 +242,6 @@ def _(  # noqa: PLR0913, PLR0917 - as above
     return torch.empty_like(x), torch.empty_like(local)
 
 
-def _nearest(scores: Tensor) -> Tensor:
-    return scores.argmax(1)
-
-
 @torch.library.custom_op("protofleet::alp_ablation_infer", mutates_args=())
 def alp_ablation_infer(x: Tensor, prototypes: Tensor, assignment: str) -> Tensor:
     """The nearest of the prototypes (G, d) for every embedding of (B, Z, d); no gradient.
@@ -251,7 +249,7 @@ def alp_ablation_infer(x: Tensor, prototypes: Tensor, assignment: str) -> Tensor
     ``assignment`` is cosine or euclidean: an embedding's prototype depends on no other embedding.
     """
     scores = assignment_scores(x.flatten(0, 1), prototypes, assignment, 1.0, 0)
-    return prototypes[scores.argmax(1)].reshape(x.shape)
+    return prototypes[best_columns(scores, assignment)].reshape(x.shape)
 
 
 @alp_ablation_infer.register_fake

@@ -51,9 +51,11 @@ class _Form:
 def _form(node: onnx.NodeProto) -> _Form:
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
     found: dict[str, Any] = {
-        one.name: attributes[one.name] for one in fields(_Form) if one.name in attributes
+        one.name: value.decode() if isinstance(value := attributes[one.name], bytes) else value
+        for one in fields(_Form)
+        if one.name in attributes
     }
-    return _Form(**{k: v.decode() if isinstance(v, bytes) else v for k, v in found.items()})
+    return _Form(**found)
 
 
 _HEADER = f'<domain: "{DOMAIN}", opset_import: ["" : 18]>\n'
