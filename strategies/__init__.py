@@ -7,12 +7,14 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    feddyn,
     fedhp,
     fedper,
     fedproto,
@@ -21,6 +23,8 @@ from protofleet.strategies import (
     fedsub,
     local,
     moon,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
@@ -30,12 +34,14 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    feddyn,
     fedhp,
     fedper,
     fedproto,
@@ -44,6 +50,8 @@ _MODULES = (
     fedsub,
     local,
     moon,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
