@@ -111,7 +111,7 @@ _ENTRIES = {
     "local": Entry(),
     "moon": Entry(),
     "perfedavg": Entry(settings={"variant": "hf"}),
-    "pfedme": Entry(settings={"server": {"lr": 0.5}}),
+    "pfedme": Entry(settings={"inner_steps": 2}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }
