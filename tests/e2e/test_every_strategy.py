@@ -103,6 +103,7 @@ _ENTRIES = {
     "fedavg_c": Entry(),
     "feddyn": Entry(settings={"weighted_alpha": True, "max_norm": 10.0}),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
+    "fedpac": Entry(),
     "fedper": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),
