@@ -4,11 +4,11 @@
 |---|---|
 | ``cosine`` | mean cosine of an embedding and the prototype that it takes |
 | ``used`` | share of the prototypes that any embedding of all examples takes |
-| ``entropy`` | mean entropy of an embedding's row of the plan ÷ log G: 1 means any prototype will do |
+| ``entropy`` | mean entropy of an embedding's row of the plan ÷ log G: 1 if any will do |
 | ``mixed`` | mean of ‖β·GLU(p)‖ ÷ ‖(1 - β)·x‖: how much the prototypes add to an embedding |
 
-All in inference, by the prototypes that it takes; a layer without a plan has no ``entropy``, one of a
-single prototype neither, and β = 1 leaves out ``mixed``.
+All in inference, by the prototypes that it takes; a layer without a plan has no ``entropy``, one of
+a single prototype neither, and β = 1 leaves out ``mixed``.
 """
 
 from __future__ import annotations

@@ -7,13 +7,16 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    feddyn,
     fedhp,
+    fedpac,
     fedper,
     fedproto,
     fedprox,
@@ -21,6 +24,8 @@ from protofleet.strategies import (
     fedsub,
     local,
     moon,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
@@ -30,13 +35,16 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    feddyn,
     fedhp,
+    fedpac,
     fedper,
     fedproto,
     fedprox,
@@ -44,6 +52,8 @@ _MODULES = (
     fedsub,
     local,
     moon,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )

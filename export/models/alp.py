@@ -84,7 +84,7 @@ def assignment_scores(
 
 
 def best_columns(scores: Tensor, assignment: str = "transport") -> Tensor:
-    """The best column of every row, (N,); of a single row's plan, where all are equal, the first."""
+    """The best column of every row, (N,); the first of a single row's plan, which is a tie."""
     if assignment == "transport" and len(scores) == 1:
         return torch.zeros(1, dtype=torch.int64)
     return scores.argmax(1)

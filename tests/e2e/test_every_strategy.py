@@ -94,13 +94,16 @@ class Entry:
 
 
 _ENTRIES = {
+    "apfl": Entry(),
     "cdfl": Entry("cnn", {"restarts": 2, "images_per_centroid": 2}, processes=True),
     "ditto": Entry(settings={"personal_epochs": 1}),
     "fedala": Entry(),
     "fedali": Entry("alp"),
     "fedavg": Entry(),
     "fedavg_c": Entry(),
+    "feddyn": Entry(settings={"weighted_alpha": True, "max_norm": 10.0}),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
+    "fedpac": Entry(),
     "fedper": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),
@@ -108,6 +111,8 @@ _ENTRIES = {
     "fedsub": Entry(settings={"restarts": 2}, processes=True),
     "local": Entry(),
     "moon": Entry(),
+    "perfedavg": Entry(settings={"variant": "hf"}),
+    "pfedme": Entry(settings={"inner_steps": 2}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }

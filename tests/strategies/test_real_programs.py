@@ -6,6 +6,11 @@ from real_federation import TRAINING, RealFederation, mean_accuracy, perceptron_
 
 pytestmark = pytest.mark.slow(seconds=1)
 
+_SETTINGS = {
+    "perfedavg": {"epochs": 4, "alpha": 0.1},
+    "pfedme": {"lam": 1.0, "local_lr": 0.5},
+}
+"""Of those that have another pace than FedAvg."""
 _LOCAL_INIT = {"kind": "ala", "max_passes": 20}
 
 
@@ -25,19 +30,32 @@ def _mean_loss(updates):
 
 
 @pytest.mark.parametrize(
-    "name", ["fedala", "fedprox", "fedper", "fedrep", "ditto", "moon", "local"]
+    "name",
+    [
+        "apfl",
+        "fedala",
+        "feddyn",
+        "fedprox",
+        "fedper",
+        "fedrep",
+        "ditto",
+        "moon",
+        "local",
+        "perfedavg",
+        "pfedme",
+    ],
 )
 def test_the_training_loss_falls(bundle, name):
     """Of clients that agree; MOON's has the contrast in it, log 2 in round 1 for equal models."""
-    _, rounds = _run(bundle, name, 6, agree=True)
+    _, rounds = _run(bundle, name, 6, agree=True, **_SETTINGS.get(name, {}))
     assert _mean_loss(rounds[-1]) < 0.8 * _mean_loss(rounds[0])
     assert mean_accuracy(rounds[-1]) > 0.8
 
 
-@pytest.mark.parametrize("name", ["fedper", "fedrep", "ditto", "local"])
+@pytest.mark.parametrize("name", ["apfl", "fedper", "fedrep", "ditto", "local", "pfedme"])
 def test_personal_models_beat_the_shared_one_where_clients_disagree_about_labels(bundle, name):
     _, shared = _run(bundle, "fedavg", 8, score_at="start")
-    _, personal = _run(bundle, name, 8)
+    _, personal = _run(bundle, name, 8, **_SETTINGS.get(name, {}))
     assert mean_accuracy(personal[-1]) > 0.8 > mean_accuracy(shared[-1])
 
 

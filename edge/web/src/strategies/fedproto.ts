@@ -2,7 +2,7 @@
 
 import { rowsOf } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
-import { clientInit, clientModel, merged, networkTensors, updateOf } from "./common.ts";
+import { clientInit, clientModel, merged, networkNames, networkTensors, updateOf } from "./common.ts";
 import {
   joinedMeans, localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms,
   prototypeInputs,
@@ -43,6 +43,7 @@ export const build: Factory = (settings, model) => {
     payload: { required: prototypeForms(model), optional: new Map() },
     uplink: { required: ownPrototypeForms(model), optional: new Map() },
     batchSizes: new Map([["batch_size", context.settings.batchSize]]),
+    carried: networkNames(model),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, noPrototypes(model)) }),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),
