@@ -65,7 +65,7 @@ class AlignmentDiagnosis:
         )
         totals = {name: _Totals() for name in self._layers}
         with torch.no_grad(), self._watched(totals):
-            for part in self._x.split(_BATCH):
+            for part in torch.split(self._x, _BATCH):
                 self._model(part)
         return {
             f"{name}.{figure}": value
