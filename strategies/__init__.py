@@ -13,6 +13,8 @@ from protofleet.strategies import (
     fedali,
     fedavg,
     fedavg_c,
+    fedclar,
+    fedhome,
     fedhp,
     fedper,
     fedproto,
@@ -21,6 +23,7 @@ from protofleet.strategies import (
     fedsub,
     local,
     moon,
+    partialfed,
     protohar,
     scaffold,
 )
@@ -36,6 +39,8 @@ _MODULES = (
     fedali,
     fedavg,
     fedavg_c,
+    fedclar,
+    fedhome,
     fedhp,
     fedper,
     fedproto,
@@ -44,6 +49,7 @@ _MODULES = (
     fedsub,
     local,
     moon,
+    partialfed,
     protohar,
     scaffold,
 )

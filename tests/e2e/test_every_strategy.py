@@ -66,6 +66,12 @@ _MODELS = {
         _IMAGE,
         ("cross_entropy", "cdfl"),
     ),
+    "autoencoder": Model(
+        "autoencoder",
+        {"steps": 4, "channels": 1, "classes": 3, "filters": (3,), "latent": 5, "kernel": 3},
+        (4,),
+        ("cross_entropy", "reconstruction", "head_cross_entropy"),
+    ),
     "alp": Model(
         "vit",
         {
@@ -100,6 +106,8 @@ _ENTRIES = {
     "fedali": Entry("alp"),
     "fedavg": Entry(),
     "fedavg_c": Entry(),
+    "fedclar": Entry(settings={"cluster_round": 1, "threshold": 1e-7}),
+    "fedhome": Entry("autoencoder", {"refine_from": 2}),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
     "fedper": Entry(),
     "fedproto": Entry(),
@@ -108,6 +116,7 @@ _ENTRIES = {
     "fedsub": Entry(settings={"restarts": 2}, processes=True),
     "local": Entry(),
     "moon": Entry(),
+    "partialfed": Entry(settings={"decision_optimiser": {"kind": "sgd", "lr": 50.0}}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }
