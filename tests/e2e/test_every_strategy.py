@@ -116,7 +116,7 @@ _ENTRIES = {
     "fedsub": Entry(settings={"restarts": 2}, processes=True),
     "local": Entry(),
     "moon": Entry(),
-    "partialfed": Entry(settings={"decision_optimiser": {"kind": "sgd", "lr": 50.0}}),
+    "partialfed": Entry(settings={"temperature": 1.0}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }
