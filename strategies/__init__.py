@@ -7,6 +7,7 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apfl,
     cdfl,
     ditto,
     fedala,
@@ -14,8 +15,10 @@ from protofleet.strategies import (
     fedavg,
     fedavg_c,
     fedclar,
+    feddyn,
     fedhome,
     fedhp,
+    fedpac,
     fedper,
     fedproto,
     fedprox,
@@ -24,6 +27,8 @@ from protofleet.strategies import (
     local,
     moon,
     partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
@@ -33,6 +38,7 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apfl,
     cdfl,
     ditto,
     fedala,
@@ -41,7 +47,9 @@ _MODULES = (
     fedavg_c,
     fedclar,
     fedhome,
+    feddyn,
     fedhp,
+    fedpac,
     fedper,
     fedproto,
     fedprox,
@@ -50,6 +58,8 @@ _MODULES = (
     local,
     moon,
     partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )

@@ -66,6 +66,8 @@ class Fit:
         moments: of an earlier round (``Trained.moments``); None: fresh ones.
         proximal: mu and w: ``mu (params - w)`` is added to the gradient.
         correction: added to the gradient.
+        max_norm: largest Euclidean norm of a step's gradient with the correction in it; None: no
+            limit.
     """
 
     objective: str = TASK_LOSS
@@ -74,6 +76,7 @@ class Fit:
     moments: Tensors | None = None
     proximal: tuple[float, TensorMap] | None = None
     correction: TensorMap | None = None
+    max_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,8 +145,14 @@ class Trainer:
             )
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
+        correction = fit.correction
+        if fit.max_norm is not None:
+            if correction is not None:
+                step.grads.buffer += correction.buffer
+                correction = None
+            self._optimiser.clip(step.grads, fit.max_norm)
         self._optimiser.step(
-            self._network.params, step.grads, proximal=fit.proximal, correction=fit.correction
+            self._network.params, step.grads, proximal=fit.proximal, correction=correction
         )
         self._buffers = step.buffers
         self._steps += 1

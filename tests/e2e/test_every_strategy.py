@@ -100,6 +100,7 @@ class Entry:
 
 
 _ENTRIES = {
+    "apfl": Entry(),
     "cdfl": Entry("cnn", {"restarts": 2, "images_per_centroid": 2}, processes=True),
     "ditto": Entry(settings={"personal_epochs": 1}),
     "fedala": Entry(),
@@ -108,7 +109,9 @@ _ENTRIES = {
     "fedavg_c": Entry(),
     "fedclar": Entry(settings={"cluster_round": 1, "threshold": 1e-7}),
     "fedhome": Entry("autoencoder", {"refine_from": 2}),
+    "feddyn": Entry(settings={"weighted_alpha": True, "max_norm": 10.0}),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
+    "fedpac": Entry(),
     "fedper": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),
@@ -117,6 +120,8 @@ _ENTRIES = {
     "local": Entry(),
     "moon": Entry(),
     "partialfed": Entry(settings={"temperature": 1.0}),
+    "perfedavg": Entry(settings={"variant": "hf"}),
+    "pfedme": Entry(settings={"inner_steps": 2}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }

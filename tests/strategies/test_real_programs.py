@@ -6,6 +6,16 @@ from real_federation import TRAINING, RealFederation, mean_accuracy, perceptron_
 
 pytestmark = pytest.mark.slow(seconds=1)
 
+_SETTINGS = {
+    "fedclar": {"cluster_round": 2, "threshold": 0.01},
+    "partialfed": {
+        "optimiser": {"kind": "sgd", "lr": 0.2},
+        "decision_optimiser": {"kind": "adam", "lr": 0.1},
+    },
+    "perfedavg": {"epochs": 4, "alpha": 0.1},
+    "pfedme": {"lam": 1.0, "local_lr": 0.5},
+}
+"""Of those that have another pace than FedAvg."""
 _LOCAL_INIT = {"kind": "ala", "max_passes": 20}
 
 
@@ -24,38 +34,37 @@ def _mean_loss(updates):
     return float(np.mean([update.loss for update in updates]))
 
 
-_TWICE = {"partialfed": {"optimiser": {"kind": "sgd", "lr": 0.2}}}
-"""Two copies share each gradient."""
-
-
 @pytest.mark.parametrize(
     "name",
-    ["fedala", "fedclar", "fedprox", "fedper", "fedrep", "ditto", "moon", "local", "partialfed"],
+    [
+        "apfl",
+        "fedala",
+        "fedclar",
+        "feddyn",
+        "fedprox",
+        "fedper",
+        "fedrep",
+        "ditto",
+        "moon",
+        "local",
+        "partialfed",
+        "perfedavg",
+        "pfedme",
+    ],
 )
 def test_the_training_loss_falls(bundle, name):
     """Of clients that agree; MOON's has the contrast in it, log 2 in round 1 for equal models."""
-    _, rounds = _run(bundle, name, 6, agree=True, **_TWICE.get(name, {}))
+    _, rounds = _run(bundle, name, 6, agree=True, **_SETTINGS.get(name, {}))
     assert _mean_loss(rounds[-1]) < 0.8 * _mean_loss(rounds[0])
     assert mean_accuracy(rounds[-1]) > 0.8
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("fedper", {}),
-        ("fedrep", {}),
-        ("ditto", {}),
-        ("local", {}),
-        ("fedclar", {"cluster_round": 2, "threshold": 0.01}),
-        ("partialfed", {"decision_optimiser": {"kind": "adam", "lr": 0.1}}),
-        ("partialfed", {"mode": "fix", "loaded": ["body"]}),
-    ],
+    "name", ["apfl", "fedclar", "fedper", "fedrep", "ditto", "local", "partialfed", "pfedme"]
 )
-def test_personal_models_beat_the_shared_one_where_clients_disagree_about_labels(
-    bundle, name, settings
-):
+def test_personal_models_beat_the_shared_one_where_clients_disagree_about_labels(bundle, name):
     _, shared = _run(bundle, "fedavg", 8, score_at="start")
-    _, personal = _run(bundle, name, 8, **settings)
+    _, personal = _run(bundle, name, 8, **_SETTINGS.get(name, {}))
     assert mean_accuracy(personal[-1]) > 0.8 > mean_accuracy(shared[-1])
 
 
