@@ -214,8 +214,8 @@ def test_no_input_array_is_written(federation):
 
 
 _NEEDS_EACH_UPDATE = {"cdfl", "fedclar", "feddyn", "fedpac", "fedsub", "local", "scaffold"}
-"""Images, clusters, the number of clients, heads of their own, layers of clusters, nothing, and control
-variates: no sum of differences alone."""
+"""Images, clusters, the number of clients, heads of their own, layers of clusters, nothing, and
+control variates: no sum of differences alone."""
 
 
 def _released(federation, updates, noise):
