@@ -9,6 +9,8 @@ Sources:
       Heterogeneous Clients", arXiv:2105.00243.
     - prototype_distance, FedHP: Fonio et al., ESANN 2024.
     - CDFL: Khazaei et al.
+    - reconstruction and head_cross_entropy, FedHome: Wu et al., "FedHome: Cloud-Edge based
+      Personalized Federated Learning for In-Home Health Monitoring", IEEE TMC 2020.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ class ModelCall(Protocol):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d); raises ExportError without a decoder."""
 
     @property
     def prototypes(self) -> Tensor | None:
@@ -174,6 +179,26 @@ def cdfl(model: ModelCall, inputs: Inputs) -> Tensor:
     )
 
 
+def reconstruction(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy + weight · mean squared difference of the decoded features to ``x``.
+
+    Raises:
+        ExportError: the model has no decoder.
+    """
+    features = model.features(inputs["x"])
+    gaps = model.decode(features).flatten(1) - inputs["x"].flatten(1)
+    return _head_loss(model, features, inputs) + inputs["weight"] * gaps.square().mean()
+
+
+def head_cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy of the head alone, on ``features`` that come in.
+
+    Raises:
+        ExportError: the model's head takes none but its own.
+    """
+    return _head_loss(model, inputs["features"], inputs)
+
+
 def _head_loss(model: ModelCall, features: Tensor, inputs: Inputs) -> Tensor:
     return functional.cross_entropy(model.head(features), inputs["y"])
 
@@ -229,6 +254,14 @@ OBJECTIVES: dict[str, Objective] = {
             name="prototype_distance",
             inputs={"x": X, "y": Y, "anchors": PROTOTYPES, "weight": SCALAR},
             loss=prototype_distance,
+        ),
+        Objective(
+            name="reconstruction", inputs={"x": X, "y": Y, "weight": SCALAR}, loss=reconstruction
+        ),
+        Objective(
+            name="head_cross_entropy",
+            inputs={"features": FEATURES, "y": Y},
+            loss=head_cross_entropy,
         ),
         Objective(
             name="cdfl",

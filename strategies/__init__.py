@@ -7,12 +7,16 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    fedclar,
+    feddyn,
+    fedhome,
     fedhp,
     fedpac,
     fedper,
@@ -22,6 +26,9 @@ from protofleet.strategies import (
     fedsub,
     local,
     moon,
+    partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
@@ -31,12 +38,16 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    fedclar,
+    feddyn,
+    fedhome,
     fedhp,
     fedpac,
     fedper,
@@ -46,6 +57,9 @@ _MODULES = (
     fedsub,
     local,
     moon,
+    partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
