@@ -7,14 +7,18 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apple,
     cdfl,
     ditto,
     fedala,
     fedali,
+    fedamp,
     fedavg,
     fedavg_c,
+    fedfomo,
     fedhp,
     fedper,
+    fedphp,
     fedproto,
     fedprox,
     fedrep,
@@ -30,14 +34,18 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apple,
     cdfl,
     ditto,
     fedala,
     fedali,
+    fedamp,
     fedavg,
     fedavg_c,
+    fedfomo,
     fedhp,
     fedper,
+    fedphp,
     fedproto,
     fedprox,
     fedrep,

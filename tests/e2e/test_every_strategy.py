@@ -58,7 +58,7 @@ class Model:
 _ROWS = {"inputs": 4, "classes": 3, "hidden": (8, 6)}
 _IMAGE = (1, 16, 16)
 _MODELS = {
-    "mlp": Model("mlp", _ROWS, (4,), ("cross_entropy", "moon", "prototype_mse")),
+    "mlp": Model("mlp", _ROWS, (4,), ("cross_entropy", "moon", "prototype_mse", "fedphp")),
     "prototypes": Model("mlp_prototypes", _ROWS, (4,), ("prototype_distance",)),
     "cnn": Model(
         "cnn",
@@ -94,14 +94,18 @@ class Entry:
 
 
 _ENTRIES = {
+    "apple": Entry(),
     "cdfl": Entry("cnn", {"restarts": 2, "images_per_centroid": 2}, processes=True),
     "ditto": Entry(settings={"personal_epochs": 1}),
     "fedala": Entry(),
     "fedali": Entry("alp"),
+    "fedamp": Entry(),
     "fedavg": Entry(),
     "fedavg_c": Entry(),
+    "fedfomo": Entry(),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
     "fedper": Entry(),
+    "fedphp": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),
     "fedrep": Entry(settings={"head_epochs": 2}),

@@ -213,8 +213,9 @@ def test_no_input_array_is_written(federation):
     assert later.round_id == 2
 
 
-_NEEDS_EACH_UPDATE = {"cdfl", "fedsub", "local", "scaffold"}
-"""Images, layers of clusters, nothing, and control variates: no sum of differences."""
+_NEEDS_EACH_UPDATE = {"apple", "cdfl", "fedamp", "fedfomo", "fedsub", "local", "scaffold"}
+"""A model of each client, images, layers of clusters, nothing, and control variates: no sum of
+differences."""
 
 
 def _released(federation, updates, noise):
