@@ -35,10 +35,12 @@ from protofleet.kernels.native.pool import set_threads
 from protofleet.kernels.native.switch import numba_enabled
 from protofleet.kernels.native.warm import Warmed, warm
 from protofleet.kernels.pixelise import pixelise
+from protofleet.kernels.simplex import gram, simplex_minimum
 from protofleet.kernels.sinkhorn import SinkhornResult, sinkhorn
 from protofleet.kernels.sphere import (
     hyperspherical_prototypes,
     uniform_loss,
+    unit_rows,
 )
 from protofleet.kernels.steps import (
     EpsForm,
@@ -69,6 +71,7 @@ __all__ = [
     "davies_bouldin",
     "fp16_decode",
     "fp16_encode",
+    "gram",
     "hyperspherical_prototypes",
     "inner_products",
     "int8_decode",
@@ -84,9 +87,11 @@ __all__ = [
     "shared_class_similarity",
     "shuffle_decode",
     "shuffle_encode",
+    "simplex_minimum",
     "sinkhorn",
     "topk_decode",
     "topk_encode",
     "uniform_loss",
+    "unit_rows",
     "warm",
 ]

@@ -104,6 +104,7 @@ _ENTRIES = {
     "fedavg_c": Entry(),
     "fedfomo": Entry(),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
+    "fedpac": Entry(),
     "fedper": Entry(),
     "fedphp": Entry(),
     "fedproto": Entry(),

@@ -213,8 +213,17 @@ def test_no_input_array_is_written(federation):
     assert later.round_id == 2
 
 
-_NEEDS_EACH_UPDATE = {"apple", "cdfl", "fedamp", "fedfomo", "fedsub", "local", "scaffold"}
-"""A model of each client, images, layers of clusters, nothing, and control variates: no sum of
+_NEEDS_EACH_UPDATE = {
+    "apple",
+    "cdfl",
+    "fedamp",
+    "fedfomo",
+    "fedpac",
+    "fedsub",
+    "local",
+    "scaffold",
+}
+"""Models or heads of their own, images, layers of clusters, nothing, control variates: no sum of
 differences."""
 
 

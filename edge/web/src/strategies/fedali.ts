@@ -55,6 +55,7 @@ export const build: Factory = (settings, model) => {
     payload: { required: float32Forms(withPrototypes(model, layers, GLOBAL)), optional: new Map() },
     uplink: { required: float32Forms(context.uplink), optional: new Map() },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
+    carried: new Set(),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -1,6 +1,6 @@
 /** FedProto (Tan et al., arXiv:2105.00243): models stay; only the mean features of each class travel. */
 
-import { clientInit, clientModel, merged, networkTensors, updateOf } from "./common.ts";
+import { clientInit, clientModel, merged, networkNames, networkTensors, updateOf } from "./common.ts";
 import {
   localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms, prototypeInputs,
 } from "./prototypes.ts";
@@ -33,6 +33,7 @@ export const build: Factory = (settings, model) => {
     payload: { required: prototypeForms(model), optional: new Map() },
     uplink: { required: ownPrototypeForms(model), optional: new Map() },
     batchSizes: new Map([["batch_size", context.settings.batchSize]]),
+    carried: networkNames(model),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, noPrototypes(model)) }),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),
