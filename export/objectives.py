@@ -11,6 +11,8 @@ Sources:
     - CDFL: Khazaei et al.
     - fedphp, FedPHP: Li et al., "FedPHP: Federated Personalization with Inherited Private Models",
       ECML PKDD 2021; its kernels' bandwidths are PFLlib's.
+    - reconstruction and head_cross_entropy, FedHome: Wu et al., "FedHome: Cloud-Edge based
+      Personalized Federated Learning for In-Home Health Monitoring", IEEE TMC 2020.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ class ModelCall(Protocol):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d); raises ExportError without a decoder."""
 
     @property
     def prototypes(self) -> Tensor | None:
@@ -211,6 +216,26 @@ def _affinities(rows: Tensor, others: Tensor) -> Tensor:
     return sum(kernels[1:], kernels[0]).mean(1).mean()
 
 
+def reconstruction(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy + weight · mean squared difference of the decoded features to ``x``.
+
+    Raises:
+        ExportError: the model has no decoder.
+    """
+    features = model.features(inputs["x"])
+    gaps = model.decode(features).flatten(1) - inputs["x"].flatten(1)
+    return _head_loss(model, features, inputs) + inputs["weight"] * gaps.square().mean()
+
+
+def head_cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy of the head alone, on ``features`` that come in.
+
+    Raises:
+        ExportError: the model's head takes none but its own.
+    """
+    return _head_loss(model, inputs["features"], inputs)
+
+
 def _head_loss(model: ModelCall, features: Tensor, inputs: Inputs) -> Tensor:
     return functional.cross_entropy(model.head(features), inputs["y"])
 
@@ -268,6 +293,14 @@ OBJECTIVES: dict[str, Objective] = {
             name="prototype_distance",
             inputs={"x": X, "y": Y, "anchors": PROTOTYPES, "weight": SCALAR},
             loss=prototype_distance,
+        ),
+        Objective(
+            name="reconstruction", inputs={"x": X, "y": Y, "weight": SCALAR}, loss=reconstruction
+        ),
+        Objective(
+            name="head_cross_entropy",
+            inputs={"features": FEATURES, "y": Y},
+            loss=head_cross_entropy,
         ),
         Objective(
             name="cdfl",

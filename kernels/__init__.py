@@ -24,6 +24,7 @@ from protofleet.kernels.codecs import (
 )
 from protofleet.kernels.distances import SquaredDistances
 from protofleet.kernels.kmeans import (
+    EmptyClusters,
     KMeansResult,
     cluster_means,
     kmeans,
@@ -53,6 +54,7 @@ from protofleet.kernels.steps import (
 
 __all__ = [
     "AlpVariant",
+    "EmptyClusters",
     "EpsForm",
     "KMeansResult",
     "Rounding",

@@ -7,6 +7,7 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apfl,
     apple,
     cdfl,
     ditto,
@@ -15,7 +16,10 @@ from protofleet.strategies import (
     fedamp,
     fedavg,
     fedavg_c,
+    fedclar,
+    feddyn,
     fedfomo,
+    fedhome,
     fedhp,
     fedpac,
     fedper,
@@ -26,6 +30,9 @@ from protofleet.strategies import (
     fedsub,
     local,
     moon,
+    partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
@@ -35,6 +42,7 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apfl,
     apple,
     cdfl,
     ditto,
@@ -43,7 +51,10 @@ _MODULES = (
     fedamp,
     fedavg,
     fedavg_c,
+    fedclar,
+    feddyn,
     fedfomo,
+    fedhome,
     fedhp,
     fedpac,
     fedper,
@@ -54,6 +65,9 @@ _MODULES = (
     fedsub,
     local,
     moon,
+    partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )

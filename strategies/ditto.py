@@ -35,15 +35,16 @@ from protofleet.strategies.averaging import (
     SharedTraining,
     averaging,
     finish_round,
+    keep_both,
     local_init,
     receive,
     scored_early,
     share_all,
+    shared_state,
 )
 from protofleet.strategies.common import client_model, network_names, parse_settings
 from protofleet.strategies.optimisers import MOST_PASSES, check_range
 from protofleet.strategies.training import Fit, train
-from protofleet.strategies.two_models import both_models, shared_state
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -118,4 +119,4 @@ def _client_update(
     own = train(personal, tools.training, training, fit)
     start = replace(start, evaluation=early or tools.evaluate(own.network))
     kept, update = finish_round(start, trained, tools, context.shared)
-    return both_models(settings, own.network, kept), update
+    return keep_both(settings, own.network, kept), update

@@ -44,16 +44,17 @@ from protofleet.strategies.averaging import (
     SharedTraining,
     averaging,
     finish_round,
+    keep_both,
     local_init,
     receive,
     scored_early,
     share_all,
+    shared_state,
 )
 from protofleet.strategies.common import client_model, network_names, parse_settings
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import feature_width
 from protofleet.strategies.training import ExampleRows, Fit, train
-from protofleet.strategies.two_models import both_models, shared_state
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -144,7 +145,7 @@ def _client_update(
         count += 1
     start = replace(start, evaluation=early or tools.evaluate(personal))
     shared, update = finish_round(start, trained, tools, context.shared)
-    after = both_models(settings, personal, shared)
+    after = keep_both(settings, personal, shared)
     tensors: dict[str, NDArray[Any]] = {**after.tensors, _INHERITED: np.array(count, np.int64)}
     return replace(after, tensors=tensors), update
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from protofleet.errors import ExportError
 from protofleet.export.classifier.calls import CallRecorder
 from protofleet.export.classifier.layers import LayerFinder
-from protofleet.export.classifier.parts import Parts, own_layers
+from protofleet.export.classifier.parts import LATENT, Parts, own_layers
 
 
 class ClassifierView:
@@ -69,7 +69,20 @@ class ClassifierView:
         for given, logits in self._passes:
             if given is features:
                 return logits
-        raise ExportError("objective: expected head(features(x)), got features from elsewhere")
+        raise ExportError(
+            f"objective: expected head(features(x)), got features from elsewhere: {LATENT}"
+        )
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d).
+
+        Raises:
+            ExportError: the model has no decoder.
+        """
+        if not self.parts.decodes:
+            raise ExportError(f"model: {LATENT}")
+        decoded: Tensor = cast("Any", self.model).decode(features)
+        return decoded
 
     @property
     def prototypes(self) -> Tensor | None:

@@ -217,14 +217,16 @@ _NEEDS_EACH_UPDATE = {
     "apple",
     "cdfl",
     "fedamp",
+    "fedclar",
+    "feddyn",
     "fedfomo",
     "fedpac",
     "fedsub",
     "local",
     "scaffold",
 }
-"""Models or heads of their own, images, layers of clusters, nothing, control variates: no sum of
-differences."""
+"""Models of their own, images, clusters, the number of clients, heads of their own, layers of
+clusters, nothing, and control variates: no sum of differences alone."""
 
 
 def _released(federation, updates, noise):
