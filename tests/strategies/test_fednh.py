@@ -95,15 +95,15 @@ def test_directions_stay_while_a_client_trains_and_the_scale_moves(bundle):
 
 @pytest.mark.slow
 def test_it_learns_from_real_programs(bundle):
-    """Of a federation that agrees, in twelve rounds; the server's own model too."""
-    settings = {"epochs": 5, "batch_size": 4, "optimiser": {"kind": "sgd", **_SGD}, **_FAST}
-    federation = OracleFederation(bundle, "fednh", settings)
-    losses = [np.mean([update.loss for update in federation.round("abcd")]) for _ in range(12)]
-    assert losses[-1] < 0.97 * losses[0]
+    """The loss falls, and the server's own model knows more than guessing would."""
+    sgd = {"kind": "sgd", "lr": 0.1, "momentum": 0.9}
+    federation = OracleFederation(bundle, "fednh", {"epochs": 20, "optimiser": sgd, **_FAST})
+    losses = [np.mean([update.loss for update in federation.round("abcd")]) for _ in range(10)]
+    assert losses[-1] < 0.8 * losses[0]
     model = federation.strategy.server_model(federation.server)
     learners = federation.learners.values()
     counts = sum(learner.evaluate(model, score=None).own for learner in learners)
-    assert np.trace(counts) > 0.55 * counts.sum()
+    assert np.trace(counts) > 0.5 * counts.sum()
 
 
 def _update(client, means, counts, *, w=(0, 0)):
