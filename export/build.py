@@ -334,14 +334,14 @@ def compile_model(
         preprocessing=Preprocessing(input_shape=recipe.input_shape),
         objectives=objectives,
     )
-    export_bundle(_build(recipe, 0), spec, out=path, key=key)
+    export_bundle(build_recipe(recipe, 0), spec, out=path, key=key)
 
 
 def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519PrivateKey) -> None:
     """Write the same programs with the initial values that a seed draws."""
     bundle = Bundle.open(compiled, any_signer=True)
     manifest = bundle.manifest
-    params, buffers = initial_values(_build(recipe, seed))
+    params, buffers = initial_values(build_recipe(recipe, seed))
     programs = manifest.programs.values()
     paths = {path for program in programs for path in (program.file, program.tflite) if path}
     files = {path: bundle.read(path) for path in paths}
@@ -351,7 +351,12 @@ def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519Pr
     write_bundle(path, manifest, files, key)
 
 
-def _build(recipe: Recipe, seed: int) -> nn.Module:
+def build_recipe(recipe: Recipe, seed: int) -> nn.Module:
+    """The model with the values that a seed draws.
+
+    Raises:
+        InputError: no such model or setting.
+    """
     settings: dict[str, Any] = dict(recipe.settings)
     if "classes" not in settings and has_setting(recipe.name, "classes"):
         settings["classes"] = len(recipe.classes)

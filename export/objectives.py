@@ -12,6 +12,8 @@ Sources:
     - hyper_knowledge, FedHKD: Chen, Wang, Vikalo, "The Best of Both Worlds: Accurate Global and
       Personalized Models through Federated Learning with Data-Free Hyper-Knowledge Distillation",
       arXiv:2301.08968.
+    - reconstruction and head_cross_entropy, FedHome: Wu et al., "FedHome: Cloud-Edge based
+      Personalized Federated Learning for In-Home Health Monitoring", IEEE TMC 2020.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ class ModelCall(Protocol):
 
     def classify(self, rows: Tensor) -> Tensor:
         """Logits (n, C) of features (n, d) that no example gave: what the head makes of them."""
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d); raises ExportError without a decoder."""
 
     @property
     def prototypes(self) -> Tensor | None:
@@ -205,6 +210,26 @@ def cdfl(model: ModelCall, inputs: Inputs) -> Tensor:
     )
 
 
+def reconstruction(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy + weight · mean squared difference of the decoded features to ``x``.
+
+    Raises:
+        ExportError: the model has no decoder.
+    """
+    features = model.features(inputs["x"])
+    gaps = model.decode(features).flatten(1) - inputs["x"].flatten(1)
+    return _head_loss(model, features, inputs) + inputs["weight"] * gaps.square().mean()
+
+
+def head_cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy of the head alone, on ``features`` that come in.
+
+    Raises:
+        ExportError: the model's head takes none but its own.
+    """
+    return _head_loss(model, inputs["features"], inputs)
+
+
 def _head_loss(model: ModelCall, features: Tensor, inputs: Inputs) -> Tensor:
     return functional.cross_entropy(model.head(features), inputs["y"])
 
@@ -277,6 +302,14 @@ OBJECTIVES: dict[str, Objective] = {
             },
             loss=hyper_knowledge,
             classifies=True,
+        ),
+        Objective(
+            name="reconstruction", inputs={"x": X, "y": Y, "weight": SCALAR}, loss=reconstruction
+        ),
+        Objective(
+            name="head_cross_entropy",
+            inputs={"features": FEATURES, "y": Y},
+            loss=head_cross_entropy,
         ),
         Objective(
             name="cdfl",

@@ -7,13 +7,17 @@ from typing import Any
 
 from protofleet.errors import InputError
 from protofleet.strategies import (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    fedclar,
+    feddyn,
     fedhkd,
+    fedhome,
     fedhp,
     fednh,
     fedpac,
@@ -24,6 +28,9 @@ from protofleet.strategies import (
     fedsub,
     local,
     moon,
+    partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )
@@ -33,13 +40,17 @@ from protofleet.tensors import Model, TaskName
 __all__ = ["DESCRIPTIONS", "STRATEGIES", "build", "check_task"]
 
 _MODULES = (
+    apfl,
     cdfl,
     ditto,
     fedala,
     fedali,
     fedavg,
     fedavg_c,
+    fedclar,
+    feddyn,
     fedhkd,
+    fedhome,
     fedhp,
     fednh,
     fedpac,
@@ -50,6 +61,9 @@ _MODULES = (
     fedsub,
     local,
     moon,
+    partialfed,
+    perfedavg,
+    pfedme,
     protohar,
     scaffold,
 )

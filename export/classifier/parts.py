@@ -22,6 +22,11 @@ from protofleet.export.models.layers import HEADS
 _EQUAL = 1e-5
 _LONGEST = 500
 """Of a text that the bundle takes along."""
+LATENT = (
+    "expected a model with methods features(x), head(features) that gives its logits, and "
+    "decode(features) that gives examples again; the registered model 'autoencoder' has them"
+)
+"""What is asked of a model whose features are decoded, or classified on their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,7 @@ class Parts:
         missing: why there is no head, and what to do.
         no_layers: what there is in the place of hidden layers and a dense head; ``""``: there are
             both.
+        decodes: beside its own methods ``features`` and ``head`` the model has ``decode``.
     """
 
     head: str | None
@@ -43,6 +49,7 @@ class Parts:
     layers: tuple[LayerPart, ...] = ()
     missing: str = ""
     no_layers: str = ""
+    decodes: bool = False
 
 
 def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts:
@@ -129,7 +136,10 @@ def _own_head(model: nn.Module, x: Tensor, logits: Tensor) -> Parts | None:
         and (again.is_meta or bool(torch.allclose(again, logits, rtol=_EQUAL, atol=_EQUAL)))
     )
     params = _params(recorder.calls)
-    return Parts(head="", head_params=_in_order(model, params)) if same else None
+    if not same:
+        return None
+    decodes = callable(getattr(model, "decode", None))
+    return Parts(head="", head_params=_in_order(model, params), decodes=decodes)
 
 
 def _last_linear(model: nn.Module, recorder: CallRecorder, logits: Tensor) -> Parts:

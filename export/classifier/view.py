@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from protofleet.errors import ExportError
 from protofleet.export.classifier.calls import CallRecorder
 from protofleet.export.classifier.layers import LayerFinder
-from protofleet.export.classifier.parts import Parts, own_layers
+from protofleet.export.classifier.parts import LATENT, Parts, own_layers
 
 
 class ClassifierView:
@@ -70,7 +70,20 @@ class ClassifierView:
         for given, logits in self._passes:
             if given is features:
                 return logits
-        raise ExportError("objective: expected head(features(x)), got features from elsewhere")
+        raise ExportError(
+            f"objective: expected head(features(x)), got features from elsewhere: {LATENT}"
+        )
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d).
+
+        Raises:
+            ExportError: the model has no decoder.
+        """
+        if not self.parts.decodes:
+            raise ExportError(f"model: {LATENT}")
+        decoded: Tensor = cast("Any", self.model).decode(features)
+        return decoded
 
     def classify(self, rows: Tensor) -> Tensor:
         """Logits (n, C) of other features (n, d), from the head alone (``cannot_classify``)."""
@@ -93,7 +106,8 @@ class ClassifierView:
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             (why, *_) = (str(error).strip() or type(error).__name__).splitlines()
             return f"its head '{self.parts.head}' takes no features (B, d): {why}"
-        if alone.shape == logits.shape and torch.allclose(alone, logits, rtol=1e-4, atol=1e-5):
+        same = alone.shape == logits.shape
+        if same and (alone.is_meta or torch.allclose(alone, logits, rtol=1e-4, atol=1e-5)):
             return ""
         return (
             f"the logits are not what its head '{self.parts.head}' makes of features (B, d): name "

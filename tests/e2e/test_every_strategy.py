@@ -67,6 +67,12 @@ _MODELS = {
         _IMAGE,
         ("cross_entropy", "cdfl"),
     ),
+    "autoencoder": Model(
+        "autoencoder",
+        {"steps": 4, "channels": 1, "classes": 3, "filters": (3,), "latent": 5, "kernel": 3},
+        (4,),
+        ("cross_entropy", "reconstruction", "head_cross_entropy"),
+    ),
     "alp": Model(
         "vit",
         {
@@ -95,6 +101,7 @@ class Entry:
 
 
 _ENTRIES = {
+    "apfl": Entry(),
     "cdfl": Entry("cnn", {"restarts": 2, "images_per_centroid": 2}, processes=True),
     "ditto": Entry(settings={"personal_epochs": 1}),
     "fedala": Entry(),
@@ -102,6 +109,9 @@ _ENTRIES = {
     "fedavg": Entry(),
     "fedavg_c": Entry(),
     "fedhkd": Entry(),
+    "fedclar": Entry(settings={"cluster_round": 1, "threshold": 1e-7}),
+    "fedhome": Entry("autoencoder", {"refine_from": 2}),
+    "feddyn": Entry(settings={"weighted_alpha": True, "max_norm": 10.0}),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
     "fednh": Entry("directions", {"sphere_steps": 50}),
     "fedpac": Entry(),
@@ -112,6 +122,9 @@ _ENTRIES = {
     "fedsub": Entry(settings={"restarts": 2}, processes=True),
     "local": Entry(),
     "moon": Entry(),
+    "partialfed": Entry(settings={"temperature": 1.0}),
+    "perfedavg": Entry(settings={"variant": "hf"}),
+    "pfedme": Entry(settings={"inner_steps": 2}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }

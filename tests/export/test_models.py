@@ -59,6 +59,7 @@ def test_hart_with_alp_is_2_38_times_as_large():
 
 
 EXAMPLES = {
+    "autoencoder": (128, 6),
     "cnn": (1, 28, 28),
     "cnn_prototypes": (1, 28, 28),
     "fasttext": (12,),

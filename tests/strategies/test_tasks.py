@@ -105,6 +105,7 @@ def test_a_strategys_objectives_name_the_tasks_loss_once():
 _NEEDING_CLASSES = {
     "cdfl",
     "fedhkd",
+    "fedhome",
     "fedhp",
     "fednh",
     "fedpac",
@@ -123,6 +124,6 @@ def test_a_strategy_that_looks_at_classes_is_refused_and_names_others(name, task
     if name not in _NEEDING_CLASSES:
         check_task(DESCRIPTIONS[name], task)
         return
-    expected = f"strategy '{name}': .* got {task}; use one of ditto, .*, scaffold"
+    expected = f"strategy '{name}': .* got {task}; use one of apfl, .*, scaffold"
     with pytest.raises(InputError, match=expected):
         build(name, {}, replace(model, task=task))

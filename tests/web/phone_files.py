@@ -2,9 +2,9 @@
 
     python phone_files.py FOLDER DEVICE...
 
-``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``next.pfb`` by the same signer, ``foreign.pfb`` by
-another one, ``foreign.pem``, ``DEVICE.npz`` for Python devices, and the same examples as
-``DEVICE.json`` for browsers.
+``FOLDER`` gets ``tiny.pfb`` and its ``signer.pem``, by the same signer ``next.pfb``, and of FedPer
+``personal.pfb`` and ``personal-next.pfb``, by another one ``foreign.pfb`` and ``foreign.pem``,
+``DEVICE.npz`` for Python devices, and the same examples as ``DEVICE.json`` for browsers.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ def main(folder: Path, names: list[str]) -> None:
     # Many small steps: a round takes a browser some seconds, in which a test can break it.
     tiny_bundle(folder / "tiny.pfb", key, settings={"epochs": 1000, "batch_size": 16})
     tiny_bundle(folder / "next.pfb", key, settings={"epochs": 2})
+    for epochs, name in enumerate(("personal.pfb", "personal-next.pfb"), start=2):
+        settings = {"head": "b", "epochs": epochs}
+        tiny_bundle(folder / name, key, strategy="fedper", settings=settings)
     tiny_bundle(folder / "foreign.pfb", other, settings={"epochs": 3})
     save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
     save_public_key(other.public_key().public_bytes_raw(), folder / "foreign.pem")

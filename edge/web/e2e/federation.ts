@@ -113,6 +113,11 @@ export class Federation {
     return `http://127.0.0.1:${this.#network.port}`;
   }
 
+  /** Of the broker itself, as if it spoke WebSocket there. */
+  get brokerUrl(): string {
+    return `ws://localhost:${this.#brokerPort}/mqtt`;
+  }
+
   /** Between phones and the hub. */
   get network(): Network {
     return this.#network;
@@ -161,18 +166,19 @@ export class Federation {
     );
   }
 
-  async startHub(): Promise<void> {
+  async startHub(...options: readonly string[]): Promise<void> {
     this.#hubPort ||= await freePort();
-    const hub = this.#hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
+    const port = String(this.#hubPort);
+    const hub = this.#hub = this.command("hub", "hub", "federation.toml", "--port", port, "--no-qr", ...options);
     await answers(this.#hubPort, hub);
     await this.#network.lead(this.#hubPort);
   }
 
   /** With the federation file as it is now. */
-  async restartHub(): Promise<void> {
+  async restartHub(...options: readonly string[]): Promise<void> {
     this.#hub?.stop();
     await this.#hub?.finish();
-    await this.startHub();
+    await this.startHub(...options);
   }
 
   startCoordinator(): Command {
@@ -184,6 +190,13 @@ export class Federation {
     this.#run("device", "enroll", this.invitation(name), "--store", `store-${name}`);
     const files = ["--bundle", "tiny.pfb", "--trust", "signer.pem", "--data", `${name}.npz`];
     return this.command(name, "device", "join", "--store", `store-${name}`, ...files, "--json");
+  }
+
+  /** Invites one more, and answers it as long as the command runs. */
+  async invite(name: string): Promise<string> {
+    const { invitation } = await this.command("invite", "device", "invite", name, "--json")
+      .waitFor(({ invitation: text }) => typeof text === "string");
+    return invitation as string;
   }
 
   invitation(name: string): string {

@@ -36,7 +36,7 @@ const HISTORY: readonly RoundFigures[] = [
 
 export const BEFORE: Status = {
   phase: "needs-invitation", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: true,
 };
 

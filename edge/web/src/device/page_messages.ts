@@ -71,6 +71,13 @@ export interface BundleFacts {
   readonly parameters: number;
 }
 
+/** What a phone has taken along to another bundle, in words. */
+export interface MoveTold {
+  readonly text: string;
+  /** What became of each tensor, and what else the owner should know. */
+  readonly lines: readonly string[];
+}
+
 /** Everything that the page shows; sent whole after each change. */
 export interface Status {
   readonly phase: Phase;
@@ -91,6 +98,8 @@ export interface Status {
   /** Examples per class, in the order of the bundle's classes. */
   readonly exampleCounts: readonly number[];
   readonly bundle: BundleFacts | null;
+  /** The last move to another bundle; null: none. */
+  readonly moved: MoveTold | null;
   readonly policy: Policy;
   readonly persisted: boolean | null;
 }

@@ -1,6 +1,7 @@
 /** The device's worker: carries out the page's commands, and tells it the device's status. */
 
 import { PhoneDevice, textOf } from "./device.ts";
+import { DEVICE } from "../texts.ts";
 import type { Command, Status, Told } from "./page_messages.ts";
 
 /** The page redraws no more often. */
@@ -13,7 +14,7 @@ declare const self: DedicatedWorkerGlobalScope;
 
 const CLOSED: Status = {
   phase: "opening", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
 
@@ -58,7 +59,7 @@ async function open(remembered: string): Promise<void> {
     });
   });
   if (free) return own();
-  closed = { phase: "other-tab", detail: "another tab of this browser takes part; close it to go on here" };
+  closed = { phase: "other-tab", detail: DEVICE.otherTab };
   changed();
   void navigator.locks.request(LOCK, async () => {
     await own();

@@ -7,7 +7,7 @@ import { type FileExamples, readFile } from "../../intake/files.ts";
 import type { IntakeCounters } from "../../intake/windows.ts";
 import type { App } from "../app.ts";
 import { h, newId, setText, show } from "../dom.ts";
-import { DATA, FILES, SENSORS } from "../texts.ts";
+import { DATA, FILES, SENSORS } from "../../texts.ts";
 import { type Panel, tellInputError } from "./panel.ts";
 
 export function filePanel(app: App, bundle: BundleFacts): Panel {
@@ -58,7 +58,7 @@ function layouts({ preprocessing, targets }: BundleFacts): string[] {
   return [stream ? FILES.csvStream(channels.join(", ")) : examples, FILES.npz(shapeText(shape))];
 }
 
-function summary({ parts, lost, doubted }: FileExamples): string {
+function summary({ parts, lost, doubted, hints }: FileExamples): string {
   const count = parts.reduce((sum, part) => sum + part.examples.x.shape[0]!, 0);
   const unlabelled = parts.reduce((sum, part) => sum + part.unlabelled, 0);
   const texts = [DATA.added(count)];
@@ -66,7 +66,7 @@ function summary({ parts, lost, doubted }: FileExamples): string {
   const counters = lost === null ? "" : lostText(lost);
   if (counters !== "") texts.push(FILES.lost(counters));
   if (doubted !== null) texts.push(FILES.doubt(doubted.toPrecision(3)));
-  return texts.join(" ");
+  return [...texts, ...hints].join(" ");
 }
 
 function lostText(lost: IntakeCounters): string {
