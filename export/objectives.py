@@ -11,6 +11,9 @@ Sources:
     - CDFL: Khazaei et al.
     - fedphp, FedPHP: Li et al., "FedPHP: Federated Personalization with Inherited Private Models",
       ECML PKDD 2021; its kernels' bandwidths are PFLlib's.
+    - hyper_knowledge, FedHKD: Chen, Wang, Vikalo, "The Best of Both Worlds: Accurate Global and
+      Personalized Models through Federated Learning with Data-Free Hyper-Knowledge Distillation",
+      arXiv:2301.08968.
     - reconstruction and head_cross_entropy, FedHome: Wu et al., "FedHome: Cloud-Edge based
       Personalized Federated Learning for In-Home Health Monitoring", IEEE TMC 2020.
 """
@@ -46,6 +49,9 @@ class ModelCall(Protocol):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
+
+    def classify(self, rows: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d) that no example gave: what the head makes of them."""
 
     def decode(self, features: Tensor) -> Tensor:
         """Examples (B, …) of features (B, d); raises ExportError without a decoder."""
@@ -87,11 +93,13 @@ class Objective:
         name: key in ``OBJECTIVES``, and of the training program in a bundle.
         inputs: what a batch must hold, by key; at least one of them per example.
         loss: mean loss () of a batch, from the model and the inputs by key.
+        classifies: it asks for ``ModelCall.classify``, which not every model's head can do.
     """
 
     name: str
     inputs: Mapping[str, InputDecl]
     loss: Callable[[ModelCall, Inputs], Tensor]
+    classifies: bool = False
 
     @property
     def sizes(self) -> set[str]:
@@ -162,6 +170,29 @@ def prototype_distance(model: ModelCall, inputs: Inputs) -> Tensor:
         )
     cosines = (unit(model.prototypes) * unit(inputs["anchors"])).sum(1)
     return cross_entropy(model, inputs) + inputs["weight"] * (1 - cosines).sum()
+
+
+def hyper_knowledge(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy + pulls of what the head makes of prototypes, and of features, to the common.
+
+    ``prediction_weight`` times the mean over the classes that are ``present`` of the distance
+    between the softened prediction of the class's prototype and ``predictions``, and
+    ``feature_weight`` times the mean over the batch of the distance between features and their
+    class's prototype, 0 for absent classes.
+    """
+    features = model.features(inputs["x"])
+    present = inputs["present"]
+    # Nothing of an absent prototype's row may be read, whatever stands there.
+    prototypes = torch.where(present[:, None] > 0, inputs["prototypes"], 0.0)
+    softened = torch.softmax(model.classify(prototypes) / inputs["temperature"], 1)
+    apart = present * length(softened - inputs["predictions"])
+    chosen = torch.index_select(prototypes, 0, inputs["y"])
+    counts = torch.index_select(present, 0, inputs["y"])
+    return (
+        _head_loss(model, features, inputs)
+        + inputs["prediction_weight"] * apart.sum() / present.sum().clamp(min=1)
+        + inputs["feature_weight"] * (counts * length(features - chosen)).mean()
+    )
 
 
 def cdfl(model: ModelCall, inputs: Inputs) -> Tensor:
@@ -262,6 +293,8 @@ OUTPUTS = InputDecl(dtype="float32", shape=("batch", "classes"))
 """Another model's logits of every example."""
 PROTOTYPES = InputDecl(dtype="float32", shape=("classes", "features"))
 """A vector for every class."""
+PREDICTIONS = InputDecl(dtype="float32", shape=("classes", "classes"))
+"""Shares of the classes for every class."""
 PRESENT = InputDecl(dtype="float32", shape=("classes",), flags=True)
 """1 for every class that counts."""
 
@@ -293,6 +326,21 @@ OBJECTIVES: dict[str, Objective] = {
             name="prototype_distance",
             inputs={"x": X, "y": Y, "anchors": PROTOTYPES, "weight": SCALAR},
             loss=prototype_distance,
+        ),
+        Objective(
+            name="hyper_knowledge",
+            inputs={
+                "x": X,
+                "y": Y,
+                "prototypes": PROTOTYPES,
+                "predictions": PREDICTIONS,
+                "present": PRESENT,
+                "temperature": SCALAR,
+                "prediction_weight": SCALAR,
+                "feature_weight": SCALAR,
+            },
+            loss=hyper_knowledge,
+            classifies=True,
         ),
         Objective(
             name="reconstruction", inputs={"x": X, "y": Y, "weight": SCALAR}, loss=reconstruction
