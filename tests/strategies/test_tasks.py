@@ -109,6 +109,7 @@ _NEEDING_CLASSES = {
     "fedhp",
     "fednh",
     "fedpac",
+    "fedphp",
     "fedproto",
     "fedsub",
     "moon",
