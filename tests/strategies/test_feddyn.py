@@ -158,7 +158,7 @@ def test_a_payload_s_numbers_are_integers_and_make_no_endless_pull(model, make_t
     strategy = build("feddyn", _settings(weighted_alpha=True), model)
     payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
     forged = {**payload.tensors, "population": np.zeros(2, np.float32)}
-    with pytest.raises(RefusedError, match="'population': expected .*int64, got .*float32"):
+    with pytest.raises(RefusedError, match=r"'population': expected .*int64, got .*float32"):
         strategy.payload.check(forged)
     tools, _ = make_tools("a", [[2, 4], [1, 3]])
     for numbers, alpha in (((-1, 5), _ALPHA), ((3, -7), _ALPHA), ((1, 2**62), 1e9), ((2, 8), 0.6)):
