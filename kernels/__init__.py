@@ -23,6 +23,7 @@ from protofleet.kernels.codecs import (
 )
 from protofleet.kernels.distances import SquaredDistances
 from protofleet.kernels.kmeans import (
+    EmptyClusters,
     KMeansResult,
     cluster_means,
     kmeans,
@@ -52,6 +53,7 @@ from protofleet.kernels.steps import (
 
 __all__ = [
     "AlpVariant",
+    "EmptyClusters",
     "EpsForm",
     "KMeansResult",
     "Rounding",
