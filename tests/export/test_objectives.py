@@ -47,6 +47,9 @@ class Flat(nn.Module):
     def head(self, features: Tensor) -> Tensor:
         return torch.cat((features, features[:, :1] * 0), 1)
 
+    def classify(self, rows: Tensor) -> Tensor:
+        return self.head(rows)
+
     def decode(self, features: Tensor) -> Tensor:
         return 2 * features.flip(1)
 
@@ -140,10 +143,26 @@ def _bce(b: Arrays) -> float:
     return float(-np.mean(np.where(b["y"] > 0, np.log(shares), np.log(1 - shares))))
 
 
+def _hyper_knowledge(b: Arrays) -> float:
+    def soft(row: np.ndarray) -> np.ndarray:
+        shares = np.exp(_logits(row[None])[0] / b["temperature"])
+        return shares / shares.sum()
+
+    there = [c for c in range(_C) if b["present"][c]]
+    gaps = [np.linalg.norm(soft(b["prototypes"][c]) - b["predictions"][c]) for c in there]
+    pulls = [
+        np.linalg.norm(x - b["prototypes"][y]) if y in there else 0.0
+        for x, y in zip(b["x"], b["y"], strict=True)
+    ]
+    taught = b["prediction_weight"] * np.mean(gaps) + b["feature_weight"] * np.mean(pulls)
+    return _cross_entropy(_logits(b["x"]), b["y"]) + float(taught)
+
+
 _ORACLES: dict[str, Callable[[Arrays], float]] = {
     "moon": _moon,
     "prototype_mse": _prototype_mse,
     "cdfl": _cdfl,
+    "hyper_knowledge": _hyper_knowledge,
     "reconstruction": _reconstruction,
     "head_cross_entropy": lambda b: _cross_entropy(_logits(b["features"]), b["y"]),
     "mse": _mse,

@@ -102,7 +102,18 @@ def test_a_strategys_objectives_name_the_tasks_loss_once():
     assert objectives_of(DESCRIPTIONS["moon"], "cross_entropy") == ("moon",)
 
 
-_NEEDING_CLASSES = {"cdfl", "fedhome", "fedhp", "fedpac", "fedproto", "fedsub", "moon", "protohar"}
+_NEEDING_CLASSES = {
+    "cdfl",
+    "fedhkd",
+    "fedhome",
+    "fedhp",
+    "fednh",
+    "fedpac",
+    "fedproto",
+    "fedsub",
+    "moon",
+    "protohar",
+}
 
 
 @pytest.mark.parametrize("name", sorted(DESCRIPTIONS))
