@@ -35,6 +35,7 @@ from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.capture.override_python import plain_python
 from protofleet.export.classifier import Parts, find_parts
+from protofleet.export.classifier.heads import unfit_head
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
@@ -188,6 +189,8 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
         objective = objective_named(name)
         if not sizes.keys() >= objective.sizes:
             raise ExportError(f"objective '{name}' needs features: {parts.missing}")
+        if objective.classifies and (why := unfit_head(model, parts, x)):
+            raise ExportError(f"objective '{name}': {why}")
         example = _example(objective, x, sizes)
         program_name = "train" if index == 0 else f"train_{name}"
         programs[program_name] = capture(model, objective, example, parts=parts)

@@ -9,17 +9,13 @@ from protofleet.experiments.config import Experiment
 from protofleet.experiments.runner import RunOptions, run_experiment
 from protofleet.experiments.store import load_results
 
-_VIT = {
-    "name": "vit_digits",
-    "settings": {"patch": 4, "depth": 1, "width": 8, "heads": 1, "prototypes": [4]},
-}
 _BASE = {
     "title": "Digits",
     "paper": "none",
     "table": "none",
     "data": [{"name": "digits"}],
     "partition": {"kind": "iid", "clients": 2},
-    "model": _VIT,
+    "model": {"name": "aligned_rows:build"},
     "rounds": 2,
     "seeds": [1],
     "training": {"epochs": 1},
@@ -35,19 +31,19 @@ def run(changes, folder, **options):
     return load_results(folder / "runs", chosen)
 
 
-@pytest.mark.slow(seconds=25)
+@pytest.mark.slow(seconds=15)
 @pytest.mark.timeout(240)
 def test_every_round_tells_of_its_layers_and_without_a_request_of_clustering_alone(tmp_path):
     """What is known anyway comes always; the rest belongs to another run, made anew."""
     (asked,) = run({"score": {"pooled_limit": 64}}, tmp_path)
-    named = {f"blocks.0.align.{name}" for name in ("relabelled", "relocated", "moved")}
+    named = {f"align.{name}" for name in ("relabelled", "relocated", "moved")}
     for one in asked.rounds:
         figures = one.figures
-        layers = {f"blocks.0.align.{name}" for name in ("cosine", "used", "entropy", "mixed")}
+        layers = {f"align.{name}" for name in ("cosine", "used", "entropy", "mixed")}
         assert figures.keys() == named | layers
-        assert 0 < figures["blocks.0.align.used"] <= 1
-        assert 0 < figures["blocks.0.align.entropy"] < 1
-        assert -1 <= figures["blocks.0.align.cosine"] <= 1
+        assert 0 < figures["align.used"] <= 1
+        assert 0 < figures["align.entropy"] < 1
+        assert -1 <= figures["align.cosine"] <= 1
     (plain,) = run({"score": {"pooled_limit": 64}, "diagnostics": False}, tmp_path)
     assert plain.rounds[0].figures.keys() == named
     assert [one.scores for one in plain.rounds] == [one.scores for one in asked.rounds]
