@@ -31,7 +31,7 @@ describe("what goes wrong, on the page", { skip: findChromium() === null && "no 
     await on.locator("input[type=file]").setInputFiles({
       name: "mine.csv", mimeType: "text/csv", buffer: Buffer.from(["a,b,c,d,label", ...rows].join("\n")),
     });
-    await on.getByText("60 examples added.").waitFor();
+    await on.getByText(/\d examples added\./).waitFor();
     await on.getByRole("link", { name: "Training" }).click();
   }
 
