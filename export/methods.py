@@ -132,6 +132,8 @@ def _fitted(
     objectives = objectives_of(description, loss)
     if not ready.features and any("features" in OBJECTIVES[one].sizes for one in objectives):
         raise InputError(f"strategy '{description.name}': needs features: {ready.parts.missing}")
+    if ready.unfit_head and any(OBJECTIVES[one].classifies for one in objectives):
+        raise InputError(f"strategy '{description.name}': {ready.unfit_head}")
     if not ready.parts.decodes and "reconstruction" in objectives:
         raise InputError(f"strategy '{description.name}': {LATENT}")
     return strategies.build(description.name, settings, model).description

@@ -176,20 +176,23 @@ class _Mixture:
         self._name, self._grad_fn = tools.name, tools.grad_fns[TASK_LOSS]
         lr = settings.optimiser.lr if settings.alpha_lr is None else settings.alpha_lr
         self._lr, self._shared, self._mixed = lr, shared, TensorMap.zeros(layout)
+        self._apart = np.zeros(layout.size, np.float32)
 
     @property
     def network(self) -> Network:
         """v̄ as w, v and α are now; the next call overwrites it."""
-        share, v, w = np.float32(self.alpha), self.personal.params.buffer, self._shared.buffer
-        self._mixed.buffer[...] = share * v + (np.float32(1) - share) * w
+        w, mixed = self._shared.buffer, self._mixed.buffer
+        np.subtract(self.personal.params.buffer, w, out=self._apart)
+        np.multiply(self._apart, np.float32(self.alpha), out=mixed)
+        mixed += w
         return Network(params=self._mixed, buffers=self.personal.buffers)
 
     def _grads(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
         """∇_v f(v̄) = α∇f(v̄); α moves for the next step."""
         mixed = replace(self.network, buffers=network.buffers)
         step = self._grad_fn(mixed, batch, rng)
-        apart = (self.personal.params.buffer - self._shared.buffer).astype(np.float64)
-        slope = float(np.dot(apart, step.grads.buffer))  # ∇_α f(v̄) = <v - w, ∇f(v̄)>
+        # ∇_α f(v̄) = <v - w, ∇f(v̄)>, by a sum whose bits hang on no number of threads.
+        slope = float(np.sum(self._apart * step.grads.buffer, dtype=np.float64))
         if not math.isfinite(slope):
             raise DivergedError(
                 f"{self._name}: expected a finite gradient of the mixture's share, got {slope}; "

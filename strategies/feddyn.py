@@ -51,7 +51,7 @@ from protofleet.strategies.common import (
     prefixed,
     unpack,
 )
-from protofleet.strategies.optimisers import Adam, Sgd, check_range
+from protofleet.strategies.optimisers import MOST, Adam, Sgd, check_range
 from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ClientState,
@@ -191,7 +191,9 @@ def _alpha(settings: FedDynSettings, payload: Payload, tools: ClientTools) -> fl
         return settings.alpha
     clients, examples = payload.tensors[_POPULATION].tolist()
     # One example each is what the server takes where clients do not tell their numbers.
-    return settings.alpha * examples / (clients * own) if examples > clients > 0 else settings.alpha
+    if not examples > clients > 0:
+        return settings.alpha
+    return min(settings.alpha * examples / (clients * own), MOST)
 
 
 def _fit(settings: FedDynSettings, alpha: float, anchor: TensorMap) -> Fit:

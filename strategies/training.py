@@ -23,6 +23,11 @@ ExampleRows = NDArray[np.int64]
 MOST_BATCH = 1 << 20
 """Examples per step."""
 
+REWRITTEN = "_rewritten"
+"""A program cannot write a parameter. A buffer of a parameter's name with this behind it, of its
+shape, holds after a training call what the call has set the parameter to: a step puts it there
+before the optimiser moves it."""
+
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Local training of one round; the optimiser starts anew each round unless a strategy keeps it.
@@ -122,6 +127,7 @@ class Trainer:
         self._grad_fn = tools.grad_fns[self._fit.objective]
         self._network = network
         self._buffers = network.buffers
+        self._rewritten = [one for one in network.params if one + REWRITTEN in network.buffers]
         self._steps = 0
 
     @property
@@ -143,6 +149,8 @@ class Trainer:
                 f"{tools.name}: expected a finite loss of '{fit.objective}', got {step.loss}; "
                 "lower the learning rate or check the data"
             )
+        for parameter in self._rewritten:
+            self._network.params[parameter][...] = step.buffers[parameter + REWRITTEN]
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
         correction = fit.correction

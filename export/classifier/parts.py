@@ -1,8 +1,8 @@
 """Finds a classifier's parts: which parameters are its head, and what its features are.
 
 The head is the last ``torch.nn.Linear`` on the way from the example to the logits, with what comes
-after it; features are what goes in. A prototype head counts as well. A module with methods
-``features(x)`` and ``head(features)`` that give its logits is taken at its word.
+after it; features are what goes in. A head of prototypes or directions counts as well. A module
+with methods ``features(x)`` and ``head(features)`` that give its logits is taken at its word.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from protofleet.errors import ExportError, InputError
 from protofleet.export.classifier.calls import EXAMPLE, Call, CallRecorder, evaluation
 from protofleet.export.classifier.layers import LayerFinder, LayerPart
-from protofleet.export.models.layers import PrototypeHead
+from protofleet.export.models.layers import HEADS
 
 _EQUAL = 1e-5
 _LONGEST = 500
@@ -96,9 +96,9 @@ def _head_parts(
     own = _own_head(model, recorder.example, logits)
     if own is not None:
         return own
-    prototypes = [n for n, m in model.named_modules() if isinstance(m, PrototypeHead)]
-    if len(prototypes) == 1 and recorder.runs[prototypes[0]] == 1:
-        return _named(model, recorder, prototypes[0])
+    of_classes = [n for n, m in model.named_modules() if isinstance(m, tuple(HEADS.values()))]
+    if len(of_classes) == 1 and recorder.runs[of_classes[0]] == 1:
+        return _named(model, recorder, of_classes[0])
     return _last_linear(model, recorder, logits)
 
 

@@ -10,9 +10,10 @@ from laws.coded import CodedRounds
 from oracles.feddyn import FedDyn, FedDynCode
 from toy_model import frozen_map, new_rng, server_tools
 
-from protofleet.errors import InputError
+from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
 from protofleet.strategies.aggregation import build as build_rule
+from protofleet.strategies.feddyn import _alpha
 from protofleet.strategies.types import Step, Update
 from protofleet.tensors import Model, TensorMap
 from protofleet.wire.codecs import Codec
@@ -150,6 +151,20 @@ def test_a_client_s_claim_of_examples_never_overflows(model):
     after = strategy.aggregate(server, updates, server_tools())
     clients, examples = strategy.downlink(after, "a").tensors["population"]
     assert (clients, examples) == (5, 5 << 40)
+
+
+def test_a_payload_s_numbers_are_integers_and_make_no_endless_pull(model, make_tools):
+    """What no server counts has no effect, and the largest count one of at most 1e9."""
+    strategy = build("feddyn", _settings(weighted_alpha=True), model)
+    payload = strategy.downlink(strategy.server_init(model, new_rng()), "a")
+    forged = {**payload.tensors, "population": np.zeros(2, np.float32)}
+    with pytest.raises(RefusedError, match=r"'population': expected .*int64, got .*float32"):
+        strategy.payload.check(forged)
+    tools, _ = make_tools("a", [[2, 4], [1, 3]])
+    for numbers, alpha in (((-1, 5), _ALPHA), ((3, -7), _ALPHA), ((1, 2**62), 1e9), ((2, 8), 0.6)):
+        tensors = {**payload.tensors, "population": np.array(numbers)}
+        got = _alpha(strategy.settings, dataclasses.replace(payload, tensors=tensors), tools)
+        assert got == pytest.approx(alpha)
 
 
 def _pulled_to(make_tools):

@@ -30,7 +30,8 @@ export type Command =
    * without keys. `broker`: WebSocket address of the broker itself, in place of the hub's way there.
    */
   | { readonly kind: "enrol"; readonly invitation: string; readonly broker?: string }
-  | { readonly kind: "addExamples"; readonly examples: Examples; readonly source: string }
+  /** Answered by `added` with the same id when they are kept. */
+  | { readonly kind: "addExamples"; readonly id: number; readonly examples: Examples; readonly source: string }
   | { readonly kind: "clearExamples" }
   /** Answered by `prediction` with the same id; x holds examples as the bundle takes them. */
   | { readonly kind: "predict"; readonly id: number; readonly x: Tensor }
@@ -107,5 +108,6 @@ export interface Status {
 export type Told =
   | { readonly kind: "status"; readonly status: Status }
   | { readonly kind: "prediction"; readonly id: number; readonly outputs: Tensor }
-  /** A command could not be carried out; nothing has changed. */
-  | { readonly kind: "refused"; readonly command: Command["kind"]; readonly text: string };
+  | { readonly kind: "added"; readonly id: number }
+  /** A command could not be carried out; nothing has changed. `id`: the command's, null if it has none. */
+  | { readonly kind: "refused"; readonly command: Command["kind"]; readonly id: number | null; readonly text: string };

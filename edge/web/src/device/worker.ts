@@ -71,7 +71,10 @@ type Handlers = { readonly [K in Exclude<Command["kind"], "open">]: (it: PhoneDe
 
 const HANDLERS: Handlers = {
   enrol: (it, { invitation, broker }) => it.enrol(invitation, broker),
-  addExamples: (it, { examples, source }) => it.addExamples(examples, source),
+  addExamples: async (it, { id, examples, source }) => {
+    await it.addExamples(examples, source);
+    tell({ kind: "added", id });
+  },
   clearExamples: (it) => it.clearExamples(),
   predict: async (it, { id, x }) => tell({ kind: "prediction", id, outputs: await it.predict(x) }),
   pause: (it) => it.pause(),
@@ -91,9 +94,13 @@ async function obey(command: Command): Promise<void> {
     await opening;
     if (command.kind === "open") return changed();
     if (device !== null) await HANDLERS[command.kind](device, command as never);
-    else if (command.kind !== "phone") tell({ kind: "refused", command: command.kind, text: closed.detail });
+    else if (command.kind !== "phone") refuse(command, closed.detail);
   } catch (error) {
-    tell({ kind: "refused", command: command.kind, text: textOf(error) });
+    refuse(command, textOf(error));
   }
   changed();
+}
+
+function refuse(command: Command, text: string): void {
+  tell({ kind: "refused", command: command.kind, id: "id" in command ? command.id : null, text });
 }

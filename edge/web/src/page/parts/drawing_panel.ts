@@ -49,8 +49,9 @@ export function drawingPanel(app: App, bundle: BundleFacts): Panel {
     if (x === null) return app.notice(DRAWING.nothing, "bad");
     if (choice.chosen() < 0) return app.notice(DRAWING.noClass, "bad");
     const block = { x, labels: [choice.chosen()], targets: [], startS: null };
-    app.device.send({ kind: "addExamples", examples: labelled([block], bundle, "both").examples, source: "drawing" });
-    app.notice(DATA.added(1), "good");
+    void app.device.add(labelled([block], bundle, "both").examples, "drawing").then((kept) => {
+      if (kept) app.notice(DATA.added(1), "good");
+    });
     erase();
   }
 

@@ -25,7 +25,7 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
     try {
       const found = await readFile(file, bundle);
       if (found === null) complain(FILES.other(file.name));
-      else take(found, file.name);
+      else await take(found, file.name);
     } catch (error) {
       if (error instanceof Error && error.name === "InputError") complain(error.message);
       else tellInputError(app, error);
@@ -38,9 +38,9 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
     show(problem, true);
   }
 
-  function take(found: FileExamples, source: string): void {
-    for (const { examples } of found.parts) app.device.send({ kind: "addExamples", examples, source });
-    setText(said, summary(found));
+  async function take(found: FileExamples, source: string): Promise<void> {
+    const kept = await Promise.all(found.parts.map(({ examples }) => app.device.add(examples, source)));
+    setText(said, kept.every(Boolean) ? summary(found) : "");
   }
 
   return {

@@ -114,8 +114,7 @@ function recorder(app: App, bundle: BundleFacts): Panel {
     end();
     if (windows.length === 0) return app.notice(SENSORS.none, "bad");
     const { examples } = labelled([windowBlock(windows)], bundle, "both");
-    app.device.send({ kind: "addExamples", examples, source: "motion sensors" });
-    app.notice(DATA.added(windows.length), "good");
+    void app.device.add(examples, "motion sensors").then((kept) => kept && app.notice(DATA.added(windows.length), "good"));
   }
 
   function end(): void {
