@@ -9,6 +9,8 @@ Sources:
       Heterogeneous Clients", arXiv:2105.00243.
     - prototype_distance, FedHP: Fonio et al., ESANN 2024.
     - CDFL: Khazaei et al.
+    - fedphp, FedPHP: Li et al., "FedPHP: Federated Personalization with Inherited Private Models",
+      ECML PKDD 2021; its kernels' bandwidths are PFLlib's.
     - hyper_knowledge, FedHKD: Chen, Wang, Vikalo, "The Best of Both Worlds: Accurate Global and
       Personalized Models through Federated Learning with Data-Free Hyper-Knowledge Distillation",
       arXiv:2301.08968.
@@ -210,6 +212,41 @@ def cdfl(model: ModelCall, inputs: Inputs) -> Tensor:
     )
 
 
+def fedphp(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Weighted cross-entropy + what the model learns from the client's personal one.
+
+    The squared maximum mean discrepancy of the batch's features to ``teacher``, and the
+    Kullback-Leibler divergence of the predictions from those of ``teacher_outputs``.
+    """
+    features = model.features(inputs["x"])
+    outputs = model.head(features)
+    expected = functional.log_softmax(inputs["teacher_outputs"], 1)
+    missed = expected - functional.log_softmax(outputs, 1)
+    return (
+        inputs["local"] * functional.cross_entropy(outputs, inputs["y"])
+        + inputs["mmd"] * _discrepancy(features, inputs["teacher"])
+        + inputs["kl"] * (expected.exp() * missed).sum(1).mean()
+    )
+
+
+_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+"""Squared widths of the Gaussian kernels whose sum compares features."""
+
+
+def _discrepancy(features: Tensor, others: Tensor) -> Tensor:
+    """Squared distance of the means of two samples' rows in the kernels' space."""
+    within = _affinities(features, features) + _affinities(others, others)
+    return within - 2 * _affinities(features, others)
+
+
+def _affinities(rows: Tensor, others: Tensor) -> Tensor:
+    """Mean kernel over all pairs; the square is multiplied out, so no (B, B, d) array arises."""
+    lengths = rows.square().sum(1, keepdim=True) + others.square().sum(1)
+    apart = lengths - 2 * rows @ others.T
+    kernels = [(apart * (-0.5 / width)).exp() for width in _BANDWIDTHS]
+    return sum(kernels[1:], kernels[0]).mean(1).mean()
+
+
 def reconstruction(model: ModelCall, inputs: Inputs) -> Tensor:
     """Cross-entropy + weight · mean squared difference of the decoded features to ``x``.
 
@@ -252,6 +289,8 @@ SCALAR = InputDecl(dtype="float32", shape=())
 """A number, such as the weight of a term."""
 FEATURES = InputDecl(dtype="float32", shape=("batch", "features"))
 """A vector for every example, beside its features."""
+OUTPUTS = InputDecl(dtype="float32", shape=("batch", "classes"))
+"""Another model's logits of every example."""
 PROTOTYPES = InputDecl(dtype="float32", shape=("classes", "features"))
 """A vector for every class."""
 PREDICTIONS = InputDecl(dtype="float32", shape=("classes", "classes"))
@@ -325,6 +364,19 @@ OBJECTIVES: dict[str, Objective] = {
                 "clustering": SCALAR,
             },
             loss=cdfl,
+        ),
+        Objective(
+            name="fedphp",
+            inputs={
+                "x": X,
+                "y": Y,
+                "teacher": FEATURES,
+                "teacher_outputs": OUTPUTS,
+                "local": SCALAR,
+                "mmd": SCALAR,
+                "kl": SCALAR,
+            },
+            loss=fedphp,
         ),
     )
 }

@@ -5,6 +5,7 @@ never written unless a docstring says so, and no result depends on a number of t
 """
 
 from protofleet.kernels.alp import AlpVariant, alp_infer, alp_train
+from protofleet.kernels.blend import blend, inner_products
 from protofleet.kernels.clusters import (
     davies_bouldin,
     predict_missing_prototypes,
@@ -65,6 +66,7 @@ __all__ = [
     "ala_step",
     "alp_infer",
     "alp_train",
+    "blend",
     "clip_by_norm",
     "cluster_means",
     "control_update",
@@ -73,6 +75,7 @@ __all__ = [
     "fp16_encode",
     "gram",
     "hyperspherical_prototypes",
+    "inner_products",
     "int8_decode",
     "int8_encode",
     "kmeans",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protofleet.bundle.manifest import Manifest
     from protofleet.export.classifier.prepare import Wishes
 
-_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
+_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl", "fedphp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,7 +58,12 @@ class Model:
 _ROWS = {"inputs": 4, "classes": 3, "hidden": (8, 6)}
 _IMAGE = (1, 16, 16)
 _MODELS = {
-    "mlp": Model("mlp", _ROWS, (4,), ("cross_entropy", "moon", "prototype_mse", "hyper_knowledge")),
+    "mlp": Model(
+        "mlp",
+        _ROWS,
+        (4,),
+        ("cross_entropy", "moon", "prototype_mse", "hyper_knowledge", "fedphp"),
+    ),
     "prototypes": Model("mlp_prototypes", _ROWS, (4,), ("prototype_distance",)),
     "directions": Model("mlp_prototypes", {**_ROWS, "head_kind": "cosine"}, (4,)),
     "cnn": Model(
@@ -102,20 +107,24 @@ class Entry:
 
 _ENTRIES = {
     "apfl": Entry(),
+    "apple": Entry(),
     "cdfl": Entry("cnn", {"restarts": 2, "images_per_centroid": 2}, processes=True),
     "ditto": Entry(settings={"personal_epochs": 1}),
     "fedala": Entry(),
     "fedali": Entry("alp"),
+    "fedamp": Entry(),
     "fedavg": Entry(),
     "fedavg_c": Entry(),
     "fedhkd": Entry(),
     "fedclar": Entry(settings={"cluster_round": 1, "threshold": 1e-7}),
     "fedhome": Entry("autoencoder", {"refine_from": 2}),
     "feddyn": Entry(settings={"weighted_alpha": True, "max_norm": 10.0}),
+    "fedfomo": Entry(),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
     "fednh": Entry("directions", {"sphere_steps": 50}),
     "fedpac": Entry(),
     "fedper": Entry(),
+    "fedphp": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),
     "fedrep": Entry(settings={"head_epochs": 2}),

@@ -123,6 +123,30 @@ def _cdfl(b: Arrays) -> float:
     )
 
 
+def _kernel(a: np.ndarray, b: np.ndarray) -> float:
+    return float(sum(np.exp(-np.sum((a - b) ** 2) / (2 * width)) for width in (10, 15, 20, 50)))
+
+
+def _mean_kernel(rows: np.ndarray, others: np.ndarray) -> float:
+    return float(np.mean([[_kernel(a, b) for b in others] for a in rows]))
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+def _fedphp(b: Arrays) -> float:
+    x, teacher = b["x"], b["teacher"]
+    within = _mean_kernel(x, x) + _mean_kernel(teacher, teacher)
+    p, q = _softmax(b["teacher_outputs"]), _softmax(_logits(x))
+    return (
+        b["local"] * _cross_entropy(_logits(x), b["y"])
+        + b["mmd"] * (within - 2 * _mean_kernel(x, teacher))
+        + b["kl"] * float(np.mean(np.sum(p * np.log(p / q), 1)))
+    )
+
+
 def _reconstruction(b: Arrays) -> float:
     gaps = 2 * b["x"][:, ::-1] - b["x"]
     return _cross_entropy(_logits(b["x"]), b["y"]) + float(b["weight"] * np.mean(gaps**2))
@@ -162,6 +186,7 @@ _ORACLES: dict[str, Callable[[Arrays], float]] = {
     "moon": _moon,
     "prototype_mse": _prototype_mse,
     "cdfl": _cdfl,
+    "fedphp": _fedphp,
     "hyper_knowledge": _hyper_knowledge,
     "reconstruction": _reconstruction,
     "head_cross_entropy": lambda b: _cross_entropy(_logits(b["features"]), b["y"]),
@@ -260,6 +285,15 @@ def test_cdfl_pulls_both_sides_of_the_pair_of_images_and_no_input() -> None:
     """The gradient through the original's features is not zero."""
     batch = _batch("cdfl")
     assert np.abs(_gradient("cdfl", batch, "x")).max() > 1e-3
+
+
+def test_fedphp_has_nothing_to_learn_from_an_equal_model() -> None:
+    """Both transfers are zero and flat there, whatever they weigh."""
+    batch = _batch("fedphp")
+    batch |= {"teacher": batch["x"].copy(), "teacher_outputs": _logits(batch["x"]).astype("f4")}
+    batch["local"] = np.zeros((), "f4")
+    assert _loss("fedphp", batch) == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(_gradient("fedphp", batch, "x"), 0, atol=1e-6)
 
 
 def test_nothing_of_an_absent_prototype_is_read() -> None:

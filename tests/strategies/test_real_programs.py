@@ -7,7 +7,10 @@ from real_federation import TRAINING, RealFederation, mean_accuracy, perceptron_
 pytestmark = pytest.mark.slow(seconds=1)
 
 _SETTINGS = {
+    "apple": {"optimiser": {"kind": "sgd", "lr": 0.3}},
+    "fedamp": {"alpha": 0.3, "lam": 0.03},
     "fedclar": {"cluster_round": 2, "threshold": 0.01},
+    "fedphp": {"participations": 4, "epochs": 6},
     "partialfed": {
         "optimiser": {"kind": "sgd", "lr": 0.2},
         "decision_optimiser": {"kind": "adam", "lr": 0.1},
@@ -22,7 +25,7 @@ _LOCAL_INIT = {"kind": "ala", "max_passes": 20}
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     path = tmp_path_factory.mktemp("real") / "perceptron.pfb"
-    return perceptron_bundle(path, ("cross_entropy", "moon"))
+    return perceptron_bundle(path, ("cross_entropy", "moon", "fedphp"))
 
 
 def _run(bundle, name, rounds, *, agree=False, **settings):
@@ -38,9 +41,13 @@ def _mean_loss(updates):
     "name",
     [
         "apfl",
+        "apple",
         "fedala",
+        "fedamp",
         "fedclar",
         "feddyn",
+        "fedfomo",
+        "fedphp",
         "fedprox",
         "fedper",
         "fedrep",
@@ -60,7 +67,21 @@ def test_the_training_loss_falls(bundle, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["apfl", "fedclar", "fedper", "fedrep", "ditto", "local", "partialfed", "pfedme"]
+    "name",
+    [
+        "apfl",
+        "apple",
+        "fedamp",
+        "fedclar",
+        "fedfomo",
+        "fedphp",
+        "fedper",
+        "fedrep",
+        "ditto",
+        "local",
+        "partialfed",
+        "pfedme",
+    ],
 )
 def test_personal_models_beat_the_shared_one_where_clients_disagree_about_labels(bundle, name):
     _, shared = _run(bundle, "fedavg", 8, score_at="start")

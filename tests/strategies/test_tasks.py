@@ -109,6 +109,7 @@ _NEEDING_CLASSES = {
     "fedhp",
     "fednh",
     "fedpac",
+    "fedphp",
     "fedproto",
     "fedsub",
     "moon",
@@ -124,6 +125,6 @@ def test_a_strategy_that_looks_at_classes_is_refused_and_names_others(name, task
     if name not in _NEEDING_CLASSES:
         check_task(DESCRIPTIONS[name], task)
         return
-    expected = f"strategy '{name}': .* got {task}; use one of apfl, .*, scaffold"
+    expected = f"strategy '{name}': .* got {task}; use one of .*ditto, .*, scaffold"
     with pytest.raises(InputError, match=expected):
         build(name, {}, replace(model, task=task))

@@ -192,6 +192,7 @@ export class PhoneDevice {
     const { up, down } = agent?.totals ?? totals;
     return {
       phase: this.#phaseNow(),
+      pausedBy: this.#phaseNow() === "paused" ? (this.#store.wish === "pause" ? "owner" : "policy") : null,
       detail: this.#detailNow(),
       federation: enrolment?.federation ?? "",
       deviceId: enrolment?.deviceId ?? "",

@@ -75,13 +75,17 @@ export interface BundleFacts {
 /** What a phone has taken along to another bundle, in words. */
 export interface MoveTold {
   readonly text: string;
-  /** What became of each tensor, and what else the owner should know. */
-  readonly lines: readonly string[];
+  /** What else the owner should know. */
+  readonly notes: readonly string[];
+  /** What became of each tensor. */
+  readonly tensors: readonly string[];
 }
 
 /** Everything that the page shows; sent whole after each change. */
 export interface Status {
   readonly phase: Phase;
+  /** Who has paused it; null: it is not. */
+  readonly pausedBy: "owner" | "policy" | null;
   /** Why it is paused, waiting or failed, and what to do; "" if there is nothing to say. */
   readonly detail: string;
   readonly federation: string;

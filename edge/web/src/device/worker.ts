@@ -13,7 +13,7 @@ const LOCK = "protofleet-device";
 declare const self: DedicatedWorkerGlobalScope;
 
 const CLOSED: Status = {
-  phase: "opening", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
+  phase: "opening", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
   history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
