@@ -11,6 +11,7 @@ import { after, before } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 
+import type { Examples } from "../src/device/page_messages.ts";
 import { TestBrowser } from "../test/browser.ts";
 import { PYTHON, PYTHON_ENVIRONMENT, REPOSITORY } from "../test/python.ts";
 
@@ -91,6 +92,26 @@ export interface FederationOptions {
   readonly devices: readonly string[];
   /** Names of phones. */
   readonly phones: readonly string[];
+  /** Writes bundle, signer and the devices' data into the federation's folder; default: `phone_files.py`. */
+  readonly prepare?: (folder: string, names: readonly string[]) => void;
+  readonly bundle?: string;
+  /** More lines of the federation file, before its tables. */
+  readonly settings?: string;
+}
+
+/** Runs `tests/web/SCRIPT FOLDER ARGUMENT...`; what it writes to stdout. */
+export function runScript(script: string, folder: string, ...argv: readonly string[]): string {
+  const path = join(REPOSITORY, "tests/web", script);
+  return execFileSync(PYTHON, [path, folder, ...argv], { env: ENVIRONMENT, encoding: "utf-8", stdio: "pipe" });
+}
+
+/** Examples of a phone: x (n, features) and y (n,). */
+export interface PhoneExamples {
+  readonly x: number[][];
+  readonly y: number[];
+  /** Of one example, as the bundle has it; default: that of a row of x. */
+  readonly shape?: number[];
+  readonly part?: Examples["part"];
 }
 
 /** A federation with keys at a Mosquitto with TLS, accounts and an access list; all in one folder. */
@@ -133,8 +154,10 @@ export class Federation {
 
   /** Everything but the coordinator and the Python devices. */
   async start(): Promise<void> {
-    const { devices, phones } = this.#options;
-    execFileSync(PYTHON, [join(REPOSITORY, "tests/web/phone_files.py"), this.folder, ...devices, ...phones], { env: ENVIRONMENT });
+    const { devices, phones, prepare } = this.#options;
+    const names = [...devices, ...phones];
+    if (prepare === undefined) runScript("phone_files.py", this.folder, ...names);
+    else prepare(this.folder, names);
     this.#brokerPort = await freePort();
     this.#run("broker", "init", "--host", "localhost", "--port", String(this.#brokerPort));
     await answers(this.#brokerPort, this.command("broker", "broker", "run", "federation/broker"));
@@ -148,14 +171,14 @@ export class Federation {
   }
 
   /** Writes the federation file: which bundle, signed by whom, and in which folder it is run. */
-  write({ bundle = "tiny.pfb", signer = "signer.pem", run = "run" } = {}): void {
-    const { devices, phones, rounds } = this.#options;
+  write({ bundle = this.#bundle, signer = "signer.pem", run = "run" } = {}): void {
+    const { devices, phones, rounds, settings = "" } = this.#options;
     const pem = readFileSync(join(this.folder, signer), "utf-8").split("\n")[1]!;
     const key = Buffer.from(pem, "base64").subarray(-32).toString("hex");
     writeFileSync(
       join(this.folder, "federation.toml"),
       `federation = "federation"\nkeys = "federation"\nbundle = "${bundle}"\ntrusted = ["${key}"]\n` +
-        `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n` +
+        `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n${settings}` +
         `[broker]\nurl = "mqtts://coordinator@localhost:${this.#brokerPort}"\n` +
         'ca_file = "federation/broker/ca.pem"\npassword_file = "federation/broker/coordinator.password"\n',
     );
@@ -180,10 +203,10 @@ export class Federation {
   }
 
   /** Enrols a Python device and lets it join; the coordinator has to run. */
-  startDevice(name: string): Command {
+  startDevice(name: string, ...options: readonly string[]): Command {
     this.#run("device", "enroll", this.invitation(name), "--store", `store-${name}`);
-    const files = ["--bundle", "tiny.pfb", "--trust", "signer.pem", "--data", `${name}.npz`];
-    return this.command(name, "device", "join", "--store", `store-${name}`, ...files, "--json");
+    const files = ["--bundle", this.#bundle, "--trust", "signer.pem", "--data", `${name}.npz`];
+    return this.command(name, "device", "join", "--store", `store-${name}`, ...files, ...options, "--json");
   }
 
   invitation(name: string): string {
@@ -192,9 +215,13 @@ export class Federation {
     return found;
   }
 
-  /** Examples of a phone: x (n, 4) and y (n,). */
-  examples(name: string): { x: number[][]; y: number[] } {
-    return JSON.parse(readFileSync(join(this.folder, `${name}.json`), "utf-8")) as { x: number[][]; y: number[] };
+  /** What a phone learns from, as `phone_files.py` has written it. */
+  examples(name: string): PhoneExamples {
+    return JSON.parse(readFileSync(join(this.folder, `${name}.json`), "utf-8")) as PhoneExamples;
+  }
+
+  get #bundle(): string {
+    return this.#options.bundle ?? "tiny.pfb";
   }
 
   command(name: string, ...argv: readonly string[]): Command {

@@ -69,7 +69,7 @@ async function open(remembered: string): Promise<void> {
 type Handlers = { readonly [K in Exclude<Command["kind"], "open">]: (it: PhoneDevice, command: Extract<Command, { kind: K }>) => Promise<void> };
 
 const HANDLERS: Handlers = {
-  enrol: (it, { invitation, broker }) => it.enrol(invitation, broker),
+  enrol: (it, { invitation, ...how }) => it.enrol(invitation, how),
   addExamples: (it, { examples, source }) => it.addExamples(examples, source),
   clearExamples: (it) => it.clearExamples(),
   predict: async (it, { id, x }) => tell({ kind: "prediction", id, outputs: await it.predict(x) }),
