@@ -109,7 +109,7 @@ def _find_chromium() -> str:
 
 
 def _find_node() -> str:
-    """The program itself: what Python packages install as ``node`` starts it and passes no signal on."""
+    """The program itself, not the script of a Python package, which passes no signal on to it."""
     node = shutil.which("node", path=_path())
     version, program = _asked(node) if node else ("", "")
     if int(version.lstrip("v").partition(".")[0] or 0) < _MIN_NODE:

@@ -17,7 +17,7 @@ import { Phone } from "./phone.ts";
 const BACKENDS = ["onnx", "onnx", "litert", "browser", "browser"];
 const NAMES = BACKENDS.map((_, k) => `device-0${k + 1}`);
 const ROUNDS = 3;
-const ROUNDS_MS = 300_000;
+const ROUNDS_MS = 600_000;
 /**
  * Of the servers' change. Rounding makes some 1e-5. Where two tokens pull a prototype almost alike, rounding
  * decides which one does, and moves the prototype by a thousandth of their distance.
@@ -26,7 +26,7 @@ const LIMITS: Readonly<Record<string, number>> = { parameters: 1e-4, prototypes:
 /**
  * Not Adam: a gradient that is zero but for rounding, such as that of the keys' biases in attention, makes
  * whole steps there, in a direction that each runtime's rounding errors choose. Not 0.05: such steps jump
- * over this pretrained model's minimum, which multiplies every difference by up to nine at each.
+ * over this pretrained model's minimum, which multiplies every difference by up to ten at each.
  */
 const [EPOCHS, LR] = [2, 0.001];
 const SETTINGS = `{epochs = ${EPOCHS}, optimiser = {kind = "sgd", lr = ${LR}}}`;
