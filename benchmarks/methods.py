@@ -64,10 +64,12 @@ _NAMES = tuple(f"class {number}" for number in range(CLASSES))
 
 Outcome = Literal["runs", "refused", "failed"]
 
-# What a model is made ready for: as it is, with a prototype for each class, with alignment layers.
+# What a model is made ready for: as it is, with a prototype or a direction for each class, with
+# alignment layers.
 _WISHES = (
     Wishes(strategies=("fedavg", ALL)),
-    Wishes(strategies=("fedhp",), prototypes=True),
+    Wishes(strategies=("fedhp",), head_kind="prototypes"),
+    Wishes(strategies=("fednh",), head_kind="cosine"),
     Wishes(strategies=("fedali",)),
 )
 
@@ -80,8 +82,9 @@ Each cell is a federation over a real broker: two devices, one with ONNX Runtime
 LiteRT, two rounds, one bundle of the architecture as its author wrote it. *runs*: both updates
 counted in both rounds. *refused*: the export or the coordinator said so before any device took
 part; the number says why, and what to do. FedHP's bundle is exported with `--head-kind prototypes`,
-FedAli's with `--strategy fedali`, which puts alignment layers into the model; all others share one
-bundle, exported with `--strategy all`. The architectures stand in `export/sweep/`.
+FedNH's with `--head-kind cosine`, FedAli's with `--strategy fedali`, which puts alignment layers
+into the model; all others share one bundle, exported with `--strategy all`. The architectures
+stand in `export/sweep/`.
 """
 
 

@@ -279,6 +279,7 @@ class Ledger:
         committed_s: float,
         *,
         update_norms: Mapping[str, float] = NO_NORMS,
+        figures: Mapping[str, float] = NO_NORMS,
         keep_states: int,
         privacy: PrivacyRecord | None = None,
     ) -> None:
@@ -289,6 +290,7 @@ class Ledger:
             scores: kept with the round.
             committed_s: wall clock in seconds.
             update_norms: as in ``RoundRecord``.
+            figures: as in ``RoundRecord``.
             keep_states: states that stay on disk.
             privacy: what the round has spent; its seed is removed.
         """
@@ -300,7 +302,7 @@ class Ledger:
             self._flush_traffic()
             self._db.execute(
                 "UPDATE rounds SET phase = 'committed', seconds = max(0, ? - opened_s),"
-                " state_file = ?, state_sha256 = ?, scores = ?, update_norms = ?"
+                " state_file = ?, state_sha256 = ?, scores = ?, update_norms = ?, figures = ?"
                 " WHERE round_id = ?",
                 (
                     committed_s,
@@ -308,6 +310,7 @@ class Ledger:
                     hashlib.sha256(data).hexdigest(),
                     msgspec.json.encode(scores).decode(),
                     msgspec.json.encode(dict(update_norms)).decode(),
+                    msgspec.json.encode(dict(figures)).decode(),
                     state.round_id,
                 ),
             )
@@ -343,7 +346,7 @@ class Ledger:
         """All committed rounds, in order; with the bytes of ``traffic``, else without any."""
         traffic = traffic or {}
         rows = self._db.execute(
-            "SELECT round_id, final, seconds, scores, update_norms,"
+            "SELECT round_id, final, seconds, scores, update_norms, figures,"
             " (SELECT count(file) FROM members WHERE members.round_id = rounds.round_id), record"
             " FROM rounds LEFT JOIN privacy USING (round_id)"
             " WHERE phase = 'committed' ORDER BY round_id"
@@ -358,9 +361,10 @@ class Ledger:
                 bytes_down=sum(one.bytes_down for one in traffic.get(round_id, {}).values()),
                 scores=msgspec.json.decode(scores, type=Scores),
                 update_norms=_to_norms(norms),
+                figures=_to_norms(figures),
                 privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
             )
-            for round_id, final, seconds, scores, norms, participants, privacy in rows
+            for round_id, final, seconds, scores, norms, figures, participants, privacy in rows
         )
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:

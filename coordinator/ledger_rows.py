@@ -30,7 +30,8 @@ CREATE TABLE IF NOT EXISTS rounds (
     state_file TEXT,
     state_sha256 TEXT,
     scores TEXT,
-    update_norms TEXT
+    update_norms TEXT,
+    figures TEXT
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS members (

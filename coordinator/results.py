@@ -20,7 +20,7 @@ from protofleet.federation.records import (
     percentiles,
     save_record,
 )
-from protofleet.federation.scores import run_scores
+from protofleet.federation.scores import last_scores, run_scores
 from protofleet.federation.settings import CodecSettings
 from protofleet.tensors import TaskName
 
@@ -108,15 +108,15 @@ class Results:
 
     def _record(self, totals: Mapping[str, Mapping[int, Totals]], traffic: Traffic) -> RunRecord:
         rounds = self._ledger.committed(traffic)
+        scored = [done.scores for done in rounds if not done.final]
+        final = next((done.scores for done in rounds if done.final), None)
         return RunRecord(
             strategy=self._strategy,
             seed=self._seed,
             codec=self._codec,
             rounds=rounds,
-            scores=run_scores(
-                (done.scores for done in rounds if not done.final),
-                next((done.scores for done in rounds if done.final), None),
-            ),
+            scores=run_scores(scored, final),
+            last=last_scores(scored, final),
             devices=tuple(self._device(name, totals.get(name, {})) for name in self._names),
             switched_off=self._switched_off,
         )

@@ -459,6 +459,7 @@ class Service:
             scores,
             time.time(),
             update_norms=self._server.update_norms(accepted),
+            figures=self._server.figures(self._server_state),
             keep_states=self._config.limits.keep_states,
             privacy=self._server.spent(before, self._ledger.most_invitations(), final=action.final),
         )

@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 _LABEL = "label"
 _SECONDS = {"time_s": 1.0, "time": 1.0, "time_ms": 1e-3}
 _SENSOR = "csv"
+_UNITS = "seconds stand in time_s, milliseconds in time_ms"
 _BLOCK_BYTES = 1 << 16
 _RATE_SAMPLES = 16
 """Samples whose times tell a stream's rate, before any of them is used."""
-
 
 _FAR_BELOW, _FAR_ABOVE = 4, 100
 """Factors by which a stream's rate may differ from the bundle's before its times are doubted."""
@@ -312,10 +312,10 @@ class _Table:
         try:
             return float(text) if text else float("nan")
         except ValueError as error:
-            raise InputError(
-                f"{self.where}, line {row.line}, column {column + 1}: expected a number, got "
-                f"'{text[:40]}'"
-            ) from error
+            wrong = f"column {column + 1}: expected a number, got '{text[:40]}'"
+            if column == self._time:
+                wrong = f"column '{self.time}': expected a number, got '{text[:40]}'; {_UNITS}"
+            raise InputError(f"{self.where}, line {row.line}, {wrong}") from error
 
     def _cell(self, row: _Row, column: int) -> str:
         if len(row.cells) != self._width:
@@ -395,7 +395,7 @@ def _windows(
     if not count + len(found):
         raise InputError(
             f"{table.where}: expected samples for a window, {preprocessing.window} at "
-            f"{preprocessing.rate_hz:g} Hz, got {stream.count}"
+            f"{preprocessing.rate_hz:g} Hz, got {stream.count}{stream.lasted}"
         )
 
 
@@ -405,13 +405,19 @@ class _SampleStream:
     def __init__(self, table: _Table, preprocessing: Preprocessing, rate_hz: float | None) -> None:
         self._table, self._preprocessing = table, preprocessing
         # Samples without times come at the rate that is said, or else at the bundle's.
-        known = rate_hz or (None if table.time else preprocessing.rate_hz)
-        self._rate_hz = known
+        self._rate_hz = known = rate_hz or (None if table.time else preprocessing.rate_hz)
         self._intake = self._made(known) if known else None
         self._waiting: list[_Row] = []
-        self._timed = 0
-        self.count = 0
+        self._timed = self.count = 0
         self._label = NO_LABEL
+        self._from_s, self._to_s = np.inf, -np.inf
+
+    @property
+    def lasted(self) -> str:
+        """How long enough samples lasted by their column of times, behind an error; or empty."""
+        seconds = self._to_s - self._from_s
+        enough = self.count >= (self._preprocessing.window or 0) and seconds >= 0
+        return f" in {seconds:.4g} s by '{self._table.time}'; {_UNITS}" if enough else ""
 
     def push(self, rows: Sequence[_Row]) -> list[Window]:
         """The windows that are complete now."""
@@ -456,18 +462,12 @@ class _SampleStream:
         if self._rate_hz * _FAR_ABOVE < wanted:
             raise InputError(
                 f"{self._table.where}: expected about {wanted:g} samples a second, got "
-                f"{self._rate_hz:.4g} by its column '{self._table.time}'; seconds stand in time_s, "
-                "milliseconds in time_ms"
+                f"{self._rate_hz:.4g} by its column '{self._table.time}'; {_UNITS}: rename the "
+                "column"
             )
         if not wanted / _FAR_BELOW <= self._rate_hz <= wanted * _FAR_ABOVE:
-            _log.warning(
-                "%s: %.4g samples a second by its column '%s', the bundle wants %.4g: seconds "
-                "stand in time_s, milliseconds in time_ms",
-                self._table.where,
-                self._rate_hz,
-                self._table.time,
-                wanted,
-            )
+            told = f"{self._rate_hz:.4g} samples a second by its column '{self._table.time}'"
+            _log.warning("%s: %s, the bundle wants %g: %s", self._table.where, told, wanted, _UNITS)
         self._intake = self._made(self._rate_hz)
 
     def _made(self, rate_hz: float) -> SensorIntake:
@@ -479,6 +479,9 @@ class _SampleStream:
         times = self._table.times_s(rows)
         if times is None:
             times = (self._timed + np.arange(len(rows))) / self._rate_hz
+        else:
+            self._from_s = np.fmin.reduce(times, initial=self._from_s)
+            self._to_s = np.fmax.reduce(times, initial=self._to_s)
         self._timed += len(rows)
         for time_s, label in zip(times.tolist(), self._table.labels(rows).tolist(), strict=True):
             if label != self._label and np.isfinite(time_s):

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table as Grid
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.table import MethodRow, SectionScore, Table
+from protofleet.experiments.table import LOSS, Figure, MethodRow, Table
 from protofleet.strategies.tasks import METRICS
 
 _UNLIMITED = 10_000
@@ -19,12 +19,16 @@ _NOTHING = "-"
 _RAW = "raw / raw"
 _CLIENTS = "†"
 _SELECTS = {"best": "best round", "last": "last round"}
+_OTHERS = {"best": "last round", "last": "best round"}
+_SPREADS = {"std": "mean ± std", "ci95": "mean ± half the clients' 95 % interval"}
 _ENGINES = {"local": "the sizes of the blobs", "mqtt": "counted at the devices' sockets"}
 _HEADS = ("ours", "paper", "diff.")
 _SHORT: dict[Section, str] = {
     "personalisation": "pers.",
     "generalisation": "gen.",
     "global": "global",
+    "after_fit": "after fit",
+    "loss": "loss",
 }
 _Columns = list[tuple[str, list[str]]]
 _Block = Callable[[Table, Section], tuple[str, list[str]]]
@@ -38,10 +42,11 @@ def show(table: Table, console: Console) -> None:
     """
     console.print(f"[bold]{escape(table.title)}[/bold] ({escape(table.source)})", soft_wrap=True)
     console.print(_caption(table), soft_wrap=True)
-    apart = [part for part in (_costs(table), _codecs(table)) if part]
+    apart = [part for part in (_others(table), _costs(table), _codecs(table)) if part]
+    together = [column for part in apart for column in part]
     width, unlimited = console.width, console.options.update(width=_UNLIMITED)
     for grids in (
-        [_grid(table, [*_scores(table, _inline), *_costs(table), *_codecs(table)])],
+        [_grid(table, [*_scores(table, _inline), *together])],
         [_grid(table, part) for part in (_scores(table, _inline), *apart)],
         [_grid(table, part) for part in (_scores(table, _stacked), *apart)],
     ):
@@ -60,13 +65,13 @@ def markdown(table: Table) -> str:
     head = ["method"]
     for section in sections:
         head += [f"{section}, {name}" for name in (_HEADS if compared[section] else _HEADS[:1])]
-    columns = [*_costs(table), *_codecs(table)]
+    columns = [*_others(table), *_costs(table), *_codecs(table)]
     head += [" ".join(title.split("\n")) for title, _ in columns]
     lines = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for number, row in enumerate(table.rows):
         line = [row.label.replace("|", "\\|")]
         for section in sections:
-            line += _parts(row.cells[section])[: 3 if compared[section] else 1]
+            line += _parts(table, row, section)[: 3 if compared[section] else 1]
         lines.append(line + [cells[number] for _, cells in columns])
     body = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     notes = "\n".join(f"- {line}" for line in [_caption(table), *_footnotes(table)])
@@ -75,12 +80,13 @@ def markdown(table: Table) -> str:
 
 def _caption(table: Table) -> str:
     label = METRICS[table.score.metric].label
-    return f"{label} in per cent, {_SELECTS[table.score.select]}, mean ± std"
+    chosen, spread = _SELECTS[table.score.select], _SPREADS[table.score.spread]
+    return f"{label} in per cent, {chosen}, {spread}"
 
 
 def _footnotes(table: Table) -> list[str]:
     found = [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
-    if any(cell.over == "clients" for row in table.rows for cell in row.cells.values()):
+    if any(_CLIENTS in _ours(table, row, s) for row in table.rows for s in row.cells):
         found.append(f"{_CLIENTS} std over the clients of one seed; elsewhere over the seeds")
     counted = " or ".join(_ENGINES[engine] for engine in table.engines)
     if counted:
@@ -122,8 +128,8 @@ def _compared(table: Table, section: Section) -> bool:
 def _inline(table: Table, section: Section) -> tuple[str, list[str]]:
     """Ours, the paper's and the difference side by side in one column, aligned."""
     if not _compared(table, section):
-        return section, [_parts(row.cells[section])[0] for row in table.rows]
-    lines = [list(_HEADS), *(_parts(row.cells[section]) for row in table.rows)]
+        return section, [_ours(table, row, section) for row in table.rows]
+    lines = [list(_HEADS), *(_parts(table, row, section) for row in table.rows)]
     widths = [max(len(line[place]) for line in lines) for place in range(3)]
     joined = [
         "  ".join(text.rjust(width) for text, width in zip(line, widths, strict=True))
@@ -136,7 +142,7 @@ def _stacked(table: Table, section: Section) -> tuple[str, list[str]]:
     """Ours above the paper's and the difference."""
     if not _compared(table, section):
         return _inline(table, section)
-    cells = [_parts(row.cells[section]) for row in table.rows]
+    cells = [_parts(table, row, section) for row in table.rows]
     width = max(len(text[2]) for text in cells)
     return f"{section}\nours / paper, diff.", [
         f"{ours}{' ' * (2 + width)}\n[dim]{paper}  {difference.rjust(width)}[/dim]"
@@ -144,20 +150,48 @@ def _stacked(table: Table, section: Section) -> tuple[str, list[str]]:
     ]
 
 
-def _parts(cell: SectionScore) -> list[str]:
-    mark = _CLIENTS if cell.over == "clients" else ""
-    paper = cell.paper
+def _others(table: Table) -> _Columns:
+    """The scores of the round that ``select`` does not name."""
+    chosen = _OTHERS[table.score.select]
     return [
-        f"{_figure(cell.mean, cell.std)}{mark}",
-        _NOTHING if paper is None else _figure(paper.mean, paper.std),
-        _NOTHING if cell.difference is None else f"{cell.difference:+.2f}",
+        (
+            f"{chosen}\n{_SHORT[section]}",
+            [_spread(table, row.cells[section].other, section) for row in table.rows],
+        )
+        for section in table.score.sections
     ]
 
 
-def _figure(mean: float | None, std: float | None) -> str:
+def _parts(table: Table, row: MethodRow, section: Section) -> list[str]:
+    cell = row.cells[section]
+    paper, digits = cell.paper, _digits(section)
+    return [
+        _ours(table, row, section),
+        _NOTHING if paper is None else _figure(paper.mean, paper.std, digits),
+        _NOTHING if cell.difference is None else f"{cell.difference:+.{digits}f}",
+    ]
+
+
+def _ours(table: Table, row: MethodRow, section: Section) -> str:
+    return _spread(table, row.cells[section], section)
+
+
+def _spread(table: Table, found: Figure, section: Section) -> str:
+    if table.score.spread == "ci95":
+        return _figure(found.mean, found.ci95, _digits(section))
+    mark = _CLIENTS if found.over == "clients" else ""
+    return f"{_figure(found.mean, found.std, _digits(section))}{mark}"
+
+
+def _digits(section: Section) -> int:
+    return 3 if section == LOSS else 2
+
+
+def _figure(mean: float | None, spread: float | None, digits: int) -> str:
     if mean is None:
         return _NOTHING
-    return f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+    text = f"{mean:.{digits}f}"
+    return text if spread is None else f"{text} ± {spread:.{digits}f}"
 
 
 def _costs(table: Table) -> _Columns:

@@ -23,7 +23,8 @@ from protofleet.federation.settings import (
 )
 from protofleet.settings import explain
 
-Section = Literal["personalisation", "generalisation", "global"]
+Section = Literal["personalisation", "generalisation", "global", "after_fit", "loss"]
+Select = Literal["best", "last"]
 Count = Annotated[int, Meta(ge=1)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 
@@ -77,9 +78,13 @@ class ScoreSettings(_Settings, frozen=True, kw_only=True):
     Attributes:
         metric: ``macro_f1``, ``accuracy`` (mean over clients) or ``sample_accuracy`` (all test
             samples count alike).
-        sections: columns, each from the round that ``select`` names.
+        sections: columns, each from the round that ``select`` names; beside the three scores
+            ``after_fit``, which some strategies take after local training, and ``loss``, the mean
+            loss on the own test parts, which is no per cent.
         select: ``best`` quotes the round of the best mean own accuracy, ``last`` the last one,
-            which is the final fit where there is one.
+            which is the final fit where there is one. The table tells the other one too.
+        spread: what stands behind ±: ``std`` over the seeds, or ``ci95``, half the width of the
+            clients' 95 % interval, its mean over the seeds.
         pooled_limit: test examples of all clients that the generalisation and global columns use,
             drawn once by the seed; 0: none, which saves most of an evaluation's time; absent: all.
         target: score of the first section; the table then tells the first round that reached it.
@@ -91,13 +96,16 @@ class ScoreSettings(_Settings, frozen=True, kw_only=True):
         "generalisation",
         "global",
     )
-    select: Literal["best", "last"] = "best"
+    select: Select = "best"
+    spread: Literal["std", "ci95"] = "std"
     pooled_limit: Annotated[int, Meta(ge=0)] | None = None
     target: Annotated[float, Meta(gt=0, le=1)] | None = None
 
     def __post_init__(self) -> None:
         if len(set(self.sections)) < len(self.sections):
             raise ValueError("`sections`: expected each once")
+        if self.target is not None and self.sections[0] == "loss":
+            raise ValueError("`target`: expected a score as the first of `sections`, got 'loss'")
 
 
 class Printed(_Settings, frozen=True, kw_only=True):
@@ -162,6 +170,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         training: settings of every method, where its strategy knows the key.
         codec: how tensors are encoded on the wire.
         score: what the table shows.
+        diagnostics: after every round, figures of the alignment layers of the server's model; for
+            the local engine.
         methods: its rows.
 
     Raises:
@@ -186,6 +196,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     training: dict[str, Any] = {}
     codec: CodecSettings = CodecSettings()
     score: ScoreSettings = ScoreSettings()
+    diagnostics: bool = False
 
     def __post_init__(self) -> None:
         _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
@@ -247,6 +258,7 @@ def digest(experiment: Experiment, method: Method) -> str:
         **dict.fromkeys(("title", "note", "paper", "table"), ""),
     )
     values = msgspec.to_builtins(alone, enc_hook=str)
+    del values["score"]["spread"], values["diagnostics"]
     if method.aggregation == AggregationSettings():
         # Results that were made before there was a choice stay those of the same lines.
         del values["methods"][0]["aggregation"]

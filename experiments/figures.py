@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, ScoreSettings, Section
 from protofleet.experiments.store import MethodResult
-from protofleet.experiments.table import Table, group, quoted, score_of, trained
+from protofleet.experiments.table import LOSS, Table, group, quoted, score_of, trained
 from protofleet.federation.records import RoundRecord
 from protofleet.report._figures import BLUE, GREEN, INK, ORANGE, PURPLE, RED, SKY, STYLE
 from protofleet.strategies.scores import MetricName
@@ -93,7 +93,7 @@ def bars(table: Table, path: Path) -> None:
             _section_bars(axes, table, section)
         for axes in panels[1:]:
             axes.tick_params(axis="y", labelleft=False)
-        _same_scale(panels)
+        _same_scale([a for a, section in zip(panels, sections, strict=True) if section != LOSS])
         _save(figure, path)
 
 
@@ -143,7 +143,7 @@ def _curve_keys(
 
 def _scored(by_label: dict[str, list[MethodResult]], section: Section) -> bool:
     return any(
-        section in one.scores.sections
+        (one.scores.own_loss is not None if section == LOSS else section in one.scores.sections)
         for runs in by_label.values()
         for run in runs
         for one in run.rounds
@@ -162,7 +162,7 @@ def _over_seeds(
     for run, one in rounds:
         score = score_of(run, one.scores, section, metric)
         if score is not None:
-            found.setdefault(one.round_id, []).append(score[0])
+            found.setdefault(one.round_id, []).append(score.mean)
     return [(x, float(np.mean(y)), float(np.std(y))) for x, y in sorted(found.items())]
 
 
@@ -211,7 +211,8 @@ def _section_bars(axes: Any, table: Table, section: Section) -> None:
     _bar_row(axes, places - aside, ours, BLUE)
     _bar_row(axes, places + aside, theirs, _PAPER)
     axes.set_yticks(places, [_short(row.label) for row in table.rows])
-    axes.set(ylim=(len(cells) - 0.45, -0.55), xlabel=_metric(table.score))
+    name = "Mean loss" if section == LOSS else _metric(table.score)
+    axes.set(ylim=(len(cells) - 0.45, -0.55), xlabel=name)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.set_title(section, loc="left", fontsize=10, fontweight="bold")
@@ -223,7 +224,7 @@ def _compared(table: Table) -> bool:
 
 def _same_scale(panels: Sequence[Any]) -> None:
     """Percentages from 0, with room for the figures behind the bars."""
-    end = 1.15 * max(1.0, *(axes.dataLim.x1 for axes in panels))
+    end = 1.15 * max([1.0, *(axes.dataLim.x1 for axes in panels)])
     for axes in panels:
         axes.set_xlim(0, end)
         axes.xaxis.set_major_locator(FixedLocator([20 * n for n in range(6) if 20 * n <= end]))

@@ -24,6 +24,7 @@ from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments import _worker
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.attacks import Sent, lied
+from protofleet.experiments.diagnostics import diagnosis
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import MethodResult, load_run, save_result
 from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
@@ -156,6 +157,7 @@ class _Engine:
         self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
         self._state = RoundState()
         self._hostile, self._liars = job.method.hostile, job.liars
+        self._diagnosis = diagnosis(job, plan)
 
     def rounds(self, run: _Progress, pool: ProcessPoolExecutor) -> Iterator[_Progress]:
         """Where the run stands after each round that is left; ``pool`` trains the clients."""
@@ -207,8 +209,16 @@ class _Engine:
             # Of a client that was in every round, which is the most that one can have.
             privacy=self._server.spent(run.server, round_id, final=final),
             update_norms=self._server.update_norms(admitted),
+            figures=self._server.figures(server) | self._diagnosed(server),
         )
         return self._kept(run, server, done, results, sent)
+
+    def _diagnosed(self, server: ServerState) -> dict[str, float]:
+        """Figures of the alignment layers of the server's model, if they are asked for."""
+        network = self._plan.strategy.server_model(server)
+        if self._diagnosis is None or network is None or self._state.final:
+            return {}
+        return self._diagnosis(network)
 
     def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
         config = self._plan.config

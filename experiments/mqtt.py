@@ -34,7 +34,7 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
         watch: told of every round.
 
     Raises:
-        InputError: the method has hostile clients.
+        InputError: the method has hostile clients, or diagnostics are asked for.
         UnavailableError: no broker, or no device is left.
         ProtofleetError: the coordinator ended early; its message is quoted.
     """
@@ -43,6 +43,8 @@ def run_mqtt(job: Job, *, broker: BrokerAccess | None, watch: Watch) -> MethodRe
             f"method '{job.method.label}': liars are played by the local engine alone; use "
             "--engine local"
         )
+    if job.experiment.diagnostics:
+        raise InputError("`diagnostics`: computed by the local engine alone; use --engine local")
     with _broker(broker) as reached:
         plan = job.plan(reached)
         run_dir = plan.config.run_dir

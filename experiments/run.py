@@ -19,7 +19,7 @@ from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
-from protofleet.federation.scores import run_scores
+from protofleet.federation.scores import last_scores, run_scores
 from protofleet.federation.settings import (
     AggregationSettings,
     Amount,
@@ -138,6 +138,7 @@ class Job:
             ),
             *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
             *([] if self.method.hostile is None else [self.method.hostile]),
+            *(["diagnostics"] if self.experiment.diagnostics else []),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,
             sorted(self.clients),
@@ -148,6 +149,7 @@ class Job:
         self, plan: Plan, engine: Engine, rounds: tuple[RoundRecord, ...], *, finished: bool
     ) -> MethodResult:
         """The result of the rounds so far."""
+        final = next((one.scores for one in rounds if one.final), None)
         return MethodResult(
             experiment=self.name,
             label=self.method.label,
@@ -158,6 +160,7 @@ class Job:
             finished=finished,
             rounds=rounds,
             scores=run_scores(one.scores for one in rounds),
+            last=last_scores((one.scores for one in rounds if not one.final), final),
             clients=len(self.clients),
             parameters=plan.model.params.layout.size,
             digest=digest(self.experiment, self.method),

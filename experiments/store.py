@@ -24,7 +24,8 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         engine: what ran it.
         finished: whether all rounds are done.
         rounds: those that are.
-        scores: of the whole run, chosen by ``federation.scores.run_scores``.
+        scores: of the best round (``federation.scores.run_scores``), the final fit being one.
+        last: as each section was scored last (``federation.scores.last_scores``).
         clients: number of clients.
         parameters: number of trained values of the model.
         environment: versions and machine.
@@ -39,6 +40,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool
     rounds: tuple[RoundRecord, ...]
     scores: Scores = Scores()
+    last: Scores = Scores()
     clients: int = 0
     parameters: int = 0
     environment: dict[str, str] = {}

@@ -5,37 +5,60 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import numpy as np
 
 from protofleet.errors import InputError
-from protofleet.experiments.config import Experiment, Method, Printed, ScoreSettings, Section
+from protofleet.experiments.config import (
+    Experiment,
+    Method,
+    Printed,
+    ScoreSettings,
+    Section,
+    Select,
+)
+from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
-from protofleet.federation.records import RoundRecord, Scores
-from protofleet.federation.scores import run_scores
+from protofleet.federation.records import RoundRecord, Scores, Spread
+from protofleet.federation.scores import last_scores, run_scores
 from protofleet.strategies.scores import MetricName
 
 _BASELINE = "fedavg"
+LOSS: Section = "loss"
+"""The section that is no per cent."""
 
 
-class SectionScore(msgspec.Struct, frozen=True, kw_only=True):
-    """One method's score in one section, in per cent.
+class Figure(msgspec.Struct, frozen=True, kw_only=True):
+    """A score of several seeds; a loss as it is, all else in per cent.
 
     Attributes:
         mean: over the seeds; None: not measured.
         std: population standard deviation; None: there is nothing to take it over.
         over: what ``std`` is taken over: the seeds, or the clients where one seed is done.
+        ci95: half the width of the clients' 95 % interval (Student's t), its mean over the seeds;
+            None: one model, or fewer than two clients.
+    """
+
+    mean: float | None = None
+    std: float | None = None
+    over: Literal["seeds", "clients"] | None = None
+    ci95: float | None = None
+
+
+class SectionScore(Figure, frozen=True, kw_only=True):
+    """One method's score in one section, from the round that ``ScoreSettings.select`` names.
+
+    Attributes:
+        other: the same from the round of the other ``select``.
         paper: what the paper prints.
         difference: ``mean`` minus the paper's, in percentage points.
         lost: how far ``mean`` is below that of the same method with raw tensors, in percentage
             points; None: it is raw itself, or no such method has the same seeds.
     """
 
-    mean: float | None = None
-    std: float | None = None
-    over: Literal["seeds", "clients"] | None = None
+    other: Figure = Figure()
     paper: Printed | None = None
     difference: float | None = None
     lost: float | None = None
@@ -129,12 +152,14 @@ def trained(run: MethodResult) -> list[RoundRecord]:
 
 def score_of(
     run: MethodResult, scores: Scores, section: Section, metric: MetricName
-) -> tuple[float, float] | None:
-    """Mean and standard deviation over clients, in per cent; None if the section was not scored.
+) -> Spread | None:
+    """Over clients, a loss as it is, all else in per cent; None if the section was not scored.
 
     Raises:
         InputError: the section lacks the metric.
     """
+    if section == LOSS:
+        return scores.own_loss
     metrics = scores.sections.get(section)
     if metrics is None:
         return None
@@ -146,30 +171,20 @@ def score_of(
             f"result of '{run.label}', seed {run.seed}: expected the metric '{metric}' in its "
             f"{section} scores; remove its folder to run it again"
         )
-    return 100 * found.mean, 100 * found.std
+    return Spread(mean=100 * found.mean, std=100 * found.std, n=found.n)
 
 
-def quoted_scores(run: MethodResult, select: Literal["best", "last"]) -> Scores:
+def quoted_scores(run: MethodResult, select: Select) -> Scores:
     """The scores that stand for a run.
 
     ``best`` chooses among all rounds as ``federation.scores.run_scores``, the final fit being one
-    of them, so that methods with and without one are treated alike; ``last`` takes the final fit
-    where there is one, else the last round that was scored. The server's model is that of the
-    rounds, because a final fit is not aggregated.
+    of them, so that methods with and without one are treated alike; ``last`` is
+    ``federation.scores.last_scores``.
     """
     if select == "best":
         return run_scores(one.scores for one in run.rounds)
     final = next((one.scores for one in run.rounds if one.final), None)
-    return run_scores([_last(one.scores for one in trained(run))], final)
-
-
-def _last(rounds: Iterable[Scores]) -> Scores:
-    """Each section as it was scored last."""
-    found = Scores()
-    for scores in rounds:
-        scored = {name: value for name, value in msgspec.structs.asdict(scores).items() if value}
-        found = msgspec.structs.replace(found, **scored)
-    return found
+    return last_scores((one.scores for one in trained(run)), final)
 
 
 def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> MethodRow:
@@ -196,27 +211,34 @@ def _row(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -
 def _cell(
     runs: Sequence[MethodResult], section: Section, settings: ScoreSettings, paper: Printed | None
 ) -> SectionScore:
-    scored = (
-        score_of(run, quoted_scores(run, settings.select), section, settings.metric) for run in runs
-    )
+    figures = {select: _figure(runs, section, settings, select) for select in get_args(Select)}
+    quoted = figures.pop(settings.select)
+    (other,) = figures.values()
+    gap = None if paper is None or quoted.mean is None else quoted.mean - paper.mean
+    return SectionScore(**msgspec.structs.asdict(quoted), other=other, paper=paper, difference=gap)
+
+
+def _figure(
+    runs: Sequence[MethodResult], section: Section, settings: ScoreSettings, select: Select
+) -> Figure:
+    scored = (score_of(run, quoted_scores(run, select), section, settings.metric) for run in runs)
     values = [value for value in scored if value is not None]
     if not values:
-        return SectionScore(paper=paper)
-    mean = float(np.mean([value[0] for value in values]))
-    return SectionScore(
-        mean=mean,
-        **_spread(values, one_model=section == "global" or runs[0].clients == 1),
-        paper=paper,
-        difference=None if paper is None else mean - paper.mean,
+        return Figure()
+    # The server's model, or that of central training: no clients to differ.
+    one_model = section == "global" or runs[0].clients == 1
+    widths = [] if one_model else [half_interval(one) for one in values if one.n > 1]
+    return Figure(
+        mean=float(np.mean([one.mean for one in values])),
+        **_spread(values, one_model=one_model),
+        ci95=float(np.mean(widths)) if widths else None,
     )
 
 
-def _spread(values: Sequence[tuple[float, float]], *, one_model: bool) -> dict[str, Any]:
+def _spread(values: Sequence[Spread], *, one_model: bool) -> dict[str, Any]:
     if len(values) > 1:
-        return {"std": float(np.std([mean for mean, _ in values])), "over": "seeds"}
-    if one_model:  # the server's, or that of central training: no clients to differ
-        return {}
-    return {"std": values[0][1], "over": "clients"}
+        return {"std": float(np.std([one.mean for one in values])), "over": "seeds"}
+    return {} if one_model else {"std": values[0].std, "over": "clients"}
 
 
 def _rounds_to_target(runs: Sequence[MethodResult], settings: ScoreSettings) -> float | None:
@@ -231,7 +253,7 @@ def _rounds_to_target(runs: Sequence[MethodResult], settings: ScoreSettings) -> 
 def _first_reaching(run: MethodResult, settings: ScoreSettings, percent: float) -> float:
     for one in trained(run):
         score = score_of(run, one.scores, settings.sections[0], settings.metric)
-        if score is not None and score[0] >= percent:
+        if score is not None and score.mean >= percent:
             return one.round_id
     return math.inf
 

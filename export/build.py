@@ -35,6 +35,7 @@ from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.capture.override_python import plain_python
 from protofleet.export.classifier import Parts, find_parts
+from protofleet.export.classifier.heads import unfit_head
 from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
@@ -188,6 +189,8 @@ def capture_programs(model: nn.Module, spec: BundleSpec) -> dict[str, CapturedPr
         objective = objective_named(name)
         if not sizes.keys() >= objective.sizes:
             raise ExportError(f"objective '{name}' needs features: {parts.missing}")
+        if objective.classifies and (why := unfit_head(model, parts, x)):
+            raise ExportError(f"objective '{name}': {why}")
         example = _example(objective, x, sizes)
         program_name = "train" if index == 0 else f"train_{name}"
         programs[program_name] = capture(model, objective, example, parts=parts)
@@ -331,14 +334,14 @@ def compile_model(
         preprocessing=Preprocessing(input_shape=recipe.input_shape),
         objectives=objectives,
     )
-    export_bundle(_build(recipe, 0), spec, out=path, key=key)
+    export_bundle(build_recipe(recipe, 0), spec, out=path, key=key)
 
 
 def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519PrivateKey) -> None:
     """Write the same programs with the initial values that a seed draws."""
     bundle = Bundle.open(compiled, any_signer=True)
     manifest = bundle.manifest
-    params, buffers = initial_values(_build(recipe, seed))
+    params, buffers = initial_values(build_recipe(recipe, seed))
     programs = manifest.programs.values()
     paths = {path for program in programs for path in (program.file, program.tflite) if path}
     files = {path: bundle.read(path) for path in paths}
@@ -348,7 +351,12 @@ def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519Pr
     write_bundle(path, manifest, files, key)
 
 
-def _build(recipe: Recipe, seed: int) -> nn.Module:
+def build_recipe(recipe: Recipe, seed: int) -> nn.Module:
+    """The model with the values that a seed draws.
+
+    Raises:
+        InputError: no such model or setting.
+    """
     settings: dict[str, Any] = dict(recipe.settings)
     if "classes" not in settings and has_setting(recipe.name, "classes"):
         settings["classes"] = len(recipe.classes)

@@ -13,6 +13,7 @@ from protofleet import strategies
 from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, example_of, initial_values, objective_named
 from protofleet.export.capture.override_python import plain_python
+from protofleet.export.classifier.parts import LATENT
 from protofleet.export.classifier.prepare import ALL, Prepared, Wishes, prepare
 from protofleet.export.objectives import OBJECTIVES, Y
 from protofleet.strategies import DESCRIPTIONS
@@ -131,4 +132,8 @@ def _fitted(
     objectives = objectives_of(description, loss)
     if not ready.features and any("features" in OBJECTIVES[one].sizes for one in objectives):
         raise InputError(f"strategy '{description.name}': needs features: {ready.parts.missing}")
+    if ready.unfit_head and any(OBJECTIVES[one].classifies for one in objectives):
+        raise InputError(f"strategy '{description.name}': {ready.unfit_head}")
+    if not ready.parts.decodes and "reconstruction" in objectives:
+        raise InputError(f"strategy '{description.name}': {LATENT}")
     return strategies.build(description.name, settings, model).description

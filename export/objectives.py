@@ -9,6 +9,13 @@ Sources:
       Heterogeneous Clients", arXiv:2105.00243.
     - prototype_distance, FedHP: Fonio et al., ESANN 2024.
     - CDFL: Khazaei et al.
+    - fedphp, FedPHP: Li et al., "FedPHP: Federated Personalization with Inherited Private Models",
+      ECML PKDD 2021; its kernels' bandwidths are PFLlib's.
+    - hyper_knowledge, FedHKD: Chen, Wang, Vikalo, "The Best of Both Worlds: Accurate Global and
+      Personalized Models through Federated Learning with Data-Free Hyper-Knowledge Distillation",
+      arXiv:2301.08968.
+    - reconstruction and head_cross_entropy, FedHome: Wu et al., "FedHome: Cloud-Edge based
+      Personalized Federated Learning for In-Home Health Monitoring", IEEE TMC 2020.
 """
 
 from __future__ import annotations
@@ -42,6 +49,12 @@ class ModelCall(Protocol):
 
     def head(self, features: Tensor) -> Tensor:
         """Logits (B, C) of features (B, d)."""
+
+    def classify(self, rows: Tensor) -> Tensor:
+        """Logits (n, C) of features (n, d) that no example gave: what the head makes of them."""
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d); raises ExportError without a decoder."""
 
     @property
     def prototypes(self) -> Tensor | None:
@@ -80,11 +93,13 @@ class Objective:
         name: key in ``OBJECTIVES``, and of the training program in a bundle.
         inputs: what a batch must hold, by key; at least one of them per example.
         loss: mean loss () of a batch, from the model and the inputs by key.
+        classifies: it asks for ``ModelCall.classify``, which not every model's head can do.
     """
 
     name: str
     inputs: Mapping[str, InputDecl]
     loss: Callable[[ModelCall, Inputs], Tensor]
+    classifies: bool = False
 
     @property
     def sizes(self) -> set[str]:
@@ -157,6 +172,29 @@ def prototype_distance(model: ModelCall, inputs: Inputs) -> Tensor:
     return cross_entropy(model, inputs) + inputs["weight"] * (1 - cosines).sum()
 
 
+def hyper_knowledge(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy + pulls of what the head makes of prototypes, and of features, to the common.
+
+    ``prediction_weight`` times the mean over the classes that are ``present`` of the distance
+    between the softened prediction of the class's prototype and ``predictions``, and
+    ``feature_weight`` times the mean over the batch of the distance between features and their
+    class's prototype, 0 for absent classes.
+    """
+    features = model.features(inputs["x"])
+    present = inputs["present"]
+    # Nothing of an absent prototype's row may be read, whatever stands there.
+    prototypes = torch.where(present[:, None] > 0, inputs["prototypes"], 0.0)
+    softened = torch.softmax(model.classify(prototypes) / inputs["temperature"], 1)
+    apart = present * length(softened - inputs["predictions"])
+    chosen = torch.index_select(prototypes, 0, inputs["y"])
+    counts = torch.index_select(present, 0, inputs["y"])
+    return (
+        _head_loss(model, features, inputs)
+        + inputs["prediction_weight"] * apart.sum() / present.sum().clamp(min=1)
+        + inputs["feature_weight"] * (counts * length(features - chosen)).mean()
+    )
+
+
 def cdfl(model: ModelCall, inputs: Inputs) -> Tensor:
     """Loss of CDFL's local network on pixelised examples ``z`` beside the originals ``x``.
 
@@ -172,6 +210,61 @@ def cdfl(model: ModelCall, inputs: Inputs) -> Tensor:
         + inputs["distillation"] * _pairs(anchors, unit(inputs["teacher"]), inputs["tau"])
         + inputs["clustering"] * length(features - inputs["centroids"]).mean()
     )
+
+
+def fedphp(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Weighted cross-entropy + what the model learns from the client's personal one.
+
+    The squared maximum mean discrepancy of the batch's features to ``teacher``, and the
+    Kullback-Leibler divergence of the predictions from those of ``teacher_outputs``.
+    """
+    features = model.features(inputs["x"])
+    outputs = model.head(features)
+    expected = functional.log_softmax(inputs["teacher_outputs"], 1)
+    missed = expected - functional.log_softmax(outputs, 1)
+    return (
+        inputs["local"] * functional.cross_entropy(outputs, inputs["y"])
+        + inputs["mmd"] * _discrepancy(features, inputs["teacher"])
+        + inputs["kl"] * (expected.exp() * missed).sum(1).mean()
+    )
+
+
+_BANDWIDTHS = (10.0, 15.0, 20.0, 50.0)
+"""Squared widths of the Gaussian kernels whose sum compares features."""
+
+
+def _discrepancy(features: Tensor, others: Tensor) -> Tensor:
+    """Squared distance of the means of two samples' rows in the kernels' space."""
+    within = _affinities(features, features) + _affinities(others, others)
+    return within - 2 * _affinities(features, others)
+
+
+def _affinities(rows: Tensor, others: Tensor) -> Tensor:
+    """Mean kernel over all pairs; the square is multiplied out, so no (B, B, d) array arises."""
+    lengths = rows.square().sum(1, keepdim=True) + others.square().sum(1)
+    apart = lengths - 2 * rows @ others.T
+    kernels = [(apart * (-0.5 / width)).exp() for width in _BANDWIDTHS]
+    return sum(kernels[1:], kernels[0]).mean(1).mean()
+
+
+def reconstruction(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy + weight · mean squared difference of the decoded features to ``x``.
+
+    Raises:
+        ExportError: the model has no decoder.
+    """
+    features = model.features(inputs["x"])
+    gaps = model.decode(features).flatten(1) - inputs["x"].flatten(1)
+    return _head_loss(model, features, inputs) + inputs["weight"] * gaps.square().mean()
+
+
+def head_cross_entropy(model: ModelCall, inputs: Inputs) -> Tensor:
+    """Cross-entropy of the head alone, on ``features`` that come in.
+
+    Raises:
+        ExportError: the model's head takes none but its own.
+    """
+    return _head_loss(model, inputs["features"], inputs)
 
 
 def _head_loss(model: ModelCall, features: Tensor, inputs: Inputs) -> Tensor:
@@ -196,8 +289,12 @@ SCALAR = InputDecl(dtype="float32", shape=())
 """A number, such as the weight of a term."""
 FEATURES = InputDecl(dtype="float32", shape=("batch", "features"))
 """A vector for every example, beside its features."""
+OUTPUTS = InputDecl(dtype="float32", shape=("batch", "classes"))
+"""Another model's logits of every example."""
 PROTOTYPES = InputDecl(dtype="float32", shape=("classes", "features"))
 """A vector for every class."""
+PREDICTIONS = InputDecl(dtype="float32", shape=("classes", "classes"))
+"""Shares of the classes for every class."""
 PRESENT = InputDecl(dtype="float32", shape=("classes",), flags=True)
 """1 for every class that counts."""
 
@@ -231,6 +328,29 @@ OBJECTIVES: dict[str, Objective] = {
             loss=prototype_distance,
         ),
         Objective(
+            name="hyper_knowledge",
+            inputs={
+                "x": X,
+                "y": Y,
+                "prototypes": PROTOTYPES,
+                "predictions": PREDICTIONS,
+                "present": PRESENT,
+                "temperature": SCALAR,
+                "prediction_weight": SCALAR,
+                "feature_weight": SCALAR,
+            },
+            loss=hyper_knowledge,
+            classifies=True,
+        ),
+        Objective(
+            name="reconstruction", inputs={"x": X, "y": Y, "weight": SCALAR}, loss=reconstruction
+        ),
+        Objective(
+            name="head_cross_entropy",
+            inputs={"features": FEATURES, "y": Y},
+            loss=head_cross_entropy,
+        ),
+        Objective(
             name="cdfl",
             inputs={
                 "x": X,
@@ -244,6 +364,19 @@ OBJECTIVES: dict[str, Objective] = {
                 "clustering": SCALAR,
             },
             loss=cdfl,
+        ),
+        Objective(
+            name="fedphp",
+            inputs={
+                "x": X,
+                "y": Y,
+                "teacher": FEATURES,
+                "teacher_outputs": OUTPUTS,
+                "local": SCALAR,
+                "mmd": SCALAR,
+                "kl": SCALAR,
+            },
+            loss=fedphp,
         ),
     )
 }

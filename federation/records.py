@@ -19,11 +19,16 @@ from protofleet.strategies.scores import MetricName, MetricValues
 from protofleet.tensors import TaskName
 
 
-class Spread(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean and population standard deviation over devices."""
+class Spread(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Mean and population standard deviation over so many devices.
+
+    Attributes:
+        n: how many; 0: not told.
+    """
 
     mean: float
     std: float
+    n: int = 0
 
 
 Metrics = dict[MetricName, Spread]
@@ -101,6 +106,8 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         privacy: where noise was added.
         update_norms: medians of how far the updates differ from their payloads, by group of
             tensors (``claims.median_norms``).
+        figures: what the strategy tells of how it aggregated, by its names
+            (``types.ServerState.figures``); what is not finite is left out.
     """
 
     round_id: int
@@ -112,6 +119,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     scores: Scores
     privacy: PrivacyRecord | None = None
     update_norms: dict[str, float] = {}
+    figures: dict[str, float] = {}
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -147,6 +155,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         codec: how tensors travelled, updates / payloads.
+        scores: of the best round, or of the final fit where there was one (``scores.run_scores``).
+        last: as each section was scored last (``scores.last_scores``).
         switched_off: what devices were told not to send.
     """
 
@@ -155,6 +165,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     codec: str = "raw / raw"
     rounds: tuple[RoundRecord, ...]
     scores: Scores
+    last: Scores = Scores()
     devices: tuple[DeviceRecord, ...]
     switched_off: str = ""
 

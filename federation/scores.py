@@ -78,6 +78,18 @@ def run_scores(rounds: Iterable[Scores], final: Scores | None = None) -> Scores:
     )
 
 
+def last_scores(rounds: Iterable[Scores], final: Scores | None = None) -> Scores:
+    """Scores of a run as each section was scored last, in the final fit where there was one.
+
+    The server's model is that of the rounds, because a final fit is not aggregated.
+    """
+    found = Scores()
+    for scores in rounds:
+        scored = {name: value for name, value in msgspec.structs.asdict(scores).items() if value}
+        found = msgspec.structs.replace(found, **scored)
+    return run_scores([found], final)
+
+
 def _quality(task: LearningTask, metrics: Metrics | None) -> float:
     """The selecting score, larger for better models."""
     found = metrics.get(task.selects) if metrics else None
@@ -144,4 +156,4 @@ def _sum(tables: list[Statistics]) -> Statistics:
 def _spread(values: list[float]) -> Spread | None:
     if not values:
         return None
-    return Spread(mean=float(np.mean(values)), std=float(np.std(values)))
+    return Spread(mean=float(np.mean(values)), std=float(np.std(values)), n=len(values))

@@ -5,6 +5,7 @@ What a client gets is ``Strategy.downlink`` in the form that ``coding.PayloadEnc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -157,7 +158,7 @@ class Server:
             ProtofleetError: the strategy returned the state of another round.
         """
         if final:
-            return Aggregated(state=replace(state, round_id=round_id))
+            return Aggregated(state=replace(state, round_id=round_id, figures={}))
         if self.plan.privacy is not None:
             seed = self.plan.privacy.seed_of(round_id, noise_seed)
             return self._noised(state, round_id, updates, seed)
@@ -177,7 +178,7 @@ class Server:
                     state=new, limited=(*limited, *long), fault=fault, left_out=left_out
                 )
             fault = fault or wrong
-        kept = replace(state, round_id=round_id)
+        kept = replace(state, round_id=round_id, figures={})
         return Aggregated(state=kept, limited=limited, fault=fault, dropped=True)
 
     def _aggregated(
@@ -211,7 +212,7 @@ class Server:
         tools = replace(self.tools(round_id), noise=Noise(seed))
         new = self._of_round(self.plan.strategy.aggregate(state, updates, tools), round_id)
         if fault := claims.state_fault(new.tensors, self.expected.max_norm):
-            kept = replace(state, round_id=round_id)
+            kept = replace(state, round_id=round_id, figures={})
             return Aggregated(state=kept, fault=fault, dropped=True)
         return Aggregated(state=new)
 
@@ -245,6 +246,11 @@ class Server:
         if self.plan.privacy is not None:
             return {}
         return claims.median_norms(one.norms for one in admitted)
+
+    @staticmethod
+    def figures(state: ServerState) -> dict[str, float]:
+        """What the strategy tells of the round that made ``state`` (``RoundRecord.figures``)."""
+        return {name: float(v) for name, v in state.figures.items() if math.isfinite(v)}
 
     def score(self, state: ServerState, records: Iterable[UpdateRecord], *, final: bool) -> Scores:
         """Scores of the round that made ``state``; after a final fit the clients' alone.

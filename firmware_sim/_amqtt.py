@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from amqtt.adapters import StreamReaderAdapter, StreamWriterAdapter
+from amqtt.adapters import ReaderAdapter, StreamReaderAdapter, StreamWriterAdapter
 from amqtt.broker import Broker, BrokerContext
 from amqtt.contexts import Action
+from amqtt.mqtt.connect import ConnectPacket, ConnectPayload, ConnectVariableHeader
+from amqtt.mqtt.packet import MQTTFixedHeader
 from amqtt.plugins.base import BaseAuthPlugin, BaseTopicPlugin
 from amqtt.session import Session
 
@@ -25,6 +27,8 @@ from protofleet.broker.folder import PACKET_BYTES, BrokerFolder
 from protofleet.errors import InputError
 from protofleet.wire.topics import is_retained
 
+_MQTT_3_1_1 = 4
+"""Protocol level in CONNECT."""
 _WANTED: dict[Action | None, Literal["read", "write"]] = {
     Action.PUBLISH: "write",
     Action.RECEIVE: "read",
@@ -93,6 +97,26 @@ class _LimitedReader(StreamReaderAdapter):  # type: ignore[misc]
         return data
 
 
+class _AnyVersionPayload(ConnectPayload):  # type: ignore[misc]
+    """What follows the head of a CONNECT; of other versions than 3.1.1 it is passed over.
+
+    amqtt would read the properties of MQTT 5 as a client id, of thousands of bytes that never
+    come, where it should refuse the version: every client waited for its own timeout.
+    """
+
+    @classmethod
+    async def from_stream(
+        cls,
+        reader: ReaderAdapter,
+        fixed_header: MQTTFixedHeader,
+        variable_header: ConnectVariableHeader,
+    ) -> ConnectPayload:
+        if variable_header.proto_level == _MQTT_3_1_1:
+            return await super().from_stream(reader, fixed_header, variable_header)
+        await reader.read(max(0, fixed_header.remaining_length - variable_header.bytes_length))
+        return ConnectPayload(client_id="", will_topic="", will_message=b"")
+
+
 class _LimitedBroker(Broker):  # type: ignore[misc]
     """amqtt, with a bound on packets, and retaining only what the protocol retains."""
 
@@ -136,6 +160,7 @@ def _config(host: str, port: str, folder: BrokerFolder | None) -> dict[str, Any]
 
 
 async def _serve(host: str, port: str, folder: BrokerFolder | None) -> None:
+    ConnectPacket.PAYLOAD = _AnyVersionPayload
     broker = _LimitedBroker(_config(host, port, folder))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

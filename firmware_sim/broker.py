@@ -117,7 +117,7 @@ def open_broker(options: BrokerOptions) -> Iterator[RunningBroker]:
         _await_port(here, port, process, log)
         if options.folder is not None:
             _await_pid(options.folder)
-        # amqtt does not answer MQTT 5 at all; saying so spares every client a timeout.
+        # amqtt speaks no MQTT 5; saying so spares every client an attempt.
         version = "" if name == "Mosquitto" else "?version=3.1.1"
         scheme = "mqtt" if options.folder is None else "mqtts"
         url = f"{scheme}://{here}:{port}{version}"

@@ -5,6 +5,7 @@ never written unless a docstring says so, and no result depends on a number of t
 """
 
 from protofleet.kernels.alp import AlpVariant, alp_infer, alp_train
+from protofleet.kernels.blend import blend, inner_products
 from protofleet.kernels.clusters import (
     davies_bouldin,
     predict_missing_prototypes,
@@ -23,6 +24,7 @@ from protofleet.kernels.codecs import (
 )
 from protofleet.kernels.distances import SquaredDistances
 from protofleet.kernels.kmeans import (
+    EmptyClusters,
     KMeansResult,
     cluster_means,
     kmeans,
@@ -34,10 +36,12 @@ from protofleet.kernels.native.pool import set_threads
 from protofleet.kernels.native.switch import numba_enabled
 from protofleet.kernels.native.warm import Warmed, warm
 from protofleet.kernels.pixelise import pixelise
+from protofleet.kernels.simplex import gram, simplex_minimum
 from protofleet.kernels.sinkhorn import SinkhornResult, sinkhorn
 from protofleet.kernels.sphere import (
     hyperspherical_prototypes,
     uniform_loss,
+    unit_rows,
 )
 from protofleet.kernels.steps import (
     EpsForm,
@@ -50,6 +54,7 @@ from protofleet.kernels.steps import (
 
 __all__ = [
     "AlpVariant",
+    "EmptyClusters",
     "EpsForm",
     "KMeansResult",
     "Rounding",
@@ -61,13 +66,16 @@ __all__ = [
     "ala_step",
     "alp_infer",
     "alp_train",
+    "blend",
     "clip_by_norm",
     "cluster_means",
     "control_update",
     "davies_bouldin",
     "fp16_decode",
     "fp16_encode",
+    "gram",
     "hyperspherical_prototypes",
+    "inner_products",
     "int8_decode",
     "int8_encode",
     "kmeans",
@@ -81,9 +89,11 @@ __all__ = [
     "shared_class_similarity",
     "shuffle_decode",
     "shuffle_encode",
+    "simplex_minimum",
     "sinkhorn",
     "topk_decode",
     "topk_encode",
     "uniform_loss",
+    "unit_rows",
     "warm",
 ]

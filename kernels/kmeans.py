@@ -11,7 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ from protofleet.kernels.native.pool import one_blas_thread, spread
 from protofleet.kernels.native.switch import backend
 
 Doubles = NDArray[np.float64]
+EmptyClusters = Literal["keep", "relocate"]
+"""What becomes of a cluster without points; ``kmeans`` says it."""
 
 _WORK = 1 << 17  # numbers that are worth a thread
 _BLOCK_VALUES = 1 << 19  # scores held at once: 2 MiB, which stay in the cache
@@ -38,28 +40,35 @@ class KMeansResult:
         labels: ``(n,) int64``, the nearest centre of every point, the lowest of equals.
         n_iter: iterations that were run.
         inertia: sum of the squared distances of the points to their centres.
+        relocated: how often a cluster without points was moved to one, over all iterations.
     """
 
     centers: Floats
     labels: Indices
     n_iter: int
     inertia: float
+    relocated: int = 0
 
 
-def kmeans(
+def kmeans(  # noqa: PLR0913 - settings go by keyword
     points: NDArray[Any],
     init: NDArray[Any],
     *,
     max_iter: int = 300,
     tol: float = 1e-4,
     guess: NDArray[np.int64] | None = None,
+    empty: EmptyClusters = "keep",
 ) -> KMeansResult:
     """Lloyd's algorithm as in scikit-learn 1.x (``n_init=1``, Euclidean) from given centres.
 
     It stops when no label changes, or when the squared movement of all centres together is at most
-    ``tol`` times the mean variance of the columns; then labels are taken once more. Only empty
-    clusters are treated otherwise: scikit-learn moves them to the farthest points, here such a
-    centre stands at its row of ``init``, so that a row keeps its identity.
+    ``tol`` times the mean variance of the columns; then labels are taken once more. The centre of a
+    cluster without points stands at its row of ``init``, so that a row keeps its identity. With
+    ``empty="relocate"`` it goes, as in scikit-learn, to the point that is farthest from its own
+    centre (of several such clusters the first to the farthest, of equal points to the first), whose
+    former centre becomes the mean of the other points; labels stay as they are until they are taken
+    again. Where all points lie on their centres nothing is moved. A cluster that loses its only
+    point stands at its row of ``init``; scikit-learn puts it at zero.
 
     Labels are those of float64 distances to the float32 centres. Beyond the points it takes memory
     for five numbers per point, three float64 sets of centres, and blocks.
@@ -70,20 +79,27 @@ def kmeans(
         max_iter: most iterations, at least 1.
         tol: relative tolerance, at least 0.
         guess: ``(n,) int64`` probable labels. They change the time, never the result.
+        empty: what becomes of a cluster without points.
 
     Raises:
         InputError: wrong shape or dtype, a number that is not finite, a setting out of range.
     """
     points, init = read_only("points", points, 2), read_only("initial centres", init, 2)
     _check(points, init)
+    if empty not in get_args(EmptyClusters):
+        known = " or ".join(get_args(EmptyClusters))
+        raise InputError(f"k-means empty clusters: expected {known}, got '{empty}'")
     if max_iter < 1 or not 0.0 <= tol < np.inf:
         raise InputError(f"k-means: expected max_iter >= 1 and tol >= 0, got {max_iter} and {tol}")
     search = _Search(points, init, _start(guess, len(points), len(init)))
     limit = tol * search.mean_variance
     means = _Means(points, init)
-    centers, labels = init, search.nearest(init)
+    centers, labels, relocated = init, search.nearest(init), 0
     for n_iter in range(1, max_iter + 1):
         old, centers = centers, means.update(labels)
+        if empty == "relocate":
+            centers, count = means.relocated(centers, old)
+            relocated += count
         moved = np.sum(np.square(centers.astype(np.float64) - old))
         if n_iter > 1 and not means.changed:
             break
@@ -91,7 +107,9 @@ def kmeans(
         if moved <= limit:
             break
     inertia = float(_distances(points, centers, labels).sum())
-    return KMeansResult(centers=centers, labels=labels, n_iter=n_iter, inertia=inertia)
+    return KMeansResult(
+        centers=centers, labels=labels, n_iter=n_iter, inertia=inertia, relocated=relocated
+    )
 
 
 def cluster_means(points: NDArray[Any], labels: Indices, init: NDArray[Any]) -> Floats:
@@ -184,6 +202,7 @@ class _Means:
         self._points = points
         self._init = init
         self._sums = np.zeros(init.shape)
+        self._counts = np.zeros(len(init), np.int64)
         self._labels: Indices | None = None
 
     def update(self, labels: Indices) -> Floats:
@@ -206,7 +225,29 @@ class _Means:
         counts = np.bincount(labels, minlength=len(self._init))
         means: Floats = (self._sums / np.maximum(counts, 1)[:, None]).astype(np.float32)
         means[counts == 0] = self._init[counts == 0]
+        self._counts = counts
         return means
+
+    def relocated(self, means: Floats, old: Floats) -> tuple[Floats, int]:
+        """``means`` with empty clusters at far points, and how many; ``old``: centres before."""
+        empty = np.flatnonzero(self._counts == 0)
+        if not len(empty) or self._labels is None:
+            return means, 0
+        far = _distances(self._points, old, self._labels)
+        if not far.max():
+            return means, 0
+        taken = np.argsort(-far, kind="stable")[: len(empty)]
+        sums, counts, moved = self._sums.copy(), self._counts.copy(), means.copy()
+        for cluster, point in zip(empty, taken, strict=False):
+            former = self._labels[point]
+            sums[former] -= self._points[point]
+            counts[former] -= 1
+            moved[cluster] = self._points[point]
+        left = np.unique(self._labels[taken])
+        moved[left] = sums[left] / np.maximum(counts[left], 1)[:, None]
+        lost = left[counts[left] == 0]
+        moved[lost] = self._init[lost]
+        return moved, min(len(empty), len(taken))
 
 
 def _check(points: Floats, init: Floats) -> None:

@@ -55,6 +55,8 @@ from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, check
 
 ALA_WEIGHTS = "ala/"
 """Prefix of the mixing weights in a client's state."""
+_SHARED = "shared/"
+"""Prefix of the shared model in the state of a client that has a personal one too."""
 _NOTHING: Tensors = MappingProxyType({})
 _NO_CHANGE = np.zeros(0, np.float32)
 _CLIENTS = "clients"  # keys of those that have taken part, in a server's state
@@ -195,6 +197,36 @@ def finish_round(  # noqa: PLR0913 - how training went, and what else the method
     return ClientState(round_id=round_id, tensors={**kept, **start.ala_weights, **keep}), update
 
 
+def shared_state(state: ClientState) -> ClientState:
+    """The shared model's half of a state of ``keep_both``; before the first round it has one model.
+
+    The personal one stands in it under the plain names.
+    """
+    shared = {
+        name.removeprefix(_SHARED): value
+        for name, value in state.tensors.items()
+        if name.startswith(_SHARED)
+    }
+    return ClientState(round_id=state.round_id, tensors={**state.tensors, **shared})
+
+
+def keep_both(settings: SharedTraining, personal: Network, shared: ClientState) -> ClientState:
+    """The state of a client that has a personal model beside the shared one.
+
+    Args:
+        settings: say whether the next round mixes the shared parameters.
+        personal: what the device infers with; under the plain names.
+        shared: from ``finish_round``; kept is what the next round needs of it.
+    """
+    needed = {
+        name: value
+        for name, value in shared.tensors.items()
+        if settings.local_init is not None or not name.startswith(PARAMS)
+    }
+    tensors = {**network_tensors(personal), **prefixed(_SHARED, needed)}
+    return ClientState(round_id=shared.round_id, tensors=tensors)
+
+
 def changed(prefix: str, old: TensorMap, new: TensorMap) -> tuple[Tensors, Tensors]:
     """What a client keeps of its part in a ``PopulationMean``, and the change that it sends."""
     change = TensorMap(old.layout, new.buffer - old.buffer)
@@ -207,16 +239,13 @@ class ServerStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         lr: share of the way that it goes from its own shared tensors to the clients' combined.
         by_examples: clients count by their number of examples; otherwise alike.
-        population: number of all clients; 0, or fewer than have ever taken part: of those.
     """
 
     lr: float = 1.0
     by_examples: bool = False
-    population: int = 0
 
     def __post_init__(self) -> None:
         check_range("server.lr", self.lr, low=0, high=MOST_LR)
-        check_range("server.population", self.population, low=0)
 
 
 _BY_EXAMPLES = ServerStep(by_examples=True)
@@ -236,14 +265,16 @@ class PopulationMean:
 
     Attributes:
         down: prefixed layout of the mean and of what a client keeps.
+        population: number of all clients; 0, or fewer than have ever taken part: of those.
     """
 
     down: Layout = _NO_TENSORS
+    population: int = 0
 
     @classmethod
-    def of_params(cls, model: Model, prefix: str) -> Self:
+    def of_params(cls, model: Model, prefix: str, population: int = 0) -> Self:
         """A number for each parameter, under its name with a prefix."""
-        return cls(down=prefixed_layout(prefix, model.params.layout))
+        return cls(down=prefixed_layout(prefix, model.params.layout), population=population)
 
     @property
     def up(self) -> Layout:
@@ -393,7 +424,7 @@ def _moved_mean(
     moved = _sum(aggregator, up.size, TermsReader(read, len(updates)))
     earlier = tensors.get(_CLIENTS, np.zeros(0, np.int64))
     known = np.union1d(earlier, np.array(clients, np.int64))
-    before, after = (max(context.server.population, len(some)) for some in (earlier, known))
+    before, after = (max(context.extra.population, len(some)) for some in (earlier, known))
     old = TensorMap.pack({name: tensors[name] for name in down.shapes}, down)
     mean = (old.buffer.astype(np.float64) * before + moved) / after
     return {**TensorMap(down, mean.astype(np.float32)), _CLIENTS: known}

@@ -35,21 +35,16 @@ from protofleet.strategies.averaging import (
     SharedTraining,
     averaging,
     finish_round,
+    keep_both,
     local_init,
     receive,
     scored_early,
     share_all,
+    shared_state,
 )
-from protofleet.strategies.common import (
-    PARAMS,
-    client_model,
-    network_names,
-    network_tensors,
-    parse_settings,
-    prefixed,
-)
+from protofleet.strategies.common import client_model, network_names, parse_settings
 from protofleet.strategies.optimisers import MOST_PASSES, check_range
-from protofleet.strategies.training import Fit, Trained, train
+from protofleet.strategies.training import Fit, train
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -62,8 +57,6 @@ from protofleet.strategies.types import (
     Update,
 )
 from protofleet.tensors import Model
-
-_SHARED = "shared/"
 
 DESCRIPTION = Description(
     name="ditto",
@@ -115,7 +108,7 @@ def _client_update(
     tools: ClientTools,
 ) -> tuple[ClientState, Update]:
     settings = context.settings
-    received = receive(context, _shared_state(state), payload)
+    received = receive(context, shared_state(state), payload)
     start = local_init(settings, received, tools)
     personal = client_model(context.model, state)
     early = tools.evaluate(personal) if scored_early(settings, payload) else None
@@ -126,25 +119,4 @@ def _client_update(
     own = train(personal, tools.training, training, fit)
     start = replace(start, evaluation=early or tools.evaluate(own.network))
     kept, update = finish_round(start, trained, tools, context.shared)
-    return _both(settings, own, kept), update
-
-
-def _shared_state(state: ClientState) -> ClientState:
-    """The shared model's half of a client's state; before the first round there is one model."""
-    shared = {
-        name.removeprefix(_SHARED): value
-        for name, value in state.tensors.items()
-        if name.startswith(_SHARED)
-    }
-    return ClientState(round_id=state.round_id, tensors={**state.tensors, **shared})
-
-
-def _both(settings: DittoSettings, own: Trained, shared: ClientState) -> ClientState:
-    """The personal model, and what the next round needs of the shared one."""
-    needed = {
-        name: value
-        for name, value in shared.tensors.items()
-        if settings.local_init is not None or not name.startswith(PARAMS)
-    }
-    tensors = {**network_tensors(own.network), **prefixed(_SHARED, needed)}
-    return ClientState(round_id=shared.round_id, tensors=tensors)
+    return keep_both(settings, own.network, kept), update

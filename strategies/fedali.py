@@ -23,11 +23,17 @@ takes the place of both averages, and in k-means that of each cluster's mean, ov
 In round 1 β is 0, because the prototypes mean nothing yet: the layer only normalises. The scores
 of the clients in round 1 are taken with 0 too.
 
+The round's record tells of each layer (``figures``): ``<layer>.relabelled``, the share of the
+clients' prototypes that k-means put into another cluster than that of their index;
+``<layer>.relocated``, how many clusters it moved because they had lost all points;
+``<layer>.moved``, ‖P_global after - before‖ / ‖before‖.
+
 Deviations:
     - P_local equals P_global on arrival and is not sent down a second time. In round 1 it is the
       bundle's own, drawn independently of P_global, as in the authors' code.
-    - A cluster that ends empty keeps its row of the average; scikit-learn, which the authors use,
-      moves it to a far point.
+    - A cluster that loses all its points stands at its row of the average; scikit-learn, which the
+      authors use, moves it to a far point (``kmeans_empty = "relocate"``). One that is empty in the
+      end, for which the authors' code has no mean, keeps its row in either case.
     - ``keep_local_prototypes`` (an ablation) lets P_local persist on the device; a device that has
       not trained yet starts from P_global.
     - Buffers that are no prototypes stay on the device.
@@ -37,6 +43,7 @@ Deviations:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -45,7 +52,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.kernels import cluster_means, kmeans
+from protofleet.kernels import EmptyClusters, cluster_means, kmeans
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.averaging import InitialModel, SharedTraining, finish_round, initialise
 from protofleet.strategies.common import (
@@ -115,12 +122,16 @@ class FedAliSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_f
             the global ones at the start of each round.
         kmeans_max_iter: most iterations of the server's k-means.
         kmeans_tol: its tolerance, relative to the mean variance.
+        kmeans_empty: a cluster that loses all its points ``keep``s its first row, or is
+            ``relocate``d to the point that is farthest from its own centre; for the mean alone,
+            other aggregation rules keep the row.
     """
 
     beta: float = 0.2
     keep_local_prototypes: bool = False
     kmeans_max_iter: int = 300
     kmeans_tol: float = 1e-4
+    kmeans_empty: EmptyClusters = "keep"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,13 +269,43 @@ def _aggregate(
     if combined is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
     merged: dict[str, NDArray[Any]] = {**combined}
+    figures: dict[str, float] = {}
     for layer, name in zip(context.layers, names, strict=True):
         old = state.tensors[BUFFERS + layer + _GLOBAL]
         clients = collected.pop(name), weights
-        merged[BUFFERS + layer + _GLOBAL] = _clustered(
-            context.settings, tools.aggregator, old, clients
-        )
-    return ServerState(round_id=state.round_id + 1, tensors=merged)
+        clusters = _clustered(context.settings, tools.aggregator, old, clients)
+        merged[BUFFERS + layer + _GLOBAL] = clusters.means
+        figures |= {f"{layer}.{key}": value for key, value in _figures(old, clusters).items()}
+    return ServerState(round_id=state.round_id + 1, tensors=merged, figures=figures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Clusters:
+    """The next global prototypes of a layer, and how they were found.
+
+    Attributes:
+        means: ``(G, d)``.
+        labels: ``(n, G)``, the cluster of every client's prototypes; None: nobody had any.
+        relocated: clusters that k-means moved because they had lost all points.
+    """
+
+    means: NDArray[np.float32]
+    labels: NDArray[np.int64] | None = None
+    relocated: int = 0
+
+
+def _figures(old: NDArray[np.float32], clusters: _Clusters) -> dict[str, float]:
+    """What the round's record tells of a layer."""
+    before = old.astype(np.float64)
+    length = float(np.linalg.norm(before))
+    found = {
+        "relocated": float(clusters.relocated),
+        "moved": float(np.linalg.norm(clusters.means - before)) / length if length else math.nan,
+    }
+    if clusters.labels is not None:
+        stayed = clusters.labels == np.arange(len(old))
+        found["relabelled"] = 1.0 - float(stayed.mean())
+    return found
 
 
 def _baseline(context: _Context, state: ServerState) -> Tensors:
@@ -282,7 +323,7 @@ def _clustered(
     aggregator: Aggregator,
     old: NDArray[np.float32],
     clients: tuple[NDArray[np.float32], list[int]],
-) -> NDArray[np.float32]:
+) -> _Clusters:
     """The next global prototypes ``(G, d)`` of a layer.
 
     Args:
@@ -296,7 +337,7 @@ def _clustered(
     terms = [(one.reshape(-1), weight) for one, weight in zip(locals_, weights, strict=True)]
     combined = aggregator.combine(flat, terms)
     if combined is None:
-        return old
+        return _Clusters(means=old)
     init = combined.reshape(old.shape)
     limited = [vector for vector, weight in aggregator.limit(flat, terms) if weight]
     locals_ = np.stack(limited).reshape(-1, *old.shape)
@@ -307,7 +348,7 @@ def _clustered(
 
 def _cluster(
     settings: FedAliSettings, locals_: NDArray[np.float32], init: NDArray[np.float32]
-) -> NDArray[np.float32]:
+) -> _Clusters:
     """K-means over all clients' prototypes ``(n, G, d)`` from ``init (G, d)``."""
     points = locals_.reshape(-1, init.shape[1])
     result = kmeans(
@@ -317,8 +358,13 @@ def _cluster(
         tol=settings.kmeans_tol,
         # A client's prototype g started from the same row as everyone's: most likely cluster g.
         guess=np.tile(np.arange(len(init)), len(locals_)),
+        empty=settings.kmeans_empty,
     )
-    return cluster_means(points, result.labels, init)
+    return _Clusters(
+        means=cluster_means(points, result.labels, init),
+        labels=result.labels.reshape(len(locals_), -1),
+        relocated=result.relocated,
+    )
 
 
 def _cluster_by_rule(
@@ -326,7 +372,7 @@ def _cluster_by_rule(
     aggregator: Aggregator,
     locals_: NDArray[np.float32],
     init: NDArray[np.float32],
-) -> NDArray[np.float32]:
+) -> _Clusters:
     """The same with the rule, over clients, in the place of each cluster's mean.
 
     A client's term of a cluster is the mean of its prototypes in it. Where less than half of the
@@ -344,7 +390,7 @@ def _cluster_by_rule(
             for one, where, counts in zip(locals_, labels, held, strict=True)
         ]
         centres = aggregator.by_row(init, terms)
-    return centres
+    return _Clusters(means=centres, labels=labels)
 
 
 def _nearest(points: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -11,6 +11,10 @@ Heterogeneous Clients" (AAAI 2022, arXiv:2105.00243), algorithm 1.
 | D_i,j | ``class_counts`` | (C,) | int64 |
 | λ | ``prototype_weight`` | () | float |
 
+In the comparison of FedAli (arXiv:2411.10595) its authors' code differs in three points, which are
+settings here: ``first_prototypes = "normal"``, ``means = "last_epoch"`` and ``predict = "head"``.
+There the features of the last epoch have dropout, here they have none.
+
 A round: C̄ and ``present`` go down; the client trains its own model on cross-entropy plus λ times
 the mean squared difference of its features to their class's C̄; C_i, the means of the trained
 model's features over the client's examples, come up; the next C̄ is their mean, weighted by the
@@ -30,10 +34,11 @@ Deviations:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,13 +53,22 @@ from protofleet.strategies.common import (
 )
 from protofleet.strategies.optimisers import check_range
 from protofleet.strategies.prototypes import (
+    ClassRows,
     NearestPrototype,
     class_counts_of,
     class_means,
     feature_width,
     merge_prototypes,
 )
-from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.training import (
+    ExampleRows,
+    Fit,
+    Trained,
+    Trainer,
+    Training,
+    passes,
+    train,
+)
 from protofleet.strategies.types import (
     ClientState,
     ClientTools,
@@ -71,7 +85,7 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.tensors import Model, Tensors
+from protofleet.tensors import Model, Network, Tensors
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
@@ -99,9 +113,18 @@ class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
 
     Attributes:
         prototype_weight: lambda, the weight of the squared difference to the prototypes.
+        first_prototypes: before round 1 there are ``none``, or all classes have one that is drawn
+            from the standard ``normal`` distribution.
+        means: a client's prototypes are means of the features that the ``trained`` model has, or of
+            those of the ``last_epoch``, each before its batch's step; of a class without examples
+            in that epoch (``drop_last``) the trained model's.
+        predict: the class of the ``nearest`` global prototype, or that of the model's own ``head``.
     """
 
     prototype_weight: float = 1.0
+    first_prototypes: Literal["none", "normal"] = "none"
+    means: Literal["trained", "last_epoch"] = "trained"
+    predict: Literal["nearest", "head"] = "nearest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -138,7 +161,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         client_init=partial(_client_init, context),
         client_update=partial(_client_update, context),
         client_model=partial(client_model, model),
-        client_score=lambda state: _score(state.tensors),
+        client_score=lambda state: _score(context, state.tensors),
         carried=network_names(model),
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
@@ -157,8 +180,12 @@ def _no_prototypes(context: _Context) -> dict[str, NDArray[Any]]:
     }
 
 
-def _server_init(context: _Context, _model: Model, _rng: np.random.Generator) -> ServerState:
-    return ServerState(round_id=0, tensors=_no_prototypes(context))
+def _server_init(context: _Context, _model: Model, rng: np.random.Generator) -> ServerState:
+    tensors = _no_prototypes(context)
+    if context.settings.first_prototypes == "normal":
+        drawn = rng.standard_normal(tensors[_PROTOTYPES].shape, np.float32)
+        tensors = {_PROTOTYPES: drawn, _PRESENT: np.ones_like(tensors[_PRESENT])}
+    return ServerState(round_id=0, tensors=tensors)
 
 
 def _client_init(context: _Context, model: Model) -> ClientState:
@@ -166,8 +193,10 @@ def _client_init(context: _Context, model: Model) -> ClientState:
     return ClientState(round_id=0, tensors=tensors)
 
 
-def _score(tensors: Tensors) -> Score | None:
+def _score(context: _Context, tensors: Tensors) -> Score | None:
     present = tensors[_PRESENT]
+    if context.settings.predict == "head":
+        return None
     return NearestPrototype(tensors[_PROTOTYPES], present) if present.any() else None
 
 
@@ -175,13 +204,13 @@ def _client_update(
     context: _Context, state: ClientState, payload: Payload, tools: ClientTools
 ) -> tuple[ClientState, Update]:
     network = client_model(context.model, state)
-    trained = train(network, tools.training, context.settings, _fit(context, payload))
+    trained, means = _train(context, network, _fit(context, payload), tools)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
         num_examples=len(tools.training.y),
-        tensors={_PROTOTYPES: _local_prototypes(context, trained, tools)},
-        evaluation=tools.evaluate(trained.network, score=_score(payload.tensors)),
+        tensors={_PROTOTYPES: means},
+        evaluation=tools.evaluate(trained.network, score=_score(context, payload.tensors)),
         loss=trained.loss,
     )
     kept = {**network_tensors(trained.network), **payload.tensors}
@@ -197,14 +226,56 @@ def _fit(context: _Context, payload: Payload) -> Fit:
     return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
 
 
-def _local_prototypes(
-    context: _Context, trained: Trained, tools: ClientTools
-) -> NDArray[np.float32]:
-    """Means of the trained model's features, zeros for absent classes (eq. 3)."""
-    if not len(tools.training.y):
+def _train(
+    context: _Context, network: Network, fit: Fit, tools: ClientTools
+) -> tuple[Trained, ClassRows]:
+    """Local training and the client's prototypes (eq. 3)."""
+    settings, training = context.settings, tools.training
+    if settings.means == "trained":
+        trained = train(network, training, settings, fit)
+        return trained, _means(context, trained.network, slice(None), tools)
+    trainer, seen = Trainer(network, training, settings, fit), _Seen()
+
+    def step(rows: ExampleRows) -> float:
+        seen.rows.append(rows)
+        seen.features.append(tools.features(trainer.network, training.x[rows]))
+        return trainer.step(rows)
+
+    if settings.epochs > 1:
+        early = msgspec.structs.replace(settings, epochs=settings.epochs - 1)
+        passes(trainer.step, training, early)
+    loss = passes(step, training, msgspec.structs.replace(settings, epochs=1))
+    trained = trainer.trained(loss)
+    return trained, _means_seen(context, trained.network, seen, tools)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Batches of an epoch: numbers of examples, and their features ``(b, d)`` before the step."""
+
+    rows: list[ExampleRows] = field(default_factory=list)
+    features: list[NDArray[np.float32]] = field(default_factory=list)
+
+
+def _means_seen(context: _Context, network: Network, seen: _Seen, tools: ClientTools) -> ClassRows:
+    """Class means of what was seen, and of the trained model's features for the other classes."""
+    y, classes = tools.training.y, context.model.num_classes
+    if not seen.rows:
+        return _means(context, network, slice(None), tools)
+    rows = np.concatenate(seen.rows)
+    means, counts = class_means(np.concatenate(seen.features), y[rows], classes)
+    missed = np.flatnonzero(counts[y] == 0)
+    return means + _means(context, network, missed, tools)
+
+
+def _means(
+    context: _Context, network: Network, rows: ExampleRows | slice, tools: ClientTools
+) -> ClassRows:
+    """Class means of the network's features of some examples, zeros for absent classes."""
+    x, y = tools.training.x[rows], tools.training.y[rows]
+    if not len(y):
         return _no_prototypes(context)[_PROTOTYPES]
-    features = tools.features(trained.network, tools.training.x)
-    means, _ = class_means(features, tools.training.y, context.model.num_classes)
+    means, _ = class_means(tools.features(network, x), y, context.model.num_classes)
     return means
 
 

@@ -59,10 +59,10 @@ from protofleet.strategies.common import (
 )
 from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Sgd, check_range
 from protofleet.strategies.prototypes import (
+    CollectedRows,
     class_counts_of,
     class_means,
     feature_width,
-    merge_prototypes,
 )
 from protofleet.strategies.training import Fit, Trained, Training, train
 from protofleet.strategies.types import (
@@ -280,22 +280,18 @@ def _local_prototypes(
 def _aggregate(
     context: _Context, state: ServerState, updates: Updates, tools: ServerTools
 ) -> ServerState:
-    old = state.tensors[_PROTOTYPES]
-    without = np.zeros_like(old), np.zeros(len(old), np.int64)
-    own = [without] * len(updates)
-
-    def collect(position: int, update: Update) -> None:
-        # A copy: a view would keep the whole update in memory.
-        own[position] = np.array(update.tensors[_PROTOTYPES]), _weights(context, update)
-
-    body = combine_updates(updates, context.shared, tools.aggregator, state.tensors, visit=collect)
+    rows = CollectedRows(
+        old={_PROTOTYPES: state.tensors[_PROTOTYPES]}, weigh=partial(_weights, context)
+    )
+    body = combine_updates(
+        updates, context.shared, tools.aggregator, state.tensors, visit=rows.collect
+    )
     if body is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    present = np.any([weights > 0 for _, weights in own], axis=0)
     tensors: dict[str, NDArray[Any]] = {
         **body,
-        _PROTOTYPES: merge_prototypes(tools.aggregator, own, old),
-        _PRESENT: (present | (state.tensors[_PRESENT] > 0)).astype(np.uint8),
+        **rows.merged(tools.aggregator, len(updates)),
+        _PRESENT: rows.present(state.tensors[_PRESENT]),
     }
     return ServerState(round_id=state.round_id + 1, tensors=tensors)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.types import UnsuitableModelError, Update
-from protofleet.tensors import Model
+from protofleet.tensors import Model, Tensors
 
 ClassRows = NDArray[np.float32]
 """``(C, d)``, one prototype per class."""
@@ -97,6 +97,46 @@ def class_counts_of(update: Update, num_classes: int) -> NDArray[np.int64]:
             f"classes, got {got}"
         )
     return counts
+
+
+@dataclass(slots=True, kw_only=True)
+class CollectedRows:
+    """Tensors with a row per class that travel beside a shared model, from updates read once.
+
+    Attributes:
+        old: what the server has, by the names in an update; ``(C, …) float32`` each.
+        weigh: how much an update's rows count, ``(C,)``; 0 for classes that its client lacks.
+    """
+
+    old: Tensors
+    weigh: Callable[[Update], NDArray[Any]]
+    _taken: dict[int, tuple[Tensors, NDArray[Any]]] = field(default_factory=dict)
+
+    def collect(self, position: int, update: Update) -> None:
+        """Take the rows of an update; for ``common.combine_updates`` to call."""
+        # A copy: a view would keep the whole update in memory.
+        rows = {name: np.array(update.tensors[name]) for name in self.old}
+        self._taken[position] = rows, self.weigh(update)
+
+    def merged(self, aggregator: Aggregator, count: int) -> dict[str, NDArray[Any]]:
+        """Each tensor combined row by row (``merge_prototypes``).
+
+        Args:
+            aggregator: the rule.
+            count: number of updates, those without examples among them.
+        """
+        nobody = self.old, np.zeros(len(next(iter(self.old.values()))))
+        terms = [self._taken.get(position, nobody) for position in range(count)]
+        return {
+            name: merge_prototypes(aggregator, ((r[name], w) for r, w in terms), old)
+            for name, old in self.old.items()
+        }
+
+    def present(self, before: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """``(C,)``, 1 for the classes that some update has, or that were there ``before``."""
+        has = [weights > 0 for _, weights in self._taken.values()]
+        there: NDArray[np.bool_] = np.any([before > 0, *has], axis=0)
+        return there.astype(np.uint8)
 
 
 def feature_width(model: Model) -> int:

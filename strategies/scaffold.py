@@ -44,6 +44,20 @@ DESCRIPTION = replace(
 _CONTROL = "control/"
 
 
+class ScaffoldServer(averaging.ServerStep, frozen=True, kw_only=True):
+    """What the server does with the updates, and of how many clients c is the mean.
+
+    Attributes:
+        population: N; 0, or fewer than have ever taken part: those.
+    """
+
+    population: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("server.population", self.population, low=0)
+
+
 class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
     """Local training by plain SGD: of other steps (x - y_i) / (K η) is no gradient.
 
@@ -54,7 +68,7 @@ class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
 
     optimiser: Sgd = Sgd()
     option: Literal["I", "II"] = "II"
-    server: averaging.ServerStep = averaging.ServerStep()
+    server: ScaffoldServer = ScaffoldServer()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,7 +81,7 @@ class ScaffoldSettings(averaging.SharedTraining, frozen=True, kw_only=True):
 def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """SCAFFOLD for one model; raises InputError for settings that it does not take."""
     chosen = parse_settings(DESCRIPTION.name, settings, ScaffoldSettings)
-    extra = averaging.PopulationMean.of_params(model, _CONTROL)
+    extra = averaging.PopulationMean.of_params(model, _CONTROL, chosen.server.population)
     context = averaging.share_all(DESCRIPTION, chosen, model, extra=extra, server=chosen.server)
     return averaging.averaging(context, _client_update)
 

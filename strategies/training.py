@@ -23,6 +23,11 @@ ExampleRows = NDArray[np.int64]
 MOST_BATCH = 1 << 20
 """Examples per step."""
 
+REWRITTEN = "_rewritten"
+"""A program cannot write a parameter. A buffer of a parameter's name with this behind it, of its
+shape, holds after a training call what the call has set the parameter to: a step puts it there
+before the optimiser moves it."""
+
 
 class Training(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Local training of one round; the optimiser starts anew each round unless a strategy keeps it.
@@ -66,6 +71,8 @@ class Fit:
         moments: of an earlier round (``Trained.moments``); None: fresh ones.
         proximal: mu and w: ``mu (params - w)`` is added to the gradient.
         correction: added to the gradient.
+        max_norm: largest Euclidean norm of a step's gradient with the correction in it; None: no
+            limit.
     """
 
     objective: str = TASK_LOSS
@@ -74,6 +81,7 @@ class Fit:
     moments: Tensors | None = None
     proximal: tuple[float, TensorMap] | None = None
     correction: TensorMap | None = None
+    max_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +127,7 @@ class Trainer:
         self._grad_fn = tools.grad_fns[self._fit.objective]
         self._network = network
         self._buffers = network.buffers
+        self._rewritten = [one for one in network.params if one + REWRITTEN in network.buffers]
         self._steps = 0
 
     @property
@@ -140,10 +149,18 @@ class Trainer:
                 f"{tools.name}: expected a finite loss of '{fit.objective}', got {step.loss}; "
                 "lower the learning rate or check the data"
             )
+        for parameter in self._rewritten:
+            self._network.params[parameter][...] = step.buffers[parameter + REWRITTEN]
         if self._clip_norm is not None:
             self._optimiser.clip(step.grads, self._clip_norm)
+        correction = fit.correction
+        if fit.max_norm is not None:
+            if correction is not None:
+                step.grads.buffer += correction.buffer
+                correction = None
+            self._optimiser.clip(step.grads, fit.max_norm)
         self._optimiser.step(
-            self._network.params, step.grads, proximal=fit.proximal, correction=fit.correction
+            self._network.params, step.grads, proximal=fit.proximal, correction=correction
         )
         self._buffers = step.buffers
         self._steps += 1

@@ -41,10 +41,16 @@ class UnsuitableModelError(InputError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """What the coordinator keeps between rounds; ``round_id`` counts aggregated rounds."""
+    """What the coordinator keeps between rounds; ``round_id`` counts aggregated rounds.
+
+    Attributes:
+        figures: what the round's record tells of how the state was made, by a name that the
+            strategy documents; it is not kept.
+    """
 
     round_id: int
     tensors: Tensors
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

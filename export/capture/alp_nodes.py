@@ -1,7 +1,8 @@
 """ALP's operators in a captured graph: single nodes, which every writer spells out its own way.
 
-Nodes ``AlpTrain`` and ``AlpInfer`` of domain ``protofleet``, version 1, with the arguments of
-``protofleet.export.models.alp``, where symbols and source stand.
+Nodes ``AlpTrain``, ``AlpInfer``, ``AlpAblationTrain`` and ``AlpAblationInfer`` of domain
+``protofleet``, version 1, with the arguments of ``protofleet.export.models.alp``, where symbols and
+source stand.
 """
 
 from __future__ import annotations
@@ -42,6 +43,48 @@ def alp_infer_node(x: Tensor, local: Tensor, epsilon: float, iterations: int) ->
         f"{DOMAIN}::AlpInfer",
         (x, local),
         {"epsilon": epsilon, "iterations": iterations},
+        dtype=x.dtype,
+        shape=x.shape,
+        version=VERSION,
+    )
+
+
+def alp_ablation_train_node(  # noqa: PLR0913, PLR0917 - the operator's signature
+    x: Tensor,
+    local: Tensor,
+    global_: Tensor,
+    variant: str,
+    banks: str,
+    assignment: str,
+    gamma: float,
+    epsilon: float,
+    iterations: int,
+) -> tuple[Tensor, Tensor]:
+    """Decomposition of ``protofleet::alp_ablation_train``: one ONNX node."""
+    chosen, new_local = symbolic_multi_out(
+        f"{DOMAIN}::AlpAblationTrain",
+        (x, local, global_),
+        {
+            "variant": variant,
+            "banks": banks,
+            "assignment": assignment,
+            "gamma": gamma,
+            "epsilon": epsilon,
+            "iterations": iterations,
+        },
+        dtypes=(x.dtype, local.dtype),
+        shapes=(x.shape, local.shape),
+        version=VERSION,
+    )
+    return chosen, new_local
+
+
+def alp_ablation_infer_node(x: Tensor, prototypes: Tensor, assignment: str) -> Tensor:
+    """Decomposition of ``protofleet::alp_ablation_infer``: one ONNX node."""
+    return symbolic(
+        f"{DOMAIN}::AlpAblationInfer",
+        (x, prototypes),
+        {"assignment": assignment},
         dtype=x.dtype,
         shape=x.shape,
         version=VERSION,

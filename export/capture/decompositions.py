@@ -16,7 +16,12 @@ from torch._decomp import core_aten_decompositions, get_decompositions
 
 from protofleet.errors import ExportError
 from protofleet.export.capture import decompose_layers, decompose_numbers, resizing, windows
-from protofleet.export.capture.alp_nodes import alp_infer_node, alp_train_node
+from protofleet.export.capture.alp_nodes import (
+    alp_ablation_infer_node,
+    alp_ablation_train_node,
+    alp_infer_node,
+    alp_train_node,
+)
 from protofleet.export.models import alp
 
 Table = Mapping[Any, Callable[..., Any]]
@@ -439,4 +444,6 @@ _OWN: Table = {
     _aten.avg_pool2d_backward.default: _avg_pool2d_backward,
     alp.alp_train._opoverload: alp_train_node,  # noqa: SLF001 - no public name for it
     alp.alp_infer._opoverload: alp_infer_node,  # noqa: SLF001 - as above
+    alp.alp_ablation_train._opoverload: alp_ablation_train_node,  # noqa: SLF001 - as above
+    alp.alp_ablation_infer._opoverload: alp_ablation_infer_node,  # noqa: SLF001 - as above
 }

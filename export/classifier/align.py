@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from protofleet.errors import InputError
 from protofleet.export.classifier.calls import evaluation
-from protofleet.export.models.alp import Alignment
+from protofleet.export.models.alp import Alignment, generator_beside
 
 _CHILD = "align"
 _DEFAULT_PROTOTYPES = (64, 32)
@@ -48,14 +48,22 @@ class AlignedOutput(Alignment):
         axis: of the channels, 1 or -1.
         batch_axis: 0, or 1 for modules that put time first.
         beta: initial share of the prototypes in the output.
+        generator: as of ``Alignment``.
     """
 
     beta: Tensor
 
-    def __init__(
-        self, width: int, count: int, *, axis: int, batch_axis: int = 0, beta: float = 0.2
+    def __init__(  # noqa: PLR0913 - what it is of, and how it starts
+        self,
+        width: int,
+        count: int,
+        *,
+        axis: int,
+        batch_axis: int = 0,
+        beta: float = 0.2,
+        generator: torch.Generator | None = None,
     ) -> None:
-        super().__init__(width, count)
+        super().__init__(width, count, generator=generator)
         self.width, self.axis, self.batch_axis = width, axis, batch_axis
         self.register_buffer("beta", torch.tensor(beta))
 
@@ -149,8 +157,9 @@ def place(
             )
         placed |= dict.fromkeys(matched, count)
     shapes = {} if x is None else _output_shapes(model, {n: modules[n] for n in placed}, x)
+    generator = generator_beside(_layers_in(model))
     for name, count in placed.items():
-        _put(modules[name], name, count, shapes.get(name))
+        _put(modules[name], name, count, shapes.get(name), generator)
     return tuple(Placed(module=name, prototypes=count) for name, count in placed.items())
 
 
@@ -177,7 +186,11 @@ def place_by_default(model: nn.Module, head: str, x: Tensor, width: int) -> tupl
 
 def is_aligned(model: nn.Module) -> bool:
     """Whether there is an alignment layer in the model."""
-    return any(isinstance(module, Alignment) for module in model.modules())
+    return _layers_in(model) > 0
+
+
+def _layers_in(model: nn.Module) -> int:
+    return sum(isinstance(module, Alignment) for module in model.modules())
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -226,7 +239,13 @@ def _output_shapes(
     return shapes
 
 
-def _put(module: nn.Module, name: str, count: int, shape: torch.Size | None) -> None:
+def _put(
+    module: nn.Module,
+    name: str,
+    count: int,
+    shape: torch.Size | None,
+    generator: torch.Generator,
+) -> None:
     if count < 1:
         raise InputError(f"align '{name}': expected at least 1 prototype, got {count}")
     width, axis = _channels(module, name)
@@ -236,7 +255,7 @@ def _put(module: nn.Module, name: str, count: int, shape: torch.Size | None) -> 
     module = _inner(module, -1)
     if hasattr(module, _CHILD):
         raise InputError(f"align '{name}': it has a part '{_CHILD}' already")
-    layer = AlignedOutput(width, count, axis=axis, batch_axis=batch_axis)
+    layer = AlignedOutput(width, count, axis=axis, batch_axis=batch_axis, generator=generator)
     module.add_module(_CHILD, layer)
     module.register_forward_hook(layer.of_output)
 

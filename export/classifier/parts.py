@@ -1,8 +1,8 @@
 """Finds a classifier's parts: which parameters are its head, and what its features are.
 
 The head is the last ``torch.nn.Linear`` on the way from the example to the logits, with what comes
-after it; features are what goes in. A prototype head counts as well. A module with methods
-``features(x)`` and ``head(features)`` that give its logits is taken at its word.
+after it; features are what goes in. A head of prototypes or directions counts as well. A module
+with methods ``features(x)`` and ``head(features)`` that give its logits is taken at its word.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from torch import Tensor, nn
 from protofleet.errors import ExportError, InputError
 from protofleet.export.classifier.calls import EXAMPLE, Call, CallRecorder, evaluation
 from protofleet.export.classifier.layers import LayerFinder, LayerPart
-from protofleet.export.models.layers import PrototypeHead
+from protofleet.export.models.layers import HEADS
 
 _EQUAL = 1e-5
 _LONGEST = 500
 """Of a text that the bundle takes along."""
+LATENT = (
+    "expected a model with methods features(x), head(features) that gives its logits, and "
+    "decode(features) that gives examples again; the registered model 'autoencoder' has them"
+)
+"""What is asked of a model whose features are decoded, or classified on their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,7 @@ class Parts:
         missing: why there is no head, and what to do.
         no_layers: what there is in the place of hidden layers and a dense head; ``""``: there are
             both.
+        decodes: beside its own methods ``features`` and ``head`` the model has ``decode``.
     """
 
     head: str | None
@@ -43,6 +49,7 @@ class Parts:
     layers: tuple[LayerPart, ...] = ()
     missing: str = ""
     no_layers: str = ""
+    decodes: bool = False
 
 
 def find_parts(model: nn.Module, x: Tensor, *, head: str | None = None) -> Parts:
@@ -89,9 +96,9 @@ def _head_parts(
     own = _own_head(model, recorder.example, logits)
     if own is not None:
         return own
-    prototypes = [n for n, m in model.named_modules() if isinstance(m, PrototypeHead)]
-    if len(prototypes) == 1 and recorder.runs[prototypes[0]] == 1:
-        return _named(model, recorder, prototypes[0])
+    of_classes = [n for n, m in model.named_modules() if isinstance(m, tuple(HEADS.values()))]
+    if len(of_classes) == 1 and recorder.runs[of_classes[0]] == 1:
+        return _named(model, recorder, of_classes[0])
     return _last_linear(model, recorder, logits)
 
 
@@ -129,7 +136,10 @@ def _own_head(model: nn.Module, x: Tensor, logits: Tensor) -> Parts | None:
         and (again.is_meta or bool(torch.allclose(again, logits, rtol=_EQUAL, atol=_EQUAL)))
     )
     params = _params(recorder.calls)
-    return Parts(head="", head_params=_in_order(model, params)) if same else None
+    if not same:
+        return None
+    decodes = callable(getattr(model, "decode", None))
+    return Parts(head="", head_params=_in_order(model, params), decodes=decodes)
 
 
 def _last_linear(model: nn.Module, recorder: CallRecorder, logits: Tensor) -> Parts:

@@ -9,12 +9,13 @@ from torch import Tensor, nn
 
 from protofleet.errors import InputError
 from protofleet.export.classifier.align import is_aligned, place, place_by_default
-from protofleet.export.classifier.heads import features_width, with_prototypes
+from protofleet.export.classifier.heads import features_width, unfit_head, with_head
 from protofleet.export.classifier.parts import Parts, find_parts
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.types import Description
 
 ALL = "all"
+_SAID = {"prototypes": "a prototype", "cosine": "a direction"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +26,14 @@ class Wishes:
         strategies: by name, the first one is the bundle's; ``all`` stands for every one that can
             run on the model as it is.
         head: name of the module that is the head; None: find it.
-        prototypes: the head is to be a prototype per class.
+        head_kind: what takes the place of the head (``models.layers.HEADS``), a prototype or a
+            direction for each class; None: the head stays.
         align: prototypes of an alignment layer behind modules, by their names or patterns.
     """
 
     strategies: Sequence[str]
     head: str | None = None
-    prototypes: bool = False
+    head_kind: str | None = None
     align: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -57,11 +59,13 @@ class Prepared:
     Attributes:
         parts: of the model.
         features: width d of the features; 0: there are none.
+        unfit_head: why the head alone does not classify features; empty: it does.
         notes: what was done to the model, for people.
     """
 
     parts: Parts
     features: int
+    unfit_head: str
     notes: tuple[str, ...]
 
 
@@ -79,19 +83,23 @@ def prepare(model: nn.Module, x: Tensor, wishes: Wishes) -> Prepared:
     """
     parts = find_parts(model, x, head=wishes.head)
     notes = []
-    if wishes.prototypes:
-        with_prototypes(model, parts, x)
+    if wishes.head_kind is not None:
+        with_head(model, parts, x, wishes.head_kind)
         name = parts.head or "head"
-        notes.append(f"head: '{name}' is replaced by a prototype per class")
+        notes.append(f"head: '{name}' is replaced by {_SAID[wishes.head_kind]} per class")
         parts = find_parts(model, x, head=wishes.head)
     if wishes.align:
         notes += [f"alignment: {one}" for one in place(model, wishes.align, x)]
     elif any(one.alignment for one in wishes.descriptions) and not is_aligned(model):
         notes += _align_by_default(model, parts, x)
-    if len(notes) > int(wishes.prototypes):
+    if len(notes) > (wishes.head_kind is not None):
         parts = find_parts(model, x, head=wishes.head)
-    width = features_width(model, parts, x) if parts.head is not None else 0
-    return Prepared(parts=parts, features=width, notes=(*notes, _said(parts, width)))
+    if parts.head is None:
+        width, unfit = 0, parts.missing
+    else:
+        width, unfit = features_width(model, parts, x), unfit_head(model, parts, x)
+    said = (*notes, _said(parts, width))
+    return Prepared(parts=parts, features=width, unfit_head=unfit, notes=said)
 
 
 def _said(parts: Parts, width: int) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from protofleet.errors import ExportError
 from protofleet.export.classifier.calls import CallRecorder
 from protofleet.export.classifier.layers import LayerFinder
-from protofleet.export.classifier.parts import Parts, own_layers
+from protofleet.export.classifier.parts import LATENT, Parts, own_layers
 
 
 class ClassifierView:
@@ -69,7 +70,49 @@ class ClassifierView:
         for given, logits in self._passes:
             if given is features:
                 return logits
-        raise ExportError("objective: expected head(features(x)), got features from elsewhere")
+        raise ExportError(
+            f"objective: expected head(features(x)), got features from elsewhere: {LATENT}"
+        )
+
+    def decode(self, features: Tensor) -> Tensor:
+        """Examples (B, …) of features (B, d).
+
+        Raises:
+            ExportError: the model has no decoder.
+        """
+        if not self.parts.decodes:
+            raise ExportError(f"model: {LATENT}")
+        decoded: Tensor = cast("Any", self.model).decode(features)
+        return decoded
+
+    def classify(self, rows: Tensor) -> Tensor:
+        """Logits (n, C) of other features (n, d), from the head alone (``cannot_classify``)."""
+        name = self.parts.head
+        logits: Tensor = (self.model.get_submodule(name) if name else cast("Any", self.model).head)(
+            rows
+        )
+        return logits
+
+    def cannot_classify(self, x: Tensor) -> str:
+        """Why ``classify`` would not give the model's logits; ``""``: it does.
+
+        Args:
+            x: examples to try it on; the model must be in evaluation mode.
+        """
+        features = self.features(x)
+        logits = self.head(features)
+        try:
+            alone = self.classify(features)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            (why, *_) = (str(error).strip() or type(error).__name__).splitlines()
+            return f"its head '{self.parts.head}' takes no features (B, d): {why}"
+        same = alone.shape == logits.shape
+        if same and (alone.is_meta or torch.allclose(alone, logits, rtol=1e-4, atol=1e-5)):
+            return ""
+        return (
+            f"the logits are not what its head '{self.parts.head}' makes of features (B, d): name "
+            "a module that ends with the logits, --head NAME"
+        )
 
     @property
     def prototypes(self) -> Tensor | None:

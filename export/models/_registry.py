@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from protofleet.errors import InputError, ProtofleetError
+from protofleet.export.models.autoencoder import ConvAutoencoder
 from protofleet.export.models.cnn import Cnn, PrototypeCnn
 from protofleet.export.models.fasttext import FastText
 from protofleet.export.models.hart import HartConfig, hart, hart_alp
@@ -24,6 +25,7 @@ from protofleet.export.models.vit import VitConfig, vit, vit_digits
 ModelFactory = Callable[..., nn.Module]
 
 MODELS: dict[str, ModelFactory] = {
+    "autoencoder": ConvAutoencoder,
     "cnn": Cnn,
     "cnn_prototypes": PrototypeCnn,
     "fasttext": FastText,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.layers import PrototypeHead
+from protofleet.export.models.layers import head_of
 
 _KERNEL = 5
 
@@ -87,16 +87,18 @@ class PrototypeCnn(nn.Module):
     """FedHP's network: images (B, channels, size, size) float32 → minus distances (B, classes).
 
     No dense layer: the flattened encoder's output is compared with the prototypes. 1024 features
-    for 28 x 28 images, 1600 for 32 x 32 with ``filters=(64, 64)``.
+    for 28 x 28 images, 1600 for 32 x 32 with ``filters=(64, 64)``. With ``head_kind="cosine"`` it
+    ends in cosines to directions instead, for FedNH.
 
     Args:
         channels: input channels.
         size: height and width of the images.
         classes: C.
         filters: output channels of the two convolutions.
+        head_kind: name in ``layers.HEADS``.
 
     Raises:
-        InputError: images too small for two convolutions.
+        InputError: images too small for two convolutions, or no such head.
     """
 
     def __init__(
@@ -106,10 +108,11 @@ class PrototypeCnn(nn.Module):
         size: int = 28,
         classes: int = 10,
         filters: Sequence[int] = (32, 64),
+        head_kind: str = "prototypes",
     ) -> None:
         super().__init__()
         self.body = nn.Sequential(*_encoder(channels, filters))
-        self.head = PrototypeHead(_encoded(size, filters), classes)
+        self.head = head_of(head_kind, _encoded(size, filters), classes)
 
     def features(self, x: Tensor) -> Tensor:
         """Flattened encoder output, (B, d), never negative."""
@@ -117,6 +120,6 @@ class PrototypeCnn(nn.Module):
         return features
 
     def forward(self, x: Tensor) -> Tensor:
-        """Minus the distance to every prototype, (B, classes)."""
+        """Minus the distance to every prototype, or the scaled cosines, (B, classes)."""
         logits: Tensor = self.head(self.features(x))
         return logits

@@ -8,10 +8,11 @@ Input (B, 128, 6): columns 0-2 accelerometer, 3-5 gyroscope. Z = 8 tokens of 192
 
 Deviations:
     - The reference overwrites the light-weight convolution's kernel by its softmax before every
-      training call and leaves it there. That map contracts by about the kernel's length, so that
-      within a few calls the kernel is uniform up to its last gradient step. A program may not
-      write its parameters; here the kernel in use is always softmax(parameter), in training and
-      in inference, and the gradient flows through the softmax.
+      training call, leaves it there, and uses the stored kernel as it is in inference. That map
+      contracts by about the kernel's length, so that within a few calls the kernel is uniform up to
+      its last gradient step. Here the kernel in use is always softmax(parameter), in training and
+      in inference, and the gradient flows through the softmax; ``light_convolution =
+      "published_code"`` does what the reference does.
     - The reference stacks the four group results on the leading axis and reshapes without
       restoring their order, which mixes channels of different samples of a batch. The order is
       restored unless ``fidelity="code"``.
@@ -31,8 +32,9 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import Alignment
+from protofleet.export.models.alp import Alignment, AlignmentConfig, generator_beside
 from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
+from protofleet.strategies.training import REWRITTEN
 
 PAPER_PROTOTYPES = (2048, 1024, 512, 256, 128, 64)
 """FedAli's prototype counts, from input to head."""
@@ -43,8 +45,8 @@ _AXES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class HartConfig:
-    """Settings of HART.
+class HartConfig(AlignmentConfig):
+    """Settings of HART, beside those of its alignment layers.
 
     Attributes:
         classes: C.
@@ -55,17 +57,20 @@ class HartConfig:
         heads: attention heads of either branch.
         head_width: hidden units of the classifier.
         prototypes: G of every block's ALP layer; empty for plain HART.
-        alp_update: how local prototypes are updated, one of ``ALP_UPDATES``.
-        gamma: share of its old value that a prototype keeps.
         beta: initial share of the prototypes in an ALP layer's output.
         pretrained: use the rates for a pretrained encoder (0.1, head 0.5) as defaults.
         dropout: rate in the encoder; None for the default (0.3 from scratch).
         drop_path: rate of the last block, rising linearly from 0; None for ``dropout``.
         head_dropout: rate in the classifier; None for the default (0.3 from scratch).
         fidelity: ``"code"`` reproduces the reference's mixing across samples.
+        light_convolution: ``"softmax"``: the kernel in use is the softmax of the trained one.
+            ``"published_code"``: every training step first sets the trained kernel to its softmax,
+            uses that, and moves it by the gradient at it, which does not pass through the softmax;
+            inference uses what is stored, unnormalised. A step is one of this project's trainers
+            (``strategies.training.REWRITTEN``).
 
     Raises:
-        InputError: sizes that do not fit together, or an unknown fidelity.
+        InputError: sizes that do not fit together, or an unknown fidelity or light convolution.
     """
 
     classes: int = 6
@@ -76,16 +81,16 @@ class HartConfig:
     heads: int = 3
     head_width: int = 1024
     prototypes: Sequence[int] = ()
-    alp_update: str = "bulk_code"
-    gamma: float = 0.999
     beta: float = 0.2
     pretrained: bool = False
     dropout: float | None = None
     drop_path: float | None = None
     head_dropout: float | None = None
     fidelity: str = "default"
+    light_convolution: str = "softmax"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.window % self.patch:
             raise InputError(f"HART: window {self.window} is no multiple of patch {self.patch}")
         if self.width % 16:
@@ -97,6 +102,11 @@ class HartConfig:
             )
         if self.fidelity not in {"default", "code"}:
             raise InputError(f"HART: expected fidelity default or code, got '{self.fidelity}'")
+        if self.light_convolution not in {"softmax", "published_code"}:
+            raise InputError(
+                "HART: expected light_convolution softmax or published_code, got "
+                f"'{self.light_convolution}'"
+            )
 
     @property
     def tokens(self) -> int:
@@ -126,14 +136,27 @@ class LightConvolution(nn.Module):
 
     The slice is cut into rows of Z consecutive values as they lie in memory, four rows to a
     group set, and each row is convolved (zero padding, same length).
+
+    Args:
+        length: of a kernel.
+        drop_path: rate at which a group is left out.
+        fidelity: as in ``HartConfig``.
+        kernel_rule: ``light_convolution`` of ``HartConfig``.
     """
 
-    def __init__(self, length: int, *, drop_path: float, fidelity: str) -> None:
+    kernel_rewritten: Tensor
+
+    def __init__(
+        self, length: int, *, drop_path: float, fidelity: str, kernel_rule: str = "softmax"
+    ) -> None:
         super().__init__()
         limit = (3.0 / length) ** 0.5  # Glorot uniform with fan-in = fan-out = length
         self.kernel = nn.Parameter(torch.empty(_GROUPS, length).uniform_(-limit, limit))
         self.drop_path = DropPath(drop_path)
         self.mixes_samples = fidelity == "code"
+        self.rewrites = kernel_rule == "published_code"
+        if self.rewrites:
+            self.register_buffer("kernel" + REWRITTEN, torch.zeros(_GROUPS, length))
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve; the drop-path acts on the four groups, not on samples."""
@@ -161,27 +184,43 @@ class LightConvolution(nn.Module):
         taps = torch.arange(length, device=self.kernel.device)
         lag = at[:, None] - at + (length - 1) // 2
         select = (lag[None] == taps[:, None, None]).to(self.kernel.dtype)
-        band = torch.softmax(self.kernel, dim=1) @ select.flatten(1)
+        band = self._in_use() @ select.flatten(1)
         return band.reshape(_GROUPS, tokens, tokens)
+
+    def _in_use(self) -> Tensor:
+        """The kernel (4, length) of this call."""
+        if not self.rewrites:
+            return torch.softmax(self.kernel, dim=1)
+        if not self.training:
+            return self.kernel
+        written = torch.softmax(self.kernel.detach(), dim=1)
+        with torch.no_grad():
+            self.kernel_rewritten.copy_(written)
+        return written + (self.kernel - self.kernel.detach())  # its gradient is the kernel's
 
 
 class HartBlock(nn.Module):
     """LN → ALP → attention | convolution | attention on channel slices → LN → MLP, residual."""
 
-    def __init__(self, config: HartConfig, index: int) -> None:
+    def __init__(
+        self, config: HartConfig, index: int, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         width, rate, path = config.width, config.encoder_dropout, config.drop_path_of(index)
         quarter = width // 4
         self.slices = (quarter, 2 * quarter, quarter)
         self.norm = layer_norm(width)
         self.align = (
-            Alignment(width, config.prototypes[index], update=config.alp_update, gamma=config.gamma)
+            Alignment(width, config.prototypes[index], config, generator=generator)
             if config.prototypes
             else None
         )
         self.accelerometer = Attention(quarter, heads=config.heads, key_width=quarter, dropout=rate)
         self.convolution = LightConvolution(
-            config.kernels[index], drop_path=path, fidelity=config.fidelity
+            config.kernels[index],
+            drop_path=path,
+            fidelity=config.fidelity,
+            kernel_rule=config.light_convolution,
         )
         self.gyroscope = Attention(quarter, heads=config.heads, key_width=quarter, dropout=rate)
         self.mlp_norm = layer_norm(width)
@@ -216,7 +255,10 @@ class Hart(nn.Module):
         self.accelerometer_patches = dense(config.patch * _AXES, width // _SENSORS)
         self.gyroscope_patches = dense(config.patch * _AXES, width // _SENSORS)
         self.position = nn.Parameter(torch.empty(config.tokens, width).uniform_(-0.05, 0.05))
-        self.blocks = nn.ModuleList(HartBlock(config, i) for i in range(len(config.kernels)))
+        generator = generator_beside()
+        self.blocks = nn.ModuleList(
+            HartBlock(config, i, generator) for i in range(len(config.kernels))
+        )
         self.norm = layer_norm(width)
         self.head = nn.Sequential(
             dense(width, config.head_width),

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from protofleet.errors import InputError
+
 LAYER_NORM_EPS = 1e-6
 _SHORTEST = 1e-6
 """A vector no longer than this counts as zero: it has no direction and passes no gradient on."""
@@ -90,6 +92,40 @@ class PrototypeHead(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """Logits (B, C): the nearest prototype has the largest."""
         return -distances(features, self.prototypes)
+
+
+class CosineHead(nn.Module):
+    """A fixed direction per class: features (B, d) → scale times cosines (B, C).
+
+    Source: FedNH (Dai et al., AAAI 2023), whose server sets the directions, rows of unit length.
+    """
+
+    def __init__(self, features: int, classes: int) -> None:
+        super().__init__()
+        self.directions = nn.Parameter(functional.normalize(torch.randn(classes, features)))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Logits (B, C): the direction nearest by angle has the largest."""
+        return self.scale * (unit(features) @ self.directions.T)
+
+
+HEADS: dict[str, type[PrototypeHead | CosineHead]] = {
+    "prototypes": PrototypeHead,
+    "cosine": CosineHead,
+}
+"""Heads that take the place of a model's own, by the name of their kind."""
+
+
+def head_of(kind: str, features: int, classes: int) -> nn.Module:
+    """A head of ``HEADS``.
+
+    Raises:
+        InputError: there is none of this kind.
+    """
+    if kind not in HEADS:
+        raise InputError(f"head_kind: expected one of {', '.join(HEADS)}, got '{kind}'")
+    return HEADS[kind](features, classes)
 
 
 def length(x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.layers import PrototypeHead
+from protofleet.export.models.layers import head_of
 
 
 class Mlp(nn.Module):
@@ -57,9 +57,13 @@ class Mlp(nn.Module):
 
 
 def mlp_prototypes(
-    *, inputs: int = 64, classes: int = 10, hidden: Sequence[int] = (128, 512)
+    *,
+    inputs: int = 64,
+    classes: int = 10,
+    hidden: Sequence[int] = (128, 512),
+    head_kind: str = "prototypes",
 ) -> Mlp:
-    """``Mlp`` whose head is a prototype per class; logits are minus distances."""
+    """``Mlp`` whose head is a prototype per class, or with ``"cosine"`` a direction (``HEADS``)."""
     model = Mlp(inputs=inputs, classes=classes, hidden=hidden)
-    model.head = PrototypeHead(hidden[-1], classes)
+    model.head = head_of(head_kind, hidden[-1], classes)
     return model

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import Alignment
+from protofleet.export.models.alp import Alignment, AlignmentConfig, generator_beside
 from protofleet.export.models.layers import Attention, DropPath, dense, layer_norm, mlp
 
 DIGITS_PROTOTYPES = (128, 64, 32)
@@ -23,8 +23,8 @@ DIGITS_PROTOTYPES = (128, 64, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
-class VitConfig:
-    """Settings of the vision transformer.
+class VitConfig(AlignmentConfig):
+    """Settings of the vision transformer, beside those of its alignment layers.
 
     Attributes:
         classes: C.
@@ -38,8 +38,6 @@ class VitConfig:
         dropout: rate in the blocks.
         drop_path: rate of the last block, rising linearly from 0.
         prototypes: G of every block's ALP layer; empty for none.
-        alp_update: how local prototypes are updated, one of ``ALP_UPDATES``.
-        gamma: share of its old value that a prototype keeps.
         beta: initial share of the prototypes in an ALP layer's output.
 
     Raises:
@@ -57,11 +55,10 @@ class VitConfig:
     dropout: float = 0.1
     drop_path: float = 0.1
     prototypes: Sequence[int] = ()
-    alp_update: str = "bulk_code"
-    gamma: float = 0.999
     beta: float = 0.2
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size % self.patch:
             raise InputError(f"ViT: image size {self.size} is no multiple of patch {self.patch}")
         if self.width % self.heads:
@@ -81,12 +78,14 @@ class VitConfig:
 class VitBlock(nn.Module):
     """LN → ALP → attention → LN → MLP, with skips that take the un-aligned tokens."""
 
-    def __init__(self, config: VitConfig, index: int) -> None:
+    def __init__(
+        self, config: VitConfig, index: int, generator: torch.Generator | None = None
+    ) -> None:
         super().__init__()
         width = config.width
         self.norm = layer_norm(width)
         self.align = (
-            Alignment(width, config.prototypes[index], update=config.alp_update, gamma=config.gamma)
+            Alignment(width, config.prototypes[index], config, generator=generator)
             if config.prototypes
             else None
         )
@@ -119,7 +118,8 @@ class Vit(nn.Module):
         self.embedding = dense(config.channels * config.patch**2, width)
         self.class_token = nn.Parameter(torch.randn(1, width) * 0.02)
         self.position = nn.Parameter(torch.randn(config.side**2 + 1, width) * 0.02)
-        self.blocks = nn.ModuleList(VitBlock(config, i) for i in range(config.depth))
+        generator = generator_beside()
+        self.blocks = nn.ModuleList(VitBlock(config, i, generator) for i in range(config.depth))
         self.norm = layer_norm(width)
         self.head = dense(width, config.classes)
         self.register_buffer("beta", torch.tensor(config.beta) if config.prototypes else None)

@@ -82,7 +82,8 @@ def _translate(program: CapturedProgram) -> onnx.ModelProto:
         raise _explained(error, program.graph.graph) from error
     if result is None:
         raise ExportError("torch.onnx.export: expected a program, got nothing")
-    _simplify(result.model)
+    with _quiet():
+        _simplify(result.model)
     # Of two results that are one value the passes name both by the second.
     for value, port in zip(result.model.graph.outputs, program.outputs, strict=True):
         value.name = port.name
@@ -203,16 +204,21 @@ def _call_entry(inputs: int, outputs: int) -> ModuleCallEntry:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's progress notes and its notices to its own developers to itself."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    """Keep the exporter's progress notes and its notices to its own developers to itself.
+
+    One of the passes tells of results that are constants, as a gradient of zeros is.
+    """
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnx_ir.passes")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _explained(error: OnnxExporterError, graph: fx.Graph) -> ExportError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,14 +24,20 @@ from protofleet.export.capture import CapturedProgram, evaluate, model_tensors
 from protofleet.export.capture.alp_nodes import node_attributes
 from protofleet.export.capture.noise import Distribution, Draw, explicit_noise
 from protofleet.export.classifier import ClassifierView
-from protofleet.export.models.alp import transport_plan
+from protofleet.export.models.alp import assignment_scores, members, transport_plan
 from protofleet.export.parity.inputs import Arrays, draw_inputs
 
 _SAME = 1e-5
 
+_SYMBOLIC = (
+    torch.ops.onnx_symbolic._symbolic.default,  # noqa: SLF001 - its name
+    torch.ops.onnx_symbolic._symbolic_multi_out.default,  # noqa: SLF001 - as above
+)
 _ALP: dict[Any, Any] = {
-    torch.ops.onnx_symbolic._symbolic.default: torch.ops.protofleet.alp_infer,  # noqa: SLF001 - its name
-    torch.ops.onnx_symbolic._symbolic_multi_out.default: torch.ops.protofleet.alp_train,  # noqa: SLF001 - as above
+    "AlpAblationInfer": torch.ops.protofleet.alp_ablation_infer,
+    "AlpAblationTrain": torch.ops.protofleet.alp_ablation_train,
+    "AlpInfer": torch.ops.protofleet.alp_infer,
+    "AlpTrain": torch.ops.protofleet.alp_train,
 }
 
 
@@ -163,12 +169,11 @@ class _Double(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """As ``fx.Interpreter``, and ALP's nodes by the operators that they stand for."""
-        operator = _ALP.get(n.target)
-        if operator is None:
+        if n.target not in _SYMBOLIC:
             return super().run_node(n)
-        tensors, *_ = n.args
+        tensors, name, *_ = n.args
         given: Any = self.map_nodes_to_values(tensors, n)
-        return operator(*given, **node_attributes(n))
+        return _ALP[str(name)](*given, **node_attributes(n))
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operator."""
@@ -206,10 +211,8 @@ class _MarginMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if func is torch.ops.protofleet.alp_train.default:
-            self._found.append(_train_margin(*args))
-        elif func is torch.ops.protofleet.alp_infer.default:
-            self._found.append(_infer_margin(*args))
+        if margin := _MARGINS.get(func):
+            self._found.append(margin(*args))
         return func(*args, **(kwargs or {}))
 
 
@@ -218,22 +221,62 @@ def _train_margin(  # noqa: PLR0913, PLR0917 - the operator's signature
     local: Tensor,
     global_: Tensor,
     variant: str,
+    gamma: float,
+    epsilon: float,
+    iterations: int,
+) -> float:
+    how = variant, "both", "transport", gamma, epsilon, iterations
+    return _ablation_train_margin(x, local, global_, *how)
+
+
+def _infer_margin(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> float:
+    plan = transport_plan(x.flatten(0, 1).double(), local.double(), epsilon, iterations)
+    return _gap(plan.T, local, k=1) if len(plan) > 1 else 1.0
+
+
+def _ablation_train_margin(  # noqa: PLR0913, PLR0917 - the operator's signature
+    x: Tensor,
+    local: Tensor,
+    global_: Tensor,
+    variant: str,
+    banks: str,
+    assignment: str,
     _gamma: float,
     epsilon: float,
     iterations: int,
 ) -> float:
     rows, count = x.flatten(0, 1).double(), len(local)
-    plan = transport_plan(rows, torch.cat((local, global_)).double(), epsilon, iterations)
-    choice = _gap(plan[:, count:].T, global_, k=1)
+    active = {"both": torch.cat((local, global_)), "local": local, "global": global_}[banks]
+    plan = _positive(rows, active.double(), assignment, epsilon, iterations)
+    if assignment == "transport" and len(rows) == 1:
+        return 1.0
+    choice = _gap(plan[:, -count:].T, local if banks == "local" else global_, k=1)
     if variant == "single_code":
         return min(choice, _gap(plan[:, :count].T, local, k=1))
-    k = max(1, len(x) // count) if variant == "bulk_code" else -(-len(rows) // count)
-    return min(choice, _gap(plan[:, :count], rows, k=k))
+    return min(choice, _gap(plan[:, :count], rows, k=members(variant, x, count)))
 
 
-def _infer_margin(x: Tensor, local: Tensor, epsilon: float, iterations: int) -> float:
-    plan = transport_plan(x.flatten(0, 1).double(), local.double(), epsilon, iterations)
-    return _gap(plan.T, local, k=1)
+def _ablation_infer_margin(x: Tensor, prototypes: Tensor, assignment: str) -> float:
+    rows = x.flatten(0, 1).double()
+    return _gap(_positive(rows, prototypes.double(), assignment, 1.0, 0).T, prototypes, k=1)
+
+
+def _positive(
+    rows: Tensor, prototypes: Tensor, assignment: str, epsilon: float, iterations: int
+) -> Tensor:
+    """What is decided by, (N, P), in a form whose relative gaps say how close a decision is."""
+    scores = assignment_scores(rows, prototypes, assignment, epsilon, iterations)
+    if assignment == "transport":
+        return scores
+    return torch.exp(scores) if assignment == "cosine" else -1.0 / scores
+
+
+_MARGINS: dict[Any, Callable[..., float]] = {
+    torch.ops.protofleet.alp_train.default: _train_margin,
+    torch.ops.protofleet.alp_infer.default: _infer_margin,
+    torch.ops.protofleet.alp_ablation_train.default: _ablation_train_margin,
+    torch.ops.protofleet.alp_ablation_infer.default: _ablation_infer_margin,
+}
 
 
 def _gap(plan: Tensor, candidates: Tensor, *, k: int) -> float:

@@ -29,7 +29,7 @@ from protofleet.export.models.alp import Alignment
 from protofleet.export.objectives import OBJECTIVES, Inputs, Objective
 from protofleet.export.pretraining.checkpoints import fill, load_checkpoint, save_checkpoint
 from protofleet.export.pretraining.masked import MaskedAutoencoder
-from protofleet.strategies.training import spans
+from protofleet.strategies.training import REWRITTEN, spans
 
 _log = logging.getLogger(__name__)
 
@@ -299,8 +299,17 @@ def _step(run: _Run, batch: Inputs) -> float:
             "are not finite in x"
         )
     torch.autograd.backward(loss)
+    _rewrite(run.task.module)
     run.optimiser.step()
     return value
+
+
+def _rewrite(module: nn.Module) -> None:
+    """Set the parameters that the forward pass has set (``REWRITTEN``)."""
+    with torch.no_grad():
+        for name, value in module.named_buffers():
+            if name.endswith(REWRITTEN):
+                module.get_parameter(name.removesuffix(REWRITTEN)).copy_(value)
 
 
 def _validate(run: _Run, data: Inputs) -> tuple[float, float | None]:

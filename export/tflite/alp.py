@@ -7,6 +7,9 @@ examples need are taken, and those that the batch at hand does not need weigh no
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 from torch import fx
@@ -19,31 +22,60 @@ from protofleet.export.tflite.graph import F32, I32, I64, Value
 from protofleet.export.tflite.lower import Lowering, Result, args_of, rule
 
 _NORM_FLOOR = 1e-12
+_LOWEST = -1e30
+"""Below every cosine and every squared distance with a minus."""
 
 
 @rule(torch.ops.onnx_symbolic._symbolic.default)  # noqa: SLF001 - its name
 def _alp_infer(low: Lowering, node: fx.Node) -> Result:
-    x, local = _tensors(low, node, "AlpInfer")
-    return _infer(low.basics, x, local, **node_attributes(node))
+    x, prototypes = _tensors(low, node, "AlpInfer", "AlpAblationInfer")
+    return _infer(low.basics, x, prototypes, **node_attributes(node))
 
 
 @rule(torch.ops.onnx_symbolic._symbolic_multi_out.default)  # noqa: SLF001 - its name
 def _alp_train(low: Lowering, node: fx.Node) -> Result:
-    x, local, global_ = _tensors(low, node, "AlpTrain")
+    x, local, global_ = _tensors(low, node, "AlpTrain", "AlpAblationTrain")
     return _train(low.basics, x, local, global_, **node_attributes(node))
 
 
-def _tensors(low: Lowering, node: fx.Node, name: str) -> list[Value]:
+def _tensors(low: Lowering, node: fx.Node, *names: str) -> list[Value]:
     inputs, operator = args_of(node)[:2]
-    if operator != name:
-        raise ExportError(f"operator '{operator}': expected {name}")
+    if operator not in names:
+        raise ExportError(f"operator '{operator}': expected {' or '.join(names)}")
     return [low.full(tensor) for tensor in inputs]
 
 
-def _infer(ops: Basics, x: Value, local: Value, *, epsilon: float, iterations: int) -> Value:
-    rows = ops.reshape(x, (_rows(x), x.shape[2]))
-    plan = _plan(ops, rows, local, epsilon, iterations)
-    return ops.reshape(ops.gather(local, ops.argmax(plan, 1)), x.shape)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Match:
+    """How rows and prototypes are matched; fields as of ``models.alp.alp_ablation_train``."""
+
+    assignment: str = "transport"
+    epsilon: float = 1.0
+    iterations: int = 0
+
+    def scores(self, ops: Basics, rows: Value, prototypes: Value) -> Value:
+        """How well they fit, (N, P)."""
+        if self.assignment == "transport":
+            return _plan(ops, rows, prototypes, self.epsilon, self.iterations)
+        if self.assignment == "cosine":
+            return ops.matmul(_unit(ops, rows), _unit(ops, prototypes), b_transposed=True)
+        products = ops.matmul(rows, prototypes, b_transposed=True)
+        others = ops.transpose(_squares(ops, prototypes), (1, 0))
+        squares = ops.binary("ADD", _squares(ops, rows), others)
+        return ops.binary("SUB", ops.binary("ADD", products, products), squares)
+
+    def best(self, ops: Basics, scores: Value, tokens: int) -> Value:
+        """The best column of every row; of a single row's plan, where all are equal, the first."""
+        if self.assignment == "transport" and tokens == 1:
+            several = ops.cast(ops.compare("GREATER", ops.count(), 1.0), F32)
+            scores = ops.binary("MUL", scores, several)
+        return ops.argmax(scores, 1)
+
+
+def _infer(ops: Basics, x: Value, prototypes: Value, **how: Any) -> Value:
+    rows, match = ops.reshape(x, (_rows(x), x.shape[2])), _Match(**how)
+    best = match.best(ops, match.scores(ops, rows, prototypes), x.shape[1])
+    return ops.reshape(ops.gather(prototypes, best), x.shape)
 
 
 def _train(  # noqa: PLR0913 - the operator's arguments
@@ -54,26 +86,36 @@ def _train(  # noqa: PLR0913 - the operator's arguments
     *,
     variant: str,
     gamma: float,
-    epsilon: float,
-    iterations: int,
+    banks: str = "both",
+    **how: Any,
 ) -> tuple[Value, Value]:
     rows, count = ops.reshape(x, (_rows(x), x.shape[2])), local.shape[0]
-    plan = _plan(ops, rows, ops.concat([local, global_], 0), epsilon, iterations)
-    shares = ops.slice(plan, 1, count, plan.shape[1])
-    chosen = ops.reshape(ops.gather(global_, ops.argmax(shares, 1)), x.shape)
-    own = ops.slice(plan, 1, 0, count)
+    match, tokens = _Match(**how), x.shape[1]
+    if banks == "both":
+        scores = match.scores(ops, rows, ops.concat([local, global_], 0))
+        own, shares = ops.slice(scores, 1, 0, count), ops.slice(scores, 1, count, 2 * count)
+    else:
+        own = shares = match.scores(ops, rows, local if banks == "local" else global_)
+    bank = local if banks == "local" else global_
+    chosen = ops.reshape(ops.gather(bank, match.best(ops, shares, tokens)), x.shape)
     if variant == "single_code":
-        return chosen, _single(ops, rows, own, local, gamma)
-    return chosen, _bulk(ops, x, rows, own, local, variant=variant, gamma=gamma)
+        best = match.best(ops, own, tokens)
+        return chosen, _single(ops, rows, best, local, gamma)
+    plain = match.assignment != "transport"
+    return chosen, _bulk(ops, x, rows, own, local, variant=variant, gamma=gamma, plain=plain)
 
 
 def _rows(x: Value) -> int:
     return x.shape[0] * x.shape[1]
 
 
+def _squares(ops: Basics, x: Value) -> Value:
+    return ops.reduce("SUM", ops.binary("MUL", x, x), [-1], keep=True)
+
+
 def _unit(ops: Basics, x: Value) -> Value:
-    squares = ops.reduce("SUM", ops.binary("MUL", x, x), [-1], keep=True)
-    return ops.binary("MUL", x, ops.unary("RSQRT", ops.binary("MAXIMUM", squares, _NORM_FLOOR)))
+    floored = ops.binary("MAXIMUM", _squares(ops, x), _NORM_FLOOR)
+    return ops.binary("MUL", x, ops.unary("RSQRT", floored))
 
 
 def _plan(ops: Basics, rows: Value, prototypes: Value, epsilon: float, iterations: int) -> Value:
@@ -93,10 +135,10 @@ def _plan(ops: Basics, rows: Value, prototypes: Value, epsilon: float, iteration
     return kernel
 
 
-def _single(ops: Basics, rows: Value, plan: Value, local: Value, gamma: float) -> Value:
+def _single(ops: Basics, rows: Value, best: Value, local: Value, gamma: float) -> Value:
     """Every row overwrites its best prototype; of colliding rows the last one wins."""
     count = local.shape[0]
-    best = ops.reshape(ops.argmax(plan, 1), (rows.shape[0], 1))
+    best = ops.reshape(best, (rows.shape[0], 1))
     columns = ops.graph.constant(np.arange(count)[None, :], I64)
     number = ops.running_count(rows.shape[0])
     turns = ops.select(ops.compare("EQUAL", columns, best), number, 0.0)
@@ -108,9 +150,17 @@ def _single(ops: Basics, rows: Value, plan: Value, local: Value, gamma: float) -
 
 
 def _bulk(  # noqa: PLR0913 - what the update depends on
-    ops: Basics, x: Value, rows: Value, plan: Value, local: Value, *, variant: str, gamma: float
+    ops: Basics,
+    x: Value,
+    rows: Value,
+    scores: Value,
+    local: Value,
+    *,
+    variant: str,
+    gamma: float,
+    plain: bool,
 ) -> Value:
-    """Every prototype moves towards the rows that its plan column weighs most."""
+    """Every prototype moves towards the rows that fit it best, if ``plain`` to their mean."""
     count, tokens = local.shape[0], x.shape[1]
     if variant == "bulk_code":
         # The reference counts samples, the paper tokens.
@@ -121,11 +171,14 @@ def _bulk(  # noqa: PLR0913 - what the update depends on
         tokens_in_all = ops.binary("MUL", ops.count(), float(tokens))
         number = ops.unary("CEIL", ops.binary("DIV", tokens_in_all, float(count)))
     spare = max(0, most - tokens)
-    by_prototype = ops.transpose(_with_spare(ops, plan, spare), (1, 0))
+    padded = _with_spare(ops, scores, spare, _LOWEST if plain else 0.0)
+    by_prototype = ops.transpose(padded, (1, 0))
     k = ops.graph.constant(np.array(most, np.int32), I32)
     weights, best = ops.graph.add_many(
         "TOPK_V2", [by_prototype, k], [((count, most), F32), ((count, most), I32)]
     )
+    if plain:
+        weights = ops.expand(ops.graph.constant(np.ones((1, most)), F32), (count, most))
     if most > 1:
         turns = ops.graph.constant(np.arange(most)[None, :], F32)
         needed = ops.compare("LESS", turns, ops.binary("MAXIMUM", number, 1.0))
@@ -139,12 +192,12 @@ def _bulk(  # noqa: PLR0913 - what the update depends on
     return _moved(ops, local, ops.reshape(pulled, local.shape), gamma)
 
 
-def _with_spare(ops: Basics, x: Value, spare: int) -> Value:
-    """Zero rows behind those of ``x``, so that a small batch has as many as are taken."""
+def _with_spare(ops: Basics, x: Value, spare: int, fill: float = 0.0) -> Value:
+    """Rows of ``fill`` behind those of ``x``, so that a small batch has as many as are taken."""
     if not spare:
         return x
-    zeros = ops.graph.constant(np.zeros((spare, 1)))
-    more = ops.expand(zeros, (spare, x.shape[1]))
+    filled = ops.graph.constant(np.full((spare, 1), fill))
+    more = ops.expand(filled, (spare, x.shape[1]))
     # The first axis grows with the batch, but not in proportion; only its growing is used.
     return ops.graph.add("CONCATENATION", [x, more], (x.shape[0] - spare, x.shape[1]), axis=0)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protofleet.bundle.manifest import Manifest
     from protofleet.export.classifier.prepare import Wishes
 
-_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl")
+_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl", "fedphp")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class MethodOptions:
         return Wishes(
             strategies=self.strategies,
             head=self.head,
-            prototypes=self.head_kind == "prototypes",
+            head_kind=None if self.head_kind == "own" else self.head_kind,
             align=counts,
         )
 
@@ -83,9 +83,10 @@ method_options = gathered(
         ),
         click.option(
             "--head-kind",
-            type=click.Choice(["own", "prototypes"]),
+            type=click.Choice(["own", "prototypes", "cosine"]),
             default="own",
-            help="'prototypes' replaces the head by a learned prototype per class (fedhp).",
+            help="'prototypes' replaces the head by a learned prototype per class (fedhp), "
+            "'cosine' by a direction per class (fednh).",
         ),
         click.option(
             "--align",

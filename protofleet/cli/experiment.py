@@ -115,6 +115,11 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
 )
 @click.option("--workers", type=click.IntRange(1), help="Processes of local; default: one a core.")
 @click.option("--rounds", type=click.IntRange(1), help="Instead of the file's, for a quick look.")
+@click.option(
+    "--diagnostics",
+    is_flag=True,
+    help="After every round, figures of the alignment layers into result.json; for local.",
+)
 @broker_options("For mqtt: mqtt://host:port; default: one of its own.")
 def run(
     *,
@@ -124,6 +129,7 @@ def run(
     methods: tuple[str, ...],
     json_file: Path | None,
     data_root: Path | None,
+    diagnostics: bool,
     **options: Any,
 ) -> None:
     """Train every method with every seed, then print the table.
@@ -132,6 +138,7 @@ def run(
     that are finished are not repeated; interrupted ones go on with the same command. The folder
     then holds a result.json per method and seed, curves.png and bars.png.
     """
+    import msgspec
     from rich.console import Console
 
     from protofleet.errors import UnavailableError
@@ -142,6 +149,8 @@ def run(
         raise click.UsageError("--broker is for --engine mqtt")
     path = find(name)
     whole = load_experiment(path)
+    if diagnostics:
+        whole = msgspec.structs.replace(whole, diagnostics=True)
     asked = _narrowed(whole, seeds, methods)
     folder = out or _default_folder(path)
     _spare_finished(folder, asked, options["engine"], options["rounds"])

@@ -130,7 +130,7 @@ def render(result: RunRecord, details: Details) -> str:
         result=result,
         details=details,
         headlines=_headlines(result.scores),
-        further=_further(result.scores),
+        further=[*_further(result.scores), *_last_round(result)],
         targets=_targets(result.scores),
         meaning=_TASK_MEANINGS[result.scores.task],
         final_fit=any(item.final for item in result.rounds),
@@ -186,6 +186,19 @@ def _further(scores: Scores) -> list[tuple[str, str, str]]:
             unit = ", %" if metric.is_share else ""
             mean, std = metric.page_text(spread.mean), metric.page_text(spread.std)
             rows.append((f"{name}, {metric.label}{unit}", mean, std))
+    return rows
+
+
+def _last_round(result: RunRecord) -> list[tuple[str, str, str]]:
+    """Rows of the same table: the headlines as they were scored last, where that says more."""
+    last = result.last
+    if last == result.scores:
+        return []
+    rows = []
+    for one in _headlines(last):
+        unit = f", {one.first.unit}" if one.first.unit else ""
+        name = f"{one.name} as scored last, {one.first.label}{unit}"
+        rows.append((name, one.first.mean, one.first.std))
     return rows
 
 

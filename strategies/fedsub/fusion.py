@@ -174,11 +174,12 @@ def _fuse_block(own: Doubles, active: Active, fleet: Population, rules: Rules) -
     mean = np.divide(total, hits, out=total, where=touched)
     if rules.fusion != "overlap":
         return np.where(touched, mean, own)
-    touched &= active.own(fleet.owned)
+    needed = active.own(fleet.owned)
     mean += own  # Eq. 7
     if rules.normalise == "halve":
         mean /= 2
-    return np.where(touched, mean, own if rules.untouched == "keep" else 0.0)
+    rest = own if rules.untouched == "keep" else own * needed
+    return np.where(touched & needed, mean, rest)
 
 
 _Value = tuple[Doubles, Flags | bool]

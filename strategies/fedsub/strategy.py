@@ -29,7 +29,8 @@ What the paper leaves open, and what holds here:
       average activation over the class's examples exceeds ``threshold``.
     - "Where the own model is active" (eq. 7): where any class that the client owns is.
     - p is normalised inside the cluster (``literal_shares`` for "across all clients").
-    - Entries without overlap keep their value (``untouched = "zero"`` as eq. 7 is printed).
+    - Entries without overlap keep their value. Eq. 7 as printed (``untouched = "zero"``) gives 0
+      where the own model is not active; without overlap its sum is the own value there, too.
     - "Normalisation": the mean of own and cluster weight where they are added
       (``normalise = "halve"``). ``norm`` and ``unit`` scale each tensor, for all fusions.
     - In average and leadership, an entry that is active nowhere becomes 0.
@@ -138,7 +139,8 @@ class FedSubSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
             they are (``whole``).
         literal_shares: a client's weight in a cluster is its share of the class's examples among
             all clients, as printed, not among those of the cluster.
-        untouched: in overlap, entries without overlap keep their value or become zero.
+        untouched: in overlap, entries where the client's own model is not active keep their value
+            or become zero, as printed; other entries without overlap keep it in any case.
         normalise: ``halve`` the sums of overlap; scale a tensor to its former ``norm`` or to a
             ``unit`` one; ``none``.
     """

@@ -58,13 +58,25 @@ class Model:
 _ROWS = {"inputs": 4, "classes": 3, "hidden": (8, 6)}
 _IMAGE = (1, 16, 16)
 _MODELS = {
-    "mlp": Model("mlp", _ROWS, (4,), ("cross_entropy", "moon", "prototype_mse")),
+    "mlp": Model(
+        "mlp",
+        _ROWS,
+        (4,),
+        ("cross_entropy", "moon", "prototype_mse", "hyper_knowledge", "fedphp"),
+    ),
     "prototypes": Model("mlp_prototypes", _ROWS, (4,), ("prototype_distance",)),
+    "directions": Model("mlp_prototypes", {**_ROWS, "head_kind": "cosine"}, (4,)),
     "cnn": Model(
         "cnn",
         {"channels": 1, "size": 16, "classes": 3, "filters": (2, 3), "hidden": 6},
         _IMAGE,
         ("cross_entropy", "cdfl"),
+    ),
+    "autoencoder": Model(
+        "autoencoder",
+        {"steps": 4, "channels": 1, "classes": 3, "filters": (3,), "latent": 5, "kernel": 3},
+        (4,),
+        ("cross_entropy", "reconstruction", "head_cross_entropy"),
     ),
     "alp": Model(
         "vit",
@@ -94,20 +106,34 @@ class Entry:
 
 
 _ENTRIES = {
+    "apfl": Entry(),
+    "apple": Entry(),
     "cdfl": Entry("cnn", {"restarts": 2, "images_per_centroid": 2}, processes=True),
     "ditto": Entry(settings={"personal_epochs": 1}),
     "fedala": Entry(),
     "fedali": Entry("alp"),
+    "fedamp": Entry(),
     "fedavg": Entry(),
     "fedavg_c": Entry(),
+    "fedhkd": Entry(),
+    "fedclar": Entry(settings={"cluster_round": 1, "threshold": 1e-7}),
+    "fedhome": Entry("autoencoder", {"refine_from": 2}),
+    "feddyn": Entry(settings={"weighted_alpha": True, "max_norm": 10.0}),
+    "fedfomo": Entry(),
     "fedhp": Entry("prototypes", {"sphere_steps": 50}, processes=True),
+    "fednh": Entry("directions", {"sphere_steps": 50}),
+    "fedpac": Entry(),
     "fedper": Entry(),
+    "fedphp": Entry(),
     "fedproto": Entry(),
     "fedprox": Entry(),
     "fedrep": Entry(settings={"head_epochs": 2}),
     "fedsub": Entry(settings={"restarts": 2}, processes=True),
     "local": Entry(),
     "moon": Entry(),
+    "partialfed": Entry(settings={"temperature": 1.0}),
+    "perfedavg": Entry(settings={"variant": "hf"}),
+    "pfedme": Entry(settings={"inner_steps": 2}),
     "protohar": Entry(),
     "scaffold": Entry(),
 }

@@ -156,7 +156,7 @@ def test_the_table_is_of_the_seeds_and_methods_that_are_asked_for(place, capsys)
         ended("table", "tiny.toml", "--seeds", "7", "--methods", "Local, alone", "--markdown") == 0
     )
     printed = capsys.readouterr().out
-    assert "| Local, alone | 80.00 ± 0.00† | 1/1 |" in printed
+    assert "| Local, alone | 80.00 ± 0.00† | 80.00 ± 0.00† | 1/1 |" in printed
     assert "FedAvg" not in printed
 
 

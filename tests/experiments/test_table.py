@@ -13,7 +13,7 @@ from protofleet.experiments._table_text import markdown, show
 from protofleet.experiments.config import Experiment
 from protofleet.experiments.store import MethodResult, load_results, run_folder, save_result
 from protofleet.experiments.table import tabulate
-from protofleet.federation.records import RoundRecord, Scores
+from protofleet.federation.records import Metrics, RoundRecord, Scores, Spread
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -125,6 +125,64 @@ def test_last_is_the_last_round(table_of):
     cell = table_of(an_experiment([a_method()], select="last"), *_TWO_RUNS).rows[0].cells
     assert cell["personalisation"].mean == pytest.approx(77.5)
     assert cell["personalisation"].std == pytest.approx(7.5)
+
+
+@pytest.mark.parametrize(("select", "mean", "other"), [("best", 75, 77.5), ("last", 77.5, 75)])
+def test_the_score_of_the_round_that_is_not_quoted_stands_beside_it(table_of, select, mean, other):
+    table = table_of(an_experiment([a_method()], select=select), *_TWO_RUNS)
+    cell = table.rows[0].cells["personalisation"]
+    assert (cell.mean, cell.other.mean) == (pytest.approx(mean), pytest.approx(other))
+    assert sorted([cell.std, cell.other.std]) == pytest.approx([5, 7.5])
+    head = "last" if select == "best" else "best"
+    assert f"| {head} round pers. |" in markdown(table)
+
+
+def with_clients(rounds, n):
+    """The same rounds, told of how many clients."""
+    text = msgspec.json.encode(rounds).replace(b'"std":0.02', b'"std":0.02,"n":%d' % n)
+    return msgspec.json.decode(text, type=list[RoundRecord])
+
+
+def test_intervals_are_the_clients_and_their_mean_over_the_seeds(table_of):
+    """Of 5 and 11 clients: 2.776 · 2 / √4 and 2.228 · 2 / √10."""
+    runs = [
+        msgspec.structs.replace(run, rounds=tuple(with_clients(run.rounds, n)))
+        for run, n in zip(_TWO_RUNS, (5, 11), strict=True)
+    ]
+    experiment = an_experiment([a_method()], spread="ci95", sections=["personalisation", "global"])
+    table = table_of(experiment, *runs)
+    own, server = table.rows[0].cells["personalisation"], table.rows[0].cells["global"]
+    assert own.ci95 == pytest.approx((2.77645 + 2.22814 * 2 / 10**0.5) / 2, rel=1e-5)
+    assert server.ci95 is None
+    text = markdown(table)
+    assert "mean ± half the clients' 95 % interval" in text
+    assert "| FedAvg | 75.00 ± 2.09 | 50.00 |" in text
+
+
+def test_loss_and_scores_after_the_fit_are_columns(table_of, tmp_path):
+    """The loss is no per cent; both come from the quoted round."""
+    rounds = [
+        msgspec.structs.replace(
+            one,
+            scores=msgspec.structs.replace(
+                one.scores,
+                own_loss=Spread(mean=loss, std=0.1, n=2),
+                more={"after_fit": msgspec.convert(scored(0.9 - loss, 0.5), Metrics)},
+            ),
+        )
+        for one, loss in zip(_TWO_RUNS[0].rounds, (0.5, 0.4, 0.3), strict=True)
+    ]
+    sections = ["personalisation", "after_fit", "loss"]
+    paper = {"loss": {"mean": 0.32}}
+    experiment = an_experiment([a_method(paper=paper)], seeds=(1,), sections=sections)
+    table = table_of(experiment, a_run(rounds))
+    cells = table.rows[0].cells
+    assert cells["loss"].mean == pytest.approx(0.4)
+    assert cells["loss"].difference == pytest.approx(0.08)
+    assert cells["after_fit"].mean == pytest.approx(50)
+    assert "| 0.400 ± 0.100† | 0.320 | +0.080 |" in markdown(table)
+    figures.curves(experiment, [a_run(rounds)], tmp_path / "curves.png")
+    figures.bars(table, tmp_path / "bars.png")
 
 
 @pytest.mark.parametrize(("select", "own"), [("best", 90), ("last", 33)])
@@ -296,9 +354,9 @@ def test_fifteen_methods_in_three_sections_fit_a_hundred_columns(table_of):
     )
     runs = [msgspec.structs.replace(run, label=label) for label in labels for run in _TWO_RUNS]
     table = table_of(experiment, *runs)
-    narrow, wide = shown(table, 100), shown(table, 200)
+    narrow, wide = shown(table, 100), shown(table, 250)
     assert max(map(len, narrow.splitlines())) <= 100
-    for text, lines in ((narrow, 2), (wide, 1)):
+    for text, lines in ((narrow, 3), (wide, 1)):
         assert "…" not in text
         assert text.count("75.00 ± 5.00") == text.count("-23.15") == 15
         assert text.count("98.15 ± 11.75") == 30
@@ -312,8 +370,12 @@ def test_the_text_marks_a_spread_over_clients_and_says_what_is_missing(table_of)
         next(line for line in text.splitlines() if line.startswith(start))
         for start in (" FedAvg", " None yet")
     )
-    assert row.split()[1:] == ["80.00", "±", "2.00†", "1/2", "-", "1.00", "1.00", "0.000", "0.000"]
-    assert nothing.split()[2:] == ["-", "0/2", "-", "-", "-", "-", "-"]
+    assert row.split()[1:] == [
+        *("80.00", "±", "2.00†"),
+        *("85.00", "±", "2.00†"),
+        *("1/2", "-", "1.00", "1.00", "0.000", "0.000"),
+    ]
+    assert nothing.split()[2:] == ["-", "-", "0/2", "-", "-", "-", "-", "-"]
     assert "† std over the clients of one seed" in text
     assert "the sizes of the blobs" in text
 
@@ -336,10 +398,10 @@ def test_markdown_has_as_many_cells_in_every_line(table_of):
     methods = [a_method("A|B", "fedali", paper={"personalisation": {"mean": 81.0}}), a_method()]
     text = markdown(table_of(an_experiment(methods), *_TWO_RUNS))
     lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    assert {line.count("|") for line in lines} == {10}
+    assert {line.count("|") for line in lines} == {11}
     assert lines[0].startswith("| method | personalisation, ours | personalisation, paper |")
-    assert lines[2].startswith("| AB | - | 81.00 | - | 0/2 |")
-    assert lines[3].startswith("| FedAvg | 75.00 ± 5.00 | - | - | 2/2 |")
+    assert lines[2].startswith("| AB | - | 81.00 | - | - | 0/2 |")
+    assert lines[3].startswith("| FedAvg | 75.00 ± 5.00 | - | - | 77.50 ± 7.50 | 2/2 |")
 
 
 def test_curves_are_means_over_seeds_by_round():

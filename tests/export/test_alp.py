@@ -11,7 +11,16 @@ from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from protofleet.errors import InputError
-from protofleet.export.models.alp import ALP_UPDATES, Alignment, alp_infer, alp_train, l2_normalise
+from protofleet.export.classifier.align import align
+from protofleet.export.models import build_model
+from protofleet.export.models.alp import (
+    ALP_UPDATES,
+    Alignment,
+    AlignmentConfig,
+    alp_infer,
+    alp_train,
+    l2_normalise,
+)
 
 GAMMA = 0.9
 
@@ -182,4 +191,35 @@ def test_captured_with_a_symbolic_batch_the_operator_stays_one_node():
 
 def test_an_unknown_update_is_refused():
     with pytest.raises(InputError, match=r"bulk_code.*'soft'"):
-        Alignment(5, 3, update="soft")
+        AlignmentConfig(alp_update="soft")
+
+
+_HART = {"width": 16, "kernels": (3, 5), "heads": 1, "head_width": 8}
+_VIT = {"size": 8, "channels": 1, "patch": 4, "depth": 2, "width": 8, "heads": 2}
+
+
+def _drawn(name, seed, **settings):
+    torch.manual_seed(seed)
+    return build_model(name, **settings).state_dict()
+
+
+@pytest.mark.parametrize(("name", "settings"), [("hart", _HART), ("vit", _VIT)])
+def test_one_seed_gives_all_other_tensors_the_same_bits_with_and_without_alignment(name, settings):
+    plain = _drawn(name, 3, **settings)
+    aligned = _drawn(name, 3, **settings, prototypes=(5, 5))
+    assert all(torch.equal(plain[key], aligned[key]) for key in plain)
+    banks = [value for key, value in aligned.items() if key.endswith("_prototypes")]
+    assert len({bank.numpy().tobytes() for bank in banks}) == 4
+    other = _drawn(name, 4, **settings, prototypes=(5, 5))
+    assert not any(torch.equal(other[key], aligned[key]) for key in aligned if "prototypes" in key)
+
+
+def test_layers_put_into_a_model_draw_apart_and_leave_pytorch_s_generator_alone():
+    torch.manual_seed(5)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(3)))
+    before = torch.get_rng_state()
+    for after in (["0", "1"], ["2"]):
+        align(model, after=after, prototypes=[6])
+    assert torch.equal(torch.get_rng_state(), before)
+    banks = [value for key, value in model.state_dict().items() if key.endswith("_prototypes")]
+    assert len({bank.numpy().tobytes() for bank in banks}) == 6

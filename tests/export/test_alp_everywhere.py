@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from oracles import alp as oracle
 
 from protofleet import kernels
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import alp
 from protofleet.export.onnx.alp import define_functions
+from protofleet.runtime import open_programs
 
 Arrays = dict[str, np.ndarray]
 
@@ -52,8 +57,9 @@ def _clear(values: np.ndarray, k: int) -> np.ndarray:
 
 def _session(kind: str, attributes: dict[str, Any]) -> onnxruntime.InferenceSession:
     """A model of one node, which stock ONNX Runtime runs by the definition it carries."""
-    inputs = ["x", "local", "global_"] if kind == "AlpTrain" else ["x", "local"]
-    outputs = ["chosen", "new_local"] if kind == "AlpTrain" else ["chosen"]
+    trains = kind.endswith("Train")
+    inputs = ["x", "local", "global_"] if trains else ["x", "local"]
+    outputs = ["chosen", "new_local"] if trains else ["chosen"]
 
     def value(name: str) -> onnx.ValueInfoProto:
         rank = 3 if name in {"x", "chosen"} else 2
@@ -82,6 +88,18 @@ def _by_torch(arrays: Arrays, variant: str) -> tuple[np.ndarray, np.ndarray]:
 def _by_onnx(arrays: Arrays, variant: str) -> tuple[np.ndarray, np.ndarray]:
     numbers = {"gamma": _GAMMA, "epsilon": _EPSILON, "iterations": _ITERATIONS}
     chosen, moved = _session("AlpTrain", {"variant": variant, **numbers}).run(None, arrays)
+    return chosen, moved
+
+
+def _ablated_by_torch(arrays: Arrays, **how: str) -> tuple[np.ndarray, np.ndarray]:
+    tensors = [torch.from_numpy(array) for array in arrays.values()]
+    chosen, moved = alp.alp_ablation_train(*tensors, *how.values(), _GAMMA, _EPSILON, _ITERATIONS)
+    return chosen.numpy(), moved.numpy()
+
+
+def _ablated_by_onnx(arrays: Arrays, **how: str) -> tuple[np.ndarray, np.ndarray]:
+    numbers = {"gamma": _GAMMA, "epsilon": _EPSILON, "iterations": _ITERATIONS}
+    chosen, moved = _session("AlpAblationTrain", {**how, **numbers}).run(None, arrays)
     return chosen, moved
 
 
@@ -137,6 +155,138 @@ def test_inference_is_the_same_in_kernels_torch_and_plain_onnx(size):
     expected = local[plan.argmax(1)].reshape(x.shape)
     for way in (kernels.alp_infer, _infer_by_torch, _infer_by_onnx):
         np.testing.assert_array_equal(way(x, local)[sure], expected[sure])
+
+
+@pytest.mark.parametrize("assignment", get_args(alp.Assignment))
+@pytest.mark.parametrize("banks", get_args(alp.Banks))
+@pytest.mark.parametrize("variant", ["bulk_code", "single_code", "paper_text"])
+def test_the_rows_of_table_4_are_an_oracle_s_in_torch_and_plain_onnx(variant, banks, assignment):
+    """12 examples of 2 tokens, 5 prototypes: k = 2, and 5 by tokens. No decision is close."""
+    arrays = _arrays((12, 2, 5, 16))
+    how = {"variant": variant, "banks": banks, "assignment": assignment}
+    expected = oracle.ablated(**arrays, **how, gamma=_GAMMA)
+    for way in (_ablated_by_torch, _ablated_by_onnx):
+        chosen, moved = way(arrays, **how)
+        np.testing.assert_array_equal(chosen, expected[0])
+        np.testing.assert_allclose(moved, expected[1], rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("assignment", ["cosine", "euclidean"])
+def test_inference_without_a_plan_takes_the_nearest_prototype_alone_as_in_a_batch(assignment):
+    arrays = _arrays((32, 3, 8, 16))
+    x, local = arrays["x"], arrays["local"]
+    best = oracle.scores(x.reshape(-1, 16), local, assignment).argmax(axis=1)
+    session = _session("AlpAblationInfer", {"assignment": assignment})
+    by_torch = alp.alp_ablation_infer(torch.from_numpy(x), torch.from_numpy(local), assignment)
+    (by_onnx,) = session.run(None, {"x": x, "local": local})
+    for chosen in (by_torch.numpy(), by_onnx):
+        np.testing.assert_array_equal(chosen.reshape(-1, 16), local[best])
+    (alone,) = session.run(None, {"x": x[:1], "local": local})
+    np.testing.assert_array_equal(alone, by_onnx[:1])
+
+
+class _Aligned(torch.nn.Module):
+    """Vectors or rows of tokens of 6 channels, aligned, and a linear layer on their mean."""
+
+    def __init__(self, config: alp.AlignmentConfig) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.align = alp.Alignment(8, 4, config)
+        self.register_buffer("beta", torch.tensor(0.5))
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.align(self.first(x), self.beta).mean(1))
+
+
+@pytest.fixture(scope="module")
+def aligned_bundle(tmp_path_factory, signing_key):
+    """A bundle in both formats, whose export compares PyTorch, ONNX Runtime and LiteRT."""
+
+    def make(tokens: int, **settings: Any) -> Bundle:
+        torch.manual_seed(4)
+        spec = BundleSpec(
+            name="aligned",
+            strategy="fedali",
+            classes=("a", "b", "c"),
+            preprocessing=Preprocessing(input_shape=(tokens, 6)),
+            formats=("onnx", "tflite"),
+        )
+        path = tmp_path_factory.mktemp("aligned") / "aligned.pfb"
+        model = _Aligned(alp.AlignmentConfig(**settings))
+        export_bundle(model, spec, out=path, key=signing_key[0])
+        return Bundle.open(path, any_signer=True)
+
+    return make
+
+
+_RUNTIMES = (("onnx", "custom"), ("onnx", "graph"), ("litert", "auto"))
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alp_banks": "global", "alp_assignment": "cosine", "alp_update": "paper_text"},
+        {"alp_banks": "local", "alp_assignment": "euclidean", "alp_glu": False},
+    ],
+)
+def test_layers_of_table_4_run_in_every_runtime(settings, aligned_bundle):
+    bundle = aligned_bundle(3, **settings)
+    x = np.random.default_rng(2).standard_normal((9, 3, 6)).astype(np.float32)
+    network = bundle.model().network
+    assert ("align.glu.weight" in network.params) == settings.get("alp_glu", True)
+    found = []
+    for backend, kind in _RUNTIMES:
+        programs = open_programs(bundle, backend=backend, kernels=kind)
+        batch = {"x": x, "y": np.arange(9) % 3}
+        step = programs.grad_fns["cross_entropy"](network, batch, np.random.default_rng(0))
+        local = step.buffers["align.local_prototypes"].copy()
+        assert not np.array_equal(local, network.buffers["align.local_prototypes"])
+        found.append((local, programs.predict(network, x)))
+    for local, logits in found[1:]:
+        np.testing.assert_allclose(local, found[0][0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(logits, found[0][1], rtol=1e-4, atol=1e-5)
+
+
+def _with_the_first(values: Arrays, x: np.ndarray, bank: str) -> tuple[np.ndarray, np.ndarray]:
+    """The aligned embedding of one example (6,) before it is aligned, and logits with row 0."""
+    hidden = values["first.weight"] @ x + values["first.bias"]
+    row = values[f"align.{bank}_prototypes"][0]
+    value, gate = np.split(values["align.glu.weight"] @ row + values["align.glu.bias"], 2)
+    mixed = 0.5 * value / (1 + np.exp(-gate)) + 0.5 * hidden
+    unit = mixed / np.linalg.norm(mixed)
+    return hidden, values["head.weight"] @ unit + values["head.bias"]
+
+
+@pytest.mark.slow(seconds=12)
+def test_a_single_embedding_takes_the_first_prototype_in_every_runtime(aligned_bundle):
+    """Its columns sum to one, so all are equal but for rounding, which differs."""
+    bundle = aligned_bundle(1, alp_update="single_code")
+    network = bundle.model().network
+    values = {**network.params, **network.buffers}
+    model = _Aligned(alp.AlignmentConfig(alp_update="single_code"))
+    programs = [open_programs(bundle, backend=one, kernels=kind) for one, kind in _RUNTIMES]
+    for seed in range(20):
+        x = np.random.default_rng(seed).standard_normal((1, 1, 6)).astype(np.float32)
+        hidden, logits = _with_the_first(values, x[0, 0], "local")
+        _, trained = _with_the_first(values, x[0, 0], "global")
+        loss = np.log(np.exp(trained).sum()) - trained[0]
+        moved = values["align.local_prototypes"].copy()
+        moved[0] = 0.999 * moved[0] + 0.001 * hidden
+        model.load_state_dict({name: torch.tensor(value) for name, value in values.items()})
+        np.testing.assert_allclose(
+            model.eval()(torch.from_numpy(x))[0].detach(), logits, rtol=1e-4, atol=1e-5
+        )
+        for one in programs:
+            np.testing.assert_allclose(one.predict(network, x)[0], logits, rtol=1e-4, atol=1e-5)
+            batch = {"x": x, "y": np.zeros(1, np.int64)}
+            step = one.grad_fns["cross_entropy"](network, batch, np.random.default_rng(0))
+            assert step.loss == pytest.approx(loss, rel=1e-4)
+            got = step.buffers["align.local_prototypes"]
+            np.testing.assert_allclose(got, moved, rtol=1e-5, atol=1e-6)
+        model.train()(torch.from_numpy(x))
+        np.testing.assert_allclose(model.align.local_prototypes, moved, rtol=1e-5, atol=1e-6)
 
 
 def test_every_prototype_s_column_of_the_plan_sums_to_one_and_rows_only_roughly():

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from oracles import hart as oracle
 from torch.nn import functional
 
+from protofleet.bundle import Bundle
+from protofleet.bundle.manifest import Preprocessing
+from protofleet.errors import InputError
+from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
 from protofleet.export.models.alp import alp_infer
+from protofleet.export.models.hart import LightConvolution
+from protofleet.export.pretraining.training import TrainOptions, supervised, train
+from protofleet.runtime import open_programs
+from protofleet.strategies.optimisers import Sgd
+from protofleet.strategies.training import Trainer, Training
+from protofleet.strategies.types import TrainTools
 
 _BETA = 0.2
 
@@ -94,3 +106,80 @@ def test_hart_is_its_description(prototypes):
         expected = _hart(x, model)
         torch.testing.assert_close(model(x), expected, rtol=1e-6, atol=1e-9)
     assert [len(block.convolution.kernel[0]) for block in model.blocks] == [3, 7, 15, 31, 31, 31]
+
+
+class _Convolved(torch.nn.Module):
+    """The convolution alone, tokens of 16 channels, and a linear layer on all it gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = LightConvolution(
+            5, drop_path=0.0, fidelity="default", kernel_rule="published_code"
+        )
+        self.head = torch.nn.Linear(8 * 16, 3)
+
+    def forward(self, x):
+        return self.head(self.convolution(x).flatten(1))
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory, signing_key):
+    torch.manual_seed(2)
+    spec = BundleSpec(
+        name="convolved",
+        strategy="fedavg",
+        classes=("a", "b", "c"),
+        preprocessing=Preprocessing(input_shape=(8, 16)),
+    )
+    path = tmp_path_factory.mktemp("hart") / "convolved.pfb"
+    export_bundle(_Convolved(), spec, out=path, key=signing_key[0])
+    return Bundle.open(path, any_signer=True)
+
+
+def _two_batches(rng):
+    x = rng.standard_normal((12, 8, 16)).astype(np.float32)
+    return x, rng.integers(0, 3, 12)
+
+
+@pytest.mark.parametrize("backend", ["onnx", "litert"])
+def test_the_published_convolution_is_an_oracle_s_in_two_training_calls_and_inference(
+    published, backend
+):
+    """Softmax in place before each training call, the kernel as it is stored in inference."""
+    rng = np.random.default_rng(7)
+    x, y = _two_batches(rng)
+    model, programs = published.model(), open_programs(published, backend=backend)
+    expected = oracle.Published(
+        *(model.params[name] for name in ("convolution.kernel", "head.weight", "head.bias")), 0.5
+    )
+    tools = TrainTools(name="a", x=x, y=y, grad_fns=programs.grad_fns, rng=rng)
+    trainer = Trainer(model.network.copy(), tools, Training(optimiser=Sgd(lr=0.5)))
+    fresh = programs.predict(model.network, x)
+    np.testing.assert_allclose(fresh, expected.infer(x), rtol=1e-4, atol=1e-5)
+    for rows in np.split(np.arange(12), 2):
+        loss = expected.train(x[rows], y[rows])
+        assert trainer.step(rows) == pytest.approx(loss, rel=1e-5)
+    network = trainer.trained(loss).network
+    np.testing.assert_allclose(network.params["convolution.kernel"], expected.kernels, atol=1e-5)
+    np.testing.assert_allclose(programs.predict(network, x), expected.infer(x), atol=1e-4)
+    assert not np.allclose(network.params["convolution.kernel"].sum(axis=1), 1)
+
+
+def test_central_training_rewrites_the_published_convolution_s_kernel_too(tmp_path):
+    torch.manual_seed(3)
+    model = _Convolved()
+    x, y = _two_batches(np.random.default_rng(1))
+    kernel, head = model.convolution.kernel, model.head
+    expected = oracle.softmax(kernel.detach().double().numpy())
+    data = {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
+    options = TrainOptions(epochs=1, lr=1e-12, batch_size=12, validation=0.0)
+    train(supervised(model), data, options, folder=tmp_path)
+    np.testing.assert_allclose(kernel.detach().numpy(), expected, rtol=1e-5)
+    logits = oracle.convolve(x.astype(np.float64), expected).reshape(12, -1)
+    logits = logits @ head.weight.detach().double().numpy().T + head.bias.detach().numpy()
+    np.testing.assert_allclose(model.eval()(data["x"]).detach().numpy(), logits, atol=1e-4)
+
+
+def test_another_light_convolution_is_refused():
+    with pytest.raises(InputError, match="light_convolution softmax or published_code, got 'raw'"):
+        build_model("hart", light_convolution="raw")

@@ -76,7 +76,13 @@ def exported(tmp_path_factory, signing_key):
             "model": perceptron,
             "shape": _ROWS,
             "names": ["fedhp"],
-            "prototypes": True,
+            "head_kind": "prototypes",
+        },
+        "directions": {
+            "model": perceptron,
+            "shape": _ROWS,
+            "names": ["fednh"],
+            "head_kind": "cosine",
         },
     }
 
@@ -94,12 +100,24 @@ def exported(tmp_path_factory, signing_key):
 
 
 _RUNS = {
-    "rows": ["fedala", "fedper", "fedproto", "fedrep", "fedsub", "moon", "protohar"],
+    "rows": [
+        "fedala",
+        "fedhkd",
+        "fedpac",
+        "fedper",
+        "fedproto",
+        "fedrep",
+        "fedsub",
+        "moon",
+        "protohar",
+    ],
     "images": ["cdfl", "fedper", "fedsub", "moon"],
     "series": ["fedali", "fedrep"],
     "distances": ["fedhp"],
+    "directions": ["fednh"],
 }
-_SETTINGS = {"cdfl": {"restarts": 2, "value_range": (-4.0, 4.0)}, "fedhp": {"sphere_steps": 20}}
+_STEPS = {"sphere_steps": 20}
+_SETTINGS = {"cdfl": {"restarts": 2, "value_range": (-4.0, 4.0)}, "fedhp": _STEPS, "fednh": _STEPS}
 
 
 @pytest.mark.slow(seconds=60)
@@ -174,10 +192,11 @@ def test_a_bundle_says_which_strategies_run_on_it(exported) -> None:
     """'all' makes a bundle for all that can run; the others say what to do."""
     bundle = Bundle.open(exported("rows"), any_signer=True)
     reasons = why_not(bundle)
-    assert {name for name, why in reasons.items() if why} == {"cdfl", "fedali", "fedhp"}
+    assert {name for name, why in reasons.items() if why} == {"cdfl", "fedali", "fedhp", "fednh"}
     assert "expected images" in reasons["cdfl"]
     assert "--align" in reasons["fedali"]
     assert "--head-kind prototypes" in reasons["fedhp"]
+    assert "--head-kind cosine" in reasons["fednh"]
     assert bundle.manifest.strategy.name == "fedavg"
     assert bundle.manifest.head == ("5.weight", "5.bias")
     assert [layer.before for layer in bundle.manifest.layers] == [None, "0", "3"]
@@ -202,7 +221,7 @@ def test_a_prototype_head_leaves_the_encoder_as_it_is() -> None:
     torch.manual_seed(0)
     model = Images()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    methods = _methods(model, _IMAGE, "fedhp", prototypes=True)
+    methods = _methods(model, _IMAGE, "fedhp", head_kind="prototypes")
     assert isinstance(model.classifier[3], PrototypeHead)
     after = model.state_dict()
     assert before.keys() - after.keys() == {"classifier.3.weight", "classifier.3.bias"}
@@ -227,15 +246,15 @@ class _Reads(nn.Module):
 
 def test_a_head_whose_weight_the_model_reads_cannot_be_replaced() -> None:
     with pytest.raises(InputError, match=r"'fc' cannot be replaced.*no attribute 'weight'"):
-        _methods(_Reads(), (5,), "fedhp", prototypes=True)
+        _methods(_Reads(), (5,), "fedhp", head_kind="prototypes")
 
 
 def test_what_cannot_be_replaced_is_refused() -> None:
     """A head whose logits are one of two, and one that is not known."""
     with pytest.raises(InputError, match="--head-kind prototypes: several heads"):
-        _methods(TwoHeads(), (5,), "fedhp", prototypes=True)
+        _methods(TwoHeads(), (5,), "fedhp", head_kind="prototypes")
     with pytest.raises(InputError, match="'0' cannot be replaced, expected a module that takes"):
-        _methods(perceptron(), _ROWS, "fedhp", prototypes=True, head="0")
+        _methods(perceptron(), _ROWS, "fedhp", head_kind="prototypes", head="0")
 
 
 def test_a_strategy_that_was_named_is_refused_with_the_remedy() -> None:
@@ -245,7 +264,7 @@ def test_a_strategy_that_was_named_is_refused_with_the_remedy() -> None:
         ("fedper", Tied(), "--head NAME"),
         ("fedhp", nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "--head-kind prototypes"),
         ("fedsub", nn.Linear(5, 3), "expected dense layers or convolutions with a ReLU"),
-        ("fedavgg", TwoHeads(), "strategy 'fedavgg': expected all or some of cdfl, "),
+        ("fedavgg", TwoHeads(), "strategy 'fedavgg': expected all or some of .*cdfl, "),
     ):
         with pytest.raises(InputError, match=why):
             _methods(model, (5,), name)

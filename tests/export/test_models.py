@@ -34,6 +34,7 @@ def _params(model):
         ),
         # FedHP: the encoder alone, and 10 240 or 16 000 prototype values
         ("cnn_prototypes", {}, 32 * 26 + 64 * (32 * 25 + 1) + 10_240),
+        ("cnn_prototypes", {"head_kind": "cosine"}, 32 * 26 + 64 * (32 * 25 + 1) + 10_240 + 1),
         (
             "cnn_prototypes",
             {"channels": 3, "size": 32, "filters": (64, 64)},
@@ -58,6 +59,7 @@ def test_hart_with_alp_is_2_38_times_as_large():
 
 
 EXAMPLES = {
+    "autoencoder": (128, 6),
     "cnn": (1, 28, 28),
     "cnn_prototypes": (1, 28, 28),
     "fasttext": (12,),

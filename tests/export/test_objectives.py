@@ -47,6 +47,12 @@ class Flat(nn.Module):
     def head(self, features: Tensor) -> Tensor:
         return torch.cat((features, features[:, :1] * 0), 1)
 
+    def classify(self, rows: Tensor) -> Tensor:
+        return self.head(rows)
+
+    def decode(self, features: Tensor) -> Tensor:
+        return 2 * features.flip(1)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
 
@@ -117,6 +123,35 @@ def _cdfl(b: Arrays) -> float:
     )
 
 
+def _kernel(a: np.ndarray, b: np.ndarray) -> float:
+    return float(sum(np.exp(-np.sum((a - b) ** 2) / (2 * width)) for width in (10, 15, 20, 50)))
+
+
+def _mean_kernel(rows: np.ndarray, others: np.ndarray) -> float:
+    return float(np.mean([[_kernel(a, b) for b in others] for a in rows]))
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    exponentials = np.exp(logits - logits.max(1, keepdims=True))
+    return exponentials / exponentials.sum(1, keepdims=True)
+
+
+def _fedphp(b: Arrays) -> float:
+    x, teacher = b["x"], b["teacher"]
+    within = _mean_kernel(x, x) + _mean_kernel(teacher, teacher)
+    p, q = _softmax(b["teacher_outputs"]), _softmax(_logits(x))
+    return (
+        b["local"] * _cross_entropy(_logits(x), b["y"])
+        + b["mmd"] * (within - 2 * _mean_kernel(x, teacher))
+        + b["kl"] * float(np.mean(np.sum(p * np.log(p / q), 1)))
+    )
+
+
+def _reconstruction(b: Arrays) -> float:
+    gaps = 2 * b["x"][:, ::-1] - b["x"]
+    return _cross_entropy(_logits(b["x"]), b["y"]) + float(b["weight"] * np.mean(gaps**2))
+
+
 def _mse(b: Arrays) -> float:
     return float(np.mean((_logits(b["x"]) - b["y"]) ** 2))
 
@@ -132,10 +167,29 @@ def _bce(b: Arrays) -> float:
     return float(-np.mean(np.where(b["y"] > 0, np.log(shares), np.log(1 - shares))))
 
 
+def _hyper_knowledge(b: Arrays) -> float:
+    def soft(row: np.ndarray) -> np.ndarray:
+        shares = np.exp(_logits(row[None])[0] / b["temperature"])
+        return shares / shares.sum()
+
+    there = [c for c in range(_C) if b["present"][c]]
+    gaps = [np.linalg.norm(soft(b["prototypes"][c]) - b["predictions"][c]) for c in there]
+    pulls = [
+        np.linalg.norm(x - b["prototypes"][y]) if y in there else 0.0
+        for x, y in zip(b["x"], b["y"], strict=True)
+    ]
+    taught = b["prediction_weight"] * np.mean(gaps) + b["feature_weight"] * np.mean(pulls)
+    return _cross_entropy(_logits(b["x"]), b["y"]) + float(taught)
+
+
 _ORACLES: dict[str, Callable[[Arrays], float]] = {
     "moon": _moon,
     "prototype_mse": _prototype_mse,
     "cdfl": _cdfl,
+    "fedphp": _fedphp,
+    "hyper_knowledge": _hyper_knowledge,
+    "reconstruction": _reconstruction,
+    "head_cross_entropy": lambda b: _cross_entropy(_logits(b["features"]), b["y"]),
     "mse": _mse,
     "bce": _bce,
 }
@@ -233,6 +287,15 @@ def test_cdfl_pulls_both_sides_of_the_pair_of_images_and_no_input() -> None:
     assert np.abs(_gradient("cdfl", batch, "x")).max() > 1e-3
 
 
+def test_fedphp_has_nothing_to_learn_from_an_equal_model() -> None:
+    """Both transfers are zero and flat there, whatever they weigh."""
+    batch = _batch("fedphp")
+    batch |= {"teacher": batch["x"].copy(), "teacher_outputs": _logits(batch["x"]).astype("f4")}
+    batch["local"] = np.zeros((), "f4")
+    assert _loss("fedphp", batch) == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(_gradient("fedphp", batch, "x"), 0, atol=1e-6)
+
+
 def test_nothing_of_an_absent_prototype_is_read() -> None:
     """Not even a value that is no number."""
     batch = _batch("prototype_mse")
@@ -265,6 +328,15 @@ def test_only_a_model_with_prototypes_has_distances_to_them() -> None:
         capture_programs(build_model("mlp"), spec)
 
 
+@pytest.mark.parametrize("name", ["reconstruction", "head_cross_entropy"])
+def test_only_a_model_that_decodes_has_a_reconstruction_and_a_head_apart(name: str) -> None:
+    """Here a model whose head is found in its forward pass; a method decode is not enough."""
+    model = nn.Sequential(nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 10))
+    model.decode = lambda features: features
+    with pytest.raises(ExportError, match=r"features\(x\), head\(features\) .* 'autoencoder' has"):
+        capture_programs(model, _spec((9,), (name,)))
+
+
 def _spec(shape: tuple[int, ...], objectives: tuple[str, ...], classes: int = 10) -> BundleSpec:
     return BundleSpec(
         name="toy",
@@ -276,12 +348,19 @@ def _spec(shape: tuple[int, ...], objectives: tuple[str, ...], classes: int = 10
 
 
 _EVERY = _CLASSIFIERS
-_COMMON = tuple(name for name in _CLASSIFIERS if name != "prototype_distance")
+_OF_SOME = {"prototype_distance", "reconstruction", "head_cross_entropy"}
+_COMMON = tuple(name for name in _CLASSIFIERS if name not in _OF_SOME)
 _CNN = {"size": 16, "filters": [4, 6]}
 _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]] = {
     "mlp": ({"hidden": [8, 6]}, (64,), 10, _COMMON),
     "cnn": ({**_CNN, "hidden": 8}, (1, 16, 16), 10, _COMMON),
     "cnn_prototypes": (_CNN, (1, 16, 16), 10, ("cross_entropy", "prototype_distance")),
+    "autoencoder": (
+        {"steps": 15, "channels": 2, "filters": [4, 6], "latent": 5},
+        (15, 2),
+        6,
+        ("cross_entropy", "reconstruction", "head_cross_entropy"),
+    ),
     "hart": ({"width": 32, "kernels": [3], "head_width": 16}, (128, 6), 6, ("moon", "cdfl")),
 }
 
@@ -367,6 +446,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     path = tmp_path_factory.mktemp("objectives") / "a.pfb"
     torch.manual_seed(5)
     model = build_model("mlp_prototypes", inputs=_D, hidden=(_D,), classes=_C)
+    model.decode = nn.Linear(_D, _D)
     export_bundle(model, _spec((_D,), _EVERY, _C), out=path, key=_KEY)
     bundle = Bundle.open(path, any_signer=True)
     return open_programs(bundle), bundle.model().network

@@ -81,6 +81,11 @@ def test_objectives_with_further_inputs_agree():
         "centroids": one,
         **{key: torch.ones(()) for key in ("tau", "contrastive", "distillation", "clustering")},
     }
+    extra["fedphp"] = {
+        "teacher": one,
+        "teacher_outputs": torch.zeros(4, 3),
+        **{key: torch.ones(()) for key in ("local", "mmd", "kl")},
+    }
     for name, inputs in extra.items():
         program = capture(model, OBJECTIVES[name], batch((6,)) | inputs)
         _check(model, program, "train", (1, 7))

@@ -8,7 +8,7 @@ import pytest
 from sklearn.metrics import r2_score
 
 from protofleet.federation.records import Metrics, Scores, Spread
-from protofleet.federation.scores import round_scores, run_scores
+from protofleet.federation.scores import last_scores, round_scores, run_scores
 from protofleet.strategies.scores import error_sums, label_counts
 from protofleet.strategies.types import Evaluation
 
@@ -17,8 +17,8 @@ def right_and_wrong(right, wrong):
     return np.array([[right, wrong], [0, 0]], np.int64)
 
 
-def _spread(mean, std):
-    return Spread(mean=pytest.approx(mean), std=pytest.approx(std))
+def _spread(mean, std, n=2):
+    return Spread(mean=pytest.approx(mean), std=pytest.approx(std), n=n)
 
 
 def test_spread_is_the_population_s():
@@ -32,7 +32,7 @@ def test_spread_is_the_population_s():
     summary = round_scores(evaluations, None)
     assert summary.personalisation["accuracy"] == _spread(0.75, 0.25)
     assert summary.personalisation["macro_f1"].mean == pytest.approx((1 + 1 / 3) / 2)
-    assert summary.generalisation["accuracy"] == _spread(0.25, 0.0)
+    assert summary.generalisation["accuracy"] == _spread(0.25, 0.0, n=1)
 
 
 def test_over_all_samples_a_test_part_counts_for_ten_times_the_median_at_most():
@@ -47,7 +47,7 @@ def test_over_all_samples_a_test_part_counts_for_ten_times_the_median_at_most():
 
 def test_losses_are_averaged_over_the_clients_that_have_one():
     summary = round_scores([Evaluation(own_loss=1.0), Evaluation(own_loss=2.0), Evaluation()], None)
-    assert summary == Scores(own_loss=Spread(mean=1.5, std=0.5))
+    assert summary == Scores(own_loss=Spread(mean=1.5, std=0.5, n=2))
 
 
 def test_further_scores_are_sections_of_their_own():
@@ -82,7 +82,7 @@ def test_sample_accuracy_counts_every_sample_alike():
     clients = [Evaluation(own=right_and_wrong(8, 2)), Evaluation(own=right_and_wrong(1, 1))]
     section = round_scores(clients, None).personalisation
     assert section["accuracy"].mean == pytest.approx(0.65)
-    assert section["sample_accuracy"] == _spread(0.75, 0.0)
+    assert section["sample_accuracy"] == _spread(0.75, 0.0, n=1)
 
 
 def _counts(right, wrong):
@@ -93,7 +93,7 @@ def test_scores_of_a_round_are_means_and_population_deviations():
     clients = [Evaluation(own=_counts(10, 0)), Evaluation(own=_counts(5, 5))]
     scores = round_scores(clients, _counts(8, 2))
     assert scores.personalisation["accuracy"] == _spread(0.875, 0.125)
-    assert scores.global_["accuracy"] == _spread(0.9, 0.0)
+    assert scores.global_["accuracy"] == _spread(0.9, 0.0, n=1)
     assert scores.generalisation is None
 
 
@@ -176,10 +176,22 @@ def test_labels_are_scored_by_name():
     scores = round_scores(clients, None, task="multilabel", targets=("lamp", "door"))
     assert scores.targets["door"] == {"f1": 1.0, "precision": 1.0, "recall": 1.0}
     assert scores.targets["lamp"]["precision"] == 0.5
-    assert scores.personalisation["macro_f1"] == _spread((1 + 2 / 3) / 2, 0.0)
-    assert scores.personalisation["sample_micro_f1"] == _spread(4 / 5, 0.0)
+    assert scores.personalisation["macro_f1"] == _spread((1 + 2 / 3) / 2, 0.0, n=1)
+    assert scores.personalisation["sample_micro_f1"] == _spread(4 / 5, 0.0, n=1)
 
 
 def test_scores_of_targets_survive_json():
     scores = round_scores([_sums([1, 2], [1, 3])], None, task="regression", targets="ab")
     assert msgspec.json.decode(msgspec.json.encode(scores), type=Scores) == scores
+
+
+def test_the_last_scores_are_each_section_s_last_and_the_final_fit_s_where_there_is_one():
+    """The second round was not scored on everybody's test parts; a final fit has no server."""
+    rounds = [_scored(0.9, 0.8, 0.7), Scores(personalisation=_scored(0.4, 0, 0).personalisation)]
+    last = last_scores(rounds)
+    assert last.personalisation == rounds[1].personalisation
+    assert (last.generalisation, last.global_) == (rounds[0].generalisation, rounds[0].global_)
+    final = Scores(personalisation=_scored(0.6, 0, 0).personalisation)
+    fitted = last_scores(rounds, final)
+    assert (fitted.personalisation, fitted.global_) == (final.personalisation, last.global_)
+    assert last_scores([]) == Scores()

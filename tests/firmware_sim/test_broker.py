@@ -13,7 +13,7 @@ from protofleet.broker.folder import find_mosquitto
 from protofleet.errors import InputError
 from protofleet.firmware_sim.broker import BrokerOptions, local_broker, open_broker
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.link import Connected, Disconnected, Link, LinkOptions
+from protofleet.wire.link import Connected, Disconnected, Link, LinkOptions, Will
 
 _SCRIPT = (
     "import sys, time\n"
@@ -116,6 +116,19 @@ def test_the_embedded_broker_is_named_as_what_it_is(caplog):
     pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
     with local_broker("amqtt"):
         assert "embedded amqtt: for demonstrations only" in caplog.text
+
+
+def test_the_embedded_broker_refuses_mqtt_5_at_once():
+    """amqtt alone reads its properties as a client id and never answers."""
+    pytest.importorskip("amqtt", reason="needs amqtt: pip install 'protofleet[demo]'")
+    with local_broker("amqtt") as url:
+        access = BrokerAccess(url=url.partition("?")[0])
+        options = LinkOptions(broker=access, will=Will(topic="st", payload=b"gone"))
+        with closing(Link(options)) as link:
+            link.start()
+            refused, connected = link.get(10), link.get(10)
+    assert isinstance(refused, Disconnected)
+    assert (refused.final, connected) == (False, Connected("3.1.1"))
 
 
 @pytest.mark.mosquitto

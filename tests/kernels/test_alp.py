@@ -300,6 +300,19 @@ def test_equal_values_go_to_the_lowest_index():
     np.testing.assert_array_equal(chosen, np.ones((3, 1, 4)))
 
 
+@pytest.mark.parametrize("epsilon", [0.01, 0.05])
+@pytest.mark.parametrize("variant", ["bulk_code", "single_code"])
+def test_a_single_embedding_takes_the_first_prototype(variant, epsilon):
+    """Each column sums to one, so that all are equal but for rounding."""
+    for seed in range(30):
+        x, local, global_ = arrays(seed, (1, 1, 70, 5))
+        chosen, moved = alp_train(x, local, global_, variant=variant, gamma=0.5, epsilon=epsilon)
+        np.testing.assert_array_equal(chosen[0, 0], global_[0])
+        np.testing.assert_array_equal(alp_infer(x, local, epsilon=epsilon)[0, 0], local[0])
+        hit = slice(1) if variant == "single_code" else slice(None)
+        np.testing.assert_allclose(moved[hit], (local[hit] + x[0]) / 2, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_equal_embeddings_of_a_column_go_to_the_lowest_index(k):
     """They point one way and differ in length alone, by powers of two."""

@@ -91,6 +91,72 @@ def test_an_empty_cluster_keeps_its_row():
     np.testing.assert_array_equal(result.labels, [1, 1])
 
 
+def with_empty_clusters(seed, k=12):
+    """Points around a third of the centres; the others are far off and lose everything."""
+    rng = np.random.default_rng(seed)
+    init = rng.standard_normal((k, 4)).astype(np.float32)
+    points = (np.repeat(init[: k // 3], 15, axis=0) + rng.standard_normal((k // 3 * 15, 4))).astype(
+        np.float32
+    )
+    init[k // 3 :] += np.float32(20)
+    return points, init
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_relocated_clusters_are_scikit_learn_s(seed):
+    points, init = with_empty_clusters(seed)
+    mine = kmeans(points, init, empty="relocate")
+    theirs = KMeans(len(init), init=init, n_init=1, algorithm="lloyd").fit(points)
+    np.testing.assert_array_equal(mine.labels, theirs.labels_)
+    np.testing.assert_allclose(mine.centers, theirs.cluster_centers_, rtol=1e-5, atol=1e-5)
+    assert mine.n_iter == theirs.n_iter_
+    assert mine.relocated >= 8
+    kept = kmeans(points, init)
+    assert kept.relocated == 0
+    assert mine.inertia < 0.8 * kept.inertia
+
+
+@examples
+@given(
+    seed=st.integers(0, 10_000),
+    k=st.integers(1, 12),
+    n=st.integers(1, 40),
+    width=st.integers(1, 6),
+)
+def test_brute_force_relocates_the_same(seed, k, n, width):
+    rng = np.random.default_rng(seed)
+    points = rng.standard_normal((n, width)).astype(np.float32)
+    init = rng.standard_normal((k, width)).astype(np.float32)
+    result = kmeans(points, init, max_iter=20, empty="relocate")
+    expected = oracle.relocating_kmeans(points, init, 20, 1e-4)
+    np.testing.assert_allclose(result.centers, expected[0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(result.labels, expected[1])
+    assert (result.n_iter, result.relocated) == expected[2:]
+
+
+def test_a_cluster_takes_the_farthest_point_and_leaves_the_others_mean():
+    """From 0, 2, 7 around 3: the empty one takes 7, the mean of the others is 1."""
+    points = np.array([[0], [2], [7]], np.float32)
+    result = kmeans(points, np.array([[3], [50]], np.float32), empty="relocate")
+    np.testing.assert_array_equal(result.centers, [[1], [7]])
+    np.testing.assert_array_equal(result.labels, [0, 0, 1])
+    assert result.relocated == 1
+
+
+def test_nothing_is_relocated_where_every_point_lies_on_its_centre():
+    points = np.zeros((4, 2), np.float32)
+    init = np.array([[0, 0], [5, 5]], np.float32)
+    result = kmeans(points, init, empty="relocate")
+    np.testing.assert_array_equal(result.centers, init)
+    assert result.relocated == 0
+
+
+def test_another_way_with_empty_clusters_is_refused():
+    points = np.zeros((4, 2), np.float32)
+    with pytest.raises(InputError, match="empty clusters: expected keep or relocate, got 'drop'"):
+        kmeans(points, points, empty="drop")
+
+
 def test_points_at_the_centres_stay_there_to_the_bit():
     """One client: its prototypes are the centres, and must come back unchanged."""
     _, init = points_around(3, 64, 1, 192, 0.0)

@@ -22,6 +22,34 @@ def log_plan(x, prototypes, epsilon, iterations):
     return log_q
 
 
+def scores(x, prototypes, assignment):
+    """What embeddings ``(N, d)`` are matched by without a plan, ``(N, M)``."""
+    if assignment == "cosine":
+        return unit(x) @ unit(prototypes).T
+    x, prototypes = x.astype(np.float64), prototypes.astype(np.float64)
+    return -((x[:, None] - prototypes) ** 2).sum(axis=2)
+
+
+def ablated(x, local, global_, *, variant, banks, assignment, gamma):
+    """Chosen prototypes ``(B, Z, d)`` and new local ones of a row of Table 4."""
+    rows = x.reshape(-1, x.shape[2])
+    active = {"both": [local, global_], "local": [local], "global": [global_]}[banks]
+    together = np.concatenate(active)
+    if assignment == "transport":
+        values = plan(rows, together, 0.05, 3)
+    else:
+        values = scores(rows, together, assignment)
+    own, others = values[:, : len(local)], values[:, len(together) - len(local) :]
+    chosen = active[-1][others.argmax(axis=1)].reshape(x.shape)
+    if assignment == "transport" or variant == "single_code":
+        return chosen, update(x, local, own, variant, gamma)
+    k, new = count(variant, *x.shape[:2], len(local)), local.astype(np.float64)
+    for j in range(len(local)):
+        nearest = sorted(range(len(rows)), key=lambda i: (-own[i, j], i))[:k]
+        new[j] = gamma * local[j] + (1 - gamma) * rows[nearest].astype(np.float64).mean(axis=0)
+    return chosen, new
+
+
 def unit(rows):
     rows = np.asarray(rows, np.float64)
     return rows / np.sqrt(np.maximum((rows**2).sum(axis=1, keepdims=True), 1e-12))

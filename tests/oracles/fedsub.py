@@ -106,8 +106,10 @@ def entry(world, u, column, place):
     if rules["fusion"] != "overlap":
         return sum(values) / len(values) if values else column[u]
     owned = [y for y in classes if world.clients[u]["counts"][y] > 0]
-    if not values or not any(world.active(u, y, place) for y in owned):
+    if not any(world.active(u, y, place) for y in owned):
         return column[u] if rules["untouched"] == "keep" else 0.0
+    if not values:
+        return column[u]
     added = column[u] + sum(values) / len(values)
     return added / 2 if rules["normalise"] == "halve" else added
 

@@ -41,6 +41,33 @@ def kmeans(points, init, max_iter, tol):
     return centers, labels_of(points, centers), n_iter
 
 
+def relocating_kmeans(points, init, max_iter, tol):
+    """As scikit-learn moves empty clusters, sums of float64 rounded to float32 centres."""
+    exact = points.astype(np.float64)
+    limit, count = tol * exact.var(axis=0).mean(), 0
+    centers, previous = init, None
+    for n_iter in range(1, max_iter + 1):
+        labels = labels_of(points, centers)
+        old, sums = centers, np.array([exact[labels == j].sum(axis=0) for j in range(len(init))])
+        sizes = np.bincount(labels, minlength=len(init))
+        far = ((exact - old[labels].astype(np.float64)) ** 2).sum(axis=1)
+        if far.max() > 0:
+            order = sorted(range(len(points)), key=lambda i: (-far[i], i))
+            for j, i in zip([j for j in range(len(init)) if not sizes[j]], order, strict=False):
+                sums[labels[i]] -= exact[i]
+                sizes[labels[i]] -= 1
+                sums[j], sizes[j] = exact[i], 1
+                count += 1
+        made = [sums[j] / sizes[j] if sizes[j] else init[j] for j in range(len(init))]
+        centers = np.array(made).astype(np.float32)
+        if previous is not None and (labels == previous).all():
+            return centers, labels, n_iter, count
+        if ((centers.astype(np.float64) - old) ** 2).sum() <= limit:
+            break
+        previous = labels
+    return centers, labels_of(points, centers), n_iter, count
+
+
 def kmeans_plusplus(points, k, rng):
     """Numbers of the seeds, and whether rounding could have chosen others."""
     points = points.astype(np.float64)

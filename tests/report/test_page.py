@@ -197,12 +197,14 @@ def test_losses_and_further_scores_are_rows_and_a_final_fit_is_told(tmp_path):
     final = msgspec.structs.replace(last, round_id=3, final=True, scores=scores)
     rounds = (*result.rounds, final)
     save_record(
-        msgspec.structs.replace(result, rounds=rounds, scores=scores), folder / "result.json"
+        msgspec.structs.replace(result, rounds=rounds, scores=scores, last=last.scores),
+        folder / "result.json",
     )
     page = _page(folder)
     assert "Loss on own test data" in page.text
     assert "0.125" in page.text
     assert "<i>before, macro-F1, %" in page.text
+    assert "Personalisation as scored last, macro-F1, %" in page.text
     text = " ".join(page.text)
     assert "fit after the last round" in text
     assert "for 2 rounds" in text

@@ -24,8 +24,8 @@ def _strategy(model, extra, **step):
     return averaging(context, fedavg.client_update)
 
 
-def _control(model):
-    return PopulationMean.of_params(model, "h/")
+def _control(model, population=0):
+    return PopulationMean.of_params(model, "h/", population)
 
 
 def _update(client, w, n=1, **extra):
@@ -86,7 +86,7 @@ def test_the_population_is_who_ever_took_part_and_survives_a_round_without(model
 
 
 def test_a_stated_population_divides_whoever_takes_part(model):
-    strategy = _strategy(model, _control(model), population=8)
+    strategy = _strategy(model, _control(model, population=8))
     server = strategy.server_init(model, new_rng())
     assert server.tensors.keys() == {"params/w", "h/w"}
     for name in "ab":
@@ -96,7 +96,7 @@ def test_a_stated_population_divides_whoever_takes_part(model):
 
 def test_a_population_that_turns_out_larger_than_stated_is_counted(model):
     """Two, with two; then three: (2 · 6 + 3) / 3."""
-    strategy = _strategy(model, _control(model), population=2)
+    strategy = _strategy(model, _control(model, population=2))
     server = strategy.server_init(model, new_rng())
     for names, value, expected in (("ab", 6, 6), ("c", 3, 5)):
         updates = [_update(name, [0, 0], h=[value, 0]) for name in names]
@@ -115,7 +115,7 @@ def test_the_server_goes_a_share_of_the_way(model):
 
 def test_the_mean_over_a_population_is_summed_in_float64(model):
     """Many small changes on a large mean, each less than float32 can hold there."""
-    strategy = _strategy(model, _control(model), population=4)
+    strategy = _strategy(model, _control(model, population=4))
     server = strategy.server_init(model, new_rng())
     big = [_update("a", [0, 0], h=[2**26, 0])]
     server = strategy.aggregate(server, big, server_tools())

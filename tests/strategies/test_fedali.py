@@ -104,6 +104,30 @@ def test_a_cluster_without_points_keeps_the_mean_it_started_from(model):
     np.testing.assert_allclose(after.tensors[_GLOBAL], [[1, 1], [1, 1]])
 
 
+def test_an_emptied_cluster_goes_to_the_farthest_prototype_and_the_record_counts_it(model):
+    """The same updates: the first 0 or 2 of equal distance leaves, the mean of the others stays."""
+    strategy = fedali(model, kmeans_empty="relocate")
+    updates = [update_of("a", [[0, 0], [2, 2]]), update_of("b", [[2, 2], [0, 0]])]
+    after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, server_tools())
+    np.testing.assert_allclose(after.tensors[_GLOBAL], [[2, 2], [0, 0]])
+    assert after.figures["block.relocated"] == 1
+    assert after.figures["block.relabelled"] == 0.5
+
+
+def test_the_record_tells_how_far_prototypes_moved_and_how_many_changed_places(model):
+    """From [[1, 1], [11, 11]]; of b's two one changes its cluster."""
+    strategy = fedali(model)
+    updates = [update_of("a", [[0, 0], [10, 10]], 5), update_of("b", [[6, 6], [8.4, 8.4]], 1)]
+    after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, server_tools())
+    last = (10 + 6 + 8.4) / 3
+    moved = np.sqrt((1 + (11 - last) ** 2) / (1 + 121))
+    assert after.figures == {
+        "block.relocated": 0,
+        "block.relabelled": 0.25,
+        "block.moved": pytest.approx(moved),
+    }
+
+
 def test_the_server_s_model_takes_the_clustered_prototypes_as_local_ones(model):
     strategy = fedali(model)
     server = strategy.server_init(model, new_rng())

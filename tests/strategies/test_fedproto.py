@@ -175,3 +175,45 @@ def test_one_client_gets_its_own_prototypes_back(run):
 def test_the_last_prototypes_reach_every_client():
     assert DESCRIPTIONS["fedproto"].final_fit
     assert DESCRIPTIONS["fedproto"].class_counts
+
+
+def test_means_of_the_last_epoch_are_taken_before_each_step(run):
+    """Three batches of one; the second epoch's features are x + w as w was then."""
+    strategy = fedproto(means="last_epoch", epochs=2, batch_size=1, prototype_weight=0)
+    _, update, seen = run(strategy, strategy.server_init(prototype_model(), new_rng()))
+    w, found = np.zeros(2), {0: [], 1: []}
+    for number, batch in enumerate(seen.batches):
+        (x,), (y,) = batch["x"], batch["y"]
+        if number >= 3:
+            found[int(y)].append(x + w)
+        w += (x - w) / 2
+    expected = [np.mean(found[label], axis=0) for label in (0, 1)]
+    np.testing.assert_allclose(update.tensors["prototypes"], expected, rtol=1e-6)
+
+
+def test_a_class_that_the_last_epoch_left_out_has_the_trained_model_s_mean(run):
+    """Of three examples the batch of two leaves out the one of class 1."""
+    strategy = fedproto(means="last_epoch", batch_size=2, drop_last=True, prototype_weight=0)
+    server = strategy.server_init(prototype_model(), new_rng())
+    state, update, seen = run(strategy, server, y=(0, 0, 1))
+    (batch,) = seen.batches
+    assert batch["y"].tolist() == [0, 0]
+    expected = [np.mean(_EXAMPLES[:2], axis=0), np.add(_EXAMPLES[2], state.tensors["params/w"])]
+    np.testing.assert_allclose(update.tensors["prototypes"], expected, rtol=1e-6)
+
+
+def test_first_prototypes_are_drawn_by_the_server_and_all_classes_have_one():
+    model = prototype_model()
+    drawn = fedproto(first_prototypes="normal").server_init(model, new_rng()).tensors
+    again = fedproto(first_prototypes="normal").server_init(model, new_rng()).tensors
+    np.testing.assert_array_equal(drawn["prototypes"], again["prototypes"])
+    assert drawn["prototypes"].dtype == np.float32
+    assert np.abs(drawn["prototypes"]).min() > 0
+    np.testing.assert_array_equal(drawn["present"], [1, 1])
+
+
+def test_the_head_predicts_if_it_is_asked_to(run):
+    strategy = fedproto(predict="head")
+    state, _, seen = run(strategy, server_of([[0, 0], [3, 4]], [1, 1]))
+    assert seen.scores == [None]
+    assert strategy.client_score(state) is None

@@ -180,6 +180,17 @@ def test_two_clients_by_hand(settings, expected):
         np.testing.assert_allclose(got["params/body.0.weight"][:, 0], numbers, rtol=1e-6)
 
 
+def test_what_only_the_own_model_uses_stays_although_nothing_overlaps_there():
+    """Eq. 7 as printed adds nothing to it; 0 is for what the own model does not use either."""
+    model, (a, b) = _two_clients()
+    b = {**b, "masks": {"body.0": np.array([[False, True], [False, True]])}}
+    strategy = build("fedsub", {"untouched": "zero"}, model)
+    state = _aggregated(strategy, model, _updates([a, b]))
+    first, second = (_down(strategy, state, name) for name in ("c00", "c01"))
+    np.testing.assert_array_equal(first["params/body.0.weight"][:, 0], [1, 0])
+    np.testing.assert_array_equal(second["params/body.0.weight"][:, 0], [0, 6])
+
+
 def test_halving_leaves_untouched_weights_bit_for_bit():
     model = perceptron(hidden=(16, 24))
     clients = _fleet(6, 3, model, seed=3)

@@ -213,8 +213,20 @@ def test_no_input_array_is_written(federation):
     assert later.round_id == 2
 
 
-_NEEDS_EACH_UPDATE = {"cdfl", "fedsub", "local", "scaffold"}
-"""Images, layers of clusters, nothing, and control variates: no sum of differences."""
+_NEEDS_EACH_UPDATE = {
+    "apple",
+    "cdfl",
+    "fedamp",
+    "fedclar",
+    "feddyn",
+    "fedfomo",
+    "fedpac",
+    "fedsub",
+    "local",
+    "scaffold",
+}
+"""Models of their own, images, clusters, the number of clients, heads of their own, layers of
+clusters, nothing, and control variates: no sum of differences alone."""
 
 
 def _released(federation, updates, noise):

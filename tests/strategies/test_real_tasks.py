@@ -23,6 +23,8 @@ _SGD = {"epochs": 3, "batch_size": 10, "optimiser": {"kind": "sgd", "lr": 0.05}}
 _SETTINGS = {
     "fedala": {"drop_last": False},
     "local": {"keep_best": True},
+    "perfedavg": {"epochs": 6, "alpha": 0.05},
+    "pfedme": {"lam": 1.0, "local_lr": 0.5},
     "scaffold": {"option": "I"},
 }
 _NAMES = sorted(

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from closed_form import Clients
 from laws.coded import CodedRounds
 from oracles.scaffold import Scaffold
 from toy_model import changed, frozen_map, new_rng, server_tools
@@ -28,43 +29,18 @@ _CURVATURE = {"a": [1, 0.25], "b": [0.5, 2], "c": [2, 1], "d": [0.1, 1]}
 _LR, _STEPS = 0.2, 3
 
 
-class Clients:
+def _clients(strategy, model, make_tools):
     """Clients with losses curvature · (w - mean(x))² / 2, whose own minima lie apart."""
+    return Clients(strategy, model, make_tools, _EXAMPLES, _gradient)
 
-    def __init__(self, strategy, model, make_tools):
-        self.strategy, self.make_tools = strategy, make_tools
-        self.server = strategy.server_init(model, new_rng())
-        self.states = {name: strategy.client_init(model) for name in _EXAMPLES}
 
-    def round(self, cohort):
-        updates = []
-        for name in cohort:
-            payload = self.strategy.downlink(self.server, name)
-            tools = self.tools(name)
-            self.states[name], update = self.strategy.client_update(
-                self.states[name], payload, tools
-            )
-            updates.append(update)
-        self.server = self.strategy.aggregate(self.server, updates, server_tools())
-        return updates
-
-    def tools(self, name):
-        tools, _ = self.make_tools(name, _EXAMPLES[name])
-        curvature = np.array(_CURVATURE[name], np.float32)
-
-        def grad_fn(network, batch, _rng):
-            grads = TensorMap.zeros(network.params.layout)
-            grads["w"][...] = curvature * (network.params["w"] - batch["x"].mean(axis=0))
-            return Step(loss=0.0, grads=grads, buffers=network.buffers)
-
-        return changed(tools, grad_fns={"task_loss": grad_fn})
+def _gradient(name, w, x):
+    return np.array(_CURVATURE[name], w.dtype) * (w - x.mean(axis=0))
 
 
 def _gradients():
     return {
-        name: lambda w, name=name: (
-            np.array(_CURVATURE[name]) * (w - np.mean(np.float32(_EXAMPLES[name]), axis=0))
-        )
+        name: lambda w, name=name: _gradient(name, w, np.float32(_EXAMPLES[name]))
         for name in _EXAMPLES
     }
 
@@ -81,7 +57,7 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
 ):
     server = {"lr": server_lr, "population": population}
     strategy = build("scaffold", _settings(option=option, server=server), model)
-    clients = Clients(strategy, model, make_tools)
+    clients = _clients(strategy, model, make_tools)
     oracle = Scaffold(
         _gradients(),
         [0, 0],
@@ -114,8 +90,8 @@ def _optimum():
 def test_it_reaches_the_optimum_that_the_drift_keeps_plain_averaging_from(
     model, make_tools, option
 ):
-    clients = Clients(build("scaffold", _settings(option=option), model), model, make_tools)
-    plain = Clients(build("fedavg", _settings(), model), model, make_tools)
+    clients = _clients(build("scaffold", _settings(option=option), model), model, make_tools)
+    plain = _clients(build("fedavg", _settings(), model), model, make_tools)
     for _ in range(200):
         clients.round("abcd")
         # FedAvg counts by examples; here all clients alike, as in the paper.
@@ -135,7 +111,7 @@ def test_clients_may_count_by_their_examples(model, make_tools):
     """a has 2, b 3; control variates count alike whatever parameters do."""
     by_examples = {"by_examples": True}
     sides = [
-        Clients(build("scaffold", _settings(server=server), model), model, make_tools)
+        _clients(build("scaffold", _settings(server=server), model), model, make_tools)
         for server in ({}, by_examples)
     ]
     updates, _ = (side.round("ab") for side in sides)
@@ -148,7 +124,7 @@ def test_clients_may_count_by_their_examples(model, make_tools):
 
 def test_a_round_without_a_step_changes_no_control_variate(model, make_tools):
     strategy = build("scaffold", _settings(batch_size=10, drop_last=True), model)
-    clients = Clients(strategy, model, make_tools)
+    clients = _clients(strategy, model, make_tools)
     (update,) = clients.round("a")
     np.testing.assert_array_equal(update.tensors["change/control/w"], [0, 0])
     np.testing.assert_array_equal(clients.states["a"].tensors["control/w"], [0, 0])

@@ -30,6 +30,14 @@ _SWAPS = ((0, 1, 2), (1, 0, 2), (0, 2, 1))
 
 def perceptron_bundle(path: Path, objectives: tuple[str, ...]) -> Bundle:
     """A bundle with a training program for each objective."""
+    settings = {"inputs": 4, "hidden": (8,), "classes": 3}
+    return real_bundle(path, objectives, ("mlp", settings))
+
+
+def real_bundle(
+    path: Path, objectives: tuple[str, ...], model: tuple[str, dict[str, Any]]
+) -> Bundle:
+    """A bundle of a registered model with these settings, for the federation's data."""
     import torch  # noqa: PLC0415 - only what exports loads PyTorch
 
     from protofleet.export.build import BundleSpec, export_bundle  # noqa: PLC0415
@@ -37,14 +45,14 @@ def perceptron_bundle(path: Path, objectives: tuple[str, ...]) -> Bundle:
 
     torch.manual_seed(0)
     spec = BundleSpec(
-        name="perceptron",
+        name=path.stem,
         strategy="fedavg",
         objectives=objectives,
         classes=CLASSES,
         preprocessing=Preprocessing(input_shape=(4,)),
     )
-    model = build_model("mlp", inputs=4, hidden=(8,), classes=3)
-    export_bundle(model, spec, out=path, key=Ed25519PrivateKey.generate())
+    name, settings = model
+    export_bundle(build_model(name, **settings), spec, out=path, key=Ed25519PrivateKey.generate())
     return Bundle.open(path, any_signer=True)
 
 

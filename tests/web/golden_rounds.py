@@ -32,6 +32,7 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.models import build_model
+from protofleet.export.models.alp import AlignmentConfig
 from protofleet.nn import AlignedOutput, align
 from protofleet.runtime import open_programs
 from protofleet.strategies import build
@@ -106,7 +107,7 @@ def _aligned() -> nn.Module:
     model = align(_perceptron(), after=["body.0"], prototypes=[4])
     for module in model.modules():
         if isinstance(module, AlignedOutput):
-            module.gamma = 0.9
+            module.config = AlignmentConfig(gamma=0.9)
     return model
 
 
@@ -180,6 +181,10 @@ def _cases() -> list[Case]:
         "fedproto": {
             "adam": _SHORT,
             "sgd": {**_SHORT, "optimiser": _SGD, "prototype_weight": 0.3, "drop_last": True},
+            "as FedAli compares it": {
+                **_SHORT, "first_prototypes": "normal", "means": "last_epoch", "predict": "head",
+                "drop_last": True,
+            },
         },
         "ditto": {
             "adam": {**_SHORT, "personal_epochs": 1},
@@ -257,7 +262,12 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
         "fedala": {"local_init": [None, {"kind": "ala", "window": 0}, {"kind": "ala", "eta": 2}]},
         "ditto": {"lam": [-1, 0], "personal_epochs": [0]},
         "moon": {"tau": [0, 1e-6], "mu": [-1]},
-        "fedproto": {"prototype_weight": [-1, 0]},
+        "fedproto": {
+            "prototype_weight": [-1, 0],
+            "first_prototypes": ["normal", "zeros"],
+            "means": ["last_epoch", 1],
+            "predict": ["head", "mean"],
+        },
         "protohar": {
             "head_optimiser": [_SGD, {"kind": "adagrad"}],
             "prototype_mean": ["plain", "median", 1],
@@ -306,7 +316,8 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
         ),
         *(
             ("fedali", "aligned", {name: value})
-            for name, value in (("beta", 1.1), ("keep_local_prototypes", 1), ("kmeans_tol", -1))
+            for name, value in (("beta", 1.1), ("keep_local_prototypes", 1), ("kmeans_tol", -1),
+                                ("kmeans_empty", "drop"))
         ),
         ("local", "perceptron", {"score_at": "start"}),
         ("scaffold", "perceptron", {"option": "I", "clip_norm": 1.0}),

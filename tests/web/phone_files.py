@@ -2,9 +2,10 @@
 
     python phone_files.py FOLDER DEVICE...
 
-``FOLDER`` gets ``tiny.pfb``, ``signer.pem``, ``next.pfb`` by the same signer, ``foreign.pfb`` by
-another one, ``foreign.pem``, ``DEVICE.npz`` for Python devices, and the same examples as
-``DEVICE.json`` for browsers.
+``FOLDER`` gets ``tiny.pfb`` and its ``signer.pem``, by the same signer ``next.pfb``, and of FedPer
+``personal.pfb`` and ``personal-next.pfb``, by another one ``foreign.pfb`` and ``foreign.pem``,
+``DEVICE.npz`` for Python devices, and many more examples as ``DEVICE.json`` for browsers, whose
+rounds so take some seconds where those of Python take none.
 """
 
 from __future__ import annotations
@@ -20,22 +21,28 @@ from protofleet.bundle.keys import save_public_key
 from protofleet.datasets import DeviceData
 
 _CLASSES = ("class0", "class1", "class2")
+_EXAMPLES, _EXAMPLES_OF_PHONES = 60, 1500
+_SETTINGS = {"epochs": 240, "batch_size": 16}
+"""18 000 steps in a phone's round: seconds, in which tests can break it off wherever it stands."""
 
 
 def main(folder: Path, names: list[str]) -> None:
     """Write them."""
     key, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
-    # Many small steps: a round takes a browser some seconds, in which a test can break it.
-    tiny_bundle(folder / "tiny.pfb", key, settings={"epochs": 1000, "batch_size": 16})
+    tiny_bundle(folder / "tiny.pfb", key, settings=_SETTINGS)
     tiny_bundle(folder / "next.pfb", key, settings={"epochs": 2})
+    for epochs, name in enumerate(("personal.pfb", "personal-next.pfb"), start=2):
+        settings = {"head": "b", "epochs": epochs}
+        tiny_bundle(folder / name, key, strategy="fedper", settings=settings)
     tiny_bundle(folder / "foreign.pfb", other, settings={"epochs": 3})
     save_public_key(key.public_key().public_bytes_raw(), folder / "signer.pem")
     save_public_key(other.public_key().public_bytes_raw(), folder / "foreign.pem")
     for index, name in enumerate(names):
-        x, y = tiny_data(index, 60)
+        x, y = tiny_data(index, _EXAMPLES)
         test = tiny_data(1000 + index, 20)
         parts = {"x_train": x, "y_train": y, "x_test": test[0], "y_test": test[1]}
         DeviceData(**parts, classes=_CLASSES).save(folder / f"{name}.npz")
+        x, y = tiny_data(index, _EXAMPLES_OF_PHONES)
         (folder / f"{name}.json").write_text(json.dumps({"x": x.tolist(), "y": y.tolist()}))
 
 

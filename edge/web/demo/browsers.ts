@@ -13,7 +13,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 
 import { type BrowserContext, chromium, type Page } from "playwright-core";
 
-import { JOIN, PHASES, TRAIN } from "../src/page/texts.ts";
+import { JOIN, PHASES, TRAIN } from "../src/texts.ts";
 
 const LOOK_MS = 300;
 

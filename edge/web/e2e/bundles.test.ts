@@ -22,7 +22,8 @@ describe("a phone whose federation changes its bundle", { skip: findChromium() =
   });
 
   test("trains with the one that the announcement names", async () => {
-    federation.write();
+    federation.write({ bundle: "personal.pfb" });
+    await federation.restartHub();
     const coordinator = federation.startCoordinator();
     await phone.until(({ phase }) => phase === "needs-examples");
     await phone.addExamples(federation.examples("phone"));
@@ -32,14 +33,25 @@ describe("a phone whose federation changes its bundle", { skip: findChromium() =
     first = bundle!.digest;
   });
 
-  test("follows it to another bundle of the same signer", async () => {
-    federation.write({ bundle: "next.pfb", run: "next" });
+  test("follows it to another bundle of the same signer, with what is personal, and says so", async () => {
+    const rows = federation.examples("phone").x;
+    const before = await phone.classes(rows);
+    federation.write({ bundle: "personal-next.pfb", run: "next" });
     await federation.restartHub();
+    await phone.send({ kind: "pause" });
     const coordinator = federation.startCoordinator();
+    const { moved } = await phone.until((it) => it.moved !== null && it.phase === "paused");
+    assert.match(moved!.text, /^moved from bundle [0-9a-f]{16} to [0-9a-f]{16}: tensors: 1 kept, 1 new$/);
+    const notes = ["predictions stay those of the model before until a round has counted"];
+    const fates = ["kept: params/b", "new: params/w (comes with the federation's model)"];
+    assert.deepEqual(moved!.lines, [...fates, ...notes]);
+    assert.deepEqual(await phone.classes(rows), before);
+    await phone.send({ kind: "resume" });
     assert.equal(await coordinator.finish(), 0, coordinator.log);
     const { bundle, history, exampleCounts } = await phone.until((it) => it.phase === "finished" && it.history.length === 2);
     assert.notEqual(bundle!.digest, first);
-    assert.deepEqual([history.length, exampleCounts], [2, [20, 20, 20]]);
+    const share = federation.examples("phone").y.length / 3;
+    assert.deepEqual([history.length, exampleCounts], [2, [share, share, share]]);
     first = bundle!.digest;
   });
 
@@ -51,5 +63,8 @@ describe("a phone whose federation changes its bundle", { skip: findChromium() =
     const { bundle, detail } = await phone.until(({ phase }) => phase === "failed");
     assert.match(detail, /signed by [0-9a-f]{16}, this phone trusts [0-9a-f]{16} since it joined; ask whoever/);
     assert.equal(bundle!.digest, first);
+    await phone.page.goto(federation.url);
+    await phone.page.getByRole("heading", { name: "This phone cannot go on" }).waitFor();
+    await phone.page.getByText(/signed by [0-9a-f]{16}, this phone trusts .* ask whoever runs the federation/).first().waitFor();
   });
 });

@@ -1,6 +1,6 @@
 /** A whole federation of real processes for the tests of the browser's device: broker, coordinator, hub, devices. */
 
-import { type ChildProcess, execFileSync, spawn } from "node:child_process";
+import { type ChildProcess, execFile, spawn } from "node:child_process";
 import { createHash } from "node:crypto";
 import { appendFileSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { connect, createServer } from "node:net";
@@ -10,9 +10,11 @@ import { join } from "node:path";
 import { after, before } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
+import { promisify } from "node:util";
 
 import type { Examples } from "../src/device/page_messages.ts";
 import { TestBrowser } from "../test/browser.ts";
+import { Mosquitto } from "../test/wire/brokers.ts";
 import { PYTHON, PYTHON_ENVIRONMENT, REPOSITORY } from "../test/python.ts";
 
 const HERE = fileURLToPath(new URL(".", import.meta.url));
@@ -22,7 +24,7 @@ const PATIENCE_MS = 60_000;
 /** A line of a command's `--json`. */
 export type JsonEvent = Readonly<Record<string, unknown>>;
 
-/** A running command whose stdout is one JSON event per line. */
+/** A running program of Python's whose stdout is one JSON event per line. */
 export class Command {
   readonly events: JsonEvent[] = [];
   readonly #name: string;
@@ -33,7 +35,7 @@ export class Command {
   constructor(name: string, argv: readonly string[], folder: string) {
     this.#name = name;
     this.#log = join(folder, `${name}.log`);
-    this.#process = spawn(PYTHON, ["-m", "protofleet", ...argv], { cwd: folder, env: ENVIRONMENT });
+    this.#process = spawn(PYTHON, argv, { cwd: folder, env: ENVIRONMENT });
     this.#process.stdout?.on("data", (data: Buffer) => this.#read(data.toString()));
     this.#process.stderr?.on("data", (data: Buffer) => appendFileSync(this.#log, data));
   }
@@ -92,17 +94,21 @@ export interface FederationOptions {
   readonly devices: readonly string[];
   /** Names of phones. */
   readonly phones: readonly string[];
-  /** Writes bundle, signer and the devices' data into the federation's folder; default: `phone_files.py`. */
-  readonly prepare?: (folder: string, names: readonly string[]) => void;
+  /**
+   * Mosquitto (the default) or the embedded amqtt with TLS, accounts and an access list; or a Mosquitto
+   * without any of it, which has a WebSocket listener, and then the federation has no keys.
+   */
+  readonly broker?: "mosquitto" | "embedded" | "open";
+  /** Writes bundle, signer and everybody's data into the federation's folder; default: `phone_files.py`. */
+  readonly prepare?: (folder: string) => Promise<void>;
   readonly bundle?: string;
   /** More lines of the federation file, before its tables. */
   readonly settings?: string;
 }
 
 /** Runs `tests/web/SCRIPT FOLDER ARGUMENT...`; what it writes to stdout. */
-export function runScript(script: string, folder: string, ...argv: readonly string[]): string {
-  const path = join(REPOSITORY, "tests/web", script);
-  return execFileSync(PYTHON, [path, folder, ...argv], { env: ENVIRONMENT, encoding: "utf-8", stdio: "pipe" });
+export async function runScript(script: string, folder: string, ...argv: readonly string[]): Promise<string> {
+  return (await promisify(execFile)(PYTHON, [join(REPOSITORY, "tests/web", script), folder, ...argv], { env: ENVIRONMENT })).stdout;
 }
 
 /** Examples of a phone: x (n, features) and y (n,). */
@@ -114,13 +120,14 @@ export interface PhoneExamples {
   readonly part?: Examples["part"];
 }
 
-/** A federation with keys at a Mosquitto with TLS, accounts and an access list; all in one folder. */
+/** A federation of real processes, all of it in one folder. */
 export class Federation {
   readonly folder = mkdtempSync(join(tmpdir(), "protofleet-e2e-"));
   readonly #options: FederationOptions;
   readonly #running: Command[] = [];
   readonly #invitations = new Map<string, string>();
   readonly #network = new Network();
+  #open: Mosquitto | null = null;
   #hub: Command | null = null;
   #hubPort = 0;
   #brokerPort = 0;
@@ -132,6 +139,11 @@ export class Federation {
   /** Address of the hub, as phones reach it. */
   get url(): string {
     return `http://127.0.0.1:${this.#network.port}`;
+  }
+
+  /** Of the broker itself, as if it spoke WebSocket there. */
+  get brokerUrl(): string {
+    return `ws://localhost:${this.#brokerPort}/mqtt`;
   }
 
   /** Between phones and the hub. */
@@ -152,20 +164,18 @@ export class Federation {
     return createHash("sha256").update(readFileSync(join(folder, files.at(-1)!))).digest("hex");
   }
 
+  /** The WebSocket listener of a broker that has one. */
+  get listener(): string {
+    return this.#open?.url ?? "";
+  }
+
   /** Everything but the coordinator and the Python devices. */
   async start(): Promise<void> {
-    const { devices, phones, prepare } = this.#options;
-    const names = [...devices, ...phones];
-    if (prepare === undefined) runScript("phone_files.py", this.folder, ...names);
-    else prepare(this.folder, names);
-    this.#brokerPort = await freePort();
-    this.#run("broker", "init", "--host", "localhost", "--port", String(this.#brokerPort));
-    await answers(this.#brokerPort, this.command("broker", "broker", "run", "federation/broker"));
-    const invited = this.#run("device", "invite", "--no-wait", "--json", ...devices, ...phones);
-    for (const line of invited.trim().split("\n")) {
-      const { device_id: id, invitation } = JSON.parse(line) as { device_id: string; invitation: string };
-      this.#invitations.set(id, invitation);
-    }
+    const { devices, phones, broker, prepare } = this.#options;
+    const files = prepare?.(this.folder) ?? runScript("phone_files.py", this.folder, ...devices, ...phones);
+    if (broker === "open") this.#open = await Mosquitto.start();
+    else await this.#startSecured();
+    await files;
     this.write();
     await this.startHub();
   }
@@ -175,38 +185,53 @@ export class Federation {
     const { devices, phones, rounds, settings = "" } = this.#options;
     const pem = readFileSync(join(this.folder, signer), "utf-8").split("\n")[1]!;
     const key = Buffer.from(pem, "base64").subarray(-32).toString("hex");
+    const secured =
+      `keys = "federation"\n[broker]\nurl = "mqtts://coordinator@localhost:${this.#brokerPort}"\n` +
+      'ca_file = "federation/broker/ca.pem"\npassword_file = "federation/broker/coordinator.password"\n';
     writeFileSync(
       join(this.folder, "federation.toml"),
-      `federation = "federation"\nkeys = "federation"\nbundle = "${bundle}"\ntrusted = ["${key}"]\n` +
-        `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n${settings}` +
-        `[broker]\nurl = "mqtts://coordinator@localhost:${this.#brokerPort}"\n` +
-        'ca_file = "federation/broker/ca.pem"\npassword_file = "federation/broker/coordinator.password"\n',
+      `federation = "federation"\nbundle = "${bundle}"\ntrusted = ["${key}"]\n` +
+        `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n` +
+        // On a loaded machine a browser takes long to come back, and its rounds without a network long to end.
+        `liveness = {grace_s = 120.0}\n${settings}` +
+        (this.#open === null ? secured : `broker = "mqtt://127.0.0.1:${this.#open.tcpPort}"\n`),
     );
   }
 
-  async startHub(): Promise<void> {
+  async startHub(...options: readonly string[]): Promise<void> {
     this.#hubPort ||= await freePort();
-    const hub = this.#hub = this.command("hub", "hub", "federation.toml", "--port", String(this.#hubPort), "--no-qr");
+    const listener = this.listener === "" ? [] : ["--websocket", this.listener];
+    const argv = ["--port", String(this.#hubPort), "--no-qr", ...listener, ...options];
+    const hub = this.#hub = this.command("hub", "hub", "federation.toml", ...argv);
     await answers(this.#hubPort, hub);
     await this.#network.lead(this.#hubPort);
   }
 
   /** With the federation file as it is now. */
-  async restartHub(): Promise<void> {
+  async restartHub(...options: readonly string[]): Promise<void> {
     this.#hub?.stop();
     await this.#hub?.finish();
-    await this.startHub();
+    await this.startHub(...options);
   }
 
   startCoordinator(): Command {
     return this.command("coordinator", "coordinator", "run", "federation.toml", "--json");
   }
 
-  /** Enrols a Python device and lets it join; the coordinator has to run. */
-  startDevice(name: string, ...options: readonly string[]): Command {
-    this.#run("device", "enroll", this.invitation(name), "--store", `store-${name}`);
-    const files = ["--bundle", this.#bundle, "--trust", "signer.pem", "--data", `${name}.npz`];
-    return this.command(name, "device", "join", "--store", `store-${name}`, ...files, ...options, "--json");
+  /** Enrols the Python devices and lets them join with these options; the coordinator has to run. */
+  async startDevices(optionsOf: (name: string) => readonly string[] = () => []): Promise<void> {
+    await Promise.all(this.#options.devices.map(async (name) => {
+      await this.#run("-m", "protofleet", "device", "enroll", this.invitation(name), "--store", `store-${name}`);
+      const files = ["--bundle", this.#bundle, "--trust", "signer.pem", "--data", `${name}.npz`];
+      this.command(name, "device", "join", "--store", `store-${name}`, ...files, ...optionsOf(name), "--json");
+    }));
+  }
+
+  /** Invites one more, and answers it as long as the command runs. */
+  async invite(name: string): Promise<string> {
+    const { invitation } = await this.command("invite", "device", "invite", name, "--json")
+      .waitFor(({ invitation: text }) => typeof text === "string");
+    return invitation as string;
   }
 
   invitation(name: string): string {
@@ -225,9 +250,7 @@ export class Federation {
   }
 
   command(name: string, ...argv: readonly string[]): Command {
-    const command = new Command(name, argv, this.folder);
-    this.#running.push(command);
-    return command;
+    return this.#python(name, "-m", "protofleet", ...argv);
   }
 
   /** Ends its processes and removes its folder. */
@@ -236,11 +259,33 @@ export class Federation {
     const running = this.#running.reverse();
     for (const command of running) command.stop();
     await Promise.all(running.map((command) => command.finish(10_000).catch(() => command.kill())));
+    await this.#open?.stop();
     rmSync(this.folder, { recursive: true, force: true, maxRetries: 10, retryDelay: 100 });
   }
 
-  #run(...argv: readonly string[]): string {
-    return execFileSync(PYTHON, ["-m", "protofleet", ...argv], { cwd: this.folder, env: ENVIRONMENT, encoding: "utf-8" });
+  /** A broker's folder, the broker, and everybody's invitation. */
+  async #startSecured(): Promise<void> {
+    const { devices, phones, broker } = this.#options;
+    this.#brokerPort = await freePort();
+    await this.#run("-m", "protofleet", "broker", "init", "--host", "localhost", "--port", String(this.#brokerPort));
+    const script = broker === "embedded" ? [join(REPOSITORY, "tests/web/embedded_broker.py")] : ["-m", "protofleet", "broker", "run"];
+    await answers(this.#brokerPort, this.#python("broker", ...script, "federation/broker"));
+    const invited = await this.#run("-m", "protofleet", "device", "invite", "--no-wait", "--json", ...devices, ...phones);
+    for (const line of invited.trim().split("\n")) {
+      const { device_id: id, invitation } = JSON.parse(line) as { device_id: string; invitation: string };
+      this.#invitations.set(id, invitation);
+    }
+  }
+
+  #python(name: string, ...argv: readonly string[]): Command {
+    const command = new Command(name, argv, this.folder);
+    this.#running.push(command);
+    return command;
+  }
+
+  /** What a program of Python's says, which must succeed. */
+  async #run(...argv: readonly string[]): Promise<string> {
+    return (await promisify(execFile)(PYTHON, argv, { cwd: this.folder, env: ENVIRONMENT })).stdout;
   }
 }
 
@@ -320,8 +365,7 @@ export function forSuite(options: FederationOptions): { federation: Federation; 
   const federation = new Federation(options);
   const browser = new TestBrowser();
   before(async () => {
-    await federation.start();
-    await browser.start();
+    await Promise.all([federation.start(), browser.start()]);
   });
   after(async () => {
     await browser.close();

@@ -5,7 +5,8 @@
  */
 
 import assert from "node:assert/strict";
-import { cpSync, mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { mkdtempSync, readFileSync, rmSync } from "node:fs";
+import { cp } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, describe, test } from "node:test";
@@ -40,18 +41,18 @@ async function compare(prepared: string, strategy: string): Promise<Compared[]> 
   const devices = NAMES.filter((name) => !phones.includes(name));
   const federation = new Federation({
     rounds: ROUNDS, devices, phones, bundle: "bundle.pfb",
-    prepare: (folder) => cpSync(prepared, folder, { recursive: true }),
+    prepare: (folder) => cp(prepared, folder, { recursive: true }),
     settings: `limits = {keep_states = ${ROUNDS + 1}}\nstrategy = {name = "${strategy}", settings = ${SETTINGS}}\n`,
   });
   const browsers = phones.map(() => new TestBrowser());
   try {
     await federation.start();
     const coordinator = federation.startCoordinator();
-    devices.forEach((name, k) => federation.startDevice(name, "--backend", BACKENDS[k]!));
+    await federation.startDevices((name) => ["--backend", BACKENDS[NAMES.indexOf(name)]!]);
     await Promise.all(phones.map((name, k) => takePart(federation, browsers[k]!, name)));
     assert.equal(await coordinator.finish(ROUNDS_MS), 0, coordinator.log);
     assert.deepEqual(federation.participants, Array(ROUNDS).fill(NAMES.length));
-    const told = runScript("mixed_rounds.py", federation.folder, strategy, JSON.stringify({ epochs: EPOCHS, optimiser: { kind: "sgd", lr: LR } }), ...NAMES);
+    const told = await runScript("mixed_rounds.py", federation.folder, strategy, JSON.stringify({ epochs: EPOCHS, optimiser: { kind: "sgd", lr: LR } }), ...NAMES);
     return told.trim().split("\n").map((line) => JSON.parse(line) as Compared);
   } finally {
     for (const browser of browsers) await browser.close();

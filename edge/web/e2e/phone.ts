@@ -1,5 +1,7 @@
 /** A phone in the tests: a page of the hub that holds the built worker, and nothing else. */
 
+import assert from "node:assert/strict";
+
 import type { Page } from "playwright-core";
 
 import type { Command, Status, Told } from "../src/device/page_messages.ts";
@@ -12,8 +14,8 @@ interface Driver {
   worker: Worker;
   status: Status | null;
   told: Told[];
-  /** Phases in the order in which they came. */
-  phases: string[];
+  /** Phases in the order in which they came, each behind the number of rounds that were finished. */
+  seen: string[];
 }
 
 declare const phone: Driver;
@@ -29,11 +31,15 @@ export class Phone {
   }
 
   /** Opens a page of the hub's origin, with the worker. */
-  static async open(browser: TestBrowser, federation: Federation, remembered = ""): Promise<Phone> {
-    const page = await browser.open(`${federation.url}/federation.json`);
-    const opened = new Phone(page);
-    await opened.begin(remembered);
+  static async open(browser: TestBrowser, federation: Federation): Promise<Phone> {
+    const opened = await Phone.openIdle(browser, federation);
+    await opened.begin();
     return opened;
+  }
+
+  /** Opens a page of the hub's origin; `begin` starts the worker. */
+  static async openIdle(browser: TestBrowser, federation: Federation): Promise<Phone> {
+    return new Phone(await browser.open(`${federation.url}/federation.json`));
   }
 
   /** Starts the worker in the page as it is. */
@@ -41,12 +47,13 @@ export class Phone {
     await this.page.evaluate(
       ([path, text]) => {
         const worker = new Worker(path, { type: "module" });
-        const driver: Driver = { worker, status: null, told: [], phases: [] };
+        const driver: Driver = { worker, status: null, told: [], seen: [] };
         worker.onmessage = ({ data }: MessageEvent<Told>) => {
           if (data.kind !== "status") driver.told.push(data);
           else {
             driver.status = data.status;
-            if (driver.phases.at(-1) !== data.status.phase) driver.phases.push(data.status.phase);
+            const now = `${data.status.history.length} ${data.status.phase}`;
+            if (driver.seen.at(-1) !== now) driver.seen.push(now);
           }
         };
         Object.assign(globalThis, { phone: driver });
@@ -69,7 +76,7 @@ export class Phone {
           follows: null,
           part: of,
         };
-        phone.worker.postMessage({ kind: "addExamples", examples, source: "a test" });
+        phone.worker.postMessage({ kind: "addExamples", id: 0, examples, source: "a test" });
       },
       [x, y, shape, part] as const,
     );
@@ -110,8 +117,21 @@ export class Phone {
     return found?.kind === "refused" ? found.text : "";
   }
 
-  async phases(): Promise<string[]> {
-    return this.page.evaluate(() => phone.phases);
+  /** Waits for the middle of the training that follows so many finished rounds. */
+  async inTraining(finished: number): Promise<Status> {
+    const status = await this.until(({ phase, progress, history }) =>
+      (history.length === finished && phase === "train" && progress > 0) || history.length > finished);
+    const { phase, progress, history } = status;
+    assert.ok(phase === "train" && history.length === finished && progress < 1, `over too soon: ${phase} ${progress}`);
+    return status;
+  }
+
+  /** Waits for the end of a round that was broken off in its training, and checks that it was: it is trained again. */
+  async trainedAgain(finished: number): Promise<Status> {
+    const status = await this.until(({ history }) => history.length > finished);
+    const seen = await this.page.evaluate(() => phone.seen);
+    assert.ok(seen.includes(`${finished} train`), `was not in training: ${seen.join(", ")}`);
+    return status;
   }
 
   /** Waits for a status that fulfils `found`. */

@@ -6,12 +6,12 @@
  * `static/` must have been built. Ends with status 1 if there is a violation or an error in a page.
  */
 
-import { mkdirSync, readFileSync } from "node:fs";
-import { createRequire } from "node:module";
+import { mkdirSync } from "node:fs";
 import { basename, join } from "node:path";
 import { chromium, type Browser, type BrowserContext, type Page } from "playwright-core";
 
 import type { Status } from "../src/device/page_messages.ts";
+import { violations } from "./axe.ts";
 import { at, BEFORE, DIGITS, JOINED, script, TRAINING } from "./scripted_worker.ts";
 import { serveStatic } from "./static_server.ts";
 
@@ -115,20 +115,6 @@ async function wrongFile(page: Page): Promise<void> {
   });
 }
 
-const AXE = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf-8");
-
-interface Violation {
-  readonly id: string;
-  readonly help: string;
-  readonly nodes: readonly { readonly target: readonly string[]; readonly failureSummary: string }[];
-}
-
-async function violations(page: Page): Promise<Violation[]> {
-  await page.evaluate(AXE); // by the debugger: the page's security policy lets no other script in
-  const found = await page.evaluate("axe.run(document, { resultTypes: ['violations'] })");
-  return (found as { violations: Violation[] }).violations;
-}
-
 /** As tall as its content, so that what is fixed to the screen's edges stands at them. */
 async function showAll(page: Page, width: number): Promise<void> {
   await page.evaluate("scrollTo(0, 0)");
@@ -157,9 +143,7 @@ async function take(browser: Browser, url: string, picture: Picture, file: strin
   await page.waitForTimeout(150);
   await picture.act?.(page);
   await page.waitForTimeout(150);
-  for (const { id, help, nodes } of await violations(page)) {
-    problems.push(`${name}: ${id}: ${help}: ${nodes.map((node) => `${node.target.join(" ")} (${node.failureSummary.replaceAll("\n", " ")})`).join("; ")}`);
-  }
+  problems.push(...(await violations(page)).map((line) => `${name}: ${line}`));
   const wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth");
   if (Number(wide) > 0) problems.push(`${name}: ${wide} pixels wider than the screen`);
   await showAll(page, width);

@@ -36,7 +36,7 @@ const HISTORY: readonly RoundFigures[] = [
 
 export const BEFORE: Status = {
   phase: "needs-invitation", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: true,
 };
 
@@ -65,7 +65,7 @@ export function script(status: Status): string {
     const tell = () => postMessage({ kind: "status", status });
     onmessage = ({ data }) => {
       if (data.kind === "open") tell();
-      if (data.kind === "enrol") postMessage({ kind: "refused", command: "enrol",
+      if (data.kind === "enrol") postMessage({ kind: "refused", command: "enrol", id: null,
         text: "This invitation was valid until 2026-11-22 18:00 UTC: ask for a new one." });
       if (data.kind === "setPolicy") { status = { ...status, policy: data.policy }; tell(); }
       if (data.kind === "addExamples") {
@@ -73,6 +73,7 @@ export function script(status: Status): string {
         for (const label of data.examples.y.data) exampleCounts[Number(label)] += 1;
         status = { ...status, exampleCounts };
         tell();
+        postMessage({ kind: "added", id: data.id });
       }
       if (data.kind === "predict") {
         const count = status.bundle.classes.length;

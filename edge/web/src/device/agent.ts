@@ -12,6 +12,7 @@
 
 import { DivergedError, InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { openPayload, orderOf, type ReceivedPayload, receivePayload, type TrainedRound } from "../federation/client.ts";
+import { DEVICE } from "../texts.ts";
 import type { EndpointEvent } from "../wire/endpoint.ts";
 import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
 import { message } from "../wire/messages.ts";
@@ -192,8 +193,8 @@ export class Agent {
   }
 
   async #onDisconnected(reason: string, final: boolean): Promise<void> {
-    if (final) throw new UnavailableError(`broker: ${reason}`);
-    this.#trouble = `no connection to the federation: ${reason}; trying again`;
+    if (final) throw new UnavailableError(DEVICE.broker(reason));
+    this.#trouble = DEVICE.noConnection(reason);
     this.#news.log(this.#trouble);
   }
 
@@ -264,7 +265,7 @@ export class Agent {
     await this.#store.bindStrategy(task.strategy, task.settings);
     this.#round = { task, payload, strategy };
     if (payload.base !== "" && !this.#store.hasPayload(payload.base)) {
-      await this.#giveUp("base", "this device does not have the payload that this one refers to");
+      await this.#giveUp("base", DEVICE.noPayload);
       return;
     }
     await this.#end.expect(payload);
@@ -398,7 +399,7 @@ export class Agent {
     } catch (error) {
       if (error instanceof UnavailableError) throw error;
       const known = error instanceof InputError || error instanceof ProvisionError || error instanceof DivergedError;
-      const reason = known ? error.message : `training failed: ${String(error)}`;
+      const reason = known ? error.message : DEVICE.trainingFailed(String(error));
       // Whatever a payload led to, the device stays.
       await this.#onFailed(error instanceof DivergedError ? "diverged" : "strategy", reason);
     }
@@ -439,7 +440,7 @@ export class Agent {
     const { pending } = this.#store.journal;
     if (pending === null || pending.update.sha256 !== offer.sha256) return;
     await this.#drop(reason);
-    this.#trouble = `round ${pending.roundId}: the federation did not take the update: ${reason}`;
+    this.#trouble = DEVICE.notTaken(pending.roundId, reason);
   }
 
   async #onDelivered(offer: TransferOffer): Promise<void> {
@@ -489,8 +490,7 @@ export class Agent {
   }
 
   #waitS(): number {
-    const due = Math.min(this.#reporter.due, this.#settleBy, this.#waitingDue);
-    return Math.max(0, due - performance.now()) / 1000;
+    return Math.max(0, Math.min(this.#reporter.due, this.#settleBy, this.#waitingDue) - performance.now()) / 1000;
   }
 
   async #leave(): Promise<void> {

@@ -1,6 +1,7 @@
 /** IndexedDB with promises: reads, and writes that are whole or not at all. */
 
 import { ProvisionError, UnavailableError } from "../errors.ts";
+import { STORE } from "../texts.ts";
 
 const VERSION = 1;
 
@@ -110,12 +111,9 @@ export class Database {
     if (this.#lost) return gone();
     const name = error instanceof DOMException ? error.name : "";
     if (name === "QuotaExceededError") {
-      return new UnavailableError(
-        "this phone's storage is full: the browser keeps no more for this page; nothing finished is lost; " +
-          "free some storage and open the page again",
-      );
+      return new UnavailableError(STORE.full);
     }
-    return new UnavailableError(`the browser's storage: ${String(error)}; open the page again, nothing finished is lost`);
+    return new UnavailableError(STORE.failing(String(error)));
   }
 }
 
@@ -125,10 +123,7 @@ export async function deleteDatabase(name: string): Promise<void> {
 }
 
 function gone(): ProvisionError {
-  return new ProvisionError(
-    "the browser has deleted what this page had stored: its key, its model and its examples are gone; " +
-      "ask for a new invitation",
-  );
+  return new ProvisionError(STORE.gone);
 }
 
 function opened(name: string): Promise<IDBDatabase> {
@@ -145,9 +140,7 @@ function opened(name: string): Promise<IDBDatabase> {
 }
 
 function unusable(error: unknown): UnavailableError {
-  return new UnavailableError(
-    `this page can store nothing (${String(error)}): leave private browsing, or allow this site to store data`,
-  );
+  return new UnavailableError(STORE.unusable(String(error)));
 }
 
 function answered<T>(asked: IDBRequest<T>): Promise<T> {

@@ -9,6 +9,7 @@ import { type Bundle } from "../bundle/bundle.ts";
 import { InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { STRATEGIES } from "../strategies/index.ts";
 import type { Tensor } from "../tensors/tensors.ts";
+import { DEVICE, STORE } from "../texts.ts";
 import { DeviceEndpoint } from "../wire/endpoint.ts";
 import { parseInvitation } from "../wire/enrolment.ts";
 import { Link } from "../wire/link.ts";
@@ -18,9 +19,11 @@ import { checkDeviceId } from "../wire/topics.ts";
 import { Agent } from "./agent.ts";
 import { checkEnrolment, enrol } from "./enrolment.ts";
 import { OwnExamples } from "./examples.ts";
+import { FormerModels } from "./former.ts";
 import { adoptBundle, fetchFederation, openKept } from "./hub.ts";
 import { Learner } from "./learner.ts";
 import type { Examples, Phase, Policy, Status } from "./page_messages.ts";
+import { planned } from "./move.ts";
 import { StoredParts } from "./parts.ts";
 import { type Identity, presenceOf } from "./presence.ts";
 import { type Enrolment, Store } from "./store.ts";
@@ -56,6 +59,9 @@ export class PhoneDevice {
   readonly #log: (line: string) => void;
   #store: Store;
   #opened: Opened | null = null;
+  readonly #former = new FormerModels();
+  /** Whether the federation had finished when it was heard of last. */
+  #over = false;
   #agent: Agent | null = null;
   #endpoint: DeviceEndpoint | null = null;
   #phone: Phone = { charging: null, unmetered: null };
@@ -90,7 +96,7 @@ export class PhoneDevice {
     const store = await Store.open(() => void device?.storeLost());
     device = new PhoneDevice(store, place, changed, log);
     device.#persisted = await isPersisted();
-    if (store.enrolment === null && remembered !== "") device.#detail = goneText(remembered);
+    if (store.enrolment === null && remembered !== "") device.#detail = STORE.goneOf(remembered);
     void device.#live();
     return device;
   }
@@ -113,7 +119,7 @@ export class PhoneDevice {
   }
 
   async addExamples(examples: Examples, source: string): Promise<void> {
-    if (this.#opened === null) throw new InputError("examples: the federation's bundle is not here yet");
+    if (this.#opened === null) throw new InputError(DEVICE.noBundle("examples"));
     await this.#opened.examples.add(examples, source);
     this.#agent?.examplesChanged();
     this.#wake();
@@ -129,8 +135,10 @@ export class PhoneDevice {
   }
 
   async predict(x: Tensor): Promise<Tensor> {
-    if (this.#opened === null) throw new InputError("prediction: the federation's bundle is not here yet");
-    return this.#opened.learner.predict(this.#store, x);
+    const [opened, store] = [this.#opened, this.#store];
+    if (opened === null) throw new InputError(DEVICE.noBundle("prediction"));
+    const former = await this.#former.of(store);
+    return (await former?.predict(x, opened.bundle.manifest)) ?? opened.learner.predict(store, x);
   }
 
   async pause(): Promise<void> {
@@ -175,11 +183,11 @@ export class PhoneDevice {
   async storeLost(): Promise<void> {
     const { enrolment } = this.#store;
     const who = enrolment === null ? "" : `${enrolment.deviceId} of ${enrolment.federation}`;
-    await this.#apart(() => this.#startAnew(who === "" ? "" : goneText(who)));
+    await this.#apart(() => this.#startAnew(who === "" ? "" : STORE.goneOf(who)));
   }
 
   get status(): Status {
-    const { enrolment, policy, totals, history, sent } = this.#store;
+    const { enrolment, policy, totals, history, sent, moved } = this.#store;
     const agent = this.#agent;
     const announced = agent?.announcement ?? null;
     const { up, down } = agent?.totals ?? totals;
@@ -198,6 +206,7 @@ export class PhoneDevice {
       lastSent: sent,
       exampleCounts: this.#opened?.examples.counts ?? [],
       bundle: this.#opened === null ? null : factsOf(this.#opened),
+      moved,
       policy,
       persisted: this.#persisted,
     };
@@ -217,7 +226,7 @@ export class PhoneDevice {
       if (enrolment === null) await this.#rest("needs-invitation", this.#detail);
       else if (wish === "left") await this.#rest("left");
       else if (this.#opened === null) await this.#openBundle(enrolment);
-      else if (this.#opened.examples.count === 0) await this.#rest("needs-examples");
+      else if (this.#opened.examples.count === 0) await this.#rest("needs-examples", this.#over ? DEVICE.over : "");
       else await this.#takePart(enrolment, this.#opened);
     } catch (error) {
       this.#log(String(error));
@@ -284,7 +293,7 @@ export class PhoneDevice {
   /** Into a federation whose hub says that it has no keys; a name is drawn at random where `chosen` is "". */
   async #joinWithoutKeys(broker: string, chosen: string): Promise<void> {
     const { federation, keys } = await fetchFederation(this.#place.origin);
-    if (keys) throw new InputError(`federation '${federation}': takes devices with an invitation; ask for one`);
+    if (keys) throw new InputError(DEVICE.withKeys(federation));
     const draw = crypto.getRandomValues(new Uint8Array(6));
     const drawn = `phone-${Array.from(draw, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
     const deviceId = checkDeviceId(chosen === "" ? drawn : chosen);
@@ -312,10 +321,12 @@ export class PhoneDevice {
   /** Belongs to the announced bundle from now on; a device that has one keeps it where this is not to be had. */
   async #adopt(announced: Announcement): Promise<void> {
     const kept = this.#opened;
+    this.#over = announced.phase === "finished";
     try {
       const { bundle, bytes, binding } = await adoptBundle(this.#place.origin, announced);
       this.#store.checkBundle(binding, bundle.manifest);
-      await this.#store.commitBundle(binding, bytes, bundle.manifest.sequence);
+      const move = await planned(this.#store, bundle, kept?.examples.count ?? 0);
+      await this.#store.commitBundle(binding, bytes, bundle.manifest.sequence, move);
       await kept?.learner.close();
       this.#opened = null;
     } catch (error) {
@@ -337,10 +348,10 @@ export class PhoneDevice {
         else if (event.kind === "message" && event.message.type === "announcement") {
           if (event.message.federation === enrolment.federation) return event.message;
         } else if (event.kind === "disconnected") {
-          if (event.final) throw new UnavailableError(`broker: ${event.reason}`);
+          if (event.final) throw new UnavailableError(DEVICE.broker(event.reason));
           this.#show("connecting", event.reason);
         } else if (event.kind === "connected") {
-          this.#show("fetching-bundle", "waiting for the federation's coordinator");
+          this.#show("fetching-bundle", DEVICE.awaitsCoordinator);
         } else if (event.kind === "ignored") this.#log(`ignored a message: ${event.rule}: ${event.detail}`);
       }
       return null;
@@ -359,7 +370,7 @@ export class PhoneDevice {
 
   async #takePart(enrolment: Enrolment, { learner }: Opened): Promise<void> {
     const { binding } = this.#store.journal;
-    if (binding === null) throw new ProvisionError("this page's store: has no bundle; forget everything");
+    if (binding === null) throw new ProvisionError(STORE.noBundle);
     const who: Identity = {
       deviceId: enrolment.deviceId,
       bootId: bootId(),
@@ -420,9 +431,9 @@ export class PhoneDevice {
   /** Why nothing is trained now; "": it may be. */
   #holdReason(): string {
     const { wish, policy } = this.#store;
-    if (wish === "pause") return "paused by you";
-    if (policy.onlyCharging && this.#phone.charging === false) return "waits until this phone is charging";
-    if (policy.onlyUnmetered && this.#phone.unmetered === false) return "waits for Wi-Fi";
+    if (wish === "pause") return DEVICE.paused;
+    if (policy.onlyCharging && this.#phone.charging === false) return DEVICE.notCharging;
+    if (policy.onlyUnmetered && this.#phone.unmetered === false) return DEVICE.metered;
     return "";
   }
 
@@ -463,13 +474,6 @@ function factsOf({ bundle, bytes }: Opened): Status["bundle"] {
   return { name, digest, signer, classes, targets, preprocessing, bytes, parameters };
 }
 
-function goneText(who: string): string {
-  return (
-    `this phone was device ${who}, but the browser has deleted what this page had stored: its key, its model and its ` +
-    "examples are gone; ask for a new invitation"
-  );
-}
-
 function bootId(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
@@ -478,5 +482,5 @@ function bootId(): string {
 export function textOf(error: unknown): string {
   const kinds = [InputError, ProvisionError, RefusedError, UnavailableError];
   if (kinds.some((kind) => error instanceof kind)) return (error as Error).message;
-  return `something that should not happen: ${String(error)}; reload the page`;
+  return DEVICE.unexpected(String(error));
 }

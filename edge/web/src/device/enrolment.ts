@@ -7,6 +7,7 @@
 
 import { ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { toHex } from "../hash.ts";
+import { ENROLMENT } from "../texts.ts";
 import { newKeys, publicBytes } from "../wire/ciphers.ts";
 import {
   type Asked,
@@ -116,10 +117,7 @@ export async function enrol(options: EnrolOptions): Promise<Enrolled> {
     ["federation", store.enrolment?.federation, invitation.federation],
   ] as const) {
     if (known === undefined || known === invited) continue;
-    throw new ProvisionError(
-      `this phone belongs to ${what} '${known}', the invitation is for '${invited}'; forget everything ` +
-        "here first, or use another browser",
-    );
+    throw new ProvisionError(ENROLMENT.belongs(what, known, invited));
   }
   const keys = await invitationKeys(invitation);
   const own = await ownKeys(store, keys.name);
@@ -134,16 +132,14 @@ export async function enrol(options: EnrolOptions): Promise<Enrolled> {
 export async function checkEnrolment(enrolment: Enrolment, now = CLOCK.time()): Promise<void> {
   const { federation, deviceId, federationKey, keys } = enrolment;
   if (keys === null) return;
-  const remedy = "ask for a new invitation";
   try {
     const grant = await readStatement(enrolment.grant, DEVICE_GRANT, { signer: federationKey, federation, now });
     if (grant.device_id === deviceId && grant.key === toHex(await publicBytes(keys.publicKey))) return;
   } catch (error) {
     if (!(error instanceof RefusedError)) throw error;
-    const clock = `this phone's clock: ${minute(now)}`;
-    throw new ProvisionError(`this phone's enrolment: ${error.message} (${clock}); ${remedy}`);
+    throw new ProvisionError(ENROLMENT.grant(error.message, minute(now)));
   }
-  throw new ProvisionError(`this phone's enrolment: its grant is for another device or key; ${remedy}`);
+  throw new ProvisionError(ENROLMENT.otherKey);
 }
 
 /** The device's key for this invitation, made and kept if there is none. */
@@ -165,6 +161,8 @@ class Enrolling {
   readonly #asks: string;
   readonly #answers: string;
   #clockTold = false;
+  /** Why the broker has never been reached; "": it was. */
+  #unreached = "";
 
   constructor(options: EnrolOptions, keys: InvitationKeys, own: CryptoKeyPair) {
     const { federation, deviceId } = options.invitation;
@@ -203,10 +201,8 @@ class Enrolling {
     const asked = await this.#ask("grant");
     const found = await this.#exchange(link, asked, ANSWER_S, (answer) => this.#grantIn(asked, answer));
     if (found !== null) return found;
-    throw new UnavailableError(
-      `federation '${this.#invitation.federation}': no answer in ${ANSWER_S} s; 'protofleet device invite' or the ` +
-        "coordinator has to run with its key; then the same invitation goes on",
-    );
+    if (this.#unreached !== "") throw new UnavailableError(ENROLMENT.unreached(this.#unreached));
+    throw new UnavailableError(ENROLMENT.noAnswer(this.#invitation.federation, ANSWER_S));
   }
 
   async #grantIn(asked: Asked, answer: EnrolmentAnswer): Promise<EnrolmentGrant> {
@@ -217,8 +213,7 @@ class Enrolling {
       return found;
     } catch (error) {
       if (!(error instanceof RefusedError)) throw error;
-      const now = minute(this.#clock.time());
-      throw new RefusedError(error.rule, `${error.message} (this phone's clock: ${now})`);
+      throw new RefusedError(error.rule, ENROLMENT.atClock(error.message, minute(this.#clock.time())));
     }
   }
 
@@ -272,7 +267,10 @@ class Enrolling {
         attempt += 1;
       }
       const event = await link.get(Math.min(Math.max(due - now, 0.05), until - now, 1));
-      if (event?.kind === "connected") due = now;
+      if (event?.kind === "connected") {
+        due = now;
+        this.#unreached = "";
+      }
       if (event?.kind === "disconnected") {
         if (refused !== null) throw refused;
         this.#onDisconnected(event);
@@ -294,7 +292,7 @@ class Enrolling {
   /** Asks; returns the seconds until the next time. */
   #send(link: EnrolmentLink, asked: Asked, attempt: number): number {
     link.publish(this.#asks, asked.payload);
-    if (attempt + 1 === PATIENT) this.#options.told("waiting for the federation's answer");
+    if (attempt + 1 === PATIENT) this.#options.told(ENROLMENT.waiting);
     return REPEAT_S[Math.min(attempt, REPEAT_S.length - 1)] as number;
   }
 
@@ -305,30 +303,22 @@ class Enrolling {
     this.#compareClocks(answer);
     if (answer.rule !== "") {
       const reason = answer.reason.slice(0, MOST_REASON).replace(/[\p{C}\p{Zl}\p{Zp}]/gu, "");
-      throw new RefusedError(
-        answer.rule.slice(0, 40),
-        `federation '${this.#invitation.federation}' refused: ${reason}; ask for a new invitation`,
-      );
+      throw new RefusedError(answer.rule.slice(0, 40), ENROLMENT.refused(this.#invitation.federation, reason));
     }
     return answer;
   }
 
   #onDisconnected({ reason, final }: { readonly reason: string; readonly final: boolean }): void {
-    if (final) {
-      throw new UnavailableError(
-        `${reason}: this invitation (until ${minute(this.#invitation.until)}) was used, replaced or is over; ` +
-          "ask for a new one",
-      );
-    }
-    this.#options.told(`${reason}; trying again`);
+    if (final) throw new UnavailableError(ENROLMENT.over(reason, minute(this.#invitation.until)));
+    this.#unreached = reason;
+    this.#options.told(ENROLMENT.again(reason));
   }
 
   #compareClocks(answer: EnrolmentAnswer): void {
     const ahead = Math.floor(this.#clock.time()) - answer.time;
     if (Math.abs(ahead) <= CLOCKS_S || this.#clockTold) return;
     this.#clockTold = true;
-    const where = ahead > 0 ? "ahead of" : "behind";
-    this.#options.told(`this phone's clock is ${Math.abs(ahead)} s ${where} the federation's; set it`);
+    this.#options.told(ENROLMENT.clock(Math.abs(ahead), ahead > 0 ? "ahead of" : "behind"));
   }
 }
 

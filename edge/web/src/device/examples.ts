@@ -10,7 +10,9 @@
 import type { Manifest } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
 import { rowsOf, sizeOf, type Tensor } from "../tensors/tensors.ts";
+import { EXAMPLES } from "../texts.ts";
 import type { Database } from "./database.ts";
+import { otherInput, rescaled } from "./inputs.ts";
 import type { Examples } from "./page_messages.ts";
 
 /** One part in five is for testing. */
@@ -18,9 +20,13 @@ const PARTS = 5;
 /** 250 MB of float32: more does not fit into the memory of a page beside a model in training. */
 const MOST_NUMBERS = 62_500_000;
 
+/** What the bundle says of inputs and outputs for which examples were made. */
+type Form = Pick<Manifest, "preprocessing" | "classes" | "targets">;
+
 interface Batch extends Examples {
   readonly source: string;
   readonly added: number;
+  readonly form: Form;
 }
 
 /** Examples with their labels, as the bundle's programs take them. */
@@ -57,8 +63,11 @@ export class OwnExamples {
   static async open(database: Database, manifest: Manifest): Promise<OwnExamples> {
     const keys = (await database.keys("examples")) as number[];
     const found = (await database.getAll("examples")) as Batch[];
-    const suits = (batch: Batch): boolean => mismatch(batch, manifest) === null;
-    const batches = new Map(keys.map((key, i) => [key, found[i]!] as const).filter(([, batch]) => suits(batch)));
+    const batches = new Map<number, Batch>();
+    keys.forEach((key, i) => {
+      const suited = fitted(found[i]!, manifest);
+      if (suited !== null) batches.set(key, suited);
+    });
     return new OwnExamples(database, manifest, batches);
   }
 
@@ -66,11 +75,12 @@ export class OwnExamples {
   async add(examples: Examples, source: string): Promise<void> {
     const { x } = examples;
     const wrong = mismatch(examples, this.#manifest);
-    if (wrong !== null) throw new InputError(`examples of ${source}: ${wrong}`);
+    if (wrong !== null) throw new InputError(EXAMPLES.refused(source, wrong));
     if (this.#numbers() + x.data.length > MOST_NUMBERS) {
-      throw new InputError(`examples of ${source}: too many for the memory of a page; delete some first`);
+      throw new InputError(EXAMPLES.tooMany(source));
     }
-    const batch: Batch = { ...examples, source, added: Date.now() };
+    const { preprocessing, classes, targets } = this.#manifest;
+    const batch: Batch = { ...examples, source, added: Date.now(), form: { preprocessing, classes, targets } };
     this.#batches.set(await this.#database.add("examples", batch), batch);
     this.#counted = null;
   }
@@ -136,6 +146,45 @@ function countsOf(y: Tensor, { classes }: Manifest): number[] {
   const counts = new Array<number>(classes.length).fill(0);
   for (const label of y.data as BigInt64Array) counts[Number(label)]! += 1;
   return counts;
+}
+
+/**
+ * Examples of another bundle as those of this one: classes and targets by their names, in this one's scale. Those of
+ * a class that it does not have are left out; null: nothing of them fits.
+ */
+function fitted(batch: Batch, manifest: Manifest): Batch | null {
+  const { form, x, y, follows } = batch;
+  const { preprocessing, classes, targets } = manifest;
+  if (JSON.stringify(form) === JSON.stringify({ preprocessing, classes, targets })) {
+    return mismatch(batch, manifest) === null ? batch : null;
+  }
+  if (otherInput(form.preprocessing, preprocessing) !== null) return null;
+  if ((form.classes.length > 0) !== (classes.length > 0)) return null;
+  const numbers = form.classes.map((name) => classes.indexOf(name));
+  const columns = targets.map((name) => form.targets.indexOf(name));
+  if (columns.includes(-1)) return null;
+  const rows = [...Array(x.shape[0]!).keys()].filter((row) => classes.length === 0 || numbers[Number(y.data[row])]! >= 0);
+  const made: Batch = {
+    ...batch,
+    x: rescaled(rowsOf(x, rows), form.preprocessing, preprocessing),
+    y: classes.length > 0 ? renumbered(y, rows, numbers) : columnsOf(y, columns),
+    // Behind one that was left out a row follows none that is here.
+    follows: follows && rows.map((row, k) => follows[row]! && rows[k - 1] === row - 1),
+  };
+  return mismatch(made, manifest) === null ? made : null;
+}
+
+function renumbered({ data }: Tensor, rows: readonly number[], numbers: readonly number[]): Tensor {
+  const labels = BigInt64Array.from(rows, (row) => BigInt(numbers[Number(data[row])]!));
+  return { dtype: "int64", shape: [rows.length], data: labels };
+}
+
+function columnsOf({ data, shape }: Tensor, columns: readonly number[]): Tensor {
+  const [count, width] = [shape[0]!, shape[1]!];
+  const values = Float32Array.from({ length: count * columns.length }, (_, at) => {
+    return Number(data[Math.floor(at / columns.length) * width + columns[at % columns.length]!]);
+  });
+  return { dtype: "float32", shape: [count, columns.length], data: values };
 }
 
 /** What is wrong with examples for a bundle; null: nothing. */
@@ -208,7 +257,7 @@ function splitRows(batches: readonly Batch[], y: Tensor, manifest: Manifest): { 
   for (const rows of byClass(open, y, manifest).values()) {
     for (const row of rows.slice(rows.length - Math.floor(rows.length / PARTS))) test.add(row);
   }
-  const apart = overlapping(test, follows, overlaps(manifest));
+  const apart = overlapping(test, follows, Math.max(0, ...batches.map(({ form }) => overlaps(form))));
   const train = parts.flatMap((_, row) => (test.has(row) || apart.has(row) ? [] : [row]));
   return { train, test: [...test].sort((one, other) => one - other) };
 }
@@ -236,7 +285,7 @@ function byClass(rows: readonly number[], y: Tensor, { classes }: Manifest): Map
 }
 
 /** How many windows before one overlap it. */
-function overlaps({ preprocessing: { window, hop } }: Manifest): number {
+function overlaps({ preprocessing: { window, hop } }: Form): number {
   return window === null || hop === null ? 1 : Math.ceil(window / hop) - 1;
 }
 

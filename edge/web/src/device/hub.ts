@@ -2,6 +2,7 @@
 
 import { type Bundle, checkBundleSize, openBundle } from "../bundle/bundle.ts";
 import { ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
+import { HUB, STORE } from "../texts.ts";
 import type { Announcement } from "../wire/messages.ts";
 import type { Binding } from "./journal.ts";
 
@@ -23,7 +24,7 @@ export async function fetchFederation(origin: string): Promise<FederationInfo> {
   const found: unknown = await (await fetched(`${origin}/federation.json`)).json();
   const { federation, digest, keys } = (found ?? {}) as Partial<FederationInfo>;
   if (typeof federation !== "string" || typeof digest !== "string" || typeof keys !== "boolean") {
-    throw new UnavailableError(`${origin}/federation.json: is not what a hub serves; look at this page's address`);
+    throw new UnavailableError(HUB.notAHub(`${origin}/federation.json`));
   }
   return { federation, digest, keys };
 }
@@ -43,14 +44,11 @@ export async function adoptBundle(
   const bytes = await download(`${origin}/bundle.pfb`);
   const bundle = await openBundle(bytes, { anySigner: true });
   if (bundle.digest !== announced.bundle) {
-    throw new UnavailableError(
-      `${origin} serves bundle ${bundle.digest.slice(0, 16)}, the federation runs ` +
-        `${announced.bundle.slice(0, 16)}; ask whoever runs the hub to start it anew`,
-    );
+    throw new UnavailableError(HUB.otherBundle(origin, bundle.digest.slice(0, 16), announced.bundle.slice(0, 16)));
   }
   const { layout_hash: layoutHash } = bundle.manifest;
   if (layoutHash !== announced.layout_hash) {
-    throw new RefusedError("layout", "bundle: its layout is not the one that the federation announces");
+    throw new RefusedError("layout", HUB.layout);
   }
   const binding = { federation: announced.federation, bundle: bundle.digest, layoutHash, signer: bundle.signer };
   return { bundle, bytes, binding };
@@ -60,7 +58,7 @@ export async function adoptBundle(
 export async function openKept(bytes: Uint8Array, { bundle: digest, signer }: Binding): Promise<Bundle> {
   const bundle = await openBundle(bytes, { trusted: [signer] });
   if (bundle.digest === digest) return bundle;
-  throw new ProvisionError("this page's store: its bundle is another one; forget everything, and ask for a new invitation");
+  throw new ProvisionError(STORE.otherBundle);
 }
 
 async function download(url: string): Promise<Uint8Array> {
@@ -78,7 +76,7 @@ async function download(url: string): Promise<Uint8Array> {
     }
   } catch (error) {
     if (error instanceof RefusedError) throw error;
-    throw new UnavailableError(`${url}: the download broke off (${String(error)}); trying again`);
+    throw new UnavailableError(HUB.brokeOff(url, String(error)));
   }
   return new Uint8Array(await new Blob(parts as Uint8Array<ArrayBuffer>[]).arrayBuffer());
 }
@@ -88,8 +86,8 @@ async function fetched(url: string): Promise<Response> {
   try {
     response = await fetch(url, { cache: "no-cache" });
   } catch (error) {
-    throw new UnavailableError(`${url}: no answer (${String(error)}); is this phone in the hub's network?`);
+    throw new UnavailableError(HUB.noAnswer(url, String(error)));
   }
-  if (!response.ok) throw new UnavailableError(`${url}: the hub answers ${response.status} ${response.statusText}`);
+  if (!response.ok) throw new UnavailableError(HUB.answers(url, `${response.status} ${response.statusText}`));
   return response;
 }

@@ -52,15 +52,25 @@ export interface Binding {
   readonly signer: string;
 }
 
+/** A state that a delivered round has made, and what it means something to. */
+export interface PersonalState {
+  readonly binding: Binding;
+  readonly bundle: StoredBlob;
+  readonly strategy: string;
+  readonly settings: Readonly<Record<string, unknown>>;
+  readonly state: StoredState;
+}
+
 /**
  * Everything that is decided by one commit.
  *
- * `payloads`: decoded ones that a later one may refer to: the last one, and the one that it referred
+ * `former`: what the device predicts with after it has moved to another bundle, until a round with that one counts;
+ * meanwhile `state`, of round 0, is what training begins with. `payloads`: decoded ones that a later one may refer to: the last one, and the one that it referred
  * to itself, because the coordinator may not know yet that the device is past that.
  * `sequence`: the largest of the bundles that the store has belonged to.
  */
 export interface Journal {
-  readonly format: 1;
+  readonly format: 2;
   readonly binding: Binding | null;
   /** The bundle's single file. */
   readonly bundle: StoredBlob | null;
@@ -70,11 +80,12 @@ export interface Journal {
   readonly received: StoredPayload | null;
   readonly pending: Pending | null;
   readonly payloads: readonly StoredBlob[];
+  readonly former: PersonalState | null;
   readonly sequence: number;
 }
 
 export const EMPTY_JOURNAL: Journal = {
-  format: 1,
+  format: 2,
   binding: null,
   bundle: null,
   strategy: "",
@@ -83,12 +94,20 @@ export const EMPTY_JOURNAL: Journal = {
   received: null,
   pending: null,
   payloads: [],
+  former: null,
   sequence: 0,
 };
 
 /** The last round that counted with the present bundle; 0: none. */
 export function lastRound(journal: Journal): number {
   return journal.state?.roundId ?? 0;
+}
+
+/** What the device predicts with; null before the first round has counted. */
+export function inUse(journal: Journal): PersonalState | null {
+  const { binding, bundle, strategy, settings, state, former } = journal;
+  if (former !== null || lastRound(journal) === 0) return former;
+  return binding === null || bundle === null || state === null ? null : { binding, bundle, strategy, settings, state };
 }
 
 /** Where the device stands in its round. */
@@ -105,8 +124,8 @@ export function knownTransfers(journal: Journal): string[] {
 
 /** Names of every content that must be kept. */
 export function keptBlobs(journal: Journal): Set<string> {
-  const states = [journal.state, journal.pending?.state];
-  const blobs = [journal.bundle, ...journal.payloads, journal.received?.blob, journal.pending?.update];
+  const states = [journal.state, journal.pending?.state, journal.former?.state];
+  const blobs = [journal.bundle, journal.former?.bundle, ...journal.payloads, journal.received?.blob, journal.pending?.update];
   for (const state of states) blobs.push(state?.blob, state?.residual);
   return new Set(blobs.map((blob) => blob?.sha256).filter((name) => name !== undefined));
 }

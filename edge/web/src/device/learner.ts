@@ -16,9 +16,11 @@ import { checkBatchSizes } from "../strategies/training.ts";
 import { TRAINING } from "../strategies/training_settings.ts";
 import type { ClientState, ClientTools, GradFn, Model, Payload, Statistics, Strategy, Update } from "../strategies/types.ts";
 import { rowsOf, type Tensor } from "../tensors/tensors.ts";
+import { DEVICE } from "../texts.ts";
 import { type OwnExamples, type Split } from "./examples.ts";
 import { Meter } from "./meter.ts";
 import type { RoundFigures } from "./page_messages.ts";
+import { predictWith } from "./predictions.ts";
 import type { Store } from "./store.ts";
 import { TrainingControl } from "./training.ts";
 
@@ -84,10 +86,7 @@ export class Learner implements LocalLearner {
     const strategy = build(name, settings, this.model);
     const missing = strategy.programs.find((objective) => !this.#programs.gradFns.has(objective));
     if (missing !== undefined) {
-      throw new InputError(
-        `strategy '${name}': needs a training program '${missing}', the bundle has ` +
-          `${[...this.#programs.gradFns.keys()].sort().join(", ")}; export a bundle for this strategy`,
-      );
+      throw new InputError(DEVICE.noProgram(name, missing, [...this.#programs.gradFns.keys()].sort().join(", ")));
     }
     checkBatchSizes(strategy.batchSizes, this.#programs.minBatch);
     return strategy;
@@ -148,12 +147,12 @@ export class Learner implements LocalLearner {
     return { round: roundId, loss: Number.isFinite(loss) ? loss : null, ...this.#figures };
   }
 
-  /** Outputs of the model in use: the last that counted, else the bundle's own. */
+  /** Outputs of the last model that counted with this bundle, else of the bundle's own. */
   async predict(store: Store, x: Tensor): Promise<Tensor> {
     const { strategy: name, settings } = store.journal;
     const { state } = await memoryOf(store);
     if (state === null) return this.#programs.predict(this.model.network, x);
-    return this.#outputs(this.strategy(name, settings), state, x);
+    return predictWith(this.#programs, this.strategy(name, settings), state, x);
   }
 
   async close(): Promise<void> {
@@ -198,15 +197,9 @@ export class Learner implements LocalLearner {
     const count = x.shape[0]!;
     for (let call = 0; count > 0 && call < WARM_UP_CALLS + MEASURED_CALLS; call += 1) {
       const started = performance.now();
-      await this.#outputs(strategy, state, rowsOf(x, [call % count]));
+      await predictWith(this.#programs, strategy, state, rowsOf(x, [call % count]));
       if (call >= WARM_UP_CALLS) this.meter.inference(performance.now() - started);
     }
-  }
-
-  async #outputs(strategy: Strategy, state: ClientState, x: Tensor): Promise<Tensor> {
-    const network = strategy.clientModel(state);
-    const score = strategy.clientScore(state);
-    return score === null ? this.#programs.predict(network, x) : score(await this.#programs.features(network, x));
   }
 }
 

@@ -31,7 +31,8 @@ export type Command =
    * broker itself, in place of the hub's way there.
    */
   | { readonly kind: "enrol"; readonly invitation: string; readonly deviceId?: string; readonly broker?: string }
-  | { readonly kind: "addExamples"; readonly examples: Examples; readonly source: string }
+  /** Answered by `added` with the same id when they are kept. */
+  | { readonly kind: "addExamples"; readonly id: number; readonly examples: Examples; readonly source: string }
   | { readonly kind: "clearExamples" }
   /** Answered by `prediction` with the same id; x holds examples as the bundle takes them. */
   | { readonly kind: "predict"; readonly id: number; readonly x: Tensor }
@@ -72,6 +73,13 @@ export interface BundleFacts {
   readonly parameters: number;
 }
 
+/** What a phone has taken along to another bundle, in words. */
+export interface MoveTold {
+  readonly text: string;
+  /** What became of each tensor, and what else the owner should know. */
+  readonly lines: readonly string[];
+}
+
 /** Everything that the page shows; sent whole after each change. */
 export interface Status {
   readonly phase: Phase;
@@ -92,6 +100,8 @@ export interface Status {
   /** Examples per class, in the order of the bundle's classes. */
   readonly exampleCounts: readonly number[];
   readonly bundle: BundleFacts | null;
+  /** The last move to another bundle; null: none. */
+  readonly moved: MoveTold | null;
   readonly policy: Policy;
   readonly persisted: boolean | null;
 }
@@ -99,5 +109,6 @@ export interface Status {
 export type Told =
   | { readonly kind: "status"; readonly status: Status }
   | { readonly kind: "prediction"; readonly id: number; readonly outputs: Tensor }
-  /** A command could not be carried out; nothing has changed. */
-  | { readonly kind: "refused"; readonly command: Command["kind"]; readonly text: string };
+  | { readonly kind: "added"; readonly id: number }
+  /** A command could not be carried out; nothing has changed. `id`: the command's, null if it has none. */
+  | { readonly kind: "refused"; readonly command: Command["kind"]; readonly id: number | null; readonly text: string };

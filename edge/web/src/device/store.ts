@@ -13,10 +13,12 @@ import { sha256Hex } from "../hash.ts";
 import { ProvisionError, RefusedError } from "../errors.ts";
 import type { TrainedRound } from "../federation/client.ts";
 import { encode } from "../tensors/safetensors.ts";
+import { STORE } from "../texts.ts";
 import { Database, deleteDatabase, type Write } from "./database.ts";
 import {
   type Binding,
   EMPTY_JOURNAL,
+  inUse,
   type Journal,
   keptBlobs,
   type Pending,
@@ -24,7 +26,8 @@ import {
   type StoredPayload,
   type StoredState,
 } from "./journal.ts";
-import type { Policy, RoundFigures } from "./page_messages.ts";
+import type { PlannedMove } from "./move.ts";
+import type { MoveTold, Policy, RoundFigures } from "./page_messages.ts";
 
 const NAME = "protofleet";
 const MOST_HISTORY = 1000;
@@ -59,6 +62,8 @@ export interface ByteTotals {
 /** What the device keeps beside its journal. */
 interface Facts {
   journal: Journal;
+  /** What the owner is told of the last move to another bundle. */
+  moved: MoveTold | null;
   enrolment: Enrolment | null;
   /** The key that a grant is being asked for, by its invitation. */
   asking: { readonly invitation: string; readonly keys: CryptoKeyPair } | null;
@@ -74,6 +79,7 @@ interface Facts {
 
 const NEW: Facts = {
   journal: EMPTY_JOURNAL,
+  moved: null,
   enrolment: null,
   asking: null,
   memory: { start: 0, announced: 0, federationKey: "" },
@@ -101,10 +107,7 @@ export class Store {
     const store = new Store(database, facts as unknown as Facts);
     const { format } = store.journal;
     if (format !== EMPTY_JOURNAL.format) {
-      throw new ProvisionError(
-        `this page's store: expected format ${EMPTY_JOURNAL.format}, got ${String(format)}; forget everything, and ` +
-          "ask for a new invitation",
-      );
+      throw new ProvisionError(STORE.format(EMPTY_JOURNAL.format, String(format)));
     }
     return store;
   }
@@ -116,6 +119,10 @@ export class Store {
 
   get journal(): Journal {
     return this.#facts.journal;
+  }
+
+  get moved(): MoveTold | null {
+    return this.#facts.moved;
   }
 
   get enrolment(): Enrolment | null {
@@ -163,10 +170,7 @@ export class Store {
   async commitEnrolment(enrolment: Enrolment): Promise<void> {
     const { federation } = this.journal.binding ?? this.enrolment ?? enrolment;
     if (federation !== enrolment.federation) {
-      throw new ProvisionError(
-        `this phone belongs to federation '${federation}', the invitation is for '${enrolment.federation}'; ` +
-          "forget everything first",
-      );
+      throw new ProvisionError(STORE.otherFederation(federation, enrolment.federation));
     }
     const memory = { start: 0, announced: 0, federationKey: enrolment.federationKey };
     await this.#keep({ enrolment, memory, asking: null, wish: "take-part" });
@@ -208,28 +212,32 @@ export class Store {
     if (bound.signer !== binding.signer) {
       throw new RefusedError(
         "untrusted",
-        `bundle '${manifest.name}': signed by ${binding.signer.slice(0, 16)}, this phone trusts ` +
-          `${bound.signer.slice(0, 16)} since it joined; ask whoever runs the federation, and forget everything ` +
-          "here if the change is meant",
+        STORE.otherSigner(manifest.name, binding.signer.slice(0, 16), bound.signer.slice(0, 16)),
       );
     }
     const newest = this.journal.sequence;
     if (Math.max(manifest.sequence, manifest.replaces_up_to) < newest) {
-      throw new ProvisionError(
-        `bundle '${manifest.name}': of sequence ${manifest.sequence}, which is older than ${newest}, which this phone ` +
-          `has had; have its signer export it with --sequence ${newest + 1}`,
-      );
+      throw new ProvisionError(STORE.older(manifest.name, manifest.sequence, newest));
     }
   }
 
   /**
-   * Belongs to a bundle from now on. The model of the bundle before goes, and what is on its way in
-   * either direction.
+   * Belongs to a bundle from now on; `move`: what is taken along to it, null for the first one.
+   *
+   * What is on its way in either direction, residuals and baselines belong to the bundle before and go. The model in
+   * use stays in use until a round counts with the new bundle; back at that one's bundle before, all is as it was.
    */
-  async commitBundle(binding: Binding, file: Uint8Array, sequence: number): Promise<void> {
+  async commitBundle(binding: Binding, file: Uint8Array, sequence: number, move: PlannedMove | null = null): Promise<void> {
+    const { strategy, settings, former, sequence: newest } = this.journal;
+    const also = { facts: { moved: move?.told ?? null }, more: [{ table: "parts", clear: true }] as const };
+    const empty = { ...EMPTY_JOURNAL, sequence: Math.max(newest, sequence) };
+    if (former?.binding.bundle === binding.bundle) return this.#commit({ ...empty, ...former }, also);
     const [bundle, blobs] = await hashed(file);
-    const journal = { ...EMPTY_JOURNAL, binding, bundle, sequence: Math.max(this.journal.sequence, sequence) };
-    await this.#commit(journal, { blobs, more: [{ table: "parts", clear: true }] });
+    const moved = { ...empty, binding, bundle, former: inUse(this.journal) };
+    if (move === null || move.start === null) return this.#commit(moved, { ...also, blobs });
+    const [blob, tensors] = await hashed(encode(move.start));
+    const state: StoredState = { roundId: 0, transferId: "", blob, residual: null };
+    await this.#commit({ ...moved, strategy, settings, state }, { ...also, blobs: new Map([...blobs, ...tensors]) });
   }
 
   /** Records the strategy that reads and writes the state. */
@@ -243,10 +251,7 @@ export class Store {
   /** Raises ProvisionError if the state in the store was made by another strategy. */
   checkStrategy(name: string): void {
     if (this.journal.state !== null && this.journal.strategy !== name) {
-      throw new ProvisionError(
-        `this phone's model is of strategy '${this.journal.strategy}', the federation runs '${name}'; forget ` +
-          "everything first, and ask for a new invitation",
-      );
+      throw new ProvisionError(STORE.otherStrategy(this.journal.strategy, name));
     }
   }
 
@@ -262,7 +267,7 @@ export class Store {
   /** The raw blob of an earlier payload; raises RefusedError, rule `base`, if it is not here. */
   async loadPayload(reference: string): Promise<Uint8Array> {
     if (this.hasPayload(reference)) return this.#blob(reference);
-    throw new RefusedError("base", `payload '${reference.slice(0, 64)}': this device does not have it`);
+    throw new RefusedError("base", STORE.noPayload(reference.slice(0, 64)));
   }
 
   /**
@@ -293,7 +298,7 @@ export class Store {
     const { pending } = this.journal;
     if (pending === null) return;
     const history = [...this.history, pending.figures].slice(-MOST_HISTORY);
-    const journal = { ...this.journal, state: pending.state, pending: null };
+    const journal = { ...this.journal, state: pending.state, pending: null, former: null };
     await this.#commit(journal, { facts: { history, sent: pending.sent } });
   }
 
@@ -306,10 +311,7 @@ export class Store {
   async #blob(name: string): Promise<Uint8Array> {
     const found = await this.database.get("blobs", name);
     if (found instanceof Uint8Array && (await sha256Hex(found)) === name) return found;
-    throw new ProvisionError(
-      `this page's store: its content ${name.slice(0, 16)} is ${found === undefined ? "gone" : "damaged"}; forget ` +
-        "everything, and ask for a new invitation",
-    );
+    throw new ProvisionError(STORE.lost(name.slice(0, 16), found === undefined ? "gone" : "damaged"));
   }
 
   async #keep(facts: Partial<Facts>, durability: "strict" | "relaxed" = "strict"): Promise<void> {

@@ -1,6 +1,7 @@
 /** The device's worker: carries out the page's commands, and tells it the device's status. */
 
 import { PhoneDevice, textOf } from "./device.ts";
+import { DEVICE } from "../texts.ts";
 import type { Command, Status, Told } from "./page_messages.ts";
 
 /** The page redraws no more often. */
@@ -13,7 +14,7 @@ declare const self: DedicatedWorkerGlobalScope;
 
 const CLOSED: Status = {
   phase: "opening", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
 
@@ -58,7 +59,7 @@ async function open(remembered: string): Promise<void> {
     });
   });
   if (free) return own();
-  closed = { phase: "other-tab", detail: "another tab of this browser takes part; close it to go on here" };
+  closed = { phase: "other-tab", detail: DEVICE.otherTab };
   changed();
   void navigator.locks.request(LOCK, async () => {
     await own();
@@ -70,7 +71,10 @@ type Handlers = { readonly [K in Exclude<Command["kind"], "open">]: (it: PhoneDe
 
 const HANDLERS: Handlers = {
   enrol: (it, { invitation, ...how }) => it.enrol(invitation, how),
-  addExamples: (it, { examples, source }) => it.addExamples(examples, source),
+  addExamples: async (it, { id, examples, source }) => {
+    await it.addExamples(examples, source);
+    tell({ kind: "added", id });
+  },
   clearExamples: (it) => it.clearExamples(),
   predict: async (it, { id, x }) => tell({ kind: "prediction", id, outputs: await it.predict(x) }),
   pause: (it) => it.pause(),
@@ -90,9 +94,13 @@ async function obey(command: Command): Promise<void> {
     await opening;
     if (command.kind === "open") return changed();
     if (device !== null) await HANDLERS[command.kind](device, command as never);
-    else if (command.kind !== "phone") tell({ kind: "refused", command: command.kind, text: closed.detail });
+    else if (command.kind !== "phone") refuse(command, closed.detail);
   } catch (error) {
-    tell({ kind: "refused", command: command.kind, text: textOf(error) });
+    refuse(command, textOf(error));
   }
   changed();
+}
+
+function refuse(command: Command, text: string): void {
+  tell({ kind: "refused", command: command.kind, id: "id" in command ? command.id : null, text });
 }

@@ -7,6 +7,7 @@ import { checkTensors } from "../strategies/types.ts";
 import type { ClientState, Model, Payload, Strategy, TensorForms, Update } from "../strategies/types.ts";
 import { checkFinite, decode } from "../tensors/safetensors.ts";
 import type { Tensors } from "../tensors/tensors.ts";
+import { DEVICE } from "../texts.ts";
 import { type Codec, type Coding, codecOf, encode } from "../wire/codecs.ts";
 import type { Task } from "../wire/messages.ts";
 import { decodePayload, MOST_RECORD_CHARS, referenceOf, updateBaseline } from "./coding.ts";
@@ -134,10 +135,7 @@ function checkTrained(tensors: Tensors): void {
     let bad = 0;
     for (const value of data as Float32Array | Float64Array) if (!Number.isFinite(value)) bad += 1;
     if (bad > 0) {
-      throw new DivergedError(
-        `tensor '${name}': ${bad} of its ${data.length} values are NaN or infinite after local training; lower the ` +
-          "learning rate, or look for extreme values in the data",
-      );
+      throw new DivergedError(DEVICE.diverged(name, bad, data.length));
     }
   }
 }

@@ -10,6 +10,7 @@
 import type { Preprocessing } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
+import { CSV } from "../texts.ts";
 import { type Block, type Form, NO_LABEL, shapeText } from "./examples.ts";
 import { type IntakeCounters, SensorIntake, type Window } from "./windows.ts";
 
@@ -20,6 +21,10 @@ const SENSOR = "csv";
 const RATE_SAMPLES = 16;
 /** By how much a stream's rate may be below the bundle's before its times are refused. */
 const FAR = 100;
+/** By how much it may be below before they are doubted. */
+const DOUBTED = 4;
+/** Names of columns that may hold times, under names that are not known here. */
+const TIMELIKE = /time|stamp|date|clock|^t$|^(m|milli)?s(ec(onds?)?)?$/i;
 
 interface Row {
   readonly line: number;
@@ -30,13 +35,15 @@ export interface CsvExamples {
   readonly blocks: readonly Block[];
   /** Of a stream: what could not be used. */
   readonly lost: IntakeCounters | null;
+  /** What may be wrong with its times, and what to do. */
+  readonly hints: readonly string[];
 }
 
 /** Reads all of a CSV, which comes in pieces; `where` is its name in messages. */
 export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, form: Form): Promise<CsvExamples> {
   const rows = rowBlocks(pieces, where);
   const first = await rows.next();
-  if (first.done) throw new InputError(`${where}: expected a CSV, got nothing`);
+  if (first.done) throw new InputError(CSV.nothing(where));
   const header = first.value[0]!.cells.map((cell) => cell.trim());
   const named = header.some((cell) => toNumber(cell) === null);
   const begin = named ? first.value.slice(1) : first.value;
@@ -46,7 +53,7 @@ export async function readCsv(pieces: AsyncIterable<Uint8Array>, where: string, 
   const table = exampleTable(where, header, form, named);
   const blocks = begin.length > 0 ? [exampleBlock(table, begin)] : [];
   for await (const more of rows) blocks.push(exampleBlock(table, more));
-  return { blocks, lost: null };
+  return { blocks, lost: null, hints: [] };
 }
 
 /** Whole rows as they come, blank lines left out. */
@@ -72,7 +79,7 @@ function decoded(decoder: TextDecoder, piece: Uint8Array | null, where: string):
   try {
     return piece === null ? decoder.decode() : decoder.decode(piece, { stream: true });
   } catch {
-    throw new InputError(`${where}: expected text in UTF-8; save it as a CSV in UTF-8`);
+    throw new InputError(CSV.encoding(where));
   }
 }
 
@@ -85,9 +92,7 @@ function cellsOf(text: string, where: string): string[] {
     const plain = row[cell.lastIndex] !== '"';
     const found = cell.exec(row);
     if (found === null || (plain && found[2]!.includes("\r")) || (!plain && found[1] === undefined)) {
-      throw new InputError(
-        `${where}: not a row of a CSV; expected a newline after each row, and quotes that close in it`,
-      );
+      throw new InputError(CSV.row(where));
     }
     cells.push(found[1]?.replaceAll('""', '"') ?? found[2]!);
     if (found[3] === "") return cells;
@@ -128,7 +133,7 @@ class Table {
   ) {
     const used = new Set([...values, LABEL, ...form.targets, ...Object.keys(SECONDS)]);
     const twice = [...used].sort().find((name) => header.indexOf(name) !== header.lastIndexOf(name));
-    if (twice !== undefined) throw new InputError(`${where}: expected one column '${twice}', got several`);
+    if (twice !== undefined) throw new InputError(CSV.twice(where, twice));
     this.#columns = values.map((name) => header.indexOf(name));
     this.#label = form.classes.length > 0 ? header.indexOf(LABEL) : -1;
     this.#classes = new Map([
@@ -156,17 +161,18 @@ class Table {
     if (!text) return NO_LABEL;
     const found = this.#classes.get(text);
     if (found === undefined) {
-      throw new InputError(
-        `${this.where}, line ${row.line}: expected a class as label, ${this.form.classes.join(", ")}, or ` +
-          `its number, got '${text.slice(0, 40)}'`,
-      );
+      throw new InputError(CSV.label(this.#at(row), this.form.classes.join(", "), text.slice(0, 40)));
     }
     return found;
   }
 
   /** Seconds; null without a column of times. */
   timeS(row: Row): number | null {
-    return this.time === null ? null : SECONDS[this.time]! * this.#number(row, this.#time);
+    if (this.time === null) return null;
+    const text = this.#cell(row, this.#time).trim();
+    const value = text === "" ? NaN : toNumber(text);
+    if (value === null) throw new InputError(CSV.timeText(this.#at(row), this.time, text.slice(0, 40)));
+    return SECONDS[this.time]! * value;
   }
 
   #number(row: Row, column: number): number {
@@ -174,21 +180,20 @@ class Table {
     if (!text) return NaN;
     const value = toNumber(text);
     if (value === null) {
-      throw new InputError(
-        `${this.where}, line ${row.line}, column ${column + 1}: expected a number, got '${text.slice(0, 40)}'`,
-      );
+      throw new InputError(CSV.number(this.#at(row), column + 1, text.slice(0, 40)));
     }
     return value;
   }
 
   #cell(row: Row, column: number): string {
     if (row.cells.length !== this.header.length) {
-      throw new InputError(
-        `${this.where}, line ${row.line}: expected ${this.header.length} columns as in the first row, ` +
-          `got ${row.cells.length}`,
-      );
+      throw new InputError(CSV.columns(this.#at(row), this.header.length, row.cells.length));
     }
     return row.cells[column]!;
+  }
+
+  #at({ line }: Row): string {
+    return CSV.line(this.where, line);
   }
 }
 
@@ -202,14 +207,10 @@ function exampleTable(where: string, header: readonly string[], form: Form, name
     return new Table(where, names, form, channels);
   }
   if (values.length !== size || (named && channels.length === size)) {
-    const byName = channels.length > 0 && window
-      ? `a first row that names the columns ${channels.join(", ")} of sensor samples, or `
-      : "";
-    const input = channels.length > 0 ? `channels ${channels.join(", ")}` : "input";
-    throw new InputError(
-      `${where}: expected ${byName}${size} numbers of an example in each row (${input} ` +
-        `(${shapeText(shape)})), got the columns ${values.join(", ").slice(0, 200)}${nearMiss(names, channels)}`,
-    );
+    const byName = channels.length > 0 && window ? CSV.byName(channels.join(", ")) : "";
+    const input = channels.length > 0 ? CSV.channels(channels.join(", ")) : CSV.input;
+    const got = values.join(", ").slice(0, 200) + nearMiss(names, channels);
+    throw new InputError(CSV.examples(where, `${byName}${size}`, `${input} (${shapeText(shape)})`, got));
   }
   return new Table(where, names, form, values);
 }
@@ -218,11 +219,11 @@ function exampleTable(where: string, header: readonly string[], form: Form, name
 function nearMiss(names: readonly string[], channels: readonly string[]): string {
   const lacking = channels.filter((name) => !names.includes(name));
   const lower = new Set(names.map((name) => name.trim().toLowerCase()));
-  if (names.length === 1 && /[;\t]/.test(names[0]!)) return "; expected commas between them";
+  if (names.length === 1 && /[;\t]/.test(names[0]!)) return CSV.commas;
   if (lacking.length > 0 && channels.every((name) => lower.has(name.toLowerCase()))) {
-    return "; small and capital letters differ";
+    return CSV.letters;
   }
-  return lacking.length > 0 && lacking.length < channels.length ? `; it lacks ${lacking.join(", ")}` : "";
+  return lacking.length > 0 && lacking.length < channels.length ? CSV.lacks(lacking.join(", ")) : "";
 }
 
 function exampleBlock(table: Table, rows: readonly Row[]): Block {
@@ -231,7 +232,7 @@ function exampleBlock(table: Table, rows: readonly Row[]): Block {
   rows.forEach((row, k) => {
     const values = table.values(row);
     if (!values.every(Number.isFinite)) {
-      throw new InputError(`${table.where}, line ${row.line}: expected numbers in all columns, got an empty one`);
+      throw new InputError(CSV.empty(CSV.line(table.where, row.line)));
     }
     x.set(values, k * size);
   });
@@ -250,11 +251,9 @@ async function readStream(table: Table, begin: readonly Row[], rows: AsyncIterab
   windows.push(...stream.flush());
   if (windows.length === 0) {
     const { window, rate_hz: rate } = table.form.preprocessing;
-    throw new InputError(
-      `${table.where}: expected samples for a window, ${window} at ${rate} Hz, got ${stream.count}`,
-    );
+    throw new InputError(CSV.noWindow(table.where, `${window} at ${rate} Hz`, stream.count) + stream.lasted);
   }
-  return { blocks: [windowBlock(windows)], lost: stream.lost };
+  return { blocks: [windowBlock(windows)], lost: stream.lost, hints: stream.hints };
 }
 
 export function windowBlock(windows: readonly Window[]): Block {
@@ -277,17 +276,29 @@ class SampleStream {
   #waiting: Row[] = [];
   #timed = 0;
   #label = NO_LABEL;
+  readonly hints: string[] = [];
+  /** First and last time, seconds. */
+  #span: readonly [number, number] = [Infinity, -Infinity];
   count = 0;
 
   constructor(table: Table) {
     this.#table = table;
+    const { rate_hz: rate } = table.form.preprocessing;
     // Samples without times come at the bundle's rate.
-    this.#rateHz = table.time === null ? table.form.preprocessing.rate_hz : null;
+    this.#rateHz = table.time === null ? rate : null;
+    if (table.time === null) this.hints.push(CSV.noTime(rate!, table.header.find((name) => TIMELIKE.test(name)) ?? null));
     if (this.#rateHz !== null) this.#intake = this.#made(this.#rateHz);
   }
 
   get lost(): IntakeCounters | null {
     return this.#intake?.counters.get(SENSOR) ?? null;
+  }
+
+  /** How long enough samples lasted by their column of times, behind an error; or "". */
+  get lasted(): string {
+    const seconds = this.#span[1] - this.#span[0];
+    const few = this.count < this.#table.form.preprocessing.window! || seconds < 0;
+    return few ? "" : CSV.lasted(shortly(seconds), this.#table.time!);
   }
 
   push(rows: readonly Row[]): Window[] {
@@ -311,17 +322,17 @@ class SampleStream {
     const [where, column] = [this.#table.where, this.#table.time];
     if (forward.length === 0) {
       const got = times.slice(0, 4).join(", ");
-      throw new InputError(`${where}: expected times that ascend, got ${got}, …; sort the rows by '${column}'`);
+      throw new InputError(CSV.notForward(where, got, column!));
     }
     const middle = forward.length >> 1;
     const step = forward.length % 2 ? forward[middle]! : (forward[middle - 1]! + forward[middle]!) / 2;
     this.#rateHz = 1 / step;
     const wanted = this.#table.form.preprocessing.rate_hz ?? this.#rateHz;
     if (this.#rateHz * FAR < wanted) {
-      throw new InputError(
-        `${where}: expected about ${wanted} samples a second, got ${Number(this.#rateHz.toPrecision(4))} by its ` +
-          `column '${column}'; seconds stand in time_s, milliseconds in time_ms`,
-      );
+      throw new InputError(CSV.rate(where, wanted, shortly(this.#rateHz), column!));
+    }
+    if (this.#rateHz * DOUBTED < wanted || this.#rateHz > FAR * wanted) {
+      this.hints.push(CSV.rateHint(column!, shortly(this.#rateHz), wanted));
     }
     this.#intake = this.#made(this.#rateHz);
     return this.#pushed(this.#intake, rows);
@@ -334,6 +345,9 @@ class SampleStream {
   #pushed(intake: SensorIntake, rows: readonly Row[]): Window[] {
     const times = rows.map((row, k) => this.#table.timeS(row) ?? (this.#timed + k) / this.#rateHz!);
     this.#timed += rows.length;
+    for (const time of this.#table.time === null ? [] : times.filter(Number.isFinite)) {
+      this.#span = [Math.min(this.#span[0], time), Math.max(this.#span[1], time)];
+    }
     rows.forEach((row, k) => {
       const label = this.#table.label(row);
       if (label === this.#label || !Number.isFinite(times[k])) return;
@@ -342,4 +356,8 @@ class SampleStream {
     });
     return intake.push(SENSOR, times, rows.map((row) => this.#table.values(row)));
   }
+}
+
+function shortly(value: number): number {
+  return Number(value.toPrecision(4));
 }

@@ -4,6 +4,7 @@ import type { Preprocessing } from "../bundle/manifest.ts";
 import type { Examples } from "../device/page_messages.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf, type Tensor } from "../tensors/tensors.ts";
+import { EXAMPLES } from "../texts.ts";
 
 export const NO_LABEL = -1;
 
@@ -62,10 +63,7 @@ export function labelled(blocks: readonly Block[], form: Form, part: Examples["p
     }
   }
   if (x.length === 0) {
-    throw new InputError(
-      "recording: expected examples with a label (column 'label'), got none with one; a window has a " +
-        "label if it is the same throughout",
-    );
+    throw new InputError(EXAMPLES.noLabel);
   }
   checkNumbers(x, form.preprocessing);
   return { examples: made(x, y, starts, form, part), unlabelled };
@@ -81,14 +79,14 @@ function outputsOf(block: Block, k: number, form: Form): readonly number[] | nul
 function checkNumbers(x: readonly Float32Array[], preprocessing: Preprocessing): void {
   const broken = x.findIndex((one) => !one.every(Number.isFinite));
   if (broken >= 0) {
-    throw new InputError(`examples: expected finite numbers, got NaN or infinite ones, first in example ${broken}`);
+    throw new InputError(EXAMPLES.notFinite(broken));
   }
   const tokens = preprocessing.tokens;
   if (tokens === null) return;
   const foreign = x.find((one) => one.some((value) => value < 0 || value >= tokens || !Number.isInteger(value)));
   if (foreign !== undefined) {
     const value = foreign.find((one) => one < 0 || one >= tokens || !Number.isInteger(one));
-    throw new InputError(`examples: expected tokens, whole numbers from 0 to ${tokens - 1}, got ${value}`);
+    throw new InputError(EXAMPLES.noToken(tokens - 1, value!));
   }
 }
 

@@ -2,6 +2,7 @@
 
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
+import { NPZ } from "../texts.ts";
 import { readCsv } from "./csv.ts";
 import { type Block, type Form, labelled, type Labelled, shapeText } from "./examples.ts";
 import { type NpyArray, readNpz } from "./npz.ts";
@@ -14,6 +15,8 @@ export interface FileExamples {
   readonly parts: readonly Labelled[];
   /** Of sensor samples: what could not be used. */
   readonly lost: IntakeCounters | null;
+  /** What may be wrong with its times, and what to do. */
+  readonly hints: readonly string[];
   /** Standard deviation of values that do not look preprocessed; null where they do. */
   readonly doubted: number | null;
 }
@@ -22,14 +25,14 @@ export interface FileExamples {
 export async function readFile(file: File, form: Form): Promise<FileExamples | null> {
   const where = `'${file.name}'`;
   if (/\.csv$/i.test(file.name)) {
-    const { blocks, lost } = await readCsv(pieces(file), where, form);
+    const { blocks, lost, hints } = await readCsv(pieces(file), where, form);
     const part = labelled(blocks, form, "both");
     const streamed = blocks[0]?.startS !== null;
-    return { parts: [part], lost, doubted: streamed ? null : doubt([part], form) };
+    return { parts: [part], lost, hints, doubted: streamed ? null : doubt([part], form) };
   }
   if (/\.npz$/i.test(file.name)) {
     const parts = await readParts(new Uint8Array(await file.arrayBuffer()), where, form);
-    return { parts, lost: null, doubted: doubt(parts, form) };
+    return { parts, lost: null, hints: [], doubted: doubt(parts, form) };
   }
   return null;
 }
@@ -53,7 +56,7 @@ async function readParts(bytes: Uint8Array, where: string, form: Form): Promise<
       const block = blockOf(arrays, `x_${part}`, `y_${part}`, where, form);
       if (block.x.length > 0) parts.push(labelled([block], form, part));
     }
-    if (parts.length === 0) throw new InputError(`${where}: expected examples, got none`);
+    if (parts.length === 0) throw new InputError(NPZ.none(where));
     return parts;
   }
   return [labelled([blockOf(arrays, "x", "y", where, form)], form, "both")];
@@ -65,9 +68,7 @@ function checkNames(arrays: ReadonlyMap<string, NpyArray>, where: string, form: 
     if (got === undefined) continue;
     const names = [...got].map(String);
     if (names.length !== expected.length || names.some((name, k) => name !== expected[k])) {
-      throw new InputError(
-        `${where}: expected the bundle's ${kind} ${expected.join(", ") || "(none)"}, got ${names.join(", ").slice(0, 200)}`,
-      );
+      throw new InputError(NPZ.names(where, kind, expected.join(", ") || "(none)", names.join(", ").slice(0, 200)));
     }
   }
 }
@@ -82,17 +83,15 @@ function blockOf(
   const [x, y] = [arrays.get(xName), arrays.get(yName)];
   const missing = x === undefined ? xName : yName;
   if (x === undefined || y === undefined) {
-    throw new InputError(`${where}: expected the arrays ${xName} and ${yName}: '${missing}' is missing`);
+    throw new InputError(NPZ.missing(where, `${xName} and ${yName}`, missing));
   }
   const shape = form.preprocessing.input_shape;
   const fits = x.shape.length === shape.length + 1 && shape.every((axis, k) => x.shape[k + 1] === axis);
   if (!fits || !("BYTES_PER_ELEMENT" in x.values)) {
-    throw new InputError(
-      `${where}: expected ${xName} (n, ${shapeText(shape)}) of numbers as the bundle's input, got (${shapeText(x.shape)})`,
-    );
+    throw new InputError(NPZ.shape(where, `${xName} (n, ${shapeText(shape)})`, `(${shapeText(x.shape)})`));
   }
   if (y.shape[0] !== x.shape[0]) {
-    throw new InputError(`${where}: expected as many ${yName} as ${xName}, ${x.shape[0]}, got ${y.shape[0] ?? 1}`);
+    throw new InputError(NPZ.count(where, `${yName} as ${xName}`, x.shape[0]!, y.shape[0] ?? 1));
   }
   const what = `${where}: ${yName}`;
   const isTargets = form.targets.length > 0;
@@ -106,28 +105,22 @@ function blockOf(
 
 function classNumbers(y: NpyArray, what: string, classes: readonly string[]): number[] {
   if (y.shape.length !== 1) {
-    throw new InputError(`${what}: expected class numbers (n,), got (${shapeText(y.shape)})`);
+    throw new InputError(NPZ.classShape(what, `(${shapeText(y.shape)})`));
   }
   return [...y.values].map((value) => {
     const found = typeof value === "string" ? classes.indexOf(value) : value;
     if (Number.isInteger(found) && found >= 0 && found < classes.length) return found;
-    throw new InputError(
-      `${what}: expected class names, or numbers from 0 to ${classes.length - 1}, got ${String(value).slice(0, 40)}; ` +
-        `known are ${classes.join(", ")}`,
-    );
+    throw new InputError(NPZ.classes(what, classes, String(value).slice(0, 40)));
   });
 }
 
 function targetValues(y: NpyArray, what: string, targets: readonly string[]): number[] {
   const width = y.shape.length === 1 ? 1 : sizeOf(y.shape.slice(1));
   if (y.shape.length > 2 || width !== targets.length || !("BYTES_PER_ELEMENT" in y.values)) {
-    throw new InputError(
-      `${what}: expected (n, ${targets.length}), a column for each of the targets ${targets.join(", ")}, ` +
-        `got (${shapeText(y.shape)})`,
-    );
+    throw new InputError(NPZ.targets(what, targets, `(${shapeText(y.shape)})`));
   }
   if (!y.values.every(Number.isFinite)) {
-    throw new InputError(`${what} contains NaN or infinite values; leave such examples out`);
+    throw new InputError(NPZ.notFinite(what));
   }
   return [...y.values];
 }

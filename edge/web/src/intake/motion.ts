@@ -8,6 +8,7 @@
 
 import type { Preprocessing } from "../bundle/manifest.ts";
 import { InputError } from "../errors.ts";
+import { SENSORS } from "../texts.ts";
 import { SensorIntake, type Window } from "./windows.ts";
 
 const GRAVITY = 9.80665;
@@ -59,7 +60,7 @@ const QUANTITIES: readonly (readonly [RegExp, Quantity])[] = [
 export function motionPlan(preprocessing: Preprocessing): MotionPlan {
   const { channels, window, rate_hz: rate } = preprocessing;
   if (!window || !rate || channels.length === 0) {
-    throw new InputError("motion sensors: the bundle's input is not a series of windows with channels");
+    throw new InputError(SENSORS.noSeries);
   }
   const found = channels.map((name) => quantityOf(name));
   const { mean, std } = preprocessing;
@@ -82,10 +83,7 @@ function quantityOf(name: string): readonly [Quantity, 0 | 1 | 2] {
   const axis = "xyz".indexOf(name.trim().at(-1)?.toLowerCase() ?? "-");
   const quantity = QUANTITIES.find(([pattern]) => pattern.test(name))?.[1];
   if (quantity === undefined || axis < 0) {
-    throw new InputError(
-      `motion sensors: channel '${name}' is not known here; names such as acc_x and gyro_z are. ` +
-        "Take a file instead",
-    );
+    throw new InputError(SENSORS.unknownChannel(name));
   }
   return [quantity, axis as 0 | 1 | 2];
 }
@@ -170,7 +168,7 @@ export class MotionIntake {
     return Float64Array.from(this.#plan.channels, ({ name, quantity, axis, unit }) => {
       const values = reading[quantity];
       if (values === null) {
-        throw new InputError(`motion sensors: this phone does not tell what channel '${name}' needs`);
+        throw new InputError(SENSORS.notTold(name));
       }
       return values[axis]! * PER_UNIT[unit];
     });

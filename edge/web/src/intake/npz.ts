@@ -3,6 +3,7 @@
 import { crc32 } from "../crc32.ts";
 import { InputError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
+import { NPZ } from "../texts.ts";
 
 const MOST_BYTES = 1 << 30;
 
@@ -29,7 +30,7 @@ export async function readNpz(file: Uint8Array, where: string, names: readonly s
   const arrays = new Map<string, NpyArray>();
   for (const name of names) {
     const found = entries.filter((entry) => entry.name === `${name}.npy`);
-    if (found.length > 1) throw new InputError(`${where}: holds the array '${name}' twice`);
+    if (found.length > 1) throw new InputError(NPZ.twice(where, name));
     if (found.length === 1) {
       const what = `${where}: array '${name}'`;
       arrays.set(name, parseNpy(await content(file, found[0]!, what), what));
@@ -43,12 +44,12 @@ function directory(file: Uint8Array, where: string): Entry[] {
   let end = file.length - 22;
   const lowest = Math.max(0, end - 0xffff);
   while (end >= lowest && view.getUint32(end, true) !== 0x06054b50) end -= 1;
-  if (end < lowest) throw new InputError(`${where}: not a plain .npz file, as np.savez writes them`);
+  if (end < lowest) throw new InputError(NPZ.notPlain(where));
   const entries: Entry[] = [];
   let at = view.getUint32(end + 16, true);
   for (let k = view.getUint16(end + 10, true); k > 0; k--) {
     if (at + 46 > file.length || view.getUint32(at, true) !== 0x02014b50) {
-      throw new InputError(`${where}: not a plain .npz file: its directory is damaged`);
+      throw new InputError(NPZ.directory(where));
     }
     const nameLength = view.getUint16(at + 28, true);
     entries.push({
@@ -68,19 +69,19 @@ async function content(file: Uint8Array, entry: Entry, what: string): Promise<Ui
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength);
   const { offset, packed, size, method } = entry;
   if (offset + 30 > file.length || view.getUint32(offset, true) !== 0x04034b50) {
-    throw new InputError(`${what}: damaged: no entry where the directory says`);
+    throw new InputError(NPZ.noEntry(what));
   }
   const begin = offset + 30 + view.getUint16(offset + 26, true) + view.getUint16(offset + 28, true);
   if (begin + packed > file.length || size > MOST_BYTES) {
-    throw new InputError(`${what}: expected at most ${MOST_BYTES} bytes inside the file, got ${size}`);
+    throw new InputError(NPZ.size(what, MOST_BYTES, size));
   }
   const data = file.subarray(begin, begin + packed);
   if (method !== 0 && method !== 8) {
-    throw new InputError(`${what}: expected to be stored or deflated, got ZIP method ${method}`);
+    throw new InputError(NPZ.method(what, method));
   }
   const plain = method === 0 ? data : await inflated(data, size, what);
   if (plain.length !== size || crc32(plain) !== entry.crc) {
-    throw new InputError(`${what}: damaged: its checksum differs`);
+    throw new InputError(NPZ.checksum(what));
   }
   return plain;
 }
@@ -100,7 +101,7 @@ async function inflated(data: Uint8Array, size: number, what: string): Promise<U
     }
   } catch (error) {
     await reader.cancel().catch(() => undefined);
-    throw new InputError(`${what}: damaged: ${error instanceof Error ? error.message : "not deflated"}`);
+    throw new InputError(NPZ.damaged(what, error instanceof Error ? error.message : "not deflated"));
   }
 }
 
@@ -109,23 +110,21 @@ const HEADER = /^\{'descr': '([<>|=])([a-zA-Z])(\d+)', 'fortran_order': (True|Fa
 function parseNpy(bytes: Uint8Array, what: string): NpyArray {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const magic = bytes.length >= 12 && view.getUint32(0) === 0x934e554d && view.getUint16(4) === 0x5059;
-  if (!magic) throw new InputError(`${what}: expected an array as NumPy writes it`);
+  if (!magic) throw new InputError(NPZ.notArray(what));
   const long = bytes[6]! >= 2;
   const length = long ? view.getUint32(8, true) : view.getUint16(8, true);
   const begin = (long ? 12 : 10) + length;
   const header = new TextDecoder("latin1").decode(bytes.subarray(long ? 12 : 10, begin));
   const found = HEADER.exec(header);
   if (found === null) {
-    throw new InputError(`${what}: expected numbers or text, got ${header.trim().slice(0, 80)}`);
+    throw new InputError(NPZ.values(what, header.trim().slice(0, 80)));
   }
   const [, order, kind, width, fortran, axes] = found as unknown as [string, string, string, string, string, string];
   const shape = axes.split(",").map((axis) => axis.trim()).filter(Boolean).map(Number);
   const type = elementOf(kind, Number(width), order !== ">", what);
   const count = sizeOf(shape);
   if (bytes.length - begin !== count * type.bytes) {
-    throw new InputError(
-      `${what}: expected ${count} values of ${type.bytes} bytes (${shape.join(", ")}), got ${bytes.length - begin} bytes`,
-    );
+    throw new InputError(NPZ.length(what, count, type.bytes, shape.join(", "), bytes.length - begin));
   }
   const data = new DataView(bytes.buffer, bytes.byteOffset + begin, bytes.length - begin);
   const position = fortran === "True" ? fortranOrder(shape) : (k: number) => k;
@@ -166,7 +165,7 @@ function elementOf(kind: string, width: number, little: boolean, what: string): 
   const get = GETTERS[`${kind}${width}`];
   if (get === undefined) {
     const remedy = kind === "O" ? "Python objects; save numbers in rows of one length" : `type ${kind}${width}`;
-    throw new InputError(`${what}: expected numbers, got ${remedy}`);
+    throw new InputError(NPZ.numbers(what, remedy));
   }
   return {
     bytes: width,

@@ -1,6 +1,6 @@
 /** What the browser must have, and the sentence for each lack. */
 
-import { BASELINE } from "./texts.ts";
+import { BASELINE } from "../texts.ts";
 
 /** The shortest module with a SIMD instruction: (func (result v128) i32.const 0, i8x16.splat). */
 const SIMD = new Uint8Array([

@@ -3,7 +3,7 @@
 import type { RoundFigures } from "../device/page_messages.ts";
 import { h, s } from "./dom.ts";
 import { duration, percent } from "./format.ts";
-import { TRAIN } from "./texts.ts";
+import { TRAIN } from "../texts.ts";
 
 const HEIGHT = 190;
 const MARGIN = { top: 12, right: 14, bottom: 26, left: 48 };

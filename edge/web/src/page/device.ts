@@ -1,6 +1,6 @@
 /** The page's end of the line to the worker that holds the device. */
 
-import type { Command, Status, Told } from "../device/page_messages.ts";
+import type { Command, Examples, Status, Told } from "../device/page_messages.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 
 declare const WORKER_URL: string;
@@ -9,6 +9,8 @@ export interface Device {
   send(command: Command): void;
   /** Outputs of the phone's model for examples as the bundle takes them. */
   predict(x: Tensor): Promise<Tensor>;
+  /** Resolves to whether the examples are kept; why they are not, the listener is told. */
+  add(examples: Examples, source: string): Promise<boolean>;
 }
 
 export interface DeviceListener {
@@ -19,7 +21,7 @@ export interface DeviceListener {
   broken(): void;
 }
 
-interface Waiting {
+interface Prediction {
   readonly resolve: (outputs: Tensor) => void;
   readonly reject: (reason: Error) => void;
 }
@@ -27,18 +29,22 @@ interface Waiting {
 /** `remembered`: what the page has kept of the device outside of its store. */
 export function startDevice(listener: DeviceListener, remembered: string): Device {
   const worker = new Worker(WORKER_URL, { type: "module" });
-  const predictions = new Map<number, Waiting>();
+  const predictions = new Map<number, Prediction>();
+  const additions = new Map<number, (kept: boolean) => void>();
   let next = 1;
+  const answer = (told: Exclude<Told, { kind: "status" }>): void => {
+    if (told.id !== null) {
+      if (told.kind === "prediction") predictions.get(told.id)?.resolve(told.outputs);
+      else if (told.kind === "refused") predictions.get(told.id)?.reject(new Error(told.text));
+      additions.get(told.id)?.(told.kind === "added");
+      predictions.delete(told.id);
+      additions.delete(told.id);
+    }
+    if (told.kind === "refused") listener.refused(told.command, told.text);
+  };
   worker.addEventListener("message", ({ data }: MessageEvent<Told>) => {
     if (data.kind === "status") listener.status(data.status);
-    else if (data.kind === "prediction") {
-      predictions.get(data.id)?.resolve(data.outputs);
-      predictions.delete(data.id);
-    } else {
-      // Predictions are refused without their number; none of those under way will be answered.
-      if (data.command === "predict") rejectAll(predictions, data.text);
-      listener.refused(data.command, data.text);
-    }
+    else answer(data);
   });
   worker.addEventListener("error", () => listener.broken());
   worker.postMessage({ kind: "open", remembered } satisfies Command);
@@ -50,10 +56,11 @@ export function startDevice(listener: DeviceListener, remembered: string): Devic
         predictions.set(id, { resolve, reject });
         worker.postMessage({ kind: "predict", id, x } satisfies Command);
       }),
+    add: (examples, source) =>
+      new Promise((resolve) => {
+        const id = next++;
+        additions.set(id, resolve);
+        worker.postMessage({ kind: "addExamples", id, examples, source } satisfies Command);
+      }),
   };
-}
-
-function rejectAll(predictions: Map<number, Waiting>, text: string): void {
-  for (const { reject } of predictions.values()) reject(new Error(text));
-  predictions.clear();
 }

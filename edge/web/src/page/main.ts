@@ -14,11 +14,11 @@ import { sentScreen } from "./screens/sent.ts";
 import { settingsScreen } from "./screens/settings.ts";
 import { trainScreen } from "./screens/train.ts";
 import { ask, Shell } from "./shell.ts";
-import { BASELINE } from "./texts.ts";
+import { BASELINE } from "../texts.ts";
 
 const OPENING: Status = {
   phase: "opening", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
-  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null,
+  history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
 

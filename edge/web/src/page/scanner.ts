@@ -1,7 +1,7 @@
 /** Reads a QR code with the camera, where the browser can. */
 
 import { button, h } from "./dom.ts";
-import { JOIN } from "./texts.ts";
+import { JOIN } from "../texts.ts";
 
 interface Detector {
   detect(source: CanvasImageSource): Promise<readonly { readonly rawValue: string }[]>;

@@ -4,7 +4,7 @@ import type { Status } from "../device/page_messages.ts";
 import type { Question, Screen, ScreenName, View } from "./app.ts";
 import { button, h, newId, setText, show } from "./dom.ts";
 import { icon, logo } from "./icons.ts";
-import { ANNOUNCE, NAVIGATION, PHASES, PRODUCT, SETTINGS, SKIP_LINK, STATES } from "./texts.ts";
+import { ANNOUNCE, NAVIGATION, PHASES, PRODUCT, SETTINGS, SKIP_LINK, STATES } from "../texts.ts";
 
 const NOTICE_MS = 6000;
 const NAMES: readonly ScreenName[] = ["train", "data", "sent", "settings"];
@@ -84,6 +84,9 @@ export class Shell {
   }
 
   #announce(before: Status | null, now: Status): void {
+    if (before !== null && before.phase !== "opening" && now.moved !== null && before.moved?.text !== now.moved.text) {
+      this.notice(ANNOUNCE.moved);
+    }
     const last = now.history.at(-1);
     const trained = before !== null && last !== undefined && now.history.length > before.history.length;
     if (trained) {

@@ -9,6 +9,7 @@ import type { Port, Program } from "../bundle/manifest.ts";
 import { ProvisionError, UnavailableError } from "../errors.ts";
 import { sizeOf } from "../tensors/tensors.ts";
 import type { Tensor } from "../tensors/tensors.ts";
+import { RUNTIME } from "../texts.ts";
 
 env.wasm.numThreads = 1;
 env.logLevel = "error";
@@ -113,10 +114,7 @@ function started(): Promise<void> {
   start ??= InferenceSession.create(IDENTITY, OPTIONS).then(
     (session) => session.release(),
     (error: unknown) => {
-      throw new UnavailableError(
-        `ONNX Runtime does not start in this browser: ${messageOf(error)}; reload the page, close other ` +
-          "tabs, or use a newer browser",
-      );
+      throw new UnavailableError(RUNTIME.noStart(messageOf(error)));
     },
   );
   return start;
@@ -180,10 +178,7 @@ export function floatsOf(where: string, found: ReadonlyMap<string, Tensor>, port
 function failure(what: string, error: unknown): Error {
   const message = messageOf(error);
   if (!/bad_alloc|memory|OOM/i.test(message)) return new ProvisionError(`${what}: ${message}`);
-  return new UnavailableError(
-    `${what}: this device has too little memory for the model (${message}); close other tabs, or take ` +
-      "part with a device that has more",
-  );
+  return new UnavailableError(RUNTIME.tooLarge(what, message));
 }
 
 function messageOf(error: unknown): string {

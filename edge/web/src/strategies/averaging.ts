@@ -10,8 +10,8 @@ import { Layout, TensorMap } from "../tensors/tensors.ts";
 import type { Network, Tensors } from "../tensors/tensors.ts";
 import { LOCAL_INIT, localAggregation } from "./ala.ts";
 import {
-  CHANGE, checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, prefixed, selected,
-  tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
+  CHANGE, checkNames, clientInit, clientModel, merged, networkTensors, numbersOf, numExamples, PARAMS, personalNames, prefixed,
+  selected, tensorOf, unpackNetwork, updateOf, wholeLayout, withoutPrefix,
 } from "./common.ts";
 import { choice } from "./settings.ts";
 import type { Settings } from "./settings.ts";
@@ -76,7 +76,10 @@ export function shareAll<S extends SharedTraining>(
   return { ...context, shared: wholeLayout(context.model) };
 }
 
-/** The strategy around a client's round. */
+/**
+ * The strategy around a client's round. A client carries the parameters that are not shared, without buffers: those
+ * belong to what the server sends.
+ */
 export function averaging<S extends SharedTraining>(
   context: AveragingContext<S>,
   update: ClientUpdate<S>,
@@ -90,6 +93,7 @@ export function averaging<S extends SharedTraining>(
     payload: { required: float32Forms(downLayout(context)), optional: new Map() },
     uplink: { required: new Map([...float32Forms(shared), ...float32Forms(extra, CHANGE)]), optional: new Map() },
     batchSizes: new Map([["batch_size", settings.batchSize]]),
+    carried: personalNames(model, shared),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, own.tensors()) }),
     clientUpdate: (state, payload, tools) => update(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

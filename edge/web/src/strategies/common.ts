@@ -126,6 +126,16 @@ export function networkTensors({ params, buffers }: Network): Map<string, Tensor
   return new Map([...params.tensors(PARAMS), ...buffers.tensors(BUFFERS)]);
 }
 
+/** The names of `networkTensors`. */
+export function networkNames({ network: { params, buffers } }: Model): Set<string> {
+  return new Set([...params.layout.names.map((name) => PARAMS + name), ...buffers.layout.names.map((name) => BUFFERS + name)]);
+}
+
+/** Prefixed names of the parameters that are not of a prefixed layout. */
+export function personalNames(model: Model, shared: Layout): Set<string> {
+  return new Set(wholeLayout(model).names.filter((name) => !shared.has(name)));
+}
+
 /** Copies what `networkTensors` named into a network of its own; other names are passed over. */
 export function unpackNetwork(tensors: Tensors, model: Model): Network {
   return {

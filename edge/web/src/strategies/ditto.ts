@@ -7,7 +7,7 @@
 
 import { averaging, finishRound, localInit, receive, scoredEarly, SHARED_TRAINING, shareAll } from "./averaging.ts";
 import type { AveragingContext } from "./averaging.ts";
-import { clientModel, copied, merged, networkTensors, PARAMS, prefixed, withoutPrefix } from "./common.ts";
+import { clientModel, copied, merged, networkNames, networkTensors, PARAMS, prefixed, withoutPrefix } from "./common.ts";
 import { MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
@@ -27,7 +27,8 @@ const SETTINGS = {
 
 export const build: Factory = (settings, model) => {
   const chosen = parseSettings(NAME, settings, SETTINGS);
-  return averaging(shareAll({ name: NAME, programs: [TASK_LOSS], settings: chosen, model }), clientUpdate);
+  const strategy = averaging(shareAll({ name: NAME, programs: [TASK_LOSS], settings: chosen, model }), clientUpdate);
+  return { ...strategy, carried: networkNames(model) };
 };
 
 async function clientUpdate(

@@ -13,7 +13,7 @@ import type { InitialModel } from "./averaging.ts";
 import {
   BUFFERS, clientInit, clientModel, listed, numbersOf, PARAMS, tensorOf, unpack, wholeLayout,
 } from "./common.ts";
-import { flag, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
+import { choice, flag, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { train } from "./training.ts";
 import { float32Forms, TASK_LOSS } from "./types.ts";
@@ -33,6 +33,7 @@ const SETTINGS = {
   /** Of the server's k-means. */
   kmeans_max_iter: whole(300, 1, MOST_PASSES),
   kmeans_tol: real(1e-4, 0),
+  kmeans_empty: choice("keep", ["keep", "relocate"]),
 };
 
 /** `layers`: names of the ALP layers; `betas`: of the buffers that hold beta. */
@@ -55,6 +56,7 @@ export const build: Factory = (settings, model) => {
     payload: { required: float32Forms(withPrototypes(model, layers, GLOBAL)), optional: new Map() },
     uplink: { required: float32Forms(context.uplink), optional: new Map() },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
+    carried: new Set(),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -8,7 +8,8 @@
 import { InputError } from "../errors.ts";
 import type { Tensor } from "../tensors/tensors.ts";
 import {
-  clientInit, clientModel, listed, merged, networkTensors, numbersOf, PARAMS, scalar, tensorOf, updateOf,
+  clientInit, clientModel, listed, merged, networkNames, networkTensors, numbersOf, PARAMS, scalar, tensorOf,
+  updateOf,
 } from "./common.ts";
 import { choice, MOST_LR, MOST_PASSES, parseSettings, real, whole } from "./settings.ts";
 import type { Settings } from "./settings.ts";
@@ -60,6 +61,7 @@ export const build: Factory = (settings, model) => {
     payload: { required: prototypes, optional: new Map([[ANCHORS, form]]) },
     uplink: { required: new Map(), optional: prototypes },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
+    carried: new Set([...networkNames(model)].filter((name) => name !== PARAMS + context.head)),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

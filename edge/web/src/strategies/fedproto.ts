@@ -1,14 +1,19 @@
 /** FedProto (Tan et al., arXiv:2105.00243): models stay; only the mean features of each class travel. */
 
-import { clientInit, clientModel, merged, networkTensors, updateOf } from "./common.ts";
+import { rowsOf } from "../tensors/tensors.ts";
+import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
+import { clientInit, clientModel, merged, networkNames, networkTensors, updateOf } from "./common.ts";
 import {
-  localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms, prototypeInputs,
+  joinedMeans, localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms,
+  prototypeInputs,
 } from "./prototypes.ts";
-import { parseSettings, real } from "./settings.ts";
+import type { SeenBatch } from "./prototypes.ts";
+import { choice, parseSettings, real } from "./settings.ts";
 import type { Settings } from "./settings.ts";
-import { train } from "./training.ts";
+import { passes, train, Trainer } from "./training.ts";
+import type { Fit, Trained } from "./training.ts";
 import { TRAINING } from "./training_settings.ts";
-import type { ClientState, ClientTools, Factory, Model, Payload, Update } from "./types.ts";
+import type { ClientState, ClientTools, Factory, Model, Payload, Score, Update } from "./types.ts";
 
 const NAME = "fedproto";
 const OBJECTIVE = "prototype_mse";
@@ -17,6 +22,11 @@ const SETTINGS = {
   ...TRAINING,
   /** Lambda, the weight of the squared difference to the prototypes. */
   prototype_weight: real(1, 0),
+  /** Of the server. */
+  first_prototypes: choice("none", ["none", "normal"]),
+  /** Of whose features the prototypes are means: the trained model's, or those before each step of the last epoch. */
+  means: choice("trained", ["trained", "last_epoch"]),
+  predict: choice("nearest", ["nearest", "head"]),
 };
 
 interface Context {
@@ -33,26 +43,54 @@ export const build: Factory = (settings, model) => {
     payload: { required: prototypeForms(model), optional: new Map() },
     uplink: { required: ownPrototypeForms(model), optional: new Map() },
     batchSizes: new Map([["batch_size", context.settings.batchSize]]),
+    carried: networkNames(model),
     clientInit: () => ({ roundId: 0, tensors: merged(clientInit(model).tensors, noPrototypes(model)) }),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),
-    clientScore: (state) => nearestPrototype(state.tensors),
+    clientScore: (state) => scoreOf(context, state.tensors),
   };
 };
 
+function scoreOf({ settings }: Context, tensors: Tensors): Score | null {
+  return settings.predict === "head" ? null : nearestPrototype(tensors);
+}
+
 async function clientUpdate(
-  { model, settings }: Context,
+  context: Context,
   state: ClientState,
   payload: Payload,
   tools: ClientTools,
 ): Promise<readonly [ClientState, Update]> {
+  const { model, settings } = context;
   const inputs = prototypeInputs(payload.tensors, settings.prototypeWeight);
   const fit = { objective: OBJECTIVE, inputs: () => inputs };
-  const trained = await train(clientModel(model, state), tools.training, settings, fit);
-  const own = await localPrototypes(model, trained.network, tools);
-  const score = nearestPrototype(payload.tensors);
+  const [trained, own] = await trainedWithMeans(context, clientModel(model, state), fit, tools);
+  const score = scoreOf(context, payload.tensors);
   const evaluation = await tools.evaluate(trained.network, score ?? undefined);
   const tensors = new Map([[PROTOTYPES, own]]);
   const update = updateOf(tools, payload, { tensors, evaluation, loss: trained.loss });
   return [{ roundId: payload.roundId, tensors: merged(networkTensors(trained.network), payload.tensors) }, update];
+}
+
+/** Local training and the client's prototypes. */
+async function trainedWithMeans(
+  { model, settings }: Context,
+  network: Network,
+  fit: Fit,
+  tools: ClientTools,
+): Promise<readonly [Trained, Tensor]> {
+  const { training } = tools;
+  if (settings.means === "trained") {
+    const trained = await train(network, training, settings, fit);
+    return [trained, await localPrototypes(model, trained.network, tools)];
+  }
+  const trainer = new Trainer(network, training, settings, fit);
+  const seen: SeenBatch[] = [];
+  await passes((rows) => trainer.step(rows), training, { ...settings, epochs: settings.epochs - 1 });
+  const step = async (rows: Int32Array): Promise<number> => {
+    seen.push({ rows, features: await tools.features(trainer.network, rowsOf(training.x, rows)) });
+    return trainer.step(rows);
+  };
+  const trained = trainer.trained(await passes(step, training, { ...settings, epochs: 1 }));
+  return [trained, await joinedMeans(model, trained.network, seen, tools)];
 }

@@ -1,6 +1,6 @@
 /** Local (SOLO): every client trains alone, with one optimiser for good; no tensors travel. */
 
-import { clientInit, clientModel, copied, merged, networkTensors, updateOf } from "./common.ts";
+import { clientInit, clientModel, copied, merged, networkNames, networkTensors, updateOf } from "./common.ts";
 import { flag, parseSettings } from "./settings.ts";
 import type { Settings } from "./settings.ts";
 import { TASKS } from "./tasks.ts";
@@ -33,6 +33,7 @@ export const build: Factory = (settings, model) => {
     payload: nothing,
     uplink: nothing,
     batchSizes: new Map([["batch_size", context.settings.batchSize]]),
+    carried: networkNames(model),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

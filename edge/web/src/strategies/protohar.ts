@@ -2,8 +2,8 @@
 
 import type { Layout, Network } from "../tensors/tensors.ts";
 import {
-  clientInit, clientModel, merged, networkTensors, otherParameterNames, parameterNames, prefixed, selected,
-  sharedLayout, unpackNetwork, updateOf, withoutPrefix,
+  clientInit, clientModel, merged, networkTensors, otherParameterNames, parameterNames, personalNames, prefixed,
+  selected, sharedLayout, unpackNetwork, updateOf, withoutPrefix,
 } from "./common.ts";
 import { localPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms, prototypeInputs } from "./prototypes.ts";
 import { choice, MOST_BATCH, MOST_PASSES, optional, parseSettings, real, text, whole } from "./settings.ts";
@@ -54,6 +54,7 @@ export const build: Factory = (settings, model) => {
     payload: { required: new Map([...body, ...prototypeForms(model)]), optional: new Map() },
     uplink: { required: new Map([...body, ...ownPrototypeForms(model)]), optional: new Map() },
     batchSizes: new Map([["batch_size", chosen.batchSize]]),
+    carried: personalNames(model, shared),
     clientInit: () => clientInit(model),
     clientUpdate: (state, payload, tools) => clientUpdate(context, state, payload, tools),
     clientModel: (state) => clientModel(model, state),

@@ -1,7 +1,7 @@
 /** Prototypes of classes: means of features, and the nearest of them, as in `strategies/prototypes.py`. */
 
 import { InputError } from "../errors.ts";
-import { float32 } from "../tensors/tensors.ts";
+import { float32, rowsOf } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
 import { numbersOf, numExamples, scalar, tensorOf } from "./common.ts";
 import type { Batch, ClientTools, Model, Score, TensorForm } from "./types.ts";
@@ -47,6 +47,33 @@ export async function localPrototypes(model: Model, network: Network, tools: Cli
   if (numExamples(tools) === 0) return tensorOf(noPrototypes(model), PROTOTYPES);
   const features = await tools.features(network, tools.training.x);
   return classMeans(features, tools.training.y, model.numClasses);
+}
+
+/** Examples of a batch, and their features (b, d) before its step. */
+export interface SeenBatch {
+  readonly rows: Int32Array;
+  readonly features: Tensor;
+}
+
+/** Class means of what was seen, and of a trained network's features for the other classes. */
+export async function joinedMeans(
+  model: Model,
+  network: Network,
+  seen: readonly SeenBatch[],
+  tools: ClientTools,
+): Promise<Tensor> {
+  const { x, y } = tools.training;
+  if (seen.length === 0) return localPrototypes(model, network, tools);
+  const rows = Int32Array.from(seen.flatMap((batch) => [...batch.rows]));
+  const data = Float32Array.from(seen.flatMap(({ features }) => [...numbersOf(features)]));
+  const labels = rowsOf(y, rows);
+  const means = classMeans(float32([rows.length, model.features], data), labels, model.numClasses);
+  const known = new Set(Array.from(labels.data, Number));
+  const missed = Int32Array.from([...y.data.keys()].filter((row) => !known.has(Number(y.data[row]))));
+  if (missed.length === 0) return means;
+  const others = await tools.features(network, rowsOf(x, missed));
+  const more = numbersOf(classMeans(others, rowsOf(y, missed), model.numClasses));
+  return float32(means.shape, numbersOf(means).map((value, at) => value + more[at]!));
 }
 
 /** Mean of each class's rows of features (n, d), summed in float64: (C, d), zeros for a class without rows. */

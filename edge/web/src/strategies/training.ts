@@ -12,6 +12,9 @@ import type { Batch, GradFn, TrainTools } from "./types.ts";
 /** Numbers of examples. */
 export type ExampleRows = Int32Array;
 
+/** Behind a parameter's name: the buffer with what a training call has set it to, for the step to put there. */
+const REWRITTEN = "_rewritten";
+
 /** What a strategy changes about a training step. */
 export interface Fit {
   /** The training program; the task's own loss unless the method has another. */
@@ -50,6 +53,7 @@ export class Trainer {
   readonly #objective: string;
   readonly #gradFn: GradFn;
   readonly #network: Network;
+  readonly #rewritten: readonly string[];
   #buffers: TensorMap;
   #steps = 0;
 
@@ -63,6 +67,8 @@ export class Trainer {
     this.#gradFn = programOf(tools, this.#objective);
     this.#network = network;
     this.#buffers = network.buffers;
+    const buffers = new Set(network.buffers.layout.names);
+    this.#rewritten = network.params.layout.names.filter((name) => buffers.has(name + REWRITTEN));
   }
 
   /** The network as it is now; the next step overwrites it. */
@@ -84,6 +90,9 @@ export class Trainer {
         `${name}: expected a finite loss of '${this.#objective}', got ${step.loss}; ` +
           "lower the learning rate or check the data",
       );
+    }
+    for (const parameter of this.#rewritten) {
+      this.#network.params.view(parameter).set(step.buffers.view(parameter + REWRITTEN));
     }
     if (this.#clipNorm !== null) this.#optimiser.clip(step.grads, this.#clipNorm);
     const { proximal = null, correction = null } = this.#fit;

@@ -122,6 +122,11 @@ export interface Strategy {
   readonly uplink: TensorForms;
   /** Smallest batch that its settings ask for, to be compared with the programs' `min_batch`. */
   readonly batchSizes: ReadonlyMap<string, number>;
+  /**
+   * Names of the tensors of a client's state that it takes along to another bundle of its federation, as far as they
+   * fit: of its own model, which a first payload leaves as it is.
+   */
+  readonly carried: ReadonlySet<string>;
   readonly clientInit: () => ClientState;
   readonly clientUpdate: (
     state: ClientState,

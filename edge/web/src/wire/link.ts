@@ -7,6 +7,7 @@
  */
 
 import { InputError } from "../errors.ts";
+import { HUB } from "../texts.ts";
 import { HEADER_BYTES, MAX_DATA_BYTES, MIN_DATA_BYTES, RESERVED_BYTES } from "./chunks.ts";
 import { TAG_BYTES } from "./ciphers.ts";
 import {
@@ -56,6 +57,12 @@ export interface Traffic {
   readonly payloadUpBytes: number;
   readonly payloadDownBytes: number;
 }
+
+/** Addresses that the page's security policy has kept the browser from; sockets do not say why they failed. */
+const forbidden = new Set<string>();
+globalThis.addEventListener?.("securitypolicyviolation", (event) => {
+  forbidden.add((event as SecurityPolicyViolationEvent).blockedURI);
+});
 
 /** Keeps one MQTT session. */
 export class Link {
@@ -186,10 +193,9 @@ export class Link {
   #reason({ reason, greeted }: Ending): string {
     if (greeted) return reason;
     const { url } = this.options.broker;
-    if (globalThis.navigator?.onLine === false) return `${url}: this device has no network`;
-    return this.#everGreeted
-      ? `${url}: no connection to the broker`
-      : `the broker speaks no WebSocket at ${url}, or nothing answers there`;
+    if (globalThis.navigator?.onLine === false) return HUB.noNetwork(url);
+    if (forbidden.has(new URL(url).href)) return HUB.forbidden(url);
+    return this.#everGreeted ? HUB.noConnection(url) : HUB.noWebSocket(url);
   }
 
   /** Learns from the ending; true if the next attempt should come at once. */

@@ -111,7 +111,33 @@ test("what the bundle does not take changes nothing", async () => {
 test("examples that another bundle does not take are kept, and not used", async () => {
   const database = table();
   await (await OwnExamples.open(database, MANIFEST)).add(examples([0, 1]), "a test");
-  const other = { ...MANIFEST, classes: ["walk"] };
-  assert.equal((await OwnExamples.open(database, other)).count, 0);
+  const { preprocessing } = MANIFEST;
+  for (const other of [
+    { ...MANIFEST, classes: ["run", "lie"] },
+    { ...MANIFEST, preprocessing: { ...preprocessing, channels: ["y"] } },
+    { ...MANIFEST, task: "regression", classes: [], targets: ["walk"] } as const,
+  ]) {
+    assert.equal((await OwnExamples.open(database, other)).count, 0);
+  }
   assert.equal((await OwnExamples.open(database, MANIFEST)).count, 2);
+});
+
+test("examples follow their classes by name, and the scale of the bundle's input", async () => {
+  const database = table();
+  await (await OwnExamples.open(database, MANIFEST)).add(examples([0, 1, 1, 0], { part: "train" }), "a test");
+  const preprocessing = { ...MANIFEST.preprocessing, mean: [1], std: [2] };
+  const next = await OwnExamples.open(database, { ...MANIFEST, classes: ["lie", "sit", "walk"], preprocessing });
+  const { x, y } = next.split().train;
+  assert.deepEqual([[...y.data], [...x.data]], [[2n, 1n, 1n, 2n], [-0.5, 0, 0.5, 1]]);
+  const fewer = await OwnExamples.open(database, { ...MANIFEST, classes: ["sit"] });
+  assert.deepEqual([...fewer.split().train.x.data], [1, 2]);
+});
+
+test("windows that overlapped one of a class that is gone overlap no other", async () => {
+  const database = table();
+  const follows = [false, true, true, true];
+  await (await OwnExamples.open(database, MANIFEST)).add(examples([0, 0, 1, 0], { follows, part: "test" }), "a test");
+  await (await OwnExamples.open(database, MANIFEST)).add(examples([0]), "a test");
+  const { test: held } = (await OwnExamples.open(database, { ...MANIFEST, classes: ["walk"] })).split();
+  assert.deepEqual([...held.x.data], [0, 1, 3]);
 });

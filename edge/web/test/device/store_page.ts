@@ -2,6 +2,7 @@
 
 import type { Binding } from "../../src/device/journal.ts";
 import { keptBlobs } from "../../src/device/journal.ts";
+import type { MoveTold } from "../../src/device/page_messages.ts";
 import { Store } from "../../src/device/store.ts";
 import type { TrainedRound } from "../../src/federation/client.ts";
 import type { Tensors } from "../../src/tensors/tensors.ts";
@@ -32,6 +33,10 @@ function trained(roundId: number): TrainedRound {
   };
 }
 
+function told(text: string): MoveTold {
+  return { text, lines: [] };
+}
+
 type Step = (store: Store) => Promise<unknown>;
 
 const STEPS: readonly Step[] = [
@@ -50,7 +55,11 @@ const STEPS: readonly Step[] = [
   (store) => store.commitReceived({ roundId: 2, transferId: "t2", examples: 3 }, bytes(3), null),
   (store) => store.commitTrained(trained(2), "t2", { ...FIGURES, round: 2 }),
   (store) => store.commitDropped(),
-  (store) => store.commitBundle({ ...BINDING, bundle: "two" }, bytes(9), 2),
+  (store) => store.commitBundle({ ...BINDING, bundle: "two" }, bytes(9), 2, { start: tensors(60), told: told("two") }),
+  (store) => store.commitBundle({ ...BINDING, bundle: "one" }, bytes(1), 2, { start: null, told: told("back") }),
+  (store) => store.commitBundle({ ...BINDING, bundle: "four" }, bytes(11), 3, { start: tensors(61), told: told("four") }),
+  (store) => store.commitTrained(trained(1), "t3", FIGURES),
+  (store) => store.commitDelivered(),
 ];
 
 const api = {
@@ -72,7 +81,7 @@ const api = {
   /** What the store says, and that all that it names is there, and nothing else. */
   async look(name: string): Promise<string> {
     const store = await Store.open(() => {}, name);
-    const { journal, enrolment, asking, memory, history } = store;
+    const { journal, enrolment, asking, memory, history, moved } = store;
     const blobs = (await store.database.keys("blobs")) as string[];
     for (const blob of blobs) await store.read({ sha256: blob, bytes: 0 });
     const whole = [...keptBlobs(journal)].sort().join() === blobs.sort().join();
@@ -84,7 +93,7 @@ const api = {
       signs &&= !pair.privateKey.extractable;
     }
     store.close();
-    const known = { journal, memory, history, enrolled: enrolment?.grant ?? "", asking: asking?.invitation ?? "" };
+    const known = { journal, memory, history, moved, enrolled: enrolment?.grant ?? "", asking: asking?.invitation ?? "" };
     return JSON.stringify({ ...known, whole, signs });
   },
 

@@ -54,3 +54,18 @@ test("no label at all is refused", async () => {
   const { blocks } = await readCsv(pieces(golden.text, 999), "'mine.csv'", FORM);
   assert.throws(() => labelled(blocks, FORM, "both"), /expected examples with a label \(column 'label'\)/);
 });
+
+async function hints(text: string): Promise<readonly string[]> {
+  return (await readCsv(pieces(text, 1 << 16), "'mine.csv'", FORM)).hints;
+}
+
+function samples(time: string, step: number): string {
+  return [`${time},ax,ay,gx`, ...Array.from({ length: 200 }, (_, k) => `${k * step},1,2,${k % 3}`)].join("\n");
+}
+
+test("a column of times that is lacking, unknown or doubtful is told with what to do", async () => {
+  assert.deepEqual(await hints(samples("time_s", 0.05)), []);
+  assert.match((await hints("ax,ay,gx\n" + "1,2,3\n".repeat(40))).join(), /no column time_s or time_ms, .* 20 readings a second.*add such a column/);
+  assert.match((await hints(samples("Timestamp", 0.05))).join(), /its column 'Timestamp' was passed over.*name it time_s for seconds/);
+  assert.match((await hints(samples("time_s", 0.5))).join(), /column 'time_s' says 2 readings a second, the model takes 20: seconds/);
+});

@@ -8,8 +8,10 @@ import { after, afterEach, before, test } from "node:test";
 import { type Browser, type BrowserContext, chromium, type Page } from "playwright-core";
 
 import type { Command, Status } from "../../src/device/page_messages.ts";
+import { violationsInBothColours } from "../../e2e/axe.ts";
 import { at, BEFORE, DIGITS, script, TRAINING } from "../../e2e/scripted_worker.ts";
 import { serveStatic, type StaticServer } from "../../e2e/static_server.ts";
+import { PHASES } from "../../src/texts.ts";
 import { findChromium } from "../browser.ts";
 
 const STATIC = join(import.meta.dirname, "..", "..", "static");
@@ -29,8 +31,12 @@ before(async () => {
 });
 
 afterEach(async () => {
-  await context?.close();
-  context = null;
+  try {
+    for (const page of context?.pages() ?? []) assert.deepEqual(await violationsInBothColours(page), []);
+  } finally {
+    await context?.close();
+    context = null;
+  }
 });
 
 after(async () => {
@@ -194,3 +200,14 @@ test("policy, pause and sections", { skip }, async () => {
   await page.goBack();
   await page.getByRole("heading", { name: "Training on your examples" }).waitFor();
 });
+
+for (const [phase, detail] of [
+  ["failed", "The bundle is signed by another key than before."], ["paused", "paused by you"], ["left", ""], ["other-tab", ""],
+] as const) {
+  const { title } = PHASES[phase];
+  test(`the screen says: ${title}`, { skip }, async () => {
+    const page = await open(at(phase, { detail }));
+    await page.getByRole("heading", { name: title }).waitFor();
+    await page.getByText(detail).first().waitFor();
+  });
+}

@@ -62,6 +62,18 @@ test("the proximal term pulls towards its reference, and clipping bounds the gra
   assert.ok(Math.abs(network.params.buffer[0]! - 1.5) < 1e-5);
 });
 
+test("a parameter that a training call has set is there before the optimiser moves it", async () => {
+  const rewritten = new Layout([["w_rewritten", [1]]]);
+  const setsToSix: GradFn = async () => ({
+    loss: 1,
+    grads: new TensorMap(layout, Float32Array.of(4)),
+    buffers: new TensorMap(rewritten, Float32Array.of(6)),
+  });
+  const network = { params: TensorMap.zeros(layout), buffers: TensorMap.zeros(rewritten) };
+  await train(network, toolsOf([1], setsToSix), training({}));
+  assert.equal(network.params.buffer[0], 4); // 6 - 0.5 · 4
+});
+
 test("inputs of an objective are asked for the rows of each batch", async () => {
   const asked: number[] = [];
   const inputs = (rows: Int32Array) => {

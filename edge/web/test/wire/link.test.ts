@@ -4,6 +4,7 @@ import { writeFile } from "node:fs/promises";
 import { join } from "node:path";
 import { type TestContext, test } from "node:test";
 
+import { HUB } from "../../src/texts.ts";
 import { InputError } from "../../src/errors.ts";
 import { HEADER_BYTES, MAX_DATA_BYTES } from "../../src/wire/chunks.ts";
 import type { Broker, LinkOptions } from "../../src/wire/connection.ts";
@@ -222,7 +223,7 @@ test("a broker that speaks no WebSocket has a sentence of its own", { skip: with
   for (const port of [broker.tcpPort, refused]) {
     const url = `ws://127.0.0.1:${port}/mqtt`;
     const { reason, final } = await next(linkTo(t, url), "disconnected", 20);
-    assert.deepEqual([reason, final], [`the broker speaks no WebSocket at ${url}, or nothing answers there`, false]);
+    assert.deepEqual([reason, final], [HUB.noWebSocket(url), false]);
   }
 });
 

@@ -5,7 +5,8 @@ import { drawingSize, drawnExample, type Point } from "../../intake/digits.ts";
 import { inputTensor, labelled } from "../../intake/examples.ts";
 import type { App } from "../app.ts";
 import { button, h, newId } from "../dom.ts";
-import { DATA, DRAWING, LIVE } from "../texts.ts";
+import { sentence } from "../format.ts";
+import { DATA, DRAWING, LIVE } from "../../texts.ts";
 import { classChoice } from "./class_choice.ts";
 import { Guess } from "./guess.ts";
 import type { Panel } from "./panel.ts";
@@ -29,7 +30,10 @@ export function drawingPanel(app: App, bundle: BundleFacts): Panel {
 
   async function look(x: Float32Array): Promise<void> {
     const number = ++asked;
-    const outputs = await app.device.predict(inputTensor(x, [1, ...bundle.preprocessing.input_shape], false)).catch(() => null);
+    const outputs = await app.device.predict(inputTensor(x, [1, ...bundle.preprocessing.input_shape], false)).catch((error: Error) => {
+      guess.clear(sentence(error.message));
+      return null;
+    });
     if (outputs !== null && number === asked) guess.update(outputs);
   }
 
@@ -45,8 +49,9 @@ export function drawingPanel(app: App, bundle: BundleFacts): Panel {
     if (x === null) return app.notice(DRAWING.nothing, "bad");
     if (choice.chosen() < 0) return app.notice(DRAWING.noClass, "bad");
     const block = { x, labels: [choice.chosen()], targets: [], startS: null };
-    app.device.send({ kind: "addExamples", examples: labelled([block], bundle, "both").examples, source: "drawing" });
-    app.notice(DATA.added(1), "good");
+    void app.device.add(labelled([block], bundle, "both").examples, "drawing").then((kept) => {
+      if (kept) app.notice(DATA.added(1), "good");
+    });
     erase();
   }
 

@@ -7,7 +7,7 @@ import { type FileExamples, readFile } from "../../intake/files.ts";
 import type { IntakeCounters } from "../../intake/windows.ts";
 import type { App } from "../app.ts";
 import { h, newId, setText, show } from "../dom.ts";
-import { DATA, FILES, SENSORS } from "../texts.ts";
+import { DATA, FILES, SENSORS } from "../../texts.ts";
 import { type Panel, tellInputError } from "./panel.ts";
 
 export function filePanel(app: App, bundle: BundleFacts): Panel {
@@ -25,7 +25,7 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
     try {
       const found = await readFile(file, bundle);
       if (found === null) complain(FILES.other(file.name));
-      else take(found, file.name);
+      else await take(found, file.name);
     } catch (error) {
       if (error instanceof Error && error.name === "InputError") complain(error.message);
       else tellInputError(app, error);
@@ -38,9 +38,9 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
     show(problem, true);
   }
 
-  function take(found: FileExamples, source: string): void {
-    for (const { examples } of found.parts) app.device.send({ kind: "addExamples", examples, source });
-    setText(said, summary(found));
+  async function take(found: FileExamples, source: string): Promise<void> {
+    const kept = await Promise.all(found.parts.map(({ examples }) => app.device.add(examples, source)));
+    setText(said, kept.every(Boolean) ? summary(found) : "");
   }
 
   return {
@@ -58,7 +58,7 @@ function layouts({ preprocessing, targets }: BundleFacts): string[] {
   return [stream ? FILES.csvStream(channels.join(", ")) : examples, FILES.npz(shapeText(shape))];
 }
 
-function summary({ parts, lost, doubted }: FileExamples): string {
+function summary({ parts, lost, doubted, hints }: FileExamples): string {
   const count = parts.reduce((sum, part) => sum + part.examples.x.shape[0]!, 0);
   const unlabelled = parts.reduce((sum, part) => sum + part.unlabelled, 0);
   const texts = [DATA.added(count)];
@@ -66,7 +66,7 @@ function summary({ parts, lost, doubted }: FileExamples): string {
   const counters = lost === null ? "" : lostText(lost);
   if (counters !== "") texts.push(FILES.lost(counters));
   if (doubted !== null) texts.push(FILES.doubt(doubted.toPrecision(3)));
-  return texts.join(" ");
+  return [...texts, ...hints].join(" ");
 }
 
 function lostText(lost: IntakeCounters): string {

@@ -3,7 +3,7 @@
 import type { Tensor } from "../../tensors/tensors.ts";
 import { h, setText, show } from "../dom.ts";
 import { percent } from "../format.ts";
-import { LIVE } from "../texts.ts";
+import { LIVE } from "../../texts.ts";
 
 const SHOWN = 3;
 

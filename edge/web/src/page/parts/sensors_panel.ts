@@ -7,7 +7,8 @@ import { type MotionPlan, MotionIntake, motionPlan, type MotionReading, toReadin
 import type { Window } from "../../intake/windows.ts";
 import type { App } from "../app.ts";
 import { button, facts, h, setText, show } from "../dom.ts";
-import { DATA, LIVE, SENSORS } from "../texts.ts";
+import { sentence } from "../format.ts";
+import { DATA, LIVE, SENSORS } from "../../texts.ts";
 import { classChoice } from "./class_choice.ts";
 import { Guess } from "./guess.ts";
 import { type Panel, tellInputError } from "./panel.ts";
@@ -113,8 +114,7 @@ function recorder(app: App, bundle: BundleFacts): Panel {
     end();
     if (windows.length === 0) return app.notice(SENSORS.none, "bad");
     const { examples } = labelled([windowBlock(windows)], bundle, "both");
-    app.device.send({ kind: "addExamples", examples, source: "motion sensors" });
-    app.notice(DATA.added(windows.length), "good");
+    void app.device.add(examples, "motion sensors").then((kept) => kept && app.notice(DATA.added(windows.length), "good"));
   }
 
   function end(): void {
@@ -214,7 +214,10 @@ function liveGuess(app: App, bundle: BundleFacts): Panel {
 
   async function look(window: Window): Promise<void> {
     const x = inputTensor(window.x, [1, ...bundle.preprocessing.input_shape], false);
-    const outputs = await app.device.predict(x).catch(() => null);
+    const outputs = await app.device.predict(x).catch((error: Error) => {
+      guess.clear(sentence(error.message));
+      return null;
+    });
     if (outputs !== null && listening !== null) guess.update(outputs);
   }
 

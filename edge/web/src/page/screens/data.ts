@@ -9,7 +9,7 @@ import { drawingPanel } from "../parts/drawing_panel.ts";
 import { filePanel } from "../parts/file_panel.ts";
 import type { Panel, PanelMaker } from "../parts/panel.ts";
 import { sensorsPanel } from "../parts/sensors_panel.ts";
-import { DATA } from "../texts.ts";
+import { DATA } from "../../texts.ts";
 
 const GOOD_START = 10;
 

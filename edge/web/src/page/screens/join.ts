@@ -5,7 +5,7 @@ import { button, h, newId, setText, show } from "../dom.ts";
 import { sentence } from "../format.ts";
 import { icon } from "../icons.ts";
 import { canScan, invitationIn, scan } from "../scanner.ts";
-import { JOIN, PHASES } from "../texts.ts";
+import { JOIN, PHASES } from "../../texts.ts";
 
 export interface JoinScreen extends Screen {
   /** Why an invitation was not taken. */

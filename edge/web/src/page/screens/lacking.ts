@@ -2,7 +2,7 @@
 
 import { h } from "../dom.ts";
 import { icon } from "../icons.ts";
-import { BASELINE, PRODUCT } from "../texts.ts";
+import { BASELINE, PRODUCT } from "../../texts.ts";
 
 export function showLacks(texts: readonly string[]): void {
   stop(BASELINE.title, h("p", {}, BASELINE.intro), h("ul", { class: "plain-list" }, ...texts.map((text) => h("li", {}, text))),

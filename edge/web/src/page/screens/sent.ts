@@ -3,7 +3,7 @@
 import type { Screen } from "../app.ts";
 import { card, facts, h, show } from "../dom.ts";
 import { bytes } from "../format.ts";
-import { SENT } from "../texts.ts";
+import { SENT } from "../../texts.ts";
 
 export function sentScreen(): Screen {
   const totals = h("div");

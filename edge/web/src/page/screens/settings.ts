@@ -5,7 +5,7 @@ import type { App, Question, Screen } from "../app.ts";
 import { button, card, h, newId, setText, show } from "../dom.ts";
 import { type Installation, watchInstallation } from "../installation.ts";
 import { canKeepScreenOn } from "../phone.ts";
-import { SETTINGS } from "../texts.ts";
+import { SETTINGS } from "../../texts.ts";
 
 export function settingsScreen(app: App): Screen {
   const [policy, page, end] = [policyPart(app), appPart(), endPart(app)];

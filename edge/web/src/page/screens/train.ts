@@ -1,12 +1,12 @@
 /** What goes on now: phase, round, progress, own accuracy, figures, and what is learned. */
 
-import type { Phase, Status } from "../../device/page_messages.ts";
+import type { MoveTold, Phase, Status } from "../../device/page_messages.ts";
 import type { App, Screen } from "../app.ts";
 import { AccuracyChart } from "../chart.ts";
 import { button, card, facts, h, setText, show } from "../dom.ts";
 import { amount, bytes, duration, fingerprint, milliseconds, percent, sentence } from "../format.ts";
 import type { PhoneState } from "../phone.ts";
-import { PHASES, TRAIN } from "../texts.ts";
+import { PHASES, TRAIN } from "../../texts.ts";
 
 const PAUSABLE: ReadonlySet<Phase> = new Set(["connecting", "waiting", "receive", "train", "send"]);
 const BUSY: ReadonlySet<Phase> = new Set(["opening", "enrolling", "fetching-bundle", "connecting", "receive", "send"]);
@@ -48,8 +48,9 @@ function nowPart(app: App): Screen {
       setText(round, status.round > 0 ? TRAIN.round(status.round, status.rounds) : TRAIN.noRound);
       show(round, status.round > 0 || (status.bundle !== null && !OVER.has(phase)));
       setText(title, PHASES[phase].title);
-      setText(text, PHASES[phase].text);
-      show(text, PHASES[phase].text !== "");
+      const said = phase === "finished" && status.history.length === 0 ? TRAIN.finishedBefore : PHASES[phase].text;
+      setText(text, said);
+      show(text, said !== "");
       setText(detail, sentence(status.detail));
       show(detail, status.detail !== "");
       show(meter, phase === "train");
@@ -132,7 +133,7 @@ function learnsPart(): Screen {
   return {
     element: card(TRAIN.learns, body),
     update: ({ status }) => {
-      const key = `${status.federation} ${status.deviceId} ${status.strategy} ${status.bundle?.digest}`;
+      const key = `${status.federation} ${status.deviceId} ${status.strategy} ${status.bundle?.digest} ${status.moved?.text}`;
       if (key === shown) return;
       shown = key;
       body.replaceChildren(...bundleFacts(status));
@@ -157,5 +158,13 @@ function bundleFacts(status: Status): HTMLElement[] {
       [TRAIN.signer, code(fingerprint(bundle.signer))],
       [TRAIN.digest, code(fingerprint(bundle.digest))],
     ]),
+    ...(status.moved === null ? [] : [movedPart(status.moved)]),
   ];
+}
+
+/** What was taken along when the federation changed its bundle. */
+function movedPart({ text, lines }: MoveTold): HTMLElement {
+  const list = h("ul", { class: "plain-list lines" }, ...lines.map((line) => h("li", {}, line)));
+  return h("div", { class: "inset" }, h("h3", {}, TRAIN.moved), h("p", {}, sentence(text)),
+    lines.length > 0 && h("details", {}, h("summary", {}, TRAIN.movedLines(lines.length)), list));
 }

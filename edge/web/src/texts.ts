@@ -1,6 +1,9 @@
-/** Every English text of the page. */
+/**
+ * Every English sentence that the owner of the phone may read: of the page, of the device, of what is read from files.
+ * Only what a rule of docs/bundle.md or docs/protocol.md refuses is worded where the rule is checked.
+ */
 
-import type { Phase } from "../device/page_messages.ts";
+import type { Phase } from "./device/page_messages.ts";
 
 export const PRODUCT = "Protofleet";
 
@@ -173,6 +176,10 @@ export const TRAIN = {
   device: "This phone",
   signer: "Signed by",
   digest: "Bundle",
+  finishedBefore:
+    "It had finished before this phone took part. Nothing is trained any more unless it begins again: ask whoever runs it.",
+  moved: "The federation has changed its model",
+  movedLines: (count: number) => (count === 1 ? "What became of yours" : `What became of yours, in ${count} lines`),
 } as const;
 
 export const DATA = {
@@ -223,6 +230,10 @@ export const SENSORS = {
   absent: "This browser tells nothing of motion sensors. On a computer that is normal; load a file instead.",
   silent: "No reading came in three seconds. The phone may block motion sensors for this page, or have none.",
   lost: (what: string) => `Readings that could not be used: ${what}.`,
+  noSeries: "motion sensors: the bundle's input is not a series of windows with channels",
+  unknownChannel: (name: string) =>
+    `motion sensors: channel '${name}' is not known here; names such as acc_x and gyro_z are. Take a file instead`,
+  notTold: (name: string) => `motion sensors: this phone does not tell what channel '${name}' needs; take a file instead`,
   counters: { notFinite: "without a number", notForward: "late", gaps: "gaps", unmatched: "unmatched" },
 } as const;
 
@@ -260,6 +271,90 @@ export const FILES = {
   lost: (what: string) => `Samples that were not used: ${what}.`,
   doubt: (spread: string) => `Its values have a standard deviation of ${spread}; preprocessed ones have about 1. Are they preprocessed as the model takes them?`,
   other: (name: string) => `“${name}”: expected a file that ends with .csv or .npz.`,
+} as const;
+
+/** What is wrong with examples, wherever they come from. */
+export const EXAMPLES = {
+  noLabel:
+    "recording: expected examples with a label (column 'label'), got none with one; a window has a label if it is the " +
+    "same throughout",
+  notFinite: (example: number) => `examples: expected finite numbers, got NaN or infinite ones, first in example ${example}`,
+  noToken: (most: number, got: number) => `examples: expected tokens, whole numbers from 0 to ${most}, got ${got}`,
+  refused: (source: string, wrong: string) => `examples of ${source}: ${wrong}`,
+  tooMany: (source: string) => `examples of ${source}: too many for the memory of a page; delete some first`,
+} as const;
+
+const UNITS = "seconds stand in time_s, milliseconds in time_ms";
+
+/** What is wrong with a CSV; as `edge/examples.py` says it. */
+export const CSV = {
+  line: (where: string, line: number) => `${where}, line ${line}`,
+  nothing: (where: string) => `${where}: expected a CSV, got nothing`,
+  encoding: (where: string) => `${where}: expected text in UTF-8; save it as a CSV in UTF-8`,
+  row: (where: string) => `${where}: not a row of a CSV; expected a newline after each row, and quotes that close in it`,
+  twice: (where: string, column: string) => `${where}: expected one column '${column}', got several`,
+  label: (where: string, classes: string, got: string) =>
+    `${where}: expected a class as label, ${classes}, or its number, got '${got}'`,
+  number: (where: string, column: number, got: string) => `${where}, column ${column}: expected a number, got '${got}'`,
+  columns: (where: string, expected: number, got: number) =>
+    `${where}: expected ${expected} columns as in the first row, got ${got}`,
+  byName: (channels: string) => `a first row that names the columns ${channels} of sensor samples, or `,
+  channels: (channels: string) => `channels ${channels}`,
+  input: "input",
+  examples: (where: string, expected: string, input: string, got: string) =>
+    `${where}: expected ${expected} numbers of an example in each row (${input}), got the columns ${got}`,
+  commas: "; expected commas between them",
+  letters: "; small and capital letters differ",
+  lacks: (channels: string) => `; it lacks ${channels}`,
+  empty: (where: string) => `${where}: expected numbers in all columns, got an empty one`,
+  noWindow: (where: string, window: string, got: number) => `${where}: expected samples for a window, ${window}, got ${got}`,
+  lasted: (seconds: number, column: string) => ` in ${seconds} s by '${column}'; ${UNITS}`,
+  notForward: (where: string, got: string, column: string) =>
+    `${where}: expected times that ascend, got ${got}, …; sort the rows by '${column}'`,
+  timeText: (where: string, column: string, got: string) =>
+    `${where}, column '${column}': expected a number, got '${got}'; ${UNITS}`,
+  rate: (where: string, wanted: number, got: number, column: string) =>
+    `${where}: expected about ${wanted} samples a second, got ${got} by its column '${column}'; ${UNITS}: rename the column`,
+  rateHint: (column: string, got: number, wanted: number) =>
+    `Its column '${column}' says ${got} readings a second, the model takes ${wanted}: ${UNITS}. If that is wrong, delete ` +
+    "the examples, rename the column and load the file again.",
+  noTime: (rate: number, alike: string | null) =>
+    `It has no column time_s or time_ms, so its rows were taken as ${rate} readings a second` +
+    (alike === null ? ". If they are not, delete the examples, add such a column" : `, and its column '${alike}' was passed over. ` +
+      `If that holds times, delete the examples, name it time_s for seconds or time_ms for milliseconds`) +
+    " and load the file again.",
+} as const;
+
+/** What is wrong with an NPZ. */
+export const NPZ = {
+  none: (where: string) => `${where}: expected examples, got none`,
+  names: (where: string, kind: string, expected: string, got: string) =>
+    `${where}: expected the bundle's ${kind} ${expected}, got ${got}`,
+  missing: (where: string, expected: string, missing: string) =>
+    `${where}: expected the arrays ${expected}: '${missing}' is missing`,
+  shape: (where: string, expected: string, got: string) =>
+    `${where}: expected ${expected} of numbers as the bundle's input, got ${got}`,
+  count: (where: string, what: string, expected: number, got: number) =>
+    `${where}: expected as many ${what}, ${expected}, got ${got}`,
+  classShape: (what: string, got: string) => `${what}: expected class numbers (n,), got ${got}`,
+  classes: (what: string, classes: readonly string[], got: string) =>
+    `${what}: expected class names, or numbers from 0 to ${classes.length - 1}, got ${got}; known are ${classes.join(", ")}`,
+  targets: (what: string, targets: readonly string[], got: string) =>
+    `${what}: expected (n, ${targets.length}), a column for each of the targets ${targets.join(", ")}, got ${got}`,
+  notFinite: (what: string) => `${what} contains NaN or infinite values; leave such examples out`,
+  twice: (where: string, name: string) => `${where}: holds the array '${name}' twice`,
+  notPlain: (where: string) => `${where}: not a plain .npz file, as np.savez writes them`,
+  directory: (where: string) => `${where}: not a plain .npz file: its directory is damaged`,
+  noEntry: (what: string) => `${what}: damaged: no entry where the directory says`,
+  size: (what: string, most: number, got: number) => `${what}: expected at most ${most} bytes inside the file, got ${got}`,
+  method: (what: string, got: number) => `${what}: expected to be stored or deflated, got ZIP method ${got}`,
+  checksum: (what: string) => `${what}: damaged: its checksum differs`,
+  damaged: (what: string, how: string) => `${what}: damaged: ${how}`,
+  notArray: (what: string) => `${what}: expected an array as NumPy writes it`,
+  values: (what: string, got: string) => `${what}: expected numbers or text, got ${got}`,
+  numbers: (what: string, got: string) => `${what}: expected numbers, got ${got}`,
+  length: (what: string, count: number, width: number, shape: string, got: number) =>
+    `${what}: expected ${count} values of ${width} bytes (${shape}), got ${got} bytes`,
 } as const;
 
 export const SENT = {
@@ -325,6 +420,127 @@ export const SETTINGS = {
 } as const;
 
 export const ANNOUNCE = {
+  moved: "The federation has changed its model. What this phone has kept of yours stands under “What it learns”.",
   trained: (round: number, percent: number | null) =>
     percent === null ? `Round ${round} is done.` : `Round ${round} is done: ${percent} percent right.`,
+} as const;
+
+/** What becomes of a phone's model when its federation changes the bundle. */
+export const MOVE = {
+  moved: (from: string, to: string, tensors: string) => `moved from bundle ${from} to ${to}: ${tensors}`,
+  back: (to: string) => `back at bundle ${to}: no round has counted since`,
+  nothingYet: "no round has counted: nothing to keep",
+  takesNothing: (strategy: string) => `strategy '${strategy}' takes nothing along: its model comes from the federation`,
+  pendingDropped: (round: number) => `the update of round ${round}, which had no receipt yet, is dropped`,
+  predictions: "predictions stay those of the model before until a round has counted",
+  examplesLeft: (left: number, all: number) =>
+    `${left} of ${all} examples are set aside: the new bundle has not their class, or takes another input; they stay on this phone`,
+  refused: (to: string, why: string) =>
+    `cannot move to bundle ${to}: ${why}; this phone keeps its model. To begin anew with the new one: delete everything ` +
+    "in the settings, and ask for a new invitation",
+} as const;
+
+/** What the device says of itself. */
+export const DEVICE = {
+  noBundle: (what: string) => `${what}: the federation's bundle is not here yet`,
+  withKeys: (federation: string) => `federation '${federation}': takes devices with an invitation; ask for one`,
+  over: "the federation has finished its rounds: examples are of use only if it begins again; ask whoever runs it",
+  awaitsCoordinator: "waiting for the federation's coordinator",
+  broker: (reason: string) => `broker: ${reason}`,
+  paused: "paused by you",
+  notCharging: "waits until this phone is charging",
+  metered: "waits for Wi-Fi",
+  otherTab: "another tab of this browser takes part; close it to go on here",
+  unexpected: (what: string) => `something that should not happen: ${what}; reload the page`,
+  noConnection: (reason: string) => `no connection to the federation: ${reason}; trying again`,
+  noPayload: "this device does not have the payload that this one refers to",
+  trainingFailed: (what: string) => `training failed: ${what}`,
+  notTaken: (round: number, reason: string) => `round ${round}: the federation did not take the update: ${reason}`,
+  noProgram: (strategy: string, missing: string, has: string) =>
+    `strategy '${strategy}': needs a training program '${missing}', the bundle has ${has}; export a bundle for this strategy`,
+  diverged: (tensor: string, bad: number, all: number) =>
+    `tensor '${tensor}': ${bad} of its ${all} values are NaN or infinite after local training; lower the learning rate, ` +
+    "or look for extreme values in the data",
+} as const;
+
+/** Of what is kept on the phone. */
+export const STORE = {
+  gone: "the browser has deleted what this page had stored: its key, its model and its examples are gone; ask for a new invitation",
+  goneOf: (who: string) =>
+    `this phone was device ${who}, but the browser has deleted what this page had stored: its key, its model and its ` +
+    "examples are gone; ask for a new invitation",
+  full:
+    "this phone's storage is full: the browser keeps no more for this page; nothing finished is lost; free some storage " +
+    "and open the page again",
+  failing: (what: string) => `the browser's storage: ${what}; open the page again, nothing finished is lost`,
+  unusable: (what: string) =>
+    `this page can store nothing (${what}): leave private browsing, or allow this site to store data`,
+  format: (wanted: number, got: string) =>
+    `this page's store: expected format ${wanted}, got ${got}; forget everything, and ask for a new invitation`,
+  noBundle: "this page's store: has no bundle; forget everything",
+  otherBundle: "this page's store: its bundle is another one; forget everything, and ask for a new invitation",
+  lost: (content: string, how: "gone" | "damaged") =>
+    `this page's store: its content ${content} is ${how}; forget everything, and ask for a new invitation`,
+  otherFederation: (own: string, invited: string) =>
+    `this phone belongs to federation '${own}', the invitation is for '${invited}'; forget everything first`,
+  otherSigner: (bundle: string, signer: string, own: string) =>
+    `bundle '${bundle}': signed by ${signer}, this phone trusts ${own} since it joined; ask whoever runs the federation, ` +
+    "and forget everything here if the change is meant",
+  older: (bundle: string, sequence: number, newest: number) =>
+    `bundle '${bundle}': of sequence ${sequence}, which is older than ${newest}, which this phone has had; have its ` +
+    `signer export it with --sequence ${newest + 1}`,
+  otherStrategy: (own: string, asked: string) =>
+    `this phone's model is of strategy '${own}', the federation runs '${asked}'; forget everything first, and ask for a ` +
+    "new invitation",
+  noPayload: (reference: string) => `payload '${reference}': this device does not have it`,
+} as const;
+
+/** Of what computes. */
+export const RUNTIME = {
+  noStart: (what: string) =>
+    `ONNX Runtime does not start in this browser: ${what}; reload the page, close other tabs, or use a newer browser`,
+  tooLarge: (what: string, message: string) =>
+    `${what}: this device has too little memory for the model (${message}); close other tabs, or take part with a ` +
+    "device that has more",
+} as const;
+
+/** Of the hub that the page came from, and of the way to the broker. */
+export const HUB = {
+  notAHub: (url: string) => `${url}: is not what a hub serves; look at this page's address`,
+  otherBundle: (hub: string, served: string, announced: string) =>
+    `${hub} serves bundle ${served}, the federation runs ${announced}; ask whoever runs the hub to start it anew`,
+  layout: "bundle: its layout is not the one that the federation announces",
+  brokeOff: (url: string, what: string) => `${url}: the download broke off (${what}); trying again`,
+  noAnswer: (url: string, what: string) => `${url}: no answer (${what}); is this phone in the hub's network?`,
+  answers: (url: string, status: string) => `${url}: the hub answers ${status}`,
+  noNetwork: (broker: string) => `${broker}: this device has no network`,
+  noConnection: (broker: string) => `${broker}: no connection to the broker`,
+  forbidden: (broker: string) =>
+    `this page may not speak to ${broker}: its hub names no such broker; leave “Another broker” empty, or have the hub ` +
+    `started with --websocket ${broker}`,
+  noWebSocket: (broker: string) =>
+    `the broker speaks no WebSocket at ${broker}, or nothing answers there; ask whoever runs the federation whether the ` +
+    "hub and the broker run, and leave “Another broker” empty unless you were given an address",
+} as const;
+
+/** Of joining. */
+export const ENROLMENT = {
+  belongs: (what: string, own: string, invited: string) =>
+    `this phone belongs to ${what} '${own}', the invitation is for '${invited}'; forget everything here first, or use ` +
+    "another browser",
+  grant: (what: string, clock: string) =>
+    `this phone's enrolment: ${what} (this phone's clock: ${clock}); ask for a new invitation`,
+  otherKey: "this phone's enrolment: its grant is for another device or key; ask for a new invitation",
+  noAnswer: (federation: string, seconds: number) =>
+    `federation '${federation}': no answer in ${seconds} s; 'protofleet device invite' or the coordinator has to run ` +
+    "with its key; then the same invitation goes on",
+  atClock: (what: string, clock: string) => `${what} (this phone's clock: ${clock})`,
+  waiting: "waiting for the federation's answer",
+  refused: (federation: string, reason: string) => `federation '${federation}' refused: ${reason}; ask for a new invitation`,
+  over: (reason: string, until: string) =>
+    `${reason}: this invitation (until ${until}) was used, replaced or is over; ask for a new one`,
+  unreached: (reason: string) => `this phone could not be enrolled: ${reason}; then the same invitation goes on`,
+  again: (reason: string) => `${reason}; trying again`,
+  clock: (seconds: number, where: "ahead of" | "behind") =>
+    `this phone's clock is ${seconds} s ${where} the federation's; set it`,
 } as const;

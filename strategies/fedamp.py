@@ -1,0 +1,235 @@
+"""FedAMP: every client gets a model of its own, to which similar clients have added more.
+
+Source: Huang, Chu, Zhou, Wang, Liu, Pei and Zhang, "Personalized Cross-Silo Federated Learning on
+Non-IID Data" (AAAI 2021, arXiv:2007.03797), algorithm 1; ``attention = "cosine"`` is its
+HeurFedAMP, section "FedAMP for deep neural networks".
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| u_i, w_i | ``params/<name>`` of payload and update | the model's | float32 |
+| all last w_i | ``client/<id>`` of the server's state | (Σ,) | float32 |
+| ξ | ``attention`` of the server's state | (n + 1, n + 1) | float64 |
+| alpha_k, λ, sigma | ``alpha``, ``lam``, ``sigma`` | () | float |
+| ξ_ii of HeurFedAMP | ``self_weight`` | () | float |
+
+A round: the server sends client i its u_i = Σ_j ξ_ij w_j, where ξ_ij = alpha_k A'(‖w_i - w_j‖²) for
+j ≠ i, A(x) = 1 - exp(-x / sigma), and ξ_ii is what is left to 1. The client minimises
+F_i(w) + λ / (2 alpha_k) ‖w - u_i‖² and sends w_i, which is its personal model, up. HeurFedAMP has
+ξ_ij = (1 - ξ_ii) exp(sigma cos(w_i, w_j)) / Σ_h≠i exp(sigma cos(w_i, w_h)).
+
+The server keeps the last model of every client that ever delivered one: u_i counts those that are
+not of the round too. Rows and columns of ξ are the clients by ascending id; the last ones are the
+bundle's model, which stands for w_i of a client that has not delivered yet, and for nobody else's.
+
+Deviations:
+    - The others' weights are scaled to a sum of 1 where alpha_k makes it more: the paper asks for
+      an alpha_k so small that u_i is a convex combination.
+    - alpha_k is the same in all rounds.
+    - The subproblem is solved by ``epochs`` passes that start from u_i; the paper leaves both open.
+      With ``local_init`` they start from the mixture with w_i, and the term still pulls to u_i.
+    - Default optimiser and buffers as in ``fedavg.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.kernels import SquaredDistances, WeightedMean
+from protofleet.strategies.averaging import (
+    AveragingContext,
+    SharedTraining,
+    averaging,
+    finish_round,
+    initialise,
+    receive,
+    share_all,
+)
+from protofleet.strategies.client_models import Vector, kept_models, models_of, with_delivered
+from protofleet.strategies.common import PARAMS, parse_settings, prefixed
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.training import Fit, train
+from protofleet.strategies.types import (
+    ALL_TASKS,
+    TASK_LOSS,
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    ServerState,
+    ServerTools,
+    Strategy,
+    Travels,
+    Update,
+    Updates,
+)
+from protofleet.tensors import Model, TensorMap
+
+_ATTENTION = "attention"
+_BLOCK = 1 << 16
+"""Coordinates of all clients that are put side by side at a time."""
+
+DESCRIPTION = Description(
+    name="fedamp",
+    paper="Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, "
+    "arXiv:2007.03797",
+    programs=(TASK_LOSS,),
+    travels=Travels(
+        down=("the client's own combination of all clients' parameters",),
+        up=("parameters", "number of examples"),
+        personal=("buffers of the model",),
+    ),
+    tasks=ALL_TASKS,
+)
+
+
+class FedAmpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training, its pull to u_i, and how much clients count for each other.
+
+    Attributes:
+        alpha: alpha_k: what another client's weight grows with, and the pull shrinks with.
+        lam: λ: the pull is λ / (2 alpha_k) times the squared distance to u_i.
+        sigma: with ``distance`` the squared distance at which a weight has fallen to 1 / e of its
+            largest, alpha_k / sigma; with ``cosine`` the factor of the cosines.
+        attention: ``distance``: FedAMP; ``cosine``: HeurFedAMP.
+        self_weight: with ``cosine``, weight of the client's own model.
+    """
+
+    alpha: float = 1.0
+    lam: float = 1.0
+    sigma: float = 1.0
+    attention: Literal["distance", "cosine"] = "distance"
+    self_weight: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("alpha", self.alpha, low=1e-9)
+        check_range("lam", self.lam, low=0)
+        check_range("sigma", self.sigma, low=1e-9)
+        check_range("self_weight", self.self_weight, low=0, high=1)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedAMP for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type or a value outside its range.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, FedAmpSettings)
+    context = share_all(DESCRIPTION, chosen, model)
+    return replace(
+        averaging(context, _client_update),
+        server_init=_server_init,
+        downlink=partial(_downlink, context),
+        aggregate=partial(_aggregate, context),
+        server_model=lambda _state: None,
+        private=None,
+    )
+
+
+def _server_init(_model: Model, _rng: np.random.Generator) -> ServerState:
+    """Nobody has delivered: every client starts from the bundle's model."""
+    return ServerState(round_id=0, tensors={})
+
+
+def _downlink(
+    context: AveragingContext[FedAmpSettings], state: ServerState, client_id: str
+) -> Payload:
+    models, params = models_of(state.tensors), context.model.params
+    if not models:
+        return Payload(round_id=state.round_id + 1, tensors=prefixed(PARAMS, params))
+    row = list(models).index(client_id) if client_id in models else len(models)
+    weights = state.tensors[_ATTENTION][row].tolist()
+    mean = WeightedMean(params.layout.size)
+    # Algorithm 1: u_i; the weights' sum is 1.
+    mean.add_all(list(zip([*models.values(), params.buffer], weights, strict=True)))
+    u = TensorMap(context.shared, mean.result())
+    return Payload(round_id=state.round_id + 1, tensors={**u})
+
+
+def _client_update(
+    context: AveragingContext[FedAmpSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
+) -> tuple[ClientState, Update]:
+    settings = context.settings
+    received = receive(context, state, payload)
+    start = initialise(settings, received, tools)
+    # Algorithm 1: ∇F_i(w) + λ / alpha_k (w - u_i)
+    fit = Fit(proximal=(settings.lam / settings.alpha, received.network.params))
+    trained = train(start.network.copy(), tools.training, settings, fit)
+    return finish_round(start, trained, tools, context.shared)
+
+
+def _aggregate(
+    context: AveragingContext[FedAmpSettings],
+    state: ServerState,
+    updates: Updates,
+    _tools: ServerTools,
+) -> ServerState:
+    before = models_of(state.tensors)
+    models = with_delivered(before, updates, context.shared)
+    if models is before:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    every = [*models.values(), context.model.params.buffer]
+    tensors: dict[str, NDArray[Any]] = {**kept_models(models)}
+    tensors[_ATTENTION] = _attention(context.settings, every)
+    return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _attention(settings: FedAmpSettings, every: list[Vector]) -> NDArray[np.float64]:
+    """ξ of the clients' models and, in the last place, the bundle's."""
+    weights = _RULES[settings.attention](settings, every)
+    np.fill_diagonal(weights, 0)
+    weights[:, -1] = 0  # nobody but a newcomer counts the bundle's model
+    sums = weights.sum(axis=1)
+    weights /= np.maximum(sums, 1)[:, None]
+    np.fill_diagonal(weights, np.maximum(1 - weights.sum(axis=1), 0))
+    return weights
+
+
+def _by_distance(settings: FedAmpSettings, every: list[Vector]) -> NDArray[np.float64]:
+    """alpha_k A'(x) = alpha_k / sigma exp(-x / sigma)."""
+    apart = _squared_distances(every)
+    return np.asarray(settings.alpha / settings.sigma * np.exp(-apart / settings.sigma))
+
+
+def _by_cosine(settings: FedAmpSettings, every: list[Vector]) -> NDArray[np.float64]:
+    """HeurFedAMP: a softmax over the others, who share 1 - ξ_ii."""
+    cosines = _cosines(every)
+    others = ~np.eye(len(every), dtype=bool)
+    others[:, -1] = False
+    # Compared with the highest, so that a large sigma leaves the nearest their weight.
+    highest = np.where(others, cosines, -1).max(axis=1, keepdims=True)
+    shares = np.where(others, np.exp(settings.sigma * np.minimum(cosines - highest, 0)), 0)
+    sums = shares.sum(axis=1, keepdims=True)
+    return np.asarray((1 - settings.self_weight) * shares / np.where(sums, sums, 1))
+
+
+_RULES = {"distance": _by_distance, "cosine": _by_cosine}
+
+
+def _cosines(every: list[Vector]) -> NDArray[np.float64]:
+    """Of all models to each other; 0 to one of length zero."""
+    apart = _squared_distances([*every, np.zeros_like(every[0])])
+    squares = apart[-1, :-1]
+    products = (squares[:, None] + squares - apart[:-1, :-1]) / 2
+    lengths = np.sqrt(squares)
+    norms = lengths[:, None] * lengths
+    cosines = np.zeros_like(products)
+    np.divide(products, norms, where=norms > 0, out=cosines)
+    return cosines
+
+
+def _squared_distances(every: list[Vector]) -> NDArray[np.float64]:
+    distances = SquaredDistances(len(every))
+    for start in range(0, every[0].size, _BLOCK):
+        block = np.stack([model[start : start + _BLOCK] for model in every])
+        distances.add(block, block[0])
+    return distances.result()

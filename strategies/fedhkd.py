@@ -1,0 +1,275 @@
+"""FedHKD: class means of features and of softened predictions teach every client's training.
+
+Source: Chen, Wang and Vikalo, "The Best of Both Worlds: Accurate Global and Personalized Models
+through Federated Learning with Data-Free Hyper-Knowledge Distillation" (ICLR 2023,
+arXiv:2301.08968), algorithm 1, and the authors' published code
+(github.com/CityChan/Federated-Hyper-Knowledge-Distillation).
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| θ, θ_i | ``params/<name>`` | the model's | float32 |
+| H, h_i | ``prototypes`` | (C, d) | float32 |
+| Q, q_i | ``predictions`` | (C, C) | float32 |
+| classes with both | ``present`` | (C,) | uint8 |
+| N_i^c | ``class_counts`` | (C,) | int64 |
+| λ, gamma, T | ``prediction_weight``, ``feature_weight``, ``temperature`` | () | float |
+| sigma | ``noise`` | () | float |
+
+A round: θ, H and Q go down. The client trains θ on cross-entropy, plus λ times the mean over its
+classes c of |q(H^c) - Q^c|, where q are the softened predictions (softmax of the logits / T) that
+its head makes of H^c, plus gamma times the mean over the batch of |f(x) - H^y|. Then θ_i goes up,
+with h_i, the class means of the trained model's features and Gaussian noise, and q_i, those of its
+softened predictions. The server averages θ by examples, H and Q by examples of the class.
+
+Deviations:
+    - Both terms are norms; the code has a divergence and a mean square in their places, over all
+      classes that any client has had, and clips gradients at 1.1 (``clip_norm`` does).
+    - sigma is the standard deviation of the noise on each number, drawn anew for each class, and 0
+      unless it is set (the code's is 2, one draw for all classes of a client). It comes from the
+      seed of the federation, which the coordinator knows: it is part of the method, and no
+      protection from the coordinator.
+    - A class that no participant has keeps its rows; a class that nobody ever had takes no part.
+    - A client's head is also trained on H of the classes that it has alone.
+    - Buffers of the model stay on the device; features and predictions are those of evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import RefusedError
+from protofleet.strategies.averaging import (
+    AveragingContext,
+    SharedTraining,
+    averaging,
+    finish_round,
+    initialise,
+    receive,
+    share_all,
+)
+from protofleet.strategies.common import PARAMS, combine_updates, downlink, parse_settings, prefixed
+from protofleet.strategies.optimisers import Adam, Sgd, check_range
+from protofleet.strategies.prototypes import (
+    ClassRows,
+    CollectedRows,
+    class_counts_of,
+    class_means,
+    feature_width,
+)
+from protofleet.strategies.training import Fit, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    PrivateForm,
+    ServerState,
+    ServerTools,
+    Strategy,
+    TensorForm,
+    TensorForms,
+    Travels,
+    Update,
+    Updates,
+    float32_forms,
+)
+from protofleet.tensors import Model, Network, Tensors
+
+_PROTOTYPES = "prototypes"
+_PREDICTIONS = "predictions"
+_PRESENT = "present"
+_KNOWLEDGE = (_PROTOTYPES, _PREDICTIONS)
+_OBJECTIVE = "hyper_knowledge"
+_WELL_OUT = 0.5  # of a share, that a lossy codec has moved
+
+DESCRIPTION = Description(
+    name="fedhkd",
+    paper="Chen et al., The Best of Both Worlds: Accurate Global and Personalized Models through "
+    "Federated Learning with Data-Free Hyper-Knowledge Distillation, arXiv:2301.08968",
+    programs=(_OBJECTIVE,),
+    travels=Travels(
+        down=("parameters", "class means of features and of predictions", "which classes have"),
+        up=(
+            "parameters",
+            "class means of features and of predictions",
+            "number of examples",
+            "registered once: number of examples of each class",
+        ),
+        personal=("buffers of the model",),
+    ),
+    class_counts=True,
+    takes_aggregator=True,
+    features=True,
+)
+
+
+class FedHKDSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training, what it is taught, and what is told of it.
+
+    Attributes:
+        prediction_weight: λ, of the distance between softened predictions of class means.
+        feature_weight: gamma, of the distance between features and their class's mean.
+        temperature: T, by which logits are divided.
+        noise: standard deviation of the noise on class means of features.
+    """
+
+    optimiser: Adam | Sgd = Adam(lr=0.001)
+    prediction_weight: float = 0.05
+    feature_weight: float = 0.05
+    temperature: float = 0.5
+    noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("prediction_weight", self.prediction_weight, low=0)
+        check_range("feature_weight", self.feature_weight, low=0)
+        check_range("temperature", self.temperature, low=1e-6)
+        check_range("noise", self.noise, low=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sizes:
+    """Numbers of classes C and of features d."""
+
+    classes: int
+    width: int
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedHKD for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a bundle without
+            features.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, FedHKDSettings)
+    sizes = _Sizes(classes=model.num_classes, width=feature_width(model))
+    context = share_all(DESCRIPTION, chosen, model)
+    knowledge = {
+        _PROTOTYPES: TensorForm((sizes.classes, sizes.width)),
+        _PREDICTIONS: TensorForm((sizes.classes, sizes.classes)),
+    }
+    forms = {**float32_forms(context.shared), **knowledge}
+    present = TensorForm((sizes.classes,), "uint8")
+    return replace(
+        averaging(context, partial(_client_update, sizes)),
+        payload=TensorForms(required={**forms, _PRESENT: present}),
+        uplink=TensorForms(required=forms),
+        server_init=partial(_server_init, sizes),
+        downlink=downlink,
+        check=_check,
+        aggregate=partial(_aggregate, context),
+        private=PrivateForm(
+            baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
+            by_class=frozenset(_KNOWLEDGE),
+        ),
+    )
+
+
+def _no_knowledge(sizes: _Sizes) -> dict[str, ClassRows]:
+    return {
+        _PROTOTYPES: np.zeros((sizes.classes, sizes.width), np.float32),
+        _PREDICTIONS: np.zeros((sizes.classes, sizes.classes), np.float32),
+    }
+
+
+def _server_init(sizes: _Sizes, model: Model, _rng: np.random.Generator) -> ServerState:
+    tensors: dict[str, NDArray[Any]] = {
+        **prefixed(PARAMS, model.params),
+        **_no_knowledge(sizes),
+        _PRESENT: np.zeros(sizes.classes, np.uint8),
+    }
+    return ServerState(round_id=0, tensors=tensors)
+
+
+def _client_update(
+    sizes: _Sizes,
+    context: AveragingContext[FedHKDSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
+) -> tuple[ClientState, Update]:
+    settings = context.settings
+    shared = {name: payload.tensors[name] for name in context.shared.shapes}
+    received = receive(context, state, replace(payload, tensors=shared))
+    fit = _taught(settings, payload.tensors, tools)
+    start = initialise(settings, received, tools, fit)
+    trained = train(start.network, tools.training, settings, fit)
+    own = _knowledge(sizes, settings, trained.network, tools)
+    return finish_round(start, trained, tools, context.shared, send=own)
+
+
+def _taught(settings: FedHKDSettings, tensors: Tensors, tools: ClientTools) -> Fit:
+    """What the client's training is taught, of the classes that it has."""
+    own = np.isin(np.arange(len(tensors[_PRESENT])), tools.training.y)
+    inputs = {
+        _PROTOTYPES: tensors[_PROTOTYPES],
+        _PREDICTIONS: tensors[_PREDICTIONS],
+        _PRESENT: (own & (tensors[_PRESENT] > 0)).astype(np.float32),
+        "temperature": np.float32(settings.temperature),
+        "prediction_weight": np.float32(settings.prediction_weight),
+        "feature_weight": np.float32(settings.feature_weight),
+    }
+    return Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs)
+
+
+def _knowledge(
+    sizes: _Sizes, settings: FedHKDSettings, network: Network, tools: ClientTools
+) -> dict[str, ClassRows]:
+    """Class means of features, with noise, and of softened predictions; zeros without examples."""
+    x, y = tools.training.x, tools.training.y
+    if not len(y):
+        return _no_knowledge(sizes)
+    means, counts = class_means(tools.features(network, x), y, sizes.classes)
+    if settings.noise:
+        drawn = tools.training.rng.standard_normal(means.shape)
+        means += (settings.noise * drawn * (counts > 0)[:, None]).astype(np.float32)
+    softened = _softmax(tools.predict(network, x) / settings.temperature)
+    predictions, _ = class_means(softened, y, sizes.classes)
+    return {_PROTOTYPES: means, _PREDICTIONS: predictions}
+
+
+def _softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+    exponents = np.exp(logits - logits.max(axis=1, keepdims=True), dtype=np.float64)
+    shares: NDArray[np.float32] = exponents / exponents.sum(axis=1, keepdims=True)
+    return shares.astype(np.float32)
+
+
+def _check(update: Update) -> None:
+    shares = update.tensors[_PREDICTIONS]
+    if shares.size and not -_WELL_OUT <= shares.min() <= shares.max() <= 1 + _WELL_OUT:
+        raise RefusedError(
+            "content",
+            f"tensor '{_PREDICTIONS}': expected shares from 0 to 1, got {shares.min():g} to "
+            f"{shares.max():g}",
+        )
+
+
+def _aggregate(
+    context: AveragingContext[FedHKDSettings],
+    state: ServerState,
+    updates: Updates,
+    tools: ServerTools,
+) -> ServerState:
+    classes = context.model.num_classes
+    rows = CollectedRows(
+        old={name: state.tensors[name] for name in _KNOWLEDGE},
+        weigh=lambda update: np.maximum(class_counts_of(update, classes), 0),
+    )
+    params = combine_updates(
+        updates, context.shared, tools.aggregator, state.tensors, visit=rows.collect
+    )
+    if params is None:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    tensors: dict[str, NDArray[Any]] = {
+        **params,
+        **rows.merged(tools.aggregator, len(updates)),
+        _PRESENT: rows.present(state.tensors[_PRESENT]),
+    }
+    return ServerState(round_id=state.round_id + 1, tensors=tensors)

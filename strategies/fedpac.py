@@ -1,0 +1,429 @@
+"""FedPAC: features are drawn to common class means; each client gets a head made of those alike.
+
+Source: Xu, Tong and Huang, "Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration" (ICLR 2023, arXiv:2306.11867), algorithm 1, and the authors' published code
+(github.com/JianXu95/FedPAC).
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| θ | ``params/<name>`` without the head | the model's | float32 |
+| φ_i | ``params/<head…>`` | the model's | float32 |
+| c | ``prototypes`` | (C, d) | float32 |
+| classes with c | ``present`` | (C,) | uint8 |
+| h_i, row k: p_i(k) · mean of class k | ``weighted_means`` | (C, d) | float32 |
+| V_i | ``variance`` | () | float32 |
+| n_i(k); p_i(k) = n_i(k) / n_i | ``class_counts`` | (C,) | int64 |
+| combined heads; whose | ``heads``; ``clients``, on the server | (K, size); (K,) | float32; int64 |
+| λ | ``prototype_weight`` | () | float |
+
+A round: θ, c and the client's own combined head go down, the head from its second round on. With
+that model, before any training, the client takes h_i and V_i, the mean of |f(x)|² less |h_i|²: the
+variance of features that stand in the row of their class, whose mean is h_i. Then its head moves
+alone on cross-entropy, then θ alone on cross-entropy plus λ |f(x) - c_y|², from round 2 on. θ, φ_i,
+the class means of the trained model's features and both statistics come up. The server averages θ
+by examples, class means by examples of the class, and gives each client of the round the head
+Σ_j a_ij φ_j, whose a_i makes Σ_j a_ij² V_j / n_j + |h_i - Σ_j a_ij h_j|² least, of all a_ij ≥ 0
+with Σ_j a_ij = 1.
+
+Deviations:
+    - A quadratic programme is solved by pivoting (``kernels.simplex_minimum``), not by a general
+      solver; the code first drops small eigenvalues if rounding has made one negative.
+    - Weights below ``smallest_weight`` count as zero, and the others are scaled to the sum 1, as
+      the paper's constraint says and the code does where it combines heads (``rescale = false``:
+      left as they are).
+    - λ weighs the squared distance (``prototype_distance = "mean"``: its mean over the features, as
+      in the code).
+    - A client's class without a global mean is drawn to its own mean at the received model, as in
+      the code.
+    - A client that has not taken part keeps the bundle's head; V_i and h_i are float32.
+    - Buffers of the model stay on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.errors import RefusedError
+from protofleet.kernels import gram, simplex_minimum
+from protofleet.strategies.common import (
+    PARAMS,
+    client_init,
+    client_key,
+    client_model,
+    combine_updates,
+    network_tensors,
+    parse_settings,
+    prefixed,
+    shared_layout,
+    unpack_network,
+)
+from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Sgd, check_range
+from protofleet.strategies.prototypes import (
+    CollectedRows,
+    class_counts_of,
+    class_means,
+    feature_width,
+)
+from protofleet.strategies.training import Fit, Trained, Training, train
+from protofleet.strategies.types import (
+    TASK_LOSS,
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    ServerState,
+    ServerTools,
+    Strategy,
+    TensorForm,
+    TensorForms,
+    Travels,
+    Update,
+    Updates,
+    float32_forms,
+)
+from protofleet.tensors import Layout, Model, Network, TensorMap
+
+_PROTOTYPES = "prototypes"
+_PRESENT = "present"
+_WEIGHTED = "weighted_means"
+_VARIANCE = "variance"
+_HEADS = "heads"
+_CLIENTS = "clients"
+_OBJECTIVE = "prototype_mse"
+
+DESCRIPTION = Description(
+    name="fedpac",
+    paper="Xu et al., Personalized Federated Learning with Feature Alignment and Classifier "
+    "Collaboration, arXiv:2306.11867",
+    programs=(TASK_LOSS, _OBJECTIVE),
+    travels=Travels(
+        down=("body", "class means of features", "from a client's second round on: its own head"),
+        up=(
+            "body",
+            "head",
+            "class means of features, before and after training",
+            "variance of features",
+            "number of examples",
+            "registered once: number of examples of each class",
+        ),
+        personal=("head", "buffers of the model"),
+    ),
+    class_counts=True,
+    takes_aggregator=True,
+    features=True,
+)
+
+
+class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training in two phases, and how heads are combined.
+
+    Attributes:
+        head: parameters whose names start so are the client's own; None: those that the bundle
+            calls its head.
+        head_epochs: passes that move the head alone, before ``epochs`` passes that move the body.
+        head_optimiser: of the head; ``optimiser`` is the body's.
+        prototype_weight: λ.
+        prototype_distance: ``sum`` over the features of the squared differences, or their ``mean``.
+        smallest_weight: smaller weights of heads count as zero.
+        rescale: the others are scaled to the sum 1.
+    """
+
+    epochs: int = 5
+    batch_size: int = 50
+    optimiser: Adam | Sgd = Sgd(lr=0.01, momentum=0.5, weight_decay=5e-4)
+    head: str | None = None
+    head_epochs: int = 1
+    head_optimiser: Adam | Sgd = Sgd(lr=0.1, momentum=0.5, weight_decay=5e-4)
+    prototype_weight: float = 1.0
+    prototype_distance: Literal["sum", "mean"] = "sum"
+    smallest_weight: float = 1e-3
+    rescale: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
+        check_range("prototype_weight", self.prototype_weight, low=0)
+        check_range("smallest_weight", self.smallest_weight, low=0, high=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """What all functions know.
+
+    Attributes:
+        body, head: prefixed layouts of the parameters.
+        width: d.
+    """
+
+    settings: FedPacSettings
+    model: Model
+    body: Layout
+    head: Layout
+    width: int
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedPAC for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a head that is all of
+            the model or nothing of it, or a bundle without features.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, FedPacSettings)
+    context = _context(chosen, model)
+    rows = TensorForm((model.num_classes, context.width))
+    body, head = float32_forms(context.body), float32_forms(context.head)
+    present = TensorForm((model.num_classes,), "uint8")
+    statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _VARIANCE: TensorForm(())}
+    return Strategy(
+        description=DESCRIPTION,
+        settings=chosen,
+        payload=TensorForms(required={**body, _PROTOTYPES: rows, _PRESENT: present}, optional=head),
+        uplink=TensorForms(required={**body, **head, **statistics}),
+        server_init=partial(_server_init, context),
+        downlink=partial(_downlink, context),
+        client_init=client_init,
+        client_update=partial(_client_update, context),
+        client_model=partial(client_model, model),
+        carried=frozenset(context.head.shapes),
+        check=_check,
+        aggregate=partial(_aggregate, context),
+        server_model=lambda _state: None,
+    )
+
+
+def _context(settings: FedPacSettings, model: Model) -> _Context:
+    body = shared_layout(model, settings.head)
+    every = prefixed(PARAMS, model.params)
+    head = Layout.of({n: v.shape for n, v in every.items() if n not in body.shapes})
+    width = feature_width(model)
+    return _Context(settings=settings, model=model, body=body, head=head, width=width)
+
+
+def _server_init(context: _Context, model: Model, _rng: np.random.Generator) -> ServerState:
+    every, classes = prefixed(PARAMS, model.params), model.num_classes
+    tensors: dict[str, NDArray[Any]] = {
+        **{name: every[name] for name in context.body.shapes},
+        _PROTOTYPES: np.zeros((classes, context.width), np.float32),
+        _PRESENT: np.zeros(classes, np.uint8),
+        _HEADS: np.zeros((0, context.head.size), np.float32),
+        _CLIENTS: np.zeros(0, np.int64),
+    }
+    return ServerState(round_id=0, tensors=tensors)
+
+
+def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
+    names = (*context.body.shapes, _PROTOTYPES, _PRESENT)
+    tensors = {name: state.tensors[name] for name in names}
+    for row in np.flatnonzero(state.tensors[_CLIENTS] == client_key(client_id)):
+        tensors |= TensorMap(context.head, state.tensors[_HEADS][row])
+    return Payload(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _client_update(
+    context: _Context, state: ClientState, payload: Payload, tools: ClientTools
+) -> tuple[ClientState, Update]:
+    network = unpack_network({**state.tensors, **payload.tensors}, context.model)
+    before = _local_means(context, network, tools)
+    trained = _two_phases(context, network, payload, before, tools)
+    after = _local_means(context, trained.network, tools)
+    kept = network_tensors(trained.network)
+    own = (*context.body.shapes, *context.head.shapes)
+    update = Update(
+        client_id=tools.client_id,
+        round_id=payload.round_id,
+        num_examples=len(tools.training.y),
+        tensors={
+            **{name: kept[name] for name in own},
+            _PROTOTYPES: after.means,
+            _WEIGHTED: before.weighted.astype(np.float32),
+            _VARIANCE: np.array(before.variance, np.float32),
+        },
+        evaluation=tools.evaluate(trained.network),
+        loss=trained.loss,
+    )
+    return ClientState(round_id=payload.round_id, tensors=kept), update
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LocalMeans:
+    """What a model makes of a client's examples, class by class.
+
+    Attributes:
+        means: ``(C, d) float32``; zeros for absent classes.
+        counts: ``(C,) int64``.
+        square: mean of |f|² over the examples.
+    """
+
+    means: NDArray[np.float32]
+    counts: NDArray[np.int64]
+    square: float
+
+    @property
+    def weighted(self) -> NDArray[np.float64]:
+        """h_i: means times the classes' shares, ``(C, d)``."""
+        shares = self.counts / max(int(self.counts.sum()), 1)
+        weighted: NDArray[np.float64] = self.means * shares[:, None]
+        return weighted
+
+    @property
+    def variance(self) -> float:
+        """V_i, never negative."""
+        return max(self.square - float(np.square(self.weighted).sum()), 0.0)
+
+
+def _local_means(context: _Context, network: Network, tools: ClientTools) -> _LocalMeans:
+    classes, y = context.model.num_classes, tools.training.y
+    features = np.zeros((0, context.width), np.float32)
+    if len(y):
+        features = tools.features(network, tools.training.x)
+    means, counts = class_means(features, y, classes)
+    total = float(np.square(features, dtype=np.float64).sum())
+    return _LocalMeans(means=means, counts=counts, square=total / max(len(y), 1))
+
+
+def _two_phases(
+    context: _Context, network: Network, payload: Payload, own: _LocalMeans, tools: ClientTools
+) -> Trained:
+    """The network with the head fitted, and then with the body fitted too: in one memory."""
+    settings = context.settings
+    head, body = ({name.removeprefix(PARAMS) for name in part.shapes} for part in _parts(context))
+    fitted = train(
+        network,
+        tools.training,
+        msgspec.structs.replace(settings, epochs=settings.head_epochs),
+        Fit(groups=[Group(names=head, optimiser=settings.head_optimiser)]),
+    )
+    groups = [Group(names=body, optimiser=settings.optimiser)]
+    inputs = _pull(context, payload, own)
+    fit = Fit(objective=_OBJECTIVE, inputs=lambda _rows: inputs, groups=groups)
+    return train(fitted.network, tools.training, settings, fit)
+
+
+def _parts(context: _Context) -> tuple[Layout, Layout]:
+    return context.head, context.body
+
+
+def _pull(context: _Context, payload: Payload, own: _LocalMeans) -> dict[str, Any]:
+    """Where each class's features are drawn to, and how strongly."""
+    settings = context.settings
+    there = payload.tensors[_PRESENT] > 0
+    weight = settings.prototype_weight * (payload.round_id > 1)
+    if settings.prototype_distance == "sum":
+        weight *= context.width  # the objective has the mean
+    return {
+        "prototypes": np.where(there[:, None], payload.tensors[_PROTOTYPES], own.means),
+        "present": (there | (own.counts > 0)).astype(np.float32),
+        "weight": np.float32(weight),
+    }
+
+
+def _check(update: Update) -> None:
+    variance = float(update.tensors[_VARIANCE])
+    if variance < 0:
+        raise RefusedError(
+            "content", f"tensor '{_VARIANCE}': expected at least 0, got {variance:g}"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class _Collaboration:
+    """Heads and statistics of a round's clients, by ascending client.
+
+    Attributes:
+        head: prefixed layout of a head.
+    """
+
+    head: Layout
+    clients: list[int] = field(default_factory=list)
+    heads: list[NDArray[np.float32]] = field(default_factory=list)
+    weighted: list[NDArray[np.float32]] = field(default_factory=list)
+    variances: list[float] = field(default_factory=list)
+
+    def collect(self, update: Update) -> None:
+        """Take what an update says."""
+        tensors = {name: update.tensors[name] for name in self.head.shapes}
+        self.clients.append(client_key(update.client_id))
+        self.heads.append(TensorMap.pack(tensors, self.head).buffer)
+        self.weighted.append(np.array(update.tensors[_WEIGHTED]).reshape(-1))
+        self.variances.append(float(update.tensors[_VARIANCE]) / update.num_examples)
+
+    def combined(self, settings: FedPacSettings) -> NDArray[np.float32]:
+        """A head for each client, ``(S, size)``."""
+        weights = head_weights(np.stack(self.weighted), self.variances)
+        weights[weights < settings.smallest_weight] = 0
+        totals = weights.sum(axis=1, keepdims=True)
+        nobody = totals[:, 0] == 0  # all are below the bound: each keeps its own
+        weights[nobody], totals[nobody] = np.eye(len(weights))[nobody], 1
+        if settings.rescale:
+            weights /= totals
+        combined = np.zeros((len(weights), self.head.size))
+        for column, own in zip(weights.T, self.heads, strict=True):
+            combined += column[:, None] * own
+        return combined.astype(np.float32)
+
+
+def head_weights(weighted: NDArray[np.float32], variances: Sequence[float]) -> NDArray[np.float64]:
+    """Row i makes Σ_j a_j² v_j + |h_i - Σ_j a_j h_j|² least, of all a ≥ 0 with Σ_j a_j = 1.
+
+    Args:
+        weighted: h_i of each client, ``(S, C·d) float32``.
+        variances: v_i = V_i / n_i, at least 0.
+
+    Returns:
+        ``(S, S) float64``.
+    """
+    products = gram(weighted)
+    squares = np.diag(products)
+    spread = np.diag(np.asarray(variances, np.float64))
+    rows = [
+        # (h_i - h_j) · (h_i - h_k), for all j and k
+        simplex_minimum(spread + squares[i] - products[i] - products[i][:, None] + products)
+        for i in range(len(products))
+    ]
+    return np.stack(rows)
+
+
+def _aggregate(
+    context: _Context, state: ServerState, updates: Updates, tools: ServerTools
+) -> ServerState:
+    classes = context.model.num_classes
+    rows = CollectedRows(
+        old={_PROTOTYPES: state.tensors[_PROTOTYPES]},
+        weigh=lambda update: np.maximum(class_counts_of(update, classes), 0),
+    )
+    heads = _Collaboration(head=context.head)
+
+    def visit(position: int, update: Update) -> None:
+        rows.collect(position, update)
+        heads.collect(update)
+
+    body = combine_updates(updates, context.body, tools.aggregator, state.tensors, visit=visit)
+    if body is None:
+        return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    tensors: dict[str, NDArray[Any]] = {
+        **body,
+        **rows.merged(tools.aggregator, len(updates)),
+        _PRESENT: rows.present(state.tensors[_PRESENT]),
+        **_remembered(state, heads.clients, heads.combined(context.settings)),
+    }
+    return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _remembered(
+    state: ServerState, clients: Sequence[int], heads: NDArray[np.float32]
+) -> dict[str, NDArray[Any]]:
+    """Every client's last combined head: those of this round, and the others' as they were."""
+    new = np.array(clients, np.int64)
+    others = ~np.isin(state.tensors[_CLIENTS], new)
+    keys = np.concatenate([state.tensors[_CLIENTS][others], new])
+    order = np.argsort(keys, kind="stable")
+    every = np.concatenate([state.tensors[_HEADS][others], heads])
+    return {_CLIENTS: keys[order], _HEADS: every[order]}

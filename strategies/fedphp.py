@@ -1,0 +1,180 @@
+"""FedPHP: a private model inherits what each round teaches, and teaches the next one.
+
+Source: Li, Zhan, Shao, Li and Song, "FedPHP: Federated Personalization with Inherited Private
+Models" (ECML PKDD 2021).
+
+| symbol | name | shape | dtype |
+|---|---|---|---|
+| w, w_i | ``params/<name>`` of payload and update | the model's | float32 |
+| w_p | ``params/<name>`` of the client's state | the model's | float32 |
+| w_i as kept | ``shared/params/<name>``, for ``local_init`` | the model's | float32 |
+| Q_i, Q | ``inherited`` of the client's state, ``participations`` | () | int64, int |
+| μ, λ | ``mu``, ``lam`` | () | float |
+
+A round: w goes down; the client trains a copy of it, w_i, on (1 - λ) times the cross-entropy plus λ
+times the transfer from its personal model w_p, and sends w_i up; the server averages as FedAvg.
+Then w_p becomes μ_t w_p + (1 - μ_t) w_i with μ_t = μ Q_i / Q, where Q_i counts the client's earlier
+rounds: the longer a client has taken part, the less a single round changes its model. w_p never
+leaves the device and is what is scored. The transfer is the squared maximum mean discrepancy of the
+two models' features of a batch, or the divergence of w_i's predictions from those of w_p. What w_p
+gives for the client's examples is computed once a round.
+
+Deviations:
+    - In a client's first round there is no w_p: it trains on the cross-entropy alone, and w_p
+      becomes w_i.
+    - From Q earlier rounds on μ_t is μ.
+    - Buffers of the model are inherited as parameters are.
+    - The discrepancy is summed over four Gaussian kernels, with PFLlib's bandwidths.
+    - With ``local_init`` the client's own shared model of its last round is mixed with w.
+    - Clients count by examples; default optimiser as in ``fedavg.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protofleet.strategies import common
+from protofleet.strategies.averaging import (
+    AveragingContext,
+    SharedTraining,
+    averaging,
+    finish_round,
+    keep_both,
+    local_init,
+    receive,
+    scored_early,
+    share_all,
+    shared_state,
+)
+from protofleet.strategies.common import client_model, network_names, parse_settings
+from protofleet.strategies.optimisers import check_range
+from protofleet.strategies.prototypes import feature_width
+from protofleet.strategies.training import ExampleRows, Fit, train
+from protofleet.strategies.types import (
+    ClientState,
+    ClientTools,
+    Description,
+    Payload,
+    Strategy,
+    Travels,
+    Update,
+)
+from protofleet.tensors import Model, Network
+
+_INHERITED = "inherited"
+_OBJECTIVE = "fedphp"
+
+DESCRIPTION = Description(
+    name="fedphp",
+    paper="Li et al., FedPHP: Federated Personalization with Inherited Private Models, "
+    "ECML PKDD 2021",
+    programs=(_OBJECTIVE,),
+    travels=Travels(
+        down=("parameters",),
+        up=("parameters", "number of examples"),
+        personal=("personal model", "number of own rounds", "buffers of both models"),
+    ),
+    takes_aggregator=True,
+    features=True,
+)
+
+
+class FedPhpSettings(SharedTraining, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Local training, what it learns from the personal model, and how that one changes.
+
+    Attributes:
+        mu: μ: share of the personal model that stays in the end.
+        participations: Q: earlier rounds of a client after which so much stays.
+        lam: λ: weight of the transfer; the cross-entropy has the rest.
+        transfer: ``mmd``: of features; ``kl``: of predictions.
+    """
+
+    mu: float = 0.9
+    participations: int = 100
+    lam: float = 0.1
+    transfer: Literal["mmd", "kl"] = "mmd"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("mu", self.mu, low=0, high=1)
+        check_range("participations", self.participations, low=1)
+        check_range("lam", self.lam, low=0, high=1)
+
+
+def build(settings: Mapping[str, Any], model: Model) -> Strategy:
+    """FedPHP for one model.
+
+    Raises:
+        InputError: unknown setting, wrong type, a value outside its range, or a bundle
+            without features.
+    """
+    chosen = parse_settings(DESCRIPTION.name, settings, FedPhpSettings)
+    feature_width(model)
+    return replace(
+        averaging(share_all(DESCRIPTION, chosen, model), _client_update),
+        client_init=_client_init,
+        carried=network_names(model) | {_INHERITED},
+    )
+
+
+def _client_init(model: Model) -> ClientState:
+    fresh = common.client_init(model)
+    return replace(fresh, tensors={**fresh.tensors, _INHERITED: np.array(0, np.int64)})
+
+
+def _client_update(
+    context: AveragingContext[FedPhpSettings],
+    state: ClientState,
+    payload: Payload,
+    tools: ClientTools,
+) -> tuple[ClientState, Update]:
+    settings, count = context.settings, int(state.tensors[_INHERITED])
+    personal = client_model(context.model, state)
+    early = tools.evaluate(personal) if scored_early(settings, payload) else None
+    fit = _transfer(context, personal, count, tools)
+    start = local_init(settings, receive(context, shared_state(state), payload), tools, fit)
+    trained = train(start.network, tools.training, settings, fit)
+    if trained.steps:
+        kept = settings.mu * min(count / settings.participations, 1.0)  # μ_t
+        _inherit(personal, trained.network, kept)
+        count += 1
+    start = replace(start, evaluation=early or tools.evaluate(personal))
+    shared, update = finish_round(start, trained, tools, context.shared)
+    after = keep_both(settings, personal, shared)
+    tensors: dict[str, NDArray[Any]] = {**after.tensors, _INHERITED: np.array(count, np.int64)}
+    return replace(after, tensors=tensors), update
+
+
+def _transfer(
+    context: AveragingContext[FedPhpSettings], personal: Network, count: int, tools: ClientTools
+) -> Fit:
+    """What the personal model gives for every example, and what it weighs."""
+    settings, x = context.settings, tools.training.x
+    if not len(tools.training.y):
+        return Fit(objective=_OBJECTIVE)
+    lam = settings.lam if count else 0.0
+    teacher = np.zeros((len(x), context.model.features), np.float32)
+    outputs = np.zeros((len(x), context.model.num_classes), np.float32)
+    if lam and settings.transfer == "mmd":
+        teacher = tools.features(personal, x)
+    elif lam:
+        outputs = tools.predict(personal, x)
+    weights = {"mmd": 0.0, "kl": 0.0, settings.transfer: lam, "local": 1 - lam}
+    scalars = {name: np.float32(weight) for name, weight in weights.items()}
+
+    def inputs(rows: ExampleRows) -> Mapping[str, Any]:
+        return {"teacher": teacher[rows], "teacher_outputs": outputs[rows], **scalars}
+
+    return Fit(objective=_OBJECTIVE, inputs=inputs)
+
+
+def _inherit(personal: Network, trained: Network, kept: float) -> None:
+    """Move the personal model, in place, to ``kept`` of itself and the rest of the trained one."""
+    pairs = ((personal.params, trained.params), (personal.buffers, trained.buffers))
+    for own, new in pairs:
+        own.buffer[...] = new.buffer + np.float32(kept) * (own.buffer - new.buffer)

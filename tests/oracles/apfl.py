@@ -1,0 +1,39 @@
+"""APFL, algorithm 1 of arXiv:2003.13461 with an adaptive share, in float64."""
+
+import numpy as np
+
+
+class Apfl:
+    """A server and its clients.
+
+    Args:
+        gradient: of a client's name, a point and a batch.
+        clients: their names.
+        w: where the server and every personal model start.
+        alpha: share of the personal model at first.
+        lr, alpha_lr: of both models, and of the share.
+    """
+
+    def __init__(self, gradient, clients, w, *, alpha, lr, alpha_lr):
+        self.gradient, self.w = gradient, np.array(w, np.float64)
+        self.lr, self.alpha_lr = lr, alpha_lr
+        self.own = dict.fromkeys(clients, self.w)
+        self.alpha = dict.fromkeys(clients, alpha)
+        self.mixed = {}
+
+    def round(self, cohort, batches):
+        """One round; ``batches`` by client: one for each step."""
+        self.w = np.mean([self._client(name, batches[name]) for name in cohort], axis=0)
+
+    def _client(self, name, batches):
+        w, v, alpha = self.w, self.own[name], self.alpha[name]
+        for batch in batches:
+            slope = self.gradient(name, alpha * v + (1 - alpha) * w, batch)
+            w, v, alpha = (
+                w - self.lr * self.gradient(name, w, batch),
+                v - self.lr * alpha * slope,
+                np.clip(alpha - self.alpha_lr * np.dot(v - w, slope), 0, 1),
+            )
+        self.own[name], self.alpha[name] = v, alpha
+        self.mixed[name] = alpha * v + (1 - alpha) * w
+        return w

@@ -1,0 +1,216 @@
+"""APPLE against its published equations, round by round."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from oracles.apple import Apple
+from quadratic_clients import (
+    COHORTS,
+    COUNTS,
+    TARGETS,
+    QuadraticClients,
+    flat,
+    gradients,
+    relative_error,
+    start,
+)
+from toy_model import new_rng, server_tools
+
+from protofleet.errors import InputError
+from protofleet.strategies import build
+from protofleet.strategies.common import client_key
+from protofleet.strategies.types import Payload, Update
+
+_LR, _STEPS = 0.2, 3
+_SETTINGS = {"epochs": _STEPS, "optimiser": {"kind": "sgd", "lr": _LR}}
+_BY_KEY = {client_key(name): name for name in TARGETS}
+
+
+def _clients(make_tools, **settings):
+    return QuadraticClients(build("apple", {**_SETTINGS, **settings}, start()), make_tools)
+
+
+def _names(clients, name):
+    """Whose core models a client was sent."""
+    return [_BY_KEY[key] for key in clients.sent[name].tensors["keys"].tolist()]
+
+
+@pytest.mark.parametrize("models", [0, 1, 2])
+@pytest.mark.parametrize(("relation_lr", "mu", "rounds"), [(0.02, 0.5, 4), (0.005, 0.1, 100)])
+def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
+    make_tools, models, relation_lr, mu, rounds
+):
+    known = {"relation_lr": relation_lr, "mu": mu}
+    clients = _clients(make_tools, models=models, penalty_rounds=rounds, **known)
+    oracle = Apple(
+        gradients(), COUNTS, start().params.buffer, lr=_LR, steps=_STEPS, rounds=rounds, **known
+    )
+    for cohort in COHORTS:
+        clients.round(cohort)
+        received = {name: _names(clients, name) for name in cohort}
+        assert all(name not in others for name, others in received.items())
+        assert models == 0 or all(len(others) <= models for others in received.values())
+        oracle.round(received)
+        for name in cohort:
+            tensors = clients.states[name].tensors
+            assert relative_error(flat(tensors, "core/"), oracle.cores[name]) < 5e-6
+            assert relative_error(flat(tensors), oracle.personal[name]) < 5e-6
+            kept = clients.server.tensors[f"client/{name}"]
+            np.testing.assert_array_equal(kept, flat(tensors, "core/"))
+            order = [_BY_KEY[key] for key in tensors["met/keys"].tolist()]
+            expected = [oracle.relations[name][other] for other in [*order, name]]
+            np.testing.assert_allclose(tensors["relations"], expected, atol=5e-6)
+    counts = [COUNTS[name] for name in sorted(COUNTS)]
+    np.testing.assert_array_equal(clients.server.tensors["examples"], counts)
+
+
+def test_all_are_sent_or_as_many_as_are_asked_for_in_turn(make_tools):
+    for models, most in ((0, 3), (2, 2)):
+        clients = _clients(make_tools, models=models)
+        clients.round("abcd")
+        seen = set()
+        for _ in range(6):
+            clients.round("a")
+            names = _names(clients, "a")
+            assert len(names) == most
+            seen |= set(names)
+        assert seen == set("bcd")
+
+
+def test_clients_of_a_kind_count_for_more_than_others(make_tools):
+    """a and b want nearly the same, c and d too. Without a penalty the weights say so."""
+    clients = _clients(make_tools, relation_lr=0.02, mu=0.0)
+    for _ in range(40):
+        clients.round("abcd")
+    for name, kin in zip("abcd", "badc", strict=True):
+        tensors = clients.states[name].tensors
+        order = [_BY_KEY[key] for key in tensors["met/keys"].tolist()]
+        assert order[int(tensors["relations"][:-1].argmax())] == kin
+
+
+def test_until_others_are_known_a_client_trains_alone(make_tools):
+    """Its first round is plain training of the core model with p_ii near 1."""
+    clients = _clients(make_tools, relation_lr=0.0)
+    (update,) = clients.round("a")
+    w = start().params.buffer.astype(np.float64)
+    for _ in range(_STEPS):
+        w = w - _LR * gradients()["a"](w)
+    assert relative_error(flat(update.tensors, "own/"), w) < 1e-6
+    np.testing.assert_array_equal(clients.states["a"].tensors["relations"], [1])
+
+
+def test_a_device_without_examples_infers_with_the_mean_of_the_others(make_tools):
+    clients = _clients(make_tools, relation_lr=0.0)
+    updates = clients.round("ab")
+    tools, _ = make_tools("z", [])
+    strategy = clients.strategy
+    state, update = strategy.client_update(
+        strategy.client_init(start()), strategy.downlink(clients.server, "z"), tools
+    )
+    assert update.num_examples == 0
+    a, b = (flat(one.tensors, "own/") for one in updates)
+    np.testing.assert_allclose(flat(state.tensors), (2 * a + 3 * b) / 5, rtol=1e-6)
+
+
+def test_whoever_is_not_sent_any_more_is_forgotten_unless_models_are_kept(make_tools):
+    """A payload with nobody: with all, the client is alone again; with some, it still knows."""
+    for models, left in ((0, 0), (2, 2)):
+        clients = _clients(make_tools, models=models)
+        clients.round("abc")
+        clients.round("a")
+        nobody = {
+            "others": np.zeros((0, 5), np.float32),
+            "keys": np.zeros(0, np.int64),
+            "examples": np.zeros(0, np.int64),
+        }
+        payload = Payload(round_id=3, tensors=nobody)
+        state, _ = clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
+        assert len(state.tensors["met/keys"]) == left
+        assert ("met/others" in state.tensors) == bool(models)
+        assert np.isfinite(flat(state.tensors)).all()
+
+
+def test_a_coordinator_that_sends_nonsense_breaks_no_device(make_tools):
+    """One client twice, and a negative number of examples."""
+    clients = _clients(make_tools)
+    clients.round("a")
+    tensors = {
+        "others": np.ones((2, 5), np.float32),
+        "keys": np.array([7, 7], np.int64),
+        "examples": np.array([-5, -5], np.int64),
+    }
+    payload = Payload(round_id=2, tensors=tensors)
+    state, update = clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
+    assert state.tensors["met/keys"].tolist() == [7]
+    assert np.isfinite(flat(update.tensors, "own/")).all()
+
+
+def test_the_state_keeps_copies_of_what_a_client_sent(make_tools):
+    clients = _clients(make_tools)
+    (update,) = clients.round("a")
+    for value in update.tensors.values():
+        assert not np.shares_memory(value, clients.server.tensors["client/a"])
+    huge = {name: np.full_like(v, 3e5) for name, v in update.tensors.items()}
+    liar = Update(client_id="z", round_id=2, num_examples=1, tensors=huge)
+    after = clients.strategy.aggregate(clients.server, [liar], server_tools())
+    assert after.tensors["client/a"] is clients.server.tensors["client/a"]
+
+
+def test_a_shortened_gradient_moves_core_model_and_weights(make_tools):
+    """One step from 0.5, -0.5, 0, 1, 0 with a gradient of norm 0.1."""
+    clients = _clients(make_tools, epochs=1, clip_norm=0.1, relation_lr=0.5, mu=0.0)
+    w = start().params.buffer.astype(np.float64)
+    g = gradients()["a"](w)
+    g *= 0.1 / np.linalg.norm(g)
+    clients.round("a")
+    state = clients.states["a"].tensors
+    np.testing.assert_allclose(flat(state, "core/"), w - _LR * g, rtol=1e-4)
+    np.testing.assert_allclose(state["relations"], [1 - 0.5 * g @ w], rtol=1e-4)
+
+
+def test_an_early_score_is_of_the_sum_that_training_starts_from(make_tools):
+    scored = []
+
+    def evaluate(_name):
+        return lambda network: scored.append(network.params.buffer.copy())
+
+    strategy = build("apple", {**_SETTINGS, "score_at": "start"}, start())
+    clients = QuadraticClients(strategy, make_tools, evaluate=evaluate)
+    clients.round("a")
+    np.testing.assert_array_equal(scored[0], start().params.buffer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"models": -1}, "setting 'models'"),
+        ({"relation_lr": -1}, "setting 'relation_lr'"),
+        ({"mu": -1}, "setting 'mu'"),
+        ({"penalty_rounds": -1}, "setting 'penalty_rounds'"),
+        ({"lam": 1}, "unknown key `lam`"),
+    ],
+)
+def test_settings_have_ranges(settings, message):
+    with pytest.raises(InputError, match=message):
+        build("apple", settings, start())
+
+
+def test_the_server_has_no_model_of_all():
+    strategy = build("apple", _SETTINGS, start())
+    assert strategy.server_model(strategy.server_init(start(), new_rng())) is None
+    assert strategy.private is None
+    assert not strategy.description.takes_aggregator
+
+
+@pytest.mark.parametrize("rounds", [0, 1])
+def test_penalties_end_with_their_rounds(make_tools, rounds):
+    """From round L on, counted from 0, μ changes nothing."""
+    found = []
+    for mu in (0.0, 5.0):
+        clients = _clients(make_tools, mu=mu, penalty_rounds=rounds)
+        clients.server = dataclasses.replace(clients.server, round_id=rounds)
+        clients.round("ab")
+        clients.round("ab")
+        found.append(clients.states["a"].tensors["relations"])
+    np.testing.assert_array_equal(*found)

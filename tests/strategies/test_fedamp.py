@@ -1,0 +1,136 @@
+"""FedAMP against its published equations, round by round."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from oracles.fedamp import FedAmp
+from quadratic_clients import COHORTS, QuadraticClients, flat, gradients, relative_error, start
+from toy_model import new_rng, server_tools
+
+from protofleet.errors import InputError
+from protofleet.strategies import build
+from protofleet.strategies.types import Update
+
+_LR, _STEPS = 0.2, 3
+_SETTINGS = {"epochs": _STEPS, "optimiser": {"kind": "sgd", "lr": _LR}}
+
+
+@pytest.mark.parametrize(
+    ("alpha", "sigma", "self_weight"),
+    [(1.0, 4.0, None), (0.5, 20.0, None), (30.0, 5.0, None), (1.0, 2.0, 0.4), (1.0, 50.0, 0.1)],
+)
+def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
+    make_tools, alpha, sigma, self_weight
+):
+    """With alpha_k 30 the others' weights are scaled to 1."""
+    known = {"alpha": alpha, "lam": 0.7, "sigma": sigma}
+    heuristic = {} if self_weight is None else {"attention": "cosine", "self_weight": self_weight}
+    strategy = build("fedamp", {**_SETTINGS, **known, **heuristic}, start())
+    clients = QuadraticClients(strategy, make_tools)
+    oracle = FedAmp(
+        gradients(), start().params.buffer, lr=_LR, steps=_STEPS, self_weight=self_weight, **known
+    )
+    for cohort in COHORTS:
+        clients.round(cohort)
+        sent = oracle.round(cohort)
+        for name in cohort:
+            assert relative_error(flat(clients.sent[name].tensors), sent[name]) < 2e-6
+            assert relative_error(flat(clients.states[name].tensors), oracle.models[name]) < 2e-6
+        kept = {n: v for n, v in clients.server.tensors.items() if n.startswith("client/")}
+        assert kept.keys() == {f"client/{name}" for name in oracle.models}
+
+
+def test_clients_of_a_kind_find_each_other(make_tools):
+    """a and b want nearly the same, c and d too: their weights for each other are the largest."""
+    strategy = build("fedamp", {**_SETTINGS, "sigma": 5.0}, start())
+    clients = QuadraticClients(strategy, make_tools)
+    for _ in range(5):
+        clients.round("abcd")
+    attention = clients.server.tensors["attention"]
+    np.testing.assert_allclose(attention.sum(axis=1), 1)
+    others = attention[:4, :4] - np.diag(np.diag(attention[:4, :4]))
+    assert others.argmax(axis=1).tolist() == [1, 0, 3, 2]
+
+
+def test_a_client_alone_gets_its_own_model_back(make_tools):
+    """Every bit of it, in a round of its own and when others have no weight for it."""
+    clients = QuadraticClients(build("fedamp", _SETTINGS, start()), make_tools)
+    (update,) = clients.round("a")
+    back = clients.strategy.downlink(clients.server, "a").tensors
+    for name, value in update.tensors.items():
+        np.testing.assert_array_equal(back[name], value)
+
+
+def test_before_anybody_delivers_all_get_the_very_same_arrays(make_tools):
+    """So that the payload is encoded once."""
+    clients = QuadraticClients(build("fedamp", _SETTINGS, start()), make_tools)
+    payloads = [clients.strategy.downlink(clients.server, name).tensors for name in "ab"]
+    for name, value in payloads[0].items():
+        assert payloads[1][name] is value
+
+
+@pytest.mark.parametrize("attention", ["distance", "cosine"])
+def test_a_huge_model_moves_nobody_far_that_is_not_near_it(make_tools, attention):
+    """FedAMP's weight of it vanishes; HeurFedAMP's does not, which is in its equation."""
+    strategy = build("fedamp", {**_SETTINGS, "attention": attention}, start())
+    clients = QuadraticClients(strategy, make_tools)
+    updates = clients.round("ab")
+    huge = {name: np.full_like(v, 3e5) for name, v in updates[0].tensors.items()}
+    liar = Update(client_id="z", round_id=2, num_examples=1, tensors=huge)
+    after = strategy.aggregate(clients.server, [liar], server_tools())
+    sent = flat(strategy.downlink(after, "a").tensors)
+    assert (np.abs(sent).max() < 10) == (attention == "distance")
+    assert np.isfinite(after.tensors["attention"]).all()
+
+
+def test_the_state_keeps_copies_of_what_a_client_sent(make_tools):
+    """An update is a view into a file that goes away; models of absent clients are not copied."""
+    clients = QuadraticClients(build("fedamp", _SETTINGS, start()), make_tools)
+    (update,) = clients.round("a")
+    before = clients.server
+    for value in update.tensors.values():
+        assert not np.shares_memory(value, before.tensors["client/a"])
+    clients.round("b")
+    assert clients.server.tensors["client/a"] is before.tensors["client/a"]
+
+
+def test_with_local_init_training_starts_from_a_mixture_with_the_own_model(make_tools):
+    """And the pull stays to what was received."""
+    local_init = {"kind": "ala", "eta": 0.0, "max_passes": 1, "layer_idx": 0}
+    strategy = build("fedamp", {**_SETTINGS, "local_init": local_init}, start())
+    clients = QuadraticClients(strategy, make_tools)
+    clients.round("ab")
+    kept = clients.states["a"]
+    zeros = {f"ala/{n}": np.zeros_like(v) for n, v in start().params.items()}
+    clients.states["a"] = dataclasses.replace(kept, tensors={**kept.tensors, **zeros})
+    own = flat(kept.tensors).astype(np.float64)
+    clients.round("ab")
+    u = flat(clients.sent["a"].tensors)
+    w = own
+    for _ in range(_STEPS):
+        w = w - _LR * (gradients()["a"](w) + (w - u))
+    assert relative_error(flat(clients.states["a"].tensors), w) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0}, "setting 'alpha'"),
+        ({"lam": -1}, "setting 'lam'"),
+        ({"sigma": 0}, "setting 'sigma'"),
+        ({"self_weight": 1.5}, "setting 'self_weight'"),
+        ({"attention": "dot"}, "`attention`: expected one of"),
+        ({"mu": 1}, "unknown key `mu`"),
+    ],
+)
+def test_settings_have_ranges(settings, message):
+    with pytest.raises(InputError, match=f"strategy 'fedamp': .*{message}|{message}"):
+        build("fedamp", settings, start())
+
+
+def test_the_server_has_no_model_of_all():
+    strategy = build("fedamp", _SETTINGS, start())
+    assert strategy.server_model(strategy.server_init(start(), new_rng())) is None
+    assert strategy.private is None
+    assert not strategy.description.takes_aggregator
