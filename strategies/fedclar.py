@@ -194,7 +194,7 @@ def _aggregate(
     round_id = state.round_id + 1
     if round_id < context.settings.cluster_round:
         return context.average(state, updates, tools)
-    before = Fleet.of(state.tensors, context.head)
+    before = Clusters.of(state.tensors, context.head)
     units = _units(context.head, updates)
     if not units:
         return ServerState(round_id=round_id, tensors=state.tensors)
@@ -255,7 +255,7 @@ class _Only:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
+class Clusters:
     """Clients, their clusters, and what a newcomer is compared with.
 
     The mean distance of a unit vector to a cluster's members is 1 minus its product with the sum of
@@ -290,7 +290,7 @@ class Fleet:
             _PROFILES: self.profiles,
         }
 
-    def joined(self, units: Mapping[int, NDArray[np.float64]], threshold: float) -> Fleet:
+    def joined(self, units: Mapping[int, NDArray[np.float64]], threshold: float) -> Clusters:
         """With the clients that are new; all of them cluster where there was none.
 
         Args:
@@ -313,13 +313,15 @@ class Fleet:
         nearest = int(apart.argmin())
         return nearest if apart[nearest] < threshold else self.count
 
-    def _with(self, labels: Mapping[int, int], units: Mapping[int, NDArray[np.float64]]) -> Fleet:
+    def _with(
+        self, labels: Mapping[int, int], units: Mapping[int, NDArray[np.float64]]
+    ) -> Clusters:
         count = max(self.count, 1 + max(labels.values()))
         profiles = np.zeros((count, self.profiles.shape[1]))
         profiles[: self.count] = self.profiles
         for key, cluster in labels.items():
             profiles[cluster] += units[key]
-        return Fleet(labels_of={**self.labels_of, **labels}, profiles=profiles)
+        return Clusters(labels_of={**self.labels_of, **labels}, profiles=profiles)
 
 
 def _distances(units: list[NDArray[np.float64]]) -> NDArray[np.float64]:
