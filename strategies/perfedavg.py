@@ -125,16 +125,7 @@ def _client_update(
     early = None
     if scored_early(settings, payload):
         early = tools.evaluate(_adapted(settings, start.network, training))
-    batches = _BATCHES[settings.variant]
-    enough = batches if len(training.y) >= batches * training.min_batch else 1
-    meta = _MetaGradient(settings, training, context.model.params.layout)
-    trained = train(
-        start.network,
-        replace(training, grad_fns={TASK_LOSS: meta}, min_batch=enough * training.min_batch),
-        msgspec.structs.replace(
-            settings, batch_size=min(batches * settings.batch_size, MOST_BATCH)
-        ),
-    )
+    trained = train(start.network, *_meta(settings, training, context.model.params.layout))
     own = _adapted(settings, trained.network, training)
     start = replace(start, evaluation=early or tools.evaluate(own))
     kept, update = finish_round(start, trained, tools, context.shared)
