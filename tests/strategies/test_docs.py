@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import _MODULES, fedali, fedavg
+from protofleet.strategies import _MODULES, STRATEGIES, fedali, fedavg
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import ServerStep
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
+_ROOT = Path(__file__).resolve().parents[2]
+_DOCS = _ROOT / "docs" / "strategies.md"
 
 
 @pytest.fixture
@@ -57,3 +58,10 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     chosen = tomllib.loads(printed)["strategy"]["settings"]
     training = parse_settings("fedavg", chosen, fedavg.FedAvgSettings)
     assert training.optimiser == Sgd(lr=0.05, momentum=0.9)
+
+
+def test_what_browsers_lack_is_listed():
+    index = (_ROOT / "edge" / "web" / "src" / "strategies" / "index.ts").read_text()
+    (listed,) = re.findall(r"It has all but\n(.*?)\.\n", _DOCS.read_text(), re.DOTALL)
+    known = set(re.findall(r'^  \["(\w+)", \w+\.build\]', index, re.MULTILINE))
+    assert set(re.findall(r"`(\w+)`", listed)) == STRATEGIES.keys() - known
