@@ -18,6 +18,8 @@ with the model after one step of α with the gradient of all of its training exa
 leaves it.
 
 Deviations:
+    - That is a step from the device's own w, which it has trained; the paper's is from the common
+      one (``score_at = "start"``: from the received one).
     - Local steps are counted in ``epochs``: each example is in one batch of an epoch.
     - A client with too few examples for two (HF: three) batches takes all of them for each.
     - g may be a step of any optimiser; the paper has plain SGD.

@@ -10,6 +10,7 @@ from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
+from protofleet.strategies.fedamp import _cosines
 from protofleet.strategies.types import Update
 
 _LR, _STEPS = 0.2, 3
@@ -116,6 +117,21 @@ def test_a_large_sigma_leaves_the_nearest_the_weight(make_tools):
     np.testing.assert_allclose(
         clients.server.tensors["attention"][0], [0.5, 0.5, 0, 0, 0], atol=1e-9
     )
+
+
+def test_a_model_of_length_zero_has_a_cosine_of_zero(make_tools):
+    settings = {**_SETTINGS, "attention": "cosine"}
+    clients = QuadraticClients(build("fedamp", settings, start()), make_tools)
+    nothing = {name: np.zeros_like(v) for name, v in clients.round("ab")[0].tensors.items()}
+    update = Update(client_id="z", round_id=2, num_examples=1, tensors=nothing)
+    after = clients.strategy.aggregate(clients.server, [update], server_tools())
+    np.testing.assert_allclose(after.tensors["attention"][2], [0.25, 0.25, 0.5, 0])
+
+
+def test_no_rounding_makes_a_cosine_of_more_than_one():
+    rng = np.random.default_rng(0)
+    every = [rng.standard_normal(50).astype(np.float32) * size for size in (1e18, 1, 1e-3, 1)]
+    assert np.abs(_cosines(every)).max() <= 1
 
 
 def test_the_state_keeps_copies_of_what_a_client_sent(make_tools):
