@@ -46,6 +46,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.errors import InputError
 from protofleet.kernels import blend, inner_products
 from protofleet.strategies import common
 from protofleet.strategies.ala import Probe
@@ -231,7 +232,17 @@ def _client_update(
 
 
 def _met(state: ClientState, payload: Payload) -> _Others:
-    """The others of a payload, and those of earlier ones whose core models were kept."""
+    """The others of a payload, and those of earlier ones whose core models were kept.
+
+    Raises:
+        InputError: the payload has not as many core models as keys and numbers of examples.
+    """
+    counts = [len(payload.tensors[name]) for name in (OTHERS, _KEYS, _EXAMPLES)]
+    if len(set(counts)) > 1:
+        raise InputError(
+            "payload: expected as many core models as keys and numbers of examples, got "
+            f"{counts[0]}, {counts[1]} and {counts[2]}"
+        )
     sources = [payload.tensors]
     if _MET + OTHERS in state.tensors:
         sources.insert(0, {n: state.tensors[_MET + n] for n in (_KEYS, _EXAMPLES, OTHERS)})

@@ -17,7 +17,7 @@ from quadratic_clients import (
 )
 from toy_model import new_rng, server_tools
 
-from protofleet.errors import InputError
+from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
 from protofleet.strategies.common import client_key
 from protofleet.strategies.types import Payload, Update
@@ -144,6 +144,21 @@ def test_a_coordinator_that_sends_nonsense_breaks_no_device(make_tools):
     state, update = clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
     assert state.tensors["met/keys"].tolist() == [7]
     assert np.isfinite(flat(update.tensors, "own/")).all()
+
+
+def test_a_payload_that_is_none_is_refused(make_tools):
+    """More models than were asked for, models of another size, and fewer keys than models."""
+    clients = _clients(make_tools, models=2)
+    clients.round("ab")
+    good = clients.strategy.downlink(clients.server, "a").tensors
+    clients.strategy.payload.check(good)
+    for shape in ((3, 5), (1, 4), (5,)):
+        bad = {**good, "others": np.zeros(shape, np.float32)}
+        with pytest.raises(RefusedError, match="tensor 'others'"):
+            clients.strategy.payload.check(bad)
+    payload = Payload(round_id=2, tensors={**good, "keys": np.zeros(2, np.int64)})
+    with pytest.raises(InputError, match=r"as many core models as keys .* got 1, 2 and 1"):
+        clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
 
 
 def test_the_state_keeps_copies_of_what_a_client_sent(make_tools):

@@ -174,6 +174,17 @@ def test_weights_that_are_none_are_refused(weights):
         strategy.check(Update(client_id="a", round_id=1, num_examples=1, tensors=tensors))
 
 
+def test_a_payload_or_an_update_of_another_form_is_refused():
+    strategy = build("fedfomo", {"models": 2}, start())
+    for shape in ((3, 5), (1, 4), (5,)):
+        with pytest.raises(RefusedError, match="tensor 'others'"):
+            strategy.payload.check({"others": np.zeros(shape, np.float32)})
+    own = {f"own/{name}": value for name, value in start().params.items()}
+    strategy.uplink.check({**own, "weights": np.zeros(2, np.float32)})
+    with pytest.raises(RefusedError, match="tensor 'weights': expected"):
+        strategy.uplink.check({**own, "weights": np.zeros(3, np.float32)})
+
+
 def test_weights_with_a_sum_above_one_count_for_one_in_all(make_tools):
     """A liar's row of preferences is its own affair, and grows no faster than others'."""
     clients = _Clients(make_tools, models=2, epsilon=0.0)

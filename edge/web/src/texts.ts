@@ -120,6 +120,7 @@ export const JOIN = {
   carriedJoin: "Join this federation",
   open: (name: string) => `The federation “${name}” of this address works without keys: it asks for no invitation, and whoever is on the network can read and change what is sent. Good for a trial, not for data that matter.`,
   openJoin: "Join without keys",
+  openName: "This phone's name in the federation (may stay empty)",
   broker: "Another broker",
   brokerLabel: "Address of the broker",
   brokerHint: "Only if you were given one: this page then speaks to the broker itself, not through the hub.",

@@ -27,9 +27,10 @@ export type Command =
   | { readonly kind: "open"; readonly remembered?: string }
   /**
    * Takes the text of an invitation, or a page address that ends with it; "" joins a federation
-   * without keys. `broker`: WebSocket address of the broker itself, in place of the hub's way there.
+   * without keys, as `deviceId` or under a name drawn at random. `broker`: WebSocket address of the
+   * broker itself, in place of the hub's way there.
    */
-  | { readonly kind: "enrol"; readonly invitation: string; readonly broker?: string }
+  | { readonly kind: "enrol"; readonly invitation: string; readonly deviceId?: string; readonly broker?: string }
   /** Answered by `added` with the same id when they are kept. */
   | { readonly kind: "addExamples"; readonly id: number; readonly examples: Examples; readonly source: string }
   | { readonly kind: "clearExamples" }

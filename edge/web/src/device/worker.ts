@@ -70,7 +70,7 @@ async function open(remembered: string): Promise<void> {
 type Handlers = { readonly [K in Exclude<Command["kind"], "open">]: (it: PhoneDevice, command: Extract<Command, { kind: K }>) => Promise<void> };
 
 const HANDLERS: Handlers = {
-  enrol: (it, { invitation, broker }) => it.enrol(invitation, broker),
+  enrol: (it, { invitation, ...how }) => it.enrol(invitation, how),
   addExamples: async (it, { id, examples, source }) => {
     await it.addExamples(examples, source);
     tell({ kind: "added", id });
