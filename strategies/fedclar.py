@@ -267,7 +267,7 @@ def _parted(
 
 
 def _emptied_but(update: Update, keys: AbstractSet[int]) -> Update:
-    """The update, whose place among all stays, without its tensors if it is not of these clients."""
+    """The update; of another client than these without its tensors, but in its place among all."""
     mine = client_key(update.client_id) in keys
     return update if mine else replace(update, num_examples=0, tensors={})
 

@@ -192,7 +192,7 @@ class _Counted(list):
 def test_updates_of_small_clusters_are_read_together_and_no_bit_changes(
     make_tools, kind, monkeypatch
 ):
-    """Eight clients in four clusters; there is room for all, for three (of 20 bytes), or for one."""
+    """Eight clients, four clusters; there is room for all, for three (of 20 bytes), or for one."""
     clients = Clients(make_tools, cluster_round=1)
     clients.round("abcdefgh")
     updates = [clients.update(name) for name in "abcdefgh"]
