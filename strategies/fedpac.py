@@ -35,6 +35,8 @@ Deviations:
       in the code).
     - A client's class without a global mean is drawn to its own mean at the received model, as in
       the code.
+    - The norm clip in front of aggregation rules limits the lengths of heads too, and
+      ``least_deviation`` what a client gains by telling of little variance.
     - A client that has not taken part keeps the bundle's head; √V_i and h_i are float32.
     - Buffers of the model stay on the device.
 """
@@ -53,6 +55,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
 from protofleet.kernels import gram, simplex_minimum
+from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -134,6 +137,7 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
         prototype_distance: ``sum`` over the features of the squared differences, or their ``mean``.
         smallest_weight: smaller weights of heads count as zero.
         rescale: the others are scaled to the sum 1.
+        least_deviation: smaller √V_i count as this share of the round's median one.
     """
 
     epochs: int = 5
@@ -146,12 +150,14 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
     prototype_distance: Literal["sum", "mean"] = "sum"
     smallest_weight: float = 1e-3
     rescale: bool = True
+    least_deviation: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
         check_range("prototype_weight", self.prototype_weight, low=0)
         check_range("smallest_weight", self.smallest_weight, low=0, high=1)
+        check_range("least_deviation", self.least_deviation, low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,25 +346,40 @@ class _Collaboration:
 
     Attributes:
         head: prefixed layout of a head.
+        positions: of their updates among the round's.
     """
 
     head: Layout
     clients: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     heads: list[NDArray[np.float32]] = field(default_factory=list)
     weighted: list[NDArray[np.float32]] = field(default_factory=list)
-    variances: list[float] = field(default_factory=list)
+    deviations: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
-    def collect(self, update: Update) -> None:
-        """Take what an update says."""
+    def collect(self, position: int, update: Update) -> None:
+        """Take what an update says, and its place among all."""
         tensors = {name: update.tensors[name] for name in self.head.shapes}
+        self.positions.append(position)
         self.clients.append(client_key(update.client_id))
         self.heads.append(TensorMap.pack(tensors, self.head).buffer)
         self.weighted.append(np.array(update.tensors[_WEIGHTED]).reshape(-1))
-        self.variances.append(float(update.tensors[_DEVIATION]) ** 2 / update.num_examples)
+        self.deviations.append(float(update.tensors[_DEVIATION]))
+        self.counts.append(update.num_examples)
+
+    def limit(self, aggregator: Aggregator, count: int) -> None:
+        """Shorten heads as the aggregator's norm clip says, of ``count`` updates in all."""
+        nothing = np.zeros(self.head.size, np.float32)
+        terms: list[tuple[NDArray[np.float32], int]] = [(nothing, 0)] * count
+        for position, head in zip(self.positions, self.heads, strict=True):
+            terms[position] = head, 1
+        self.heads = [head for head, weight in aggregator.limit(nothing, terms) if weight]
 
     def combined(self, settings: FedPacSettings) -> NDArray[np.float32]:
         """A head for each client, ``(S, size)``."""
-        weights = head_weights(np.stack(self.weighted), self.variances)
+        least = settings.least_deviation * float(np.median(self.deviations))
+        variances = np.maximum(self.deviations, least) ** 2 / self.counts
+        weights = head_weights(np.stack(self.weighted), variances.tolist())
         weights[weights < settings.smallest_weight] = 0
         totals = weights.sum(axis=1, keepdims=True)
         nobody = totals[:, 0] == 0  # all are below the bound: each keeps its own
@@ -404,11 +425,12 @@ def _aggregate(
 
     def visit(position: int, update: Update) -> None:
         rows.collect(position, update)
-        heads.collect(update)
+        heads.collect(position, update)
 
     body = combine_updates(updates, context.body, tools.aggregator, state.tensors, visit=visit)
     if body is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    heads.limit(tools.aggregator, len(updates))
     tensors: dict[str, NDArray[Any]] = {
         **body,
         **rows.merged(tools.aggregator, len(updates)),

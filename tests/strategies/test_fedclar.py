@@ -207,6 +207,10 @@ def test_updates_of_small_clusters_are_read_together_and_no_bit_changes(
         readings.append(counted.readings)
     assert told[0]
     assert told[0] == told[1] == told[2]
+    for one in told[0]:  # by how far an update lies from its own cluster's model
+        sent, name = updates[one.position].tensors, "abcdefgh"[one.position]
+        gaps = [sent[f"params/{key}"] - value for key, value in clients.sent_to(name).items()]
+        assert one.norm == pytest.approx(np.linalg.norm(np.concatenate(gaps)), rel=1e-5)
     for end in ends[1:]:
         for key, value in ends[0].items():
             np.testing.assert_array_equal(end[key], value)

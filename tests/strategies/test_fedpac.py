@@ -12,6 +12,7 @@ from toy_model import new_rng, server_tools
 from protofleet.errors import InputError, RefusedError
 from protofleet.federation.claims import check_differences, difference_norms, learned_bounds
 from protofleet.strategies import build
+from protofleet.strategies.aggregation import clipped
 from protofleet.strategies.fedpac import head_weights
 from protofleet.strategies.optimisers import Sgd
 from protofleet.strategies.types import Update
@@ -273,6 +274,45 @@ def test_a_liar_without_variance_reaches_those_alone_whose_means_it_knows(model)
     np.testing.assert_allclose(own, model.params["head.weight"], atol=1e-6)
 
 
+def _alike(strategy, model):
+    """Ten honest clients with heads of ones and nearly one mean, and a liar in the midst of them."""
+    rng = np.random.default_rng(0)
+    means = 0.3 + 0.05 * 0.3 * rng.normal(size=(10, 3, 4))
+    told = [(f"c{i}", 1, rows, 0.3) for i, rows in enumerate(means)]
+    return [
+        _update(
+            strategy,
+            model,
+            client,
+            **{"params/head.bias": np.full(3, head, np.float32)},
+            **{_H: rows.astype(np.float32), _DEVIATION: np.array(deviation, np.float32)},
+        )
+        for client, head, rows, deviation in [*told, ("liar", -1000, means.mean(axis=0), 0)]
+    ]
+
+
+@pytest.mark.parametrize(("least", "share"), [(0.0, (0.5, 1.0)), (1.0, (0.05, 0.15))])
+def test_a_liar_in_the_midst_gains_by_no_variance_unless_a_least_one_counts(model, least, share):
+    strategy = build("fedpac", {"least_deviation": least}, model)
+    state = strategy.server_init(model, new_rng())
+    after = strategy.aggregate(state, _alike(strategy, model), server_tools())
+    for client in ("c0", "c7"):
+        (bias, *_) = strategy.downlink(after, client).tensors["params/head.bias"]
+        assert share[0] < (1 - bias) / 1001 < share[1]
+
+
+def test_the_norm_clip_shortens_heads_and_tells_whose(model):
+    """Three medians long at most; who abstains has a place among the updates too."""
+    strategy, told = build("fedpac", {"least_deviation": 1.0}, model), []
+    tools = server_tools()
+    tools = dataclasses.replace(tools, aggregator=clipped(tools.aggregator, 3.0, told.append))
+    updates = [_update(strategy, model, "abstains", n=0), *_alike(strategy, model)]
+    after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, tools)
+    assert {one.position for one in told} == {11}
+    lengths = np.linalg.norm(after.tensors["heads"], axis=1)
+    assert (lengths < max(one.limit for one in told)).all()
+
+
 def test_statistics_without_any_spread_have_heads_all_the_same(model):
     """Nobody's means or variances say anything: the plain mean of the heads."""
     strategy = build("fedpac", {}, model)
@@ -300,6 +340,7 @@ def test_statistics_without_any_spread_have_heads_all_the_same(model):
         ({"prototype_weight": -1}, "setting 'prototype_weight'"),
         ({"prototype_distance": "max"}, "`prototype_distance`: expected one of mean, sum"),
         ({"smallest_weight": 2}, "setting 'smallest_weight'"),
+        ({"least_deviation": 2}, "setting 'least_deviation'"),
         ({"mu": 1}, "unknown key `mu`"),
     ],
 )
