@@ -275,7 +275,7 @@ def test_a_liar_without_variance_reaches_those_alone_whose_means_it_knows(model)
 
 
 def _alike(strategy, model):
-    """Ten honest clients with heads of ones and nearly one mean, and a liar in the midst of them."""
+    """Ten honest clients with heads of ones and nearly one mean, a liar in the midst of them."""
     rng = np.random.default_rng(0)
     means = 0.3 + 0.05 * 0.3 * rng.normal(size=(10, 3, 4))
     told = [(f"c{i}", 1, rows, 0.3) for i, rows in enumerate(means)]
