@@ -19,7 +19,7 @@ HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.n
 
 .PHONY: demo web test quick check format bench fuzz audit aarch64 wheel clean
 
-demo: $(STAMP) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
+demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
 
 web: $(WEB) ## the page for browsers, into edge/web/static (docs/phone.md)

@@ -21,6 +21,7 @@ from protofleet.export.tflite import tflite_runner, to_tflite
 
 _CLASSES = 6
 _SHAPES: Mapping[str, tuple[int, ...]] = {
+    "autoencoder": (128, 6),
     "cnn": (1, 28, 28),
     "cnn_prototypes": (1, 28, 28),
     "fasttext": (64,),
@@ -94,8 +95,12 @@ def _rows(name: str) -> Iterator[Row]:
 
 def _objectives(model: nn.Module) -> list[str]:
     """Those that the model has what they need for; the plain one first."""
-    has_prototypes = hasattr(getattr(model, "head", None), "prototypes")
-    return [name for name in OBJECTIVES if name != "prototype_distance" or has_prototypes]
+    without = set()
+    if not hasattr(getattr(model, "head", None), "prototypes"):
+        without |= {"prototype_distance"}
+    if not hasattr(model, "decode"):
+        without |= {"reconstruction", "head_cross_entropy"}
+    return [name for name in OBJECTIVES if name not in without]
 
 
 def _two_digits(value: float) -> float:

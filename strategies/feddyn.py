@@ -193,7 +193,7 @@ def _alpha(settings: FedDynSettings, payload: Payload, tools: ClientTools) -> fl
     # One example each is what the server takes where clients do not tell their numbers.
     if not examples > clients > 0:
         return settings.alpha
-    return min(settings.alpha * examples / (clients * own), MOST)
+    return float(min(settings.alpha * examples / (clients * own), MOST))
 
 
 def _fit(settings: FedDynSettings, alpha: float, anchor: TensorMap) -> Fit:

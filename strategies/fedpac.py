@@ -10,8 +10,8 @@ Collaboration" (ICLR 2023, arXiv:2306.11867), algorithm 1, and the authors' publ
 | φ_i | ``params/<head…>`` | the model's | float32 |
 | c | ``prototypes`` | (C, d) | float32 |
 | classes with c | ``present`` | (C,) | uint8 |
-| h_i, row k: p_i(k) · mean of class k | ``weighted_means`` | (C, d) | float32 |
-| V_i | ``variance`` | () | float32 |
+| h_i, row k: p_i(k) · mean of class k | ``statistics/weighted_means`` | (C, d) | float32 |
+| √V_i | ``statistics/deviation`` | () | float32 |
 | n_i(k); p_i(k) = n_i(k) / n_i | ``class_counts`` | (C,) | int64 |
 | combined heads; whose | ``heads``; ``clients``, on the server | (K, size); (K,) | float32; int64 |
 | λ | ``prototype_weight`` | () | float |
@@ -35,12 +35,13 @@ Deviations:
       in the code).
     - A client's class without a global mean is drawn to its own mean at the received model, as in
       the code.
-    - A client that has not taken part keeps the bundle's head; V_i and h_i are float32.
+    - A client that has not taken part keeps the bundle's head; √V_i and h_i are float32.
     - Buffers of the model stay on the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,8 +93,8 @@ from protofleet.tensors import Layout, Model, Network, TensorMap
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
-_WEIGHTED = "weighted_means"
-_VARIANCE = "variance"
+_WEIGHTED = "statistics/weighted_means"
+_DEVIATION = "statistics/deviation"
 _HEADS = "heads"
 _CLIENTS = "clients"
 _OBJECTIVE = "prototype_mse"
@@ -109,7 +110,7 @@ DESCRIPTION = Description(
             "body",
             "head",
             "class means of features, before and after training",
-            "variance of features",
+            "deviation of features",
             "number of examples",
             "registered once: number of examples of each class",
         ),
@@ -181,7 +182,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     rows = TensorForm((model.num_classes, context.width))
     body, head = float32_forms(context.body), float32_forms(context.head)
     present = TensorForm((model.num_classes,), "uint8")
-    statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _VARIANCE: TensorForm(())}
+    statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _DEVIATION: TensorForm(())}
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
@@ -244,7 +245,7 @@ def _client_update(
             **{name: kept[name] for name in own},
             _PROTOTYPES: after.means,
             _WEIGHTED: before.weighted.astype(np.float32),
-            _VARIANCE: np.array(before.variance, np.float32),
+            _DEVIATION: np.array(before.deviation, np.float32),
         },
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
@@ -274,9 +275,9 @@ class _LocalMeans:
         return weighted
 
     @property
-    def variance(self) -> float:
-        """V_i, never negative."""
-        return max(self.square - float(np.square(self.weighted).sum()), 0.0)
+    def deviation(self) -> float:
+        """√V_i: beside h_i it makes the features' length, so that both grow alike in training."""
+        return math.sqrt(max(self.square - float(np.square(self.weighted).sum()), 0.0))
 
 
 def _local_means(context: _Context, network: Network, tools: ClientTools) -> _LocalMeans:
@@ -326,10 +327,10 @@ def _pull(context: _Context, payload: Payload, own: _LocalMeans) -> dict[str, An
 
 
 def _check(update: Update) -> None:
-    variance = float(update.tensors[_VARIANCE])
-    if variance < 0:
+    deviation = float(update.tensors[_DEVIATION])
+    if deviation < 0:
         raise RefusedError(
-            "content", f"tensor '{_VARIANCE}': expected at least 0, got {variance:g}"
+            "content", f"tensor '{_DEVIATION}': expected at least 0, got {deviation:g}"
         )
 
 
@@ -353,7 +354,7 @@ class _Collaboration:
         self.clients.append(client_key(update.client_id))
         self.heads.append(TensorMap.pack(tensors, self.head).buffer)
         self.weighted.append(np.array(update.tensors[_WEIGHTED]).reshape(-1))
-        self.variances.append(float(update.tensors[_VARIANCE]) / update.num_examples)
+        self.variances.append(float(update.tensors[_DEVIATION]) ** 2 / update.num_examples)
 
     def combined(self, settings: FedPacSettings) -> NDArray[np.float32]:
         """A head for each client, ``(S, size)``."""

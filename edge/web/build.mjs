@@ -131,6 +131,7 @@ async function assemble() {
       VERSION: JSON.stringify(version),
       SHELL: JSON.stringify(shell),
       LATER: JSON.stringify([`/${wasm}`]),
+      DEVICE: JSON.stringify(`/${worker}`),
     },
   }));
   // What a first start fetches: icons are the installer's, and one of them is in the page's head.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 
 _INPUT_SHAPES: Mapping[str, tuple[int, ...]] = {
+    "autoencoder": (128, 6),
     "cnn": (1, 28, 28),
     "cnn_prototypes": (1, 28, 28),
     "fasttext": (200,),

@@ -102,24 +102,30 @@ def _find_chromium() -> str:
     found = next(filter(None, map(shutil.which, _CHROMIUM)), None)
     if found is None:
         raise UnavailableError(
-            f"--browsers: no Chromium is installed (looked for {', '.join(_CHROMIUM)})"
+            f"--browsers: no Chromium is installed (looked for {', '.join(_CHROMIUM)}); "
+            "on Debian: sudo apt install chromium"
         )
     return found
 
 
 def _find_node() -> str:
+    """The program itself, not the script of a Python package, which passes no signal on to it."""
     node = shutil.which("node", path=_path())
-    said = _said_by(node, "--version") if node else ""
-    if node is None or int(said.lstrip("v").partition(".")[0] or 0) < _MIN_NODE:
+    version, program = _asked(node) if node else ("", "")
+    if int(version.lstrip("v").partition(".")[0] or 0) < _MIN_NODE:
         raise UnavailableError(
-            f"--browsers: needs Node {_MIN_NODE} or newer, got {said or 'none'}; "
+            f"--browsers: needs Node {_MIN_NODE} or newer, got {version or 'none'}; "
             "in a checkout 'make web' installs it"
         )
-    return node
+    return program
 
 
-def _said_by(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+def _asked(node: str) -> tuple[str, str]:
+    """Version and path of the program behind a command; '' if it does not say."""
+    command = [node, "-p", "process.version + ' ' + process.execPath"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    version, _, path = done.stdout.strip().partition(" ")
+    return version, path
 
 
 def _path() -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from protofleet.demo import browsers
+from protofleet.errors import UnavailableError
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=15), pytest.mark.timeout(900)]
 
@@ -115,6 +119,44 @@ def test_a_missing_browser_is_named_before_anything_is_done(tmp_path):
     assert refused.returncode == 1
     assert "--browsers: no Chromium is installed" in refused.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_page_that_was_not_built_is_named(tmp_path, monkeypatch):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, said in (("chromium", ""), ("node", "v20.1.0 /usr/bin/node")):
+        (programs / name).write_text(f"#!/bin/sh\necho {said}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setattr("protofleet.hub.site.page_folder", lambda: tmp_path / "static")
+    with pytest.raises(UnavailableError, match=r"the page .* not here; in a checkout: make web"):
+        browsers.check_browsers()
+
+
+@pytest.mark.slow(seconds=30)
+def test_a_browser_trains_beside_the_devices_under_a_name_of_its_own(run, tmp_path):
+    try:
+        browsers.check_browsers()
+    except UnavailableError as error:
+        if "PROTOFLEET_CI" in os.environ:
+            raise
+        pytest.skip(str(error))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(run[0] / "bundle.pfb", folder)
+    options = ["--devices", "2", "--browsers", "1", "--rounds", "1", "--seed", "5"]
+    command = [*_DEMO, *options, "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 device processes, 1 in browsers," in done.stdout
+    result = json.loads((folder / "result.json").read_text())
+    assert [one["participants"] for one in result["rounds"]] == [3]
+    names = ["device-01", "device-02", "device-03"]
+    assert [device["id"] for device in result["devices"]] == names
+    assert all(device["train_step_ms"]["p50"] > 0 for device in result["devices"])
+    page = (folder / "report.html").read_text()
+    assert all(name in page and name in done.stdout for name in names)
+    assert not _processes_of(folder)
 
 
 def test_missing_data_root_is_named(tmp_path):

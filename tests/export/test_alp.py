@@ -223,3 +223,16 @@ def test_layers_put_into_a_model_draw_apart_and_leave_pytorch_s_generator_alone(
     assert torch.equal(torch.get_rng_state(), before)
     banks = [value for key, value in model.state_dict().items() if key.endswith("_prototypes")]
     assert len({bank.numpy().tobytes() for bank in banks}) == 6
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"alp_banks": "none"}, "alp_banks: expected one of both, local, global, got 'none'"),
+        ({"alp_assignment": "l1"}, "alp_assignment: expected one of transport, cosine, euclidean"),
+        ({"alp_update": "paper_pseudo", "alp_assignment": "cosine"}, "weighs by the plan"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused_by_name(settings, told):
+    with pytest.raises(InputError, match=told):
+        build_model("hart_alp", **settings)

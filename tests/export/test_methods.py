@@ -25,6 +25,7 @@ from protofleet.errors import InputError
 from protofleet.export.build import BundleSpec, export_bundle
 from protofleet.export.classifier.prepare import Wishes
 from protofleet.export.methods import Methods, choose_methods
+from protofleet.export.models import build_model
 from protofleet.export.models.layers import PrototypeHead
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.suitability import why_not
@@ -263,6 +264,8 @@ def test_a_strategy_that_was_named_is_refused_with_the_remedy() -> None:
         ("moon", TwoHeads(), "strategy 'moon': needs features: several heads.*--head second"),
         ("fedper", Tied(), "--head NAME"),
         ("fedhp", nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "--head-kind prototypes"),
+        ("fednh", nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)), "--head-kind cosine"),
+        ("fedhkd", _Reads(), "strategy 'fedhkd': the logits are not what its head 'fc' makes of"),
         ("fedsub", nn.Linear(5, 3), "expected dense layers or convolutions with a ReLU"),
         ("fedavgg", TwoHeads(), "strategy 'fedavgg': expected all or some of .*cdfl, "),
     ):
@@ -278,6 +281,18 @@ def test_a_doubtful_head_does_not_stop_methods_that_need_none() -> None:
     (note,) = methods.notes
     assert note.startswith("head: several heads: the logits depend on first, second side by side")
     assert note.endswith("--head second; without it only strategies that ask for no head can run")
+
+
+def test_fedhome_asks_for_a_model_that_decodes() -> None:
+    """Others are refused by name; the autoencoder gets both programs."""
+    with pytest.raises(
+        InputError, match=r"'fedhome': expected .* decode\(features\) .*autoencoder"
+    ):
+        _methods(perceptron(), _ROWS, "fedhome")
+    assert "decode(features)" in _methods(perceptron(), _ROWS, "all").left_out["fedhome"]
+    model = build_model("autoencoder", steps=10, channels=6, classes=3, filters=(4,), latent=5)
+    methods = _methods(model, _SERIES, "fedhome", "fedavg")
+    assert methods.spec.objectives == ("reconstruction", "head_cross_entropy", "cross_entropy")
 
 
 def test_the_first_strategy_names_the_bundle_and_takes_the_settings() -> None:

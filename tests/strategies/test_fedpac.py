@@ -10,6 +10,7 @@ from tiny_perceptron import perceptron, with_programs
 from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.federation.claims import check_differences, difference_norms, learned_bounds
 from protofleet.strategies import build
 from protofleet.strategies.fedpac import head_weights
 from protofleet.strategies.optimisers import Sgd
@@ -21,6 +22,7 @@ _COHORTS = ("abc", "bcd", "abcd", "ad", "abcd")
 _HEAD_SGD = {"lr": 0.1, "momentum": 0.5, "weight_decay": 5e-4}
 _BODY_SGD = {"lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4}
 _STEPS = 2
+_H, _DEVIATION = "statistics/weighted_means", "statistics/deviation"
 
 
 def _data():
@@ -126,11 +128,29 @@ def test_statistics_are_taken_at_the_received_model_before_training(model, make_
     found = clients.tools("a").features(model.network, x).astype(np.float64)
     (update,) = clients.round("a")
     h = np.array([found[:2].sum(axis=0), np.zeros(4), found[2]]) / 3
-    np.testing.assert_allclose(update.tensors["weighted_means"], h, rtol=1e-6)
-    variance = (found**2).sum() / 3 - (h**2).sum()
-    np.testing.assert_allclose(update.tensors["variance"], variance, rtol=1e-5)
+    np.testing.assert_allclose(update.tensors["statistics/weighted_means"], h, rtol=1e-6)
+    deviation = np.sqrt((found**2).sum() / 3 - (h**2).sum())
+    np.testing.assert_allclose(update.tensors["statistics/deviation"], deviation, rtol=1e-5)
     trained = clients.tools("a").features(strategy.client_model(clients.states["a"]), x)
     np.testing.assert_allclose(update.tensors["prototypes"][2], trained[2], rtol=1e-6)
+
+
+def test_statistics_grow_as_features_do(model, make_tools):
+    """Thirty times as long after a round, they stay within a hundred times what was learnt."""
+    still = {"kind": "sgd", "lr": 0.0}
+    strategy = build("fedpac", _settings(optimiser=still, head_optimiser=still), model)
+    clients = Clients(strategy, model, make_tools, _data())
+    first = [difference_norms(update.tensors, {}) for update in clients.round("ab")]
+    tensors = {**clients.server.tensors, "heads": np.zeros((2, 15), np.float32)}
+    for name in ("params/body.2.weight", "params/body.2.bias"):
+        tensors[name] = 30 * tensors[name]
+    server = dataclasses.replace(clients.server, tensors=tensors)
+    payload = clients.strategy.downlink(server, "a")
+    _, update = clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
+    norms = difference_norms(update.tensors, {})
+    assert norms["statistics"] > 10 * first[0]["statistics"]
+    told = {"statistics": norms["statistics"]}
+    check_differences(told, {}, learned_bounds(first), most=1e6)
 
 
 def test_a_class_without_a_common_mean_is_drawn_to_the_client_s_own(model, make_tools):
@@ -217,7 +237,7 @@ def _update(strategy, model, client, *, n=4, **tensors):
     body = {name: value for name, value in state.items() if name.startswith("params/")}
     head = {f"params/{name}": model.params[name] for name in HEAD}
     rows = np.ones((3, 4), np.float32)
-    own = {"prototypes": rows, "weighted_means": rows, "variance": np.array(1, np.float32)}
+    own = {"prototypes": rows, _H: rows, _DEVIATION: np.array(1, np.float32)}
     return Update(
         client_id=client,
         round_id=1,
@@ -227,10 +247,10 @@ def _update(strategy, model, client, *, n=4, **tensors):
     )
 
 
-def test_a_negative_variance_is_refused(model):
+def test_a_negative_deviation_is_refused(model):
     strategy = build("fedpac", {}, model)
-    bad = _update(strategy, model, "a", variance=np.array(-1, np.float32))
-    with pytest.raises(RefusedError, match="'variance': expected at least 0, got -1"):
+    bad = _update(strategy, model, "a", **{_DEVIATION: np.array(-1, np.float32)})
+    with pytest.raises(RefusedError, match="deviation': expected at least 0, got -1"):
         strategy.check(bad)
 
 
@@ -245,8 +265,7 @@ def test_a_liar_without_variance_reaches_those_alone_whose_means_it_knows(model)
             strategy,
             model,
             "liar",
-            **{"params/head.weight": loud, "weighted_means": far},
-            variance=np.array(0, np.float32),
+            **{"params/head.weight": loud, _H: far, _DEVIATION: np.array(0, np.float32)},
         ),
     ]
     after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, server_tools())
@@ -257,7 +276,7 @@ def test_a_liar_without_variance_reaches_those_alone_whose_means_it_knows(model)
 def test_statistics_without_any_spread_have_heads_all_the_same(model):
     """Nobody's means or variances say anything: the plain mean of the heads."""
     strategy = build("fedpac", {}, model)
-    zeros = {"weighted_means": np.zeros((3, 4), np.float32), "variance": np.array(0, np.float32)}
+    zeros = {_H: np.zeros((3, 4), np.float32), _DEVIATION: np.array(0, np.float32)}
     updates = [
         _update(
             strategy,

@@ -9,7 +9,7 @@ import pytest
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(630)]
 
 
-@pytest.mark.slow(seconds=90)
+@pytest.mark.slow(seconds=45)
 @pytest.mark.usefixtures("built_page")
 @pytest.mark.parametrize("name", ["federation", "owner"])
 def test_phones_take_part(node, name):

@@ -64,6 +64,7 @@ async function act(page: Page, file: string, name: string): Promise<void> {
     throw new Error(`browser of ${name}: ${(await page.getByRole("status").allInnerTexts()).join(" ").trim()}`);
   }
   if (await shown("button", JOIN.openJoin)) {
+    await page.getByLabel(JOIN.openName).fill(name);
     await page.getByRole("button", { name: JOIN.openJoin }).click();
     await page.getByRole("button", { name: JOIN.openJoin }).waitFor({ state: "hidden" });
   } else if (await shown("heading", PHASES["needs-examples"].title)) {

@@ -43,8 +43,8 @@ describe("a phone whose federation changes its bundle", { skip: findChromium() =
     const { moved } = await phone.until((it) => it.moved !== null && it.phase === "paused");
     assert.match(moved!.text, /^moved from bundle [0-9a-f]{16} to [0-9a-f]{16}: tensors: 1 kept, 1 new$/);
     const notes = ["predictions stay those of the model before until a round has counted"];
-    const fates = ["kept: params/b", "new: params/w (comes with the federation's model)"];
-    assert.deepEqual(moved!.lines, [...fates, ...notes]);
+    const tensors = ["kept: params/b", "new: params/w (comes with the federation's model)"];
+    assert.deepEqual([moved!.tensors, moved!.notes], [tensors, notes]);
     assert.deepEqual(await phone.classes(rows), before);
     await phone.send({ kind: "resume" });
     assert.equal(await coordinator.finish(), 0, coordinator.log);

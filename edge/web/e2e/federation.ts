@@ -12,6 +12,7 @@ import { setTimeout as sleep } from "node:timers/promises";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 
+import type { Examples } from "../src/device/page_messages.ts";
 import { TestBrowser } from "../test/browser.ts";
 import { Mosquitto } from "../test/wire/brokers.ts";
 import { PYTHON, PYTHON_ENVIRONMENT, REPOSITORY } from "../test/python.ts";
@@ -98,6 +99,25 @@ export interface FederationOptions {
    * without any of it, which has a WebSocket listener, and then the federation has no keys.
    */
   readonly broker?: "mosquitto" | "embedded" | "open";
+  /** Writes bundle, signer and everybody's data into the federation's folder; default: `phone_files.py`. */
+  readonly prepare?: (folder: string) => Promise<void>;
+  readonly bundle?: string;
+  /** More lines of the federation file, before its tables. */
+  readonly settings?: string;
+}
+
+/** Runs `tests/web/SCRIPT FOLDER ARGUMENT...`; what it writes to stdout. */
+export async function runScript(script: string, folder: string, ...argv: readonly string[]): Promise<string> {
+  return (await promisify(execFile)(PYTHON, [join(REPOSITORY, "tests/web", script), folder, ...argv], { env: ENVIRONMENT })).stdout;
+}
+
+/** Examples of a phone: x (n, features) and y (n,). */
+export interface PhoneExamples {
+  readonly x: number[][];
+  readonly y: number[];
+  /** Of one example, as the bundle has it; default: that of a row of x. */
+  readonly shape?: number[];
+  readonly part?: Examples["part"];
 }
 
 /** A federation of real processes, all of it in one folder. */
@@ -151,8 +171,8 @@ export class Federation {
 
   /** Everything but the coordinator and the Python devices. */
   async start(): Promise<void> {
-    const { devices, phones, broker } = this.#options;
-    const files = this.#run(join(REPOSITORY, "tests/web/phone_files.py"), this.folder, ...devices, ...phones);
+    const { devices, phones, broker, prepare } = this.#options;
+    const files = prepare?.(this.folder) ?? runScript("phone_files.py", this.folder, ...devices, ...phones);
     if (broker === "open") this.#open = await Mosquitto.start();
     else await this.#startSecured();
     await files;
@@ -161,8 +181,8 @@ export class Federation {
   }
 
   /** Writes the federation file: which bundle, signed by whom, and in which folder it is run. */
-  write({ bundle = "tiny.pfb", signer = "signer.pem", run = "run" } = {}): void {
-    const { devices, phones, rounds } = this.#options;
+  write({ bundle = this.#bundle, signer = "signer.pem", run = "run" } = {}): void {
+    const { devices, phones, rounds, settings = "" } = this.#options;
     const pem = readFileSync(join(this.folder, signer), "utf-8").split("\n")[1]!;
     const key = Buffer.from(pem, "base64").subarray(-32).toString("hex");
     const secured =
@@ -173,7 +193,7 @@ export class Federation {
       `federation = "federation"\nbundle = "${bundle}"\ntrusted = ["${key}"]\n` +
         `run_dir = "${run}"\nrounds = ${rounds}\nseed = 3\ncohort = {minimum = ${devices.length + phones.length}}\n` +
         // On a loaded machine a browser takes long to come back, and its rounds without a network long to end.
-        "liveness = {grace_s = 120.0}\n" +
+        `liveness = {grace_s = 120.0}\n${settings}` +
         (this.#open === null ? secured : `broker = "mqtt://127.0.0.1:${this.#open.tcpPort}"\n`),
     );
   }
@@ -198,12 +218,12 @@ export class Federation {
     return this.command("coordinator", "coordinator", "run", "federation.toml", "--json");
   }
 
-  /** Enrols the Python devices and lets them join; the coordinator has to run. */
-  async startDevices(): Promise<void> {
+  /** Enrols the Python devices and lets them join with these options; the coordinator has to run. */
+  async startDevices(optionsOf: (name: string) => readonly string[] = () => []): Promise<void> {
     await Promise.all(this.#options.devices.map(async (name) => {
       await this.#run("-m", "protofleet", "device", "enroll", this.invitation(name), "--store", `store-${name}`);
-      const files = ["--bundle", "tiny.pfb", "--trust", "signer.pem", "--data", `${name}.npz`];
-      this.command(name, "device", "join", "--store", `store-${name}`, ...files, "--json");
+      const files = ["--bundle", this.#bundle, "--trust", "signer.pem", "--data", `${name}.npz`];
+      this.command(name, "device", "join", "--store", `store-${name}`, ...files, ...optionsOf(name), "--json");
     }));
   }
 
@@ -220,9 +240,13 @@ export class Federation {
     return found;
   }
 
-  /** Examples of a phone: x (n, 4) and y (n,). */
-  examples(name: string): { x: number[][]; y: number[] } {
-    return JSON.parse(readFileSync(join(this.folder, `${name}.json`), "utf-8")) as { x: number[][]; y: number[] };
+  /** What a phone learns from, as `phone_files.py` has written it. */
+  examples(name: string): PhoneExamples {
+    return JSON.parse(readFileSync(join(this.folder, `${name}.json`), "utf-8")) as PhoneExamples;
+  }
+
+  get #bundle(): string {
+    return this.#options.bundle ?? "tiny.pfb";
   }
 
   command(name: string, ...argv: readonly string[]): Command {

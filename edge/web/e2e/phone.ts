@@ -6,7 +6,7 @@ import type { Page } from "playwright-core";
 
 import type { Command, Status, Told } from "../src/device/page_messages.ts";
 import type { TestBrowser } from "../test/browser.ts";
-import { type Federation, workerPath } from "./federation.ts";
+import { type Federation, type PhoneExamples, workerPath } from "./federation.ts";
 
 const PATIENCE_MS = 60_000;
 
@@ -67,18 +67,18 @@ export class Phone {
     await this.page.evaluate((it) => phone.worker.postMessage(it), command);
   }
 
-  async addExamples({ x, y }: { x: number[][]; y: number[] }): Promise<void> {
+  async addExamples({ x, y, shape = [x[0]!.length], part = "both" }: PhoneExamples): Promise<void> {
     await this.page.evaluate(
-      ([rows, labels]) => {
+      ([rows, labels, each, of]) => {
         const examples = {
-          x: { dtype: "float32", shape: [rows.length, rows[0]!.length], data: Float32Array.from(rows.flat()) },
+          x: { dtype: "float32", shape: [rows.length, ...each], data: Float32Array.from(rows.flat()) },
           y: { dtype: "int64", shape: [labels.length], data: BigInt64Array.from(labels.map(BigInt)) },
           follows: null,
-          part: "both",
+          part: of,
         };
         phone.worker.postMessage({ kind: "addExamples", id: 0, examples, source: "a test" });
       },
-      [x, y] as const,
+      [x, y, shape, part] as const,
     );
   }
 

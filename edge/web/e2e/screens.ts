@@ -11,8 +11,9 @@ import { basename, join } from "node:path";
 import { chromium, type Browser, type BrowserContext, type Page } from "playwright-core";
 
 import type { Status } from "../src/device/page_messages.ts";
+import { DEVICE } from "../src/texts.ts";
 import { violations } from "./axe.ts";
-import { at, BEFORE, DIGITS, JOINED, script, TRAINING } from "./scripted_worker.ts";
+import { at, BEFORE, DIGITS, JOINED, MOVED, script, TRAINING } from "./scripted_worker.ts";
 import { serveStatic } from "./static_server.ts";
 
 interface Picture {
@@ -46,10 +47,13 @@ const PICTURES: readonly Picture[] = [
   { name: "training-first", status: at("train", { round: 1, progress: 0.08, history: [], lastSent: [] }) },
   { name: "training-one", status: at("waiting", { round: 1, history: TRAINING.history.slice(0, 1) }) },
   { name: "training-table", status: TRAINING, act: (page) => page.getByText("As a table").click() },
-  { name: "paused", status: at("paused", { detail: "The phone does not charge, and you allowed training only while it does." }) },
+  { name: "paused", status: at("paused", { pausedBy: "owner", detail: DEVICE.paused }) },
+  { name: "paused-policy", status: at("paused", { pausedBy: "policy", detail: DEVICE.notCharging }) },
   { name: "finished", status: at("finished", { round: 20, detail: "" }) },
+  { name: "finished-before", status: at("finished", { round: 20, history: [], lastSent: [] }) },
+  { name: "moved", status: at("waiting", { round: 0, moved: MOVED }), act: (page) => page.getByText("What became of each part").click() },
   { name: "left", status: at("left") },
-  { name: "failed", status: at("failed", { detail: "The bundle is signed by another key than before. Ask whoever runs the federation; to begin anew, delete everything in the settings." }) },
+  { name: "failed", status: at("failed", { detail: "bundle 'activities-of-the-day': signed by 0f3c9a1be2d47788, this phone trusts 71ab04c2d9e65f30 since it joined; ask whoever runs the federation, and delete everything in the settings if the change is meant" }) },
   { name: "other-tab", status: { ...BEFORE, phase: "other-tab" } },
   { name: "data-empty", status: JOINED, hash: "#/data" },
   { name: "data-sensors", status: TRAINING, hash: "#/data", act: (page) => page.getByText("What is assumed").click() },
@@ -59,6 +63,7 @@ const PICTURES: readonly Picture[] = [
   { name: "data-drawn", status: DIGITS_STATUS, hash: "#/data", act: draw },
   { name: "data-file", status: TRAINING, hash: "#/data", act: (page) => page.getByRole("tab", { name: "File" }).click() },
   { name: "data-file-refused", status: TRAINING, hash: "#/data", act: wrongFile },
+  { name: "data-file-hint", status: TRAINING, hash: "#/data", act: doubtfulFile },
   { name: "data-clear", status: TRAINING, hash: "#/data", act: press("Delete all examples") },
   { name: "sent-empty", status: JOINED, hash: "#/sent" },
   { name: "sent", status: TRAINING, hash: "#/sent" },
@@ -113,6 +118,16 @@ async function wrongFile(page: Page): Promise<void> {
   await page.locator("input[type=file]").setInputFiles({
     name: "walk.csv", mimeType: "text/csv", buffer: Buffer.from("time_s,Acc_X,Acc_Y,Acc_Z,Gyro_X,Gyro_Y,Gyro_Z,label\n0,1,2,3,4,5,6,walking\n"),
   });
+}
+
+async function doubtfulFile(page: Page): Promise<void> {
+  await page.getByRole("tab", { name: "File" }).click();
+  const rows = Array.from({ length: 400 }, (_, k) => `${k * 0.02},1,2,${k % 3},4,5,6,walking`);
+  await page.locator("input[type=file]").setInputFiles({
+    name: "walk.csv", mimeType: "text/csv",
+    buffer: Buffer.from(["Timestamp,acc_x,acc_y,acc_z,gyro_x,gyro_y,gyro_z,label", ...rows].join("\n")),
+  });
+  await page.getByText("examples added").waitFor();
 }
 
 /** As tall as its content, so that what is fixed to the screen's edges stands at them. */

@@ -1,6 +1,6 @@
 /** What the page is shown in pictures: states of a device, told by a worker that follows a script. */
 
-import type { BundleFacts, Phase, RoundFigures, Status } from "../src/device/page_messages.ts";
+import type { BundleFacts, MoveTold, Phase, RoundFigures, Status } from "../src/device/page_messages.ts";
 
 const hex = (seed: number) => Array.from({ length: 32 }, (_, k) => (((seed + k) * 151 + 37) % 256).toString(16).padStart(2, "0")).join("");
 
@@ -35,7 +35,7 @@ const HISTORY: readonly RoundFigures[] = [
 ].map(([before, after, loss], k) => ({ round: k + 1, before: before!, after: after!, loss: loss!, stepMs: 57.6 - k / 3, seconds: 41 - k }));
 
 export const BEFORE: Status = {
-  phase: "needs-invitation", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
+  phase: "needs-invitation", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
   history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: true,
 };
@@ -52,6 +52,24 @@ export const TRAINING: Status = {
     "patch.conv.weight", "patch.conv.bias", "blocks.0.attention.query.weight", "blocks.0.attention.key.weight",
     "blocks.0.attention.value.weight", "blocks.0.feed_forward.0.weight", "blocks.0.feed_forward.2.weight", "head.weight", "head.bias", "prototypes",
   ].map((name, k) => ({ name, bytes: [13_824, 768, 147_456, 147_456, 147_456, 589_824, 589_824, 4_608, 24, 73_728][k]! })),
+};
+
+export const MOVED: MoveTold = {
+  text: "moved from bundle 0f3c9a1be2d47788 to 71ab04c2d9e65f30: tensors: 2 kept, 2 kept in part, 3 new, 1 dropped",
+  notes: [
+    "12 of 175 examples are set aside: the new bundle has not their class, or takes another input; they stay on this phone",
+    "predictions stay those of the model before until a round has counted",
+  ],
+  tensors: [
+    "new: params/blocks.0.attention.query.weight (comes with the federation's model)",
+    "new: params/blocks.0.attention.key.weight (comes with the federation's model)",
+    "kept in part: params/head.bias ((5,) is now (6,): the rows of 5 classes)",
+    "kept in part: params/head.weight ((5, 192) is now (6, 192): the rows of 5 classes)",
+    "kept: params/norm.bias",
+    "kept: params/norm.weight",
+    "new: params/patch.conv.weight (comes with the federation's model)",
+    "dropped: optimiser/0.0 (belongs to the run that is over)",
+  ],
 };
 
 export function at(phase: Phase, more: Partial<Status> = {}): Status {

@@ -1,5 +1,6 @@
 /** Serves `static/` as the hub does: compressed, with its security policy, and nothing else of it. */
 
+import { createHash } from "node:crypto";
 import { createServer } from "node:http";
 import { readFile } from "node:fs/promises";
 import type { AddressInfo } from "node:net";
@@ -34,8 +35,14 @@ export async function serveStatic(root: string, instead: (path: string) => strin
     const path = pathname === "/" ? "/index.html" : normalize(pathname);
     void contentOf(root, path, instead(path)).then(
       ([content, encoding]) => {
+        const etag = `"${createHash("sha256").update(content).digest("hex").slice(0, 16)}"`;
+        if (request.headers["if-none-match"] === etag) {
+          response.writeHead(304, { etag, "content-security-policy": POLICY }).end();
+          return;
+        }
         sent += content.length;
         response.writeHead(200, {
+          etag,
           "content-type": TYPES[extname(path)] ?? "application/octet-stream",
           "content-security-policy": POLICY,
           "cache-control": path.startsWith("/assets/") ? "public, max-age=31536000, immutable" : "no-cache",

@@ -58,11 +58,13 @@ describe("a federation without keys", { skip: findChromium() === null && "no Chr
   });
 
   test("a phone whose storage is full at the end of its training says so, and goes on when there is room", async () => {
+    await phone.send({ kind: "setPolicy", policy: { onlyCharging: true, onlyUnmetered: false } });
     await phone.inTraining(1);
     await quota.set(1);
-    await phone.send({ kind: "pause" });
+    // Its training waits without a write of its own.
+    await phone.send({ kind: "phone", charging: false, unmetered: null, online: true });
     await sleep(QUOTA_KNOWN_MS);
-    await phone.send({ kind: "resume" });
+    await phone.send({ kind: "phone", charging: true, unmetered: null, online: true });
     const { detail, history } = await phone.until(({ phase }) => phase === "failed");
     assert.match(detail, FULL);
     assert.equal(history.length, 1);

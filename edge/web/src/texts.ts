@@ -120,6 +120,7 @@ export const JOIN = {
   carriedJoin: "Join this federation",
   open: (name: string) => `The federation “${name}” of this address works without keys: it asks for no invitation, and whoever is on the network can read and change what is sent. Good for a trial, not for data that matter.`,
   openJoin: "Join without keys",
+  openName: "This phone's name in the federation (may stay empty)",
   broker: "Another broker",
   brokerLabel: "Address of the broker",
   brokerHint: "Only if you were given one: this page then speaks to the broker itself, not through the hub.",
@@ -131,6 +132,9 @@ export const JOIN = {
 export const TRAIN = {
   round: (round: number, rounds: number) => (rounds > 0 ? `Round ${round} of ${rounds}` : `Round ${round}`),
   noRound: "No round yet",
+  noRoundYet: "No round with the new model yet",
+  byPolicy: "It goes on by itself. When it may train, you choose in the settings.",
+  settings: "Settings",
   progress: "Progress of this round's training",
   pause: "Pause",
   resume: "Go on",
@@ -178,7 +182,7 @@ export const TRAIN = {
   finishedBefore:
     "It had finished before this phone took part. Nothing is trained any more unless it begins again: ask whoever runs it.",
   moved: "The federation has changed its model",
-  movedLines: (count: number) => (count === 1 ? "What became of yours" : `What became of yours, in ${count} lines`),
+  movedTensors: "What became of each part",
 } as const;
 
 export const DATA = {
@@ -475,22 +479,22 @@ export const STORE = {
   unusable: (what: string) =>
     `this page can store nothing (${what}): leave private browsing, or allow this site to store data`,
   format: (wanted: number, got: string) =>
-    `this page's store: expected format ${wanted}, got ${got}; forget everything, and ask for a new invitation`,
-  noBundle: "this page's store: has no bundle; forget everything",
-  otherBundle: "this page's store: its bundle is another one; forget everything, and ask for a new invitation",
+    `this page's store: expected format ${wanted}, got ${got}; delete everything in the settings, and ask for a new invitation`,
+  noBundle: "this page's store: has no bundle; delete everything in the settings",
+  otherBundle: "this page's store: its bundle is another one; delete everything in the settings, and ask for a new invitation",
   lost: (content: string, how: "gone" | "damaged") =>
-    `this page's store: its content ${content} is ${how}; forget everything, and ask for a new invitation`,
+    `this page's store: its content ${content} is ${how}; delete everything in the settings, and ask for a new invitation`,
   otherFederation: (own: string, invited: string) =>
-    `this phone belongs to federation '${own}', the invitation is for '${invited}'; forget everything first`,
+    `this phone belongs to federation '${own}', the invitation is for '${invited}'; delete everything in the settings first`,
   otherSigner: (bundle: string, signer: string, own: string) =>
     `bundle '${bundle}': signed by ${signer}, this phone trusts ${own} since it joined; ask whoever runs the federation, ` +
-    "and forget everything here if the change is meant",
+    "and delete everything in the settings if the change is meant",
   older: (bundle: string, sequence: number, newest: number) =>
     `bundle '${bundle}': of sequence ${sequence}, which is older than ${newest}, which this phone has had; have its ` +
     `signer export it with --sequence ${newest + 1}`,
   otherStrategy: (own: string, asked: string) =>
-    `this phone's model is of strategy '${own}', the federation runs '${asked}'; forget everything first, and ask for a ` +
-    "new invitation",
+    `this phone's model is of strategy '${own}', the federation runs '${asked}'; delete everything in the settings first, and ask ` +
+    "for a new invitation",
   noPayload: (reference: string) => `payload '${reference}': this device does not have it`,
 } as const;
 
@@ -525,8 +529,8 @@ export const HUB = {
 /** Of joining. */
 export const ENROLMENT = {
   belongs: (what: string, own: string, invited: string) =>
-    `this phone belongs to ${what} '${own}', the invitation is for '${invited}'; forget everything here first, or use ` +
-    "another browser",
+    `this phone belongs to ${what} '${own}', the invitation is for '${invited}'; delete everything in the settings ` +
+    "first, or use another browser",
   grant: (what: string, clock: string) =>
     `this phone's enrolment: ${what} (this phone's clock: ${clock}); ask for a new invitation`,
   otherKey: "this phone's enrolment: its grant is for another device or key; ask for a new invitation",

@@ -63,6 +63,12 @@ export class TestBrowser {
     this.#browser = await chromium.connectOverCDP(`ws://127.0.0.1:${number}${path}`);
   }
 
+  /** Another phone, as it were: it shares nothing with the other pages. */
+  async newProfile(): Promise<BrowserContext> {
+    if (this.#browser === null) throw new Error("the browser is not running");
+    return this.#browser.newContext();
+  }
+
   async open(url: string): Promise<Page> {
     const page = await this.context.newPage();
     await page.goto(url);

@@ -15,6 +15,7 @@ import { parseInvitation } from "../wire/enrolment.ts";
 import { Link } from "../wire/link.ts";
 import type { Announcement, Presence } from "../wire/messages.ts";
 import { DeviceProtection, Plain, type Protection } from "../wire/protection.ts";
+import { checkDeviceId } from "../wire/topics.ts";
 import { Agent } from "./agent.ts";
 import { checkEnrolment, enrol } from "./enrolment.ts";
 import { OwnExamples } from "./examples.ts";
@@ -102,11 +103,11 @@ export class PhoneDevice {
 
   // --- what the page asks for
 
-  async enrol(text: string, broker = this.#place.broker): Promise<void> {
+  async enrol(text: string, { broker = this.#place.broker, deviceId = "" } = {}): Promise<void> {
     await this.#apart(async () => {
       this.#show("enrolling");
       try {
-        if (text === "") await this.#joinWithoutKeys(broker);
+        if (text === "") await this.#joinWithoutKeys(broker, deviceId);
         else await this.#enrolWith(text, broker);
         this.#opened = null;
         this.#show("connecting");
@@ -192,6 +193,7 @@ export class PhoneDevice {
     const { up, down } = agent?.totals ?? totals;
     return {
       phase: this.#phaseNow(),
+      pausedBy: this.#phaseNow() === "paused" ? (this.#store.wish === "pause" ? "owner" : "policy") : null,
       detail: this.#detailNow(),
       federation: enrolment?.federation ?? "",
       deviceId: enrolment?.deviceId ?? "",
@@ -289,12 +291,13 @@ export class PhoneDevice {
     });
   }
 
-  /** Into a federation whose hub says that it has no keys, under a name drawn at random. */
-  async #joinWithoutKeys(broker: string): Promise<void> {
+  /** Into a federation whose hub says that it has no keys; a name is drawn at random where `chosen` is "". */
+  async #joinWithoutKeys(broker: string, chosen: string): Promise<void> {
     const { federation, keys } = await fetchFederation(this.#place.origin);
     if (keys) throw new InputError(DEVICE.withKeys(federation));
     const draw = crypto.getRandomValues(new Uint8Array(6));
-    const deviceId = `phone-${Array.from(draw, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+    const drawn = `phone-${Array.from(draw, (byte) => byte.toString(16).padStart(2, "0")).join("")}`;
+    const deviceId = checkDeviceId(chosen === "" ? drawn : chosen);
     const without = { password: "", grant: "", federationKey: "", invitation: "", keys: null };
     await this.#store.commitEnrolment({ federation, deviceId, broker, ...without });
   }

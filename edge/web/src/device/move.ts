@@ -114,15 +114,16 @@ export async function planned(store: Store, next: Bundle, examples: number): Pro
   const from = shortDigest(binding.bundle);
   const to = shortDigest(next.digest);
   if (former?.binding.bundle === next.digest) {
-    return { start: null, told: { text: MOVE.back(to), lines: [] } };
+    return { start: null, told: { text: MOVE.back(to), notes: [], tensors: [] } };
   }
   const move = await plannedFor(store, next);
-  const notes = pending === null ? move.notes : [...move.notes, MOVE.pendingDropped(pending.roundId)];
-  const still = inUse(store.journal) === null ? [] : [MOVE.predictions];
+  const notes = [...move.notes];
+  if (pending !== null) notes.push(MOVE.pendingDropped(pending.roundId));
   const left = examples - (await OwnExamples.open(store.database, next.manifest)).count;
-  const aside = left > 0 ? [MOVE.examplesLeft(left, examples)] : [];
-  const lines = [...move.tensors.map(fateText), ...notes, ...aside, ...still];
-  return { start: move.start, told: { text: MOVE.moved(from, to, moveText(move)), lines } };
+  if (left > 0) notes.push(MOVE.examplesLeft(left, examples));
+  if (inUse(store.journal) !== null) notes.push(MOVE.predictions);
+  const told = { text: MOVE.moved(from, to, moveText(move)), notes, tensors: move.tensors.map(fateText) };
+  return { start: move.start, told };
 }
 
 async function plannedFor(store: Store, next: Bundle): Promise<Move> {

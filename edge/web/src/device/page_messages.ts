@@ -27,9 +27,10 @@ export type Command =
   | { readonly kind: "open"; readonly remembered?: string }
   /**
    * Takes the text of an invitation, or a page address that ends with it; "" joins a federation
-   * without keys. `broker`: WebSocket address of the broker itself, in place of the hub's way there.
+   * without keys, as `deviceId` or under a name drawn at random. `broker`: WebSocket address of the
+   * broker itself, in place of the hub's way there.
    */
-  | { readonly kind: "enrol"; readonly invitation: string; readonly broker?: string }
+  | { readonly kind: "enrol"; readonly invitation: string; readonly deviceId?: string; readonly broker?: string }
   /** Answered by `added` with the same id when they are kept. */
   | { readonly kind: "addExamples"; readonly id: number; readonly examples: Examples; readonly source: string }
   | { readonly kind: "clearExamples" }
@@ -75,13 +76,17 @@ export interface BundleFacts {
 /** What a phone has taken along to another bundle, in words. */
 export interface MoveTold {
   readonly text: string;
-  /** What became of each tensor, and what else the owner should know. */
-  readonly lines: readonly string[];
+  /** What else the owner should know. */
+  readonly notes: readonly string[];
+  /** What became of each tensor. */
+  readonly tensors: readonly string[];
 }
 
 /** Everything that the page shows; sent whole after each change. */
 export interface Status {
   readonly phase: Phase;
+  /** Who has paused it; null: it is not. */
+  readonly pausedBy: "owner" | "policy" | null;
   /** Why it is paused, waiting or failed, and what to do; "" if there is nothing to say. */
   readonly detail: string;
   readonly federation: string;

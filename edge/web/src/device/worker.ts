@@ -13,7 +13,7 @@ const LOCK = "protofleet-device";
 declare const self: DedicatedWorkerGlobalScope;
 
 const CLOSED: Status = {
-  phase: "opening", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
+  phase: "opening", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
   history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };
@@ -70,7 +70,7 @@ async function open(remembered: string): Promise<void> {
 type Handlers = { readonly [K in Exclude<Command["kind"], "open">]: (it: PhoneDevice, command: Extract<Command, { kind: K }>) => Promise<void> };
 
 const HANDLERS: Handlers = {
-  enrol: (it, { invitation, broker }) => it.enrol(invitation, broker),
+  enrol: (it, { invitation, ...how }) => it.enrol(invitation, how),
   addExamples: async (it, { id, examples, source }) => {
     await it.addExamples(examples, source);
     tell({ kind: "added", id });

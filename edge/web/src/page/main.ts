@@ -17,7 +17,7 @@ import { ask, Shell } from "./shell.ts";
 import { BASELINE } from "../texts.ts";
 
 const OPENING: Status = {
-  phase: "opening", detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
+  phase: "opening", pausedBy: null, detail: "", federation: "", deviceId: "", strategy: "", round: 0, rounds: 0, progress: 0,
   history: [], bytesUp: 0, bytesDown: 0, lastSent: [], exampleCounts: [], bundle: null, moved: null,
   policy: { onlyCharging: false, onlyUnmetered: false }, persisted: null,
 };

@@ -113,11 +113,21 @@ let start: Promise<void> | undefined;
 function started(): Promise<void> {
   start ??= InferenceSession.create(IDENTITY, OPTIONS).then(
     (session) => session.release(),
-    (error: unknown) => {
+    async (error: unknown) => {
+      await dropKept();
       throw new UnavailableError(RUNTIME.noStart(messageOf(error)));
     },
   );
   return start;
+}
+
+/** What the service worker keeps of WebAssembly may be what does not compile: the next start fetches it again. */
+async function dropKept(): Promise<void> {
+  for (const name of (await globalThis.caches?.keys()) ?? []) {
+    const cache = await caches.open(name);
+    const kept = (await cache.keys()).filter(({ url }) => url.endsWith(".wasm"));
+    await Promise.all(kept.map((request) => cache.delete(request)));
+  }
 }
 
 /** `y = Identity(x)` of one float32, as ONNX IR 8, opset 13. */
@@ -174,10 +184,13 @@ export function floatsOf(where: string, found: ReadonlyMap<string, Tensor>, port
   return data as Float32Array;
 }
 
+/** What ONNX Runtime, its JavaScript around it and browsers say; the heap ends where an offset is out of its bounds. */
+const NO_MEMORY = /bad_alloc|memory|OOM|allocat|out of bounds|array length/i;
+
 /** Memory that is lacking is the device's fault, anything else the program's. */
 function failure(what: string, error: unknown): Error {
   const message = messageOf(error);
-  if (!/bad_alloc|memory|OOM/i.test(message)) return new ProvisionError(`${what}: ${message}`);
+  if (!NO_MEMORY.test(message)) return new ProvisionError(`${what}: ${message}`);
   return new UnavailableError(RUNTIME.tooLarge(what, message));
 }
 

@@ -34,7 +34,7 @@ function trained(roundId: number): TrainedRound {
 }
 
 function told(text: string): MoveTold {
-  return { text, lines: [] };
+  return { text, notes: [], tensors: [] };
 }
 
 type Step = (store: Store) => Promise<unknown>;

@@ -9,9 +9,9 @@ import { type Browser, type BrowserContext, chromium, type Page } from "playwrig
 
 import type { Command, Status } from "../../src/device/page_messages.ts";
 import { violationsInBothColours } from "../../e2e/axe.ts";
-import { at, BEFORE, DIGITS, script, TRAINING } from "../../e2e/scripted_worker.ts";
+import { at, BEFORE, DIGITS, MOVED, script, TRAINING } from "../../e2e/scripted_worker.ts";
 import { serveStatic, type StaticServer } from "../../e2e/static_server.ts";
-import { PHASES } from "../../src/texts.ts";
+import { DEVICE, PHASES } from "../../src/texts.ts";
 import { findChromium } from "../browser.ts";
 
 const STATIC = join(import.meta.dirname, "..", "..", "static");
@@ -184,6 +184,22 @@ test("what cannot be undone is asked before, and refused by Escape", { skip }, a
   await page.getByRole("dialog").getByRole("button", { name: "Leave" }).click();
   await page.waitForFunction(() => document.querySelector("dialog") === null);
   assert.deepEqual([await sent(page, "forget"), await sent(page, "leave")], [[], [{ kind: "leave" }]]);
+});
+
+test("a pause by the policy is told, and not offered to be ended", { skip }, async () => {
+  const page = await open(at("paused", { pausedBy: "policy", detail: DEVICE.notCharging }));
+  await page.getByText("Waits until this phone is charging.").waitFor();
+  assert.equal(await page.getByRole("button", { name: "Go on" }).isVisible(), false);
+  await page.getByRole("button", { name: "Settings" }).click();
+  await page.getByRole("switch", { name: "Only while charging" }).waitFor();
+});
+
+test("what was kept when the bundle changed is told", { skip }, async () => {
+  const page = await open(at("waiting", { round: 0, moved: MOVED }));
+  await page.getByText("2 kept, 2 kept in part, 3 new, 1 dropped.").waitFor();
+  await page.getByText("12 of 175 examples are set aside").waitFor();
+  await page.getByText("What became of each part").click();
+  await page.getByText("kept: params/norm.bias").waitFor();
 });
 
 test("policy, pause and sections", { skip }, async () => {

@@ -20,7 +20,8 @@ const problems: string[] = [];
 before(async () => {
   if (skip) return;
   server = await serveStatic(STATIC, (path) => (path === "/federation.json" ? '{"federation": "f", "keys": true}' : null));
-  browser = await chromium.launch({ executablePath: path!, args: ["--no-sandbox"] });
+  const args = ["--no-sandbox", "--host-resolver-rules=MAP hub.example 127.0.0.1"];
+  browser = await chromium.launch({ executablePath: path!, args });
   context = await browser.newContext();
 });
 
@@ -69,6 +70,16 @@ test("a second start stays within 50 kB, the runtime included", { skip }, async 
   await fetchRuntime(page);
   const sent = server.takeSent();
   assert.ok(sent <= 50_000, `sent ${sent} bytes`);
+  await page.close();
+});
+
+test("over plain http from another machine it says what to do, and starts nothing", { skip }, async () => {
+  const page = await context.newPage();
+  await page.goto(server.url.replace("localhost", "hub.example"));
+  await page.getByRole("heading", { name: "This page needs a secure address" }).waitFor();
+  assert.deepEqual(await page.getByRole("listitem").count(), 3);
+  assert.equal(await page.getByRole("link", { name: "The federation's authority" }).getAttribute("href"), "/ca.pem");
+  assert.deepEqual(page.workers(), []);
   await page.close();
 });
 

@@ -6,6 +6,7 @@ import { shapeText } from "../../intake/examples.ts";
 import { type FileExamples, readFile } from "../../intake/files.ts";
 import type { IntakeCounters } from "../../intake/windows.ts";
 import type { App } from "../app.ts";
+import { sentence } from "../format.ts";
 import { h, newId, setText, show } from "../dom.ts";
 import { DATA, FILES, SENSORS } from "../../texts.ts";
 import { type Panel, tellInputError } from "./panel.ts";
@@ -13,6 +14,7 @@ import { type Panel, tellInputError } from "./panel.ts";
 export function filePanel(app: App, bundle: BundleFacts): Panel {
   const id = newId();
   const said = h("p", { role: "status" });
+  const hint = h("p", { class: "detail", role: "status", hidden: true });
   const problem = h("p", { class: "problem", role: "alert", hidden: true });
   const field = h("input", { type: "file", id, accept: ".csv,.npz", class: "visually-hidden", change: () => void read() });
 
@@ -21,6 +23,7 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
     field.value = "";
     if (file === undefined) return;
     show(problem, false);
+    show(hint, false);
     setText(said, FILES.reading);
     try {
       const found = await readFile(file, bundle);
@@ -34,18 +37,20 @@ export function filePanel(app: App, bundle: BundleFacts): Panel {
 
   function complain(text: string): void {
     setText(said, "");
-    setText(problem, text);
+    setText(problem, sentence(text));
     show(problem, true);
   }
 
   async function take(found: FileExamples, source: string): Promise<void> {
     const kept = await Promise.all(found.parts.map(({ examples }) => app.device.add(examples, source)));
     setText(said, kept.every(Boolean) ? summary(found) : "");
+    setText(hint, kept.every(Boolean) ? found.hints.join(" ") : "");
+    show(hint, hint.textContent !== "");
   }
 
   return {
     element: h("div", { class: "stack" }, h("p", {}, FILES.lead), h("ul", { class: "plain-list" }, ...layouts(bundle).map((text) => h("li", {}, text))),
-      field, h("label", { for: id, class: "button primary" }, FILES.choose), said, problem),
+      field, h("label", { for: id, class: "button primary" }, FILES.choose), said, hint, problem),
     leave: () => undefined,
   };
 }
@@ -58,7 +63,7 @@ function layouts({ preprocessing, targets }: BundleFacts): string[] {
   return [stream ? FILES.csvStream(channels.join(", ")) : examples, FILES.npz(shapeText(shape))];
 }
 
-function summary({ parts, lost, doubted, hints }: FileExamples): string {
+function summary({ parts, lost, doubted }: FileExamples): string {
   const count = parts.reduce((sum, part) => sum + part.examples.x.shape[0]!, 0);
   const unlabelled = parts.reduce((sum, part) => sum + part.unlabelled, 0);
   const texts = [DATA.added(count)];
@@ -66,7 +71,7 @@ function summary({ parts, lost, doubted, hints }: FileExamples): string {
   const counters = lost === null ? "" : lostText(lost);
   if (counters !== "") texts.push(FILES.lost(counters));
   if (doubted !== null) texts.push(FILES.doubt(doubted.toPrecision(3)));
-  return [...texts, ...hints].join(" ");
+  return texts.join(" ");
 }
 
 function lostText(lost: IntakeCounters): string {

@@ -20,19 +20,20 @@ export function joinScreen(app: App, carried: string | null): JoinScreen {
     show(problem, text !== "");
   };
   const broker = new BrokerField();
-  const enrol = (invitation: string | null) => {
+  const enrol = (invitation: string | null, deviceId = "") => {
     const wrong = invitation === null ? JOIN.none : broker.problem();
     tell(wrong);
     if (wrong !== "") return;
     const address = broker.value();
-    app.device.send({ kind: "enrol", invitation: invitation!, ...(address === "" ? {} : { broker: address }) });
+    const named = deviceId === "" ? {} : { deviceId };
+    app.device.send({ kind: "enrol", invitation: invitation!, ...named, ...(address === "" ? {} : { broker: address }) });
   };
   const detail = h("p", { class: "quiet" });
   const busy = h("div", { class: "card busy", hidden: true },
     h("div", { class: "spinner", "aria-hidden": "true" }), h("h2", {}, PHASES.enrolling.title), h("p", {}, PHASES.enrolling.text), detail);
   const told = h("p", { class: "detail", hidden: true });
   const first = carried === null ? scanBox(enrol, tell) : carriedBox(() => enrol(carried));
-  const open = new OpenBox(() => enrol(""));
+  const open = new OpenBox((deviceId) => enrol("", deviceId));
   const choices = h("div", { class: "stack" }, first, open.element, pasteBox(enrol, broker));
   const introduced = introduction();
   return {
@@ -70,8 +71,15 @@ class OpenBox {
   readonly #text = h("p");
   #looked = false;
 
-  constructor(press: () => void) {
-    this.element = h("div", { class: "card", hidden: true }, this.#text, button(JOIN.openJoin, "plain", press));
+  constructor(join: (deviceId: string) => void) {
+    const id = newId();
+    const field = h("input", { id, type: "text", maxlength: 64, spellcheck: "false", autocapitalize: "off", autocomplete: "off" });
+    const submit = (event: Event) => {
+      event.preventDefault();
+      join(field.value.trim());
+    };
+    this.element = h("form", { class: "card", hidden: true, submit },
+      this.#text, h("label", { for: id }, JOIN.openName), field, h("button", { class: "button plain", type: "submit" }, JOIN.openJoin));
   }
 
   /** Asks the hub, once. */

@@ -38,17 +38,21 @@ function nowPart(app: App): Screen {
   const pause = button(TRAIN.pause, "plain", () => app.device.send({ kind: "pause" }));
   const resume = button(TRAIN.resume, "primary", () => app.device.send({ kind: "resume" }));
   const again = button(TRAIN.again, "primary", () => window.location.reload());
+  const settings = button(TRAIN.settings, "plain", () => app.go("settings"));
   const add = button(TRAIN.addExamples, "primary", () => app.go("data"));
   const element = h("section", { class: "card hero" }, round, title, text, detail, meter, moving,
-    h("div", { class: "actions" }, pause, resume, again, add, awake));
+    h("div", { class: "actions" }, pause, resume, settings, again, add, awake));
   return {
     element,
     update: ({ status, awake: held }) => {
       const { phase } = status;
-      setText(round, status.round > 0 ? TRAIN.round(status.round, status.rounds) : TRAIN.noRound);
+      const none = status.moved === null ? TRAIN.noRound : TRAIN.noRoundYet;
+      setText(round, status.round > 0 ? TRAIN.round(status.round, status.rounds) : none);
       show(round, status.round > 0 || (status.bundle !== null && !OVER.has(phase)));
       setText(title, PHASES[phase].title);
-      const said = phase === "finished" && status.history.length === 0 ? TRAIN.finishedBefore : PHASES[phase].text;
+      const byPolicy = status.pausedBy === "policy";
+      const never = phase === "finished" && status.history.length === 0;
+      const said = byPolicy ? TRAIN.byPolicy : never ? TRAIN.finishedBefore : PHASES[phase].text;
       setText(text, said);
       show(text, said !== "");
       setText(detail, sentence(status.detail));
@@ -60,7 +64,8 @@ function nowPart(app: App): Screen {
       setText(share, `${percent(status.progress)} %`);
       show(pause, PAUSABLE.has(phase));
       setText(resume, phase === "left" ? TRAIN.comeBack : TRAIN.resume);
-      show(resume, phase === "paused" || phase === "left");
+      show(resume, (phase === "paused" && !byPolicy) || phase === "left");
+      show(settings, byPolicy);
       show(again, phase === "failed");
       show(add, phase === "needs-examples");
       setText(awake, held ? TRAIN.keepOpen : TRAIN.mayTurnOff);
@@ -163,8 +168,9 @@ function bundleFacts(status: Status): HTMLElement[] {
 }
 
 /** What was taken along when the federation changed its bundle. */
-function movedPart({ text, lines }: MoveTold): HTMLElement {
-  const list = h("ul", { class: "plain-list lines" }, ...lines.map((line) => h("li", {}, line)));
-  return h("div", { class: "inset" }, h("h3", {}, TRAIN.moved), h("p", {}, sentence(text)),
-    lines.length > 0 && h("details", {}, h("summary", {}, TRAIN.movedLines(lines.length)), list));
+function movedPart({ text, notes, tensors }: MoveTold): HTMLElement {
+  const list = h("ul", { class: "plain-list quiet" }, ...tensors.map((line) => h("li", {}, line)));
+  return h("div", { class: "inset" }, h("h3", {}, TRAIN.moved),
+    ...[text, ...notes].map((one) => h("p", {}, sentence(one))),
+    tensors.length > 0 && h("details", {}, h("summary", {}, TRAIN.movedTensors), list));
 }
