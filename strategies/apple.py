@@ -25,9 +25,10 @@ With ``models`` above 0 the device keeps the core models that it has received, s
 over all that it has ever met; who is sent is drawn anew each round.
 
 Deviations:
-    - A client knows of nobody before others have delivered: in its first round it has p_ii = 1.
-      When it gets to know others, p_ij starts at n_j / n of those known now, and what it had learnt
-      keeps its proportions.
+    - Nobody knows of others before round 1 has told who there is: it trains nothing and collects
+      the core models, which are all the bundle's.
+    - When a client gets to know others later, their p_ij starts at n_j / n of those known then, and
+      what it had learnt keeps its proportions.
     - Rounds r are the federation's, from 0.
     - Which M are sent is drawn alike: p_i stays on the device, so that the server knows no better.
     - ``clip_norm`` shortens ∇L before both use it.
@@ -217,7 +218,9 @@ def _client_update(
     mixture = _Mixture(context, state, others, shares, tools)
     mixture.penalty = settings.mu * _fading(payload.round_id - 1, settings.penalty_rounds)
     early = tools.evaluate(mixture.network) if settings.score_at == "start" else None
-    loss = passes(mixture.step, tools.training, settings)
+    loss = math.nan
+    if payload.round_id > 1:
+        loss = passes(mixture.step, tools.training, settings)
     personal = mixture.network.copy()
     update = Update(
         client_id=tools.client_id,
