@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import _MODULES, STRATEGIES, fedali, fedavg
+from protofleet.strategies import _MODULES, DESCRIPTIONS, fedali, fedavg
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import ServerStep
@@ -60,8 +60,19 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     assert training.optimiser == Sgd(lr=0.05, momentum=0.9)
 
 
-def test_what_browsers_lack_is_listed():
+def test_the_strategies_that_a_browser_lacks_are_named():
     index = (_ROOT / "edge" / "web" / "src" / "strategies" / "index.ts").read_text()
-    (listed,) = re.findall(r"It has all but\n(.*?)\.\n", _DOCS.read_text(), re.DOTALL)
-    known = set(re.findall(r'^  \["(\w+)", \w+\.build\]', index, re.MULTILINE))
-    assert set(re.findall(r"`(\w+)`", listed)) == STRATEGIES.keys() - known
+    there = set(re.findall(r'^  \["(\w+)", \w+\.build\]', index, re.MULTILINE))
+    (lacking,) = re.findall(r"It has all but\s(.*?)\.\n", _DOCS.read_text(), re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", lacking)) == DESCRIPTIONS.keys() - there
+
+
+def test_the_strategies_that_take_no_aggregation_rule_are_named():
+    texts = {
+        _DOCS: r"strategy whose description has `takes_aggregator`: all but (.*?), where nothing",
+        _ROOT / "docs" / "coordinator.md": r"\n- (`fedsub`, which fuses.*?) have no use for a rule",
+    }
+    for path, where in texts.items():
+        (said,) = re.findall(where, path.read_text(), re.DOTALL)
+        without = {name for name, one in DESCRIPTIONS.items() if not one.takes_aggregator}
+        assert set(re.findall(r"`(\w+)`", said)) == without
