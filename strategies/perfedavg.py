@@ -18,6 +18,8 @@ with the model after one step of α with the gradient of all of its training exa
 leaves it.
 
 Deviations:
+    - That is a step from the device's own w, which it has trained; the paper's is from the common
+      one (``score_at = "start"``: from the received one).
     - Local steps are counted in ``epochs``: each example is in one batch of an epoch.
     - A client with too few examples for two (HF: three) batches takes all of them for each.
     - g may be a step of any optimiser; the paper has plain SGD.
@@ -125,16 +127,7 @@ def _client_update(
     early = None
     if scored_early(settings, payload):
         early = tools.evaluate(_adapted(settings, start.network, training))
-    batches = _BATCHES[settings.variant]
-    enough = batches if len(training.y) >= batches * training.min_batch else 1
-    meta = _MetaGradient(settings, training, context.model.params.layout)
-    trained = train(
-        start.network,
-        replace(training, grad_fns={TASK_LOSS: meta}, min_batch=enough * training.min_batch),
-        msgspec.structs.replace(
-            settings, batch_size=min(batches * settings.batch_size, MOST_BATCH)
-        ),
-    )
+    trained = train(start.network, *_meta(settings, training, context.model.params.layout))
     own = _adapted(settings, trained.network, training)
     start = replace(start, evaluation=early or tools.evaluate(own))
     kept, update = finish_round(start, trained, tools, context.shared)
