@@ -365,7 +365,7 @@ def _aggregate(
 
 def _shortened(models: dict[str, Vector], multiple: float) -> dict[str, Vector]:
     """The models, none longer than a multiple of the median; the very arrays that were not."""
-    norms = [math.sqrt(float(np.square(one, dtype=np.float64).sum())) for one in models.values()]
+    norms = [math.sqrt(inner_products(one[None], one)[0]) for one in models.values()]
     limit = multiple * float(np.median(norms))
     if not limit:
         return models

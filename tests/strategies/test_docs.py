@@ -76,3 +76,11 @@ def test_the_strategies_that_take_no_aggregation_rule_are_named():
         (said,) = re.findall(where, path.read_text(), re.DOTALL)
         without = {name for name, one in DESCRIPTIONS.items() if not one.takes_aggregator}
         assert set(re.findall(r"`(\w+)`", said)) == without
+
+
+def test_the_strategies_that_show_devices_each_other_s_models_are_named():
+    text = (_ROOT / "docs" / "privacy.md").read_text()
+    (said,) = re.findall(r"- \*\*(.*?) send devices other devices' parameters as they are", text)
+    downs = {name: " ".join(one.travels.down) for name, one in DESCRIPTIONS.items()}
+    showing = {name for name, down in downs.items() if "other clients" in down}
+    assert set(re.findall(r"`(\w+)`", said)) == showing

@@ -1,6 +1,7 @@
 """FedFomo against its published equations, round by round."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -136,7 +137,8 @@ def test_a_client_keeps_its_model_where_no_other_is_better(make_tools):
     own = flat(state.tensors)
     rows = np.stack([own, own + 100, np.full_like(own, 3e38)])
     payload = Payload(round_id=2, tensors={"others": rows})
-    with np.errstate(over="ignore", invalid="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         _, update = clients.strategy.client_update(state, payload, tools)
     assert not update.tensors["weights"].any()
 
