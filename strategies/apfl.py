@@ -47,7 +47,13 @@ from protofleet.strategies.averaging import (
 )
 from protofleet.strategies.common import BUFFERS, PARAMS, parse_settings, prefixed, unpack
 from protofleet.strategies.optimisers import MOST_LR, Adam, Sgd, check_range
-from protofleet.strategies.training import DivergedError, ExampleRows, Trainer, passes
+from protofleet.strategies.training import (
+    DivergedError,
+    ExampleRows,
+    Trainer,
+    passes,
+    refuse_rewritten,
+)
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -108,9 +114,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """APFL for one model.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model whose
+            training program sets parameters itself.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, ApflSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
     own = {_PERSONAL + name for name in model.params} | {BUFFERS + name for name in model.buffers}
     return replace(

@@ -74,7 +74,13 @@ from protofleet.strategies.common import (
     prefixed_layout,
 )
 from protofleet.strategies.optimisers import MOST_LR, Group, Optimiser, check_range
-from protofleet.strategies.training import ExampleRows, Fit, Training, passes
+from protofleet.strategies.training import (
+    ExampleRows,
+    Fit,
+    Training,
+    passes,
+    refuse_rewritten,
+)
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -165,8 +171,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """APPLE for one model.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model whose
+            training program sets parameters itself.
     """
+    refuse_rewritten(DESCRIPTION.name, model)
     context = _Context(
         settings=parse_settings(DESCRIPTION.name, settings, AppleSettings),
         model=model,

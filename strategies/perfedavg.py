@@ -52,7 +52,13 @@ from protofleet.strategies.averaging import (
 )
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import MOST_LR, Adam, Sgd, check_range
-from protofleet.strategies.training import MOST_BATCH, Training, mean_gradient, train
+from protofleet.strategies.training import (
+    MOST_BATCH,
+    Training,
+    mean_gradient,
+    refuse_rewritten,
+    train,
+)
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -109,9 +115,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """Per-FedAvg for one model.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model whose
+            training program sets parameters itself.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, PerFedAvgSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
     return averaging.averaging(context, _client_update)
 
