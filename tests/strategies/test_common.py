@@ -160,7 +160,7 @@ def test_settings_come_from_plain_tables(model):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("fedsgd", {}, "strategy 'fedsgd': unknown; expected one of .*fedali, fedavg"),
+        ("fedsgd", {}, "strategy 'fedsgd': unknown; expected one of .*fedali, .*fedavg"),
         ("fedavg", {"epoch": 1}, "'fedavg': unknown key `epoch`; known are epochs, batch_size, "),
         ("fedavg", {"beta": 0.2}, "unknown key `beta`"),
         ("fedali", {"alp_update": "bulk_code"}, "unknown key `alp_update`"),
