@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow(seconds=12)
 _TARGETS = ("sum", "first")
 _SGD = {"epochs": 3, "batch_size": 10, "optimiser": {"kind": "sgd", "lr": 0.05}}
 _SETTINGS = {
+    "apple": {"optimiser": {"kind": "sgd", "lr": 0.1}},
     "fedala": {"drop_last": False},
     "local": {"keep_best": True},
     "perfedavg": {"epochs": 6, "alpha": 0.05},
