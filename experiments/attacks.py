@@ -4,15 +4,14 @@ Sources: sign flip and label flip as in Allouah et al. (arXiv:2302.01772), secti
 model replacement as in Bagdasaryan et al. (arXiv:1807.00459), equation 3; ALIE: Baruch, Baruch and
 Goldberg, "A Little Is Enough" (arXiv:1902.06083). Liars know what the honest clients send, and all
 of them send the same but for label flip.
-
-Deviation: ALIE shifts by 1.5 deviations, which is what ByzFL does. By the paper's formula it would
-be 0.2 with 6 liars among 30, which hurts no rule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from statistics import NormalDist
 from typing import Literal
 
 import msgspec
@@ -29,8 +28,6 @@ Differences = NDArray[np.float64]
 Lie = Callable[[Differences, int], NDArray[np.float64]]
 """The difference ``(size,)`` that each of so many liars sends."""
 
-_DEVIATIONS = 1.5
-
 
 class Hostile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``hostile`` of a method: who lies, and how.
@@ -38,14 +35,29 @@ class Hostile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     Attributes:
         attack: what they do.
         share: of the clients that lie, rounded to whole clients; drawn by the run's seed.
+        deviations: z, by how many standard deviations ALIE shifts; absent: as many as its paper
+            allows (``largest_shift``). ByzFL's default is 1.5.
     """
 
     attack: AttackName
     share: float = 0.2
+    deviations: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share < 1:
             raise ValueError(f"`share`: expected a fraction between 0 and 1, got {self.share}")
+        if self.deviations is not None and self.attack != "alie":
+            raise ValueError(f"`deviations`: expected attack alie, got {self.attack}")
+
+    @property
+    def lie(self) -> Lie | None:
+        """What every liar sends in the place of its update; None: it trains on other labels."""
+        lies: dict[AttackName, Lie] = {
+            "sign_flip": sign_flip,
+            "scaling": scaling,
+            "alie": partial(alie, deviations=self.deviations),
+        }
+        return lies.get(self.attack)
 
 
 def sign_flip(honest: Differences, _liars: int) -> NDArray[np.float64]:
@@ -59,13 +71,28 @@ def scaling(honest: Differences, liars: int) -> NDArray[np.float64]:
     return -np.asarray(honest.mean(axis=0)) * (clients + len(honest)) / liars
 
 
-def alie(honest: Differences, _liars: int) -> NDArray[np.float64]:
-    """The honest mean, every number shifted by as much as honest ones deviate too."""
-    return np.asarray(honest.mean(axis=0) - _DEVIATIONS * honest.std(axis=0))
+def alie(
+    honest: Differences, liars: int, *, deviations: float | None = None
+) -> NDArray[np.float64]:
+    """The honest mean, every number shifted down by so many of the honest standard deviations.
+
+    Args:
+        honest: ``(h, size)``.
+        liars: how many there are.
+        deviations: z; None: ``largest_shift``.
+    """
+    z = largest_shift(len(honest), liars) if deviations is None else deviations
+    return np.asarray(honest.mean(axis=0) - z * honest.std(axis=0))
 
 
-LIES: dict[AttackName, Lie] = {"sign_flip": sign_flip, "scaling": scaling, "alie": alie}
-"""Attacks on updates; ``label_flip`` is one on data."""
+def largest_shift(honest: int, liars: int) -> float:
+    """Z of arXiv:1902.06083, algorithm 3: the most at which liars are in a majority.
+
+    So many honest clients lie farther out than the liars that both together are more than half.
+    """
+    needed = max((honest + liars) // 2 + 1 - liars, 1)
+    nearer = (honest - needed) / honest
+    return NormalDist().inv_cdf(nearer) if nearer > 0.5 else 0.0
 
 
 def flipped_labels(y: NDArray[np.int64], classes: int) -> NDArray[np.int64]:
@@ -97,7 +124,7 @@ def lied(hostile: Hostile, liars: frozenset[str], sent: Mapping[str, Sent]) -> d
         liars: who of the clients lies.
         sent: what every client of the round would send if it were honest.
     """
-    lie = LIES.get(hostile.attack)
+    lie = hostile.lie
     liars &= sent.keys()
     if lie is None or not liars or len(liars) == len(sent):
         return {}

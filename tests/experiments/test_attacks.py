@@ -9,6 +9,7 @@ from protofleet.experiments.attacks import (
     Sent,
     alie,
     flipped_labels,
+    largest_shift,
     liars_among,
     lied,
     scaling,
@@ -29,8 +30,24 @@ def test_scaling_takes_the_mean_of_all_to_minus_the_honest_mean(liars):
     np.testing.assert_allclose(everybody.mean(axis=0), [-2, -3])
 
 
-def test_alie_shifts_every_number_by_one_and_a_half_deviations():
-    np.testing.assert_allclose(alie(HONEST, 1), HONEST.mean(axis=0) - 1.5 * HONEST.std(axis=0))
+def test_alie_shifts_every_number_by_so_many_deviations():
+    shifted = alie(HONEST, 1, deviations=1.5)
+    np.testing.assert_allclose(shifted, HONEST.mean(axis=0) - 1.5 * HONEST.std(axis=0))
+
+
+def test_without_a_number_alie_shifts_by_as_much_as_its_paper_allows():
+    """50 workers of which 24 are corrupted need 2 more: 24 of 26 are nearer, 1.43 deviations."""
+    assert largest_shift(26, 24) == pytest.approx(1.426, abs=1e-3)
+    assert largest_shift(24, 6) == pytest.approx(0.2104, abs=1e-4)
+    assert largest_shift(2, 1) == largest_shift(1, 1) == 0
+    many = np.random.default_rng(0).normal(size=(24, 5))
+    shift = largest_shift(24, 6) * many.std(axis=0)
+    np.testing.assert_allclose(alie(many, 6), many.mean(axis=0) - shift)
+
+
+def test_deviations_of_another_attack_are_refused():
+    with pytest.raises(msgspec.ValidationError, match="`deviations`: expected attack alie"):
+        msgspec.convert({"attack": "scaling", "deviations": 1.5}, Hostile)
 
 
 def test_labels_are_mirrored():
