@@ -12,11 +12,13 @@ algorithm 1 with an adaptive α.
 | w_i as kept | ``shared/params/<name>``, for ``local_init`` | the model's | float32 |
 | η, η_α | ``optimiser.lr``, ``alpha_lr`` | () | float |
 
-A step, on one batch, from the values before it: w ← w - η∇f(w); v ← v - ηα∇f(v̄);
-α ← α - η_α <v - w, ∇f(v̄)>, clipped to [0, 1]. w is sent up. v̄ is scored and is what the device
-infers with; v and α never leave it. w and v̄ have buffers of their own.
+A step, on one batch, from the values before it: w ← w - η∇f(w); v ← v - ηα∇f(v̄); and with the
+first batch of a round α ← α - η_α <v - w, ∇f(v̄)>, clipped to [0, 1]. w is sent up. v̄ is scored and
+is what the device infers with; v and α never leave it. w and v̄ have buffers of their own.
 
 Deviations:
+    - The authors' code mixes the predictions of both models, not their parameters, and adds 0.02 α
+      to the gradient of α: not offered. ``alpha_every = "step"`` is PFLlib's.
     - v starts as the bundle's model.
     - The steps of w and v may be another optimiser's, each with moments of its own; α's is plain.
     - With ``local_init`` the client's own w of its last round is mixed with the received one.
@@ -28,7 +30,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +47,13 @@ from protofleet.strategies.averaging import (
 )
 from protofleet.strategies.common import BUFFERS, PARAMS, parse_settings, prefixed, unpack
 from protofleet.strategies.optimisers import MOST_LR, Adam, Sgd, check_range
-from protofleet.strategies.training import DivergedError, ExampleRows, Trainer, passes
+from protofleet.strategies.training import (
+    DivergedError,
+    ExampleRows,
+    Trainer,
+    passes,
+    refuse_rewritten,
+)
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -81,12 +89,15 @@ class ApflSettings(averaging.SharedTraining, frozen=True, kw_only=True):
         optimiser: of both models.
         alpha: share of the personal model before the first round.
         alpha_lr: rate of its gradient step; absent: ``optimiser.lr``; 0: it stays as it is.
+        alpha_every: whether it makes one in a ``round``, with the first batch, or in every
+            ``step``.
         server: what the server makes of the clients' updates.
     """
 
     optimiser: Adam | Sgd = Sgd()
     alpha: float = 0.5
     alpha_lr: float | None = None
+    alpha_every: Literal["round", "step"] = "round"
     server: averaging.ServerStep = averaging.ServerStep()
 
     def __post_init__(self) -> None:
@@ -103,9 +114,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """APFL for one model.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model whose
+            training program sets parameters itself.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, ApflSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
     own = {_PERSONAL + name for name in model.params} | {BUFFERS + name for name in model.buffers}
     return replace(
@@ -176,6 +189,7 @@ class _Mixture:
         self._name, self._grad_fn = tools.name, tools.grad_fns[TASK_LOSS]
         lr = settings.optimiser.lr if settings.alpha_lr is None else settings.alpha_lr
         self._lr, self._shared, self._mixed = lr, shared, TensorMap.zeros(layout)
+        self._every_step, self._learns = settings.alpha_every == "step", True
         self._apart = np.zeros(layout.size, np.float32)
 
     @property
@@ -188,9 +202,15 @@ class _Mixture:
         return Network(params=self._mixed, buffers=self.personal.buffers)
 
     def _grads(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
-        """∇_v f(v̄) = α∇f(v̄); α moves for the next step."""
+        """∇_v f(v̄) = α∇f(v̄); where α learns, it moves for the next step."""
         mixed = replace(self.network, buffers=network.buffers)
         step = self._grad_fn(mixed, batch, rng)
+        alpha = self._moved_alpha(step) if self._learns else self.alpha
+        step.grads.buffer[...] *= np.float32(self.alpha)
+        self.alpha, self._learns = alpha, self._every_step
+        return step
+
+    def _moved_alpha(self, step: Step) -> float:
         # ∇_α f(v̄) = <v - w, ∇f(v̄)>, by a sum whose bits hang on no number of threads.
         slope = float(np.sum(self._apart * step.grads.buffer, dtype=np.float64))
         if not math.isfinite(slope):
@@ -198,6 +218,4 @@ class _Mixture:
                 f"{self._name}: expected a finite gradient of the mixture's share, got {slope}; "
                 "lower the learning rate or check the data"
             )
-        step.grads.buffer[...] *= np.float32(self.alpha)
-        self.alpha = min(max(self.alpha - self._lr * slope, 0.0), 1.0)
-        return step
+        return min(max(self.alpha - self._lr * slope, 0.0), 1.0)

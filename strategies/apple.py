@@ -25,12 +25,15 @@ With ``models`` above 0 the device keeps the core models that it has received, s
 over all that it has ever met; who is sent is drawn anew each round.
 
 Deviations:
-    - A client knows of nobody before others have delivered: in its first round it has p_ii = 1.
-      When it gets to know others, p_ij starts at n_j / n of those known now, and what it had learnt
-      keeps its proportions.
+    - Nobody knows of others before round 1 has told who there is: it trains nothing and collects
+      the core models, which are all the bundle's.
+    - When a client gets to know others later, their p_ij starts at n_j / n of those known then, and
+      what it had learnt keeps its proportions.
     - Rounds r are the federation's, from 0.
     - Which M are sent is drawn alike: p_i stays on the device, so that the server knows no better.
     - ``clip_norm`` shortens ∇L before both use it.
+    - The server keeps a core model that is longer than ``norm_clip`` times the median one shortened
+      to that: others' models stand in every client's sum, so that a single one could spoil all.
     - Buffers of the model do not travel. Default optimiser as in ``fedavg.py``; p_i moves by plain
       gradient steps.
 """
@@ -54,6 +57,7 @@ from protofleet.strategies.client_models import (
     OTHERS,
     OWN,
     SEED,
+    Vector,
     kept_models,
     models_of,
     server_init,
@@ -70,7 +74,13 @@ from protofleet.strategies.common import (
     prefixed_layout,
 )
 from protofleet.strategies.optimisers import MOST_LR, Group, Optimiser, check_range
-from protofleet.strategies.training import ExampleRows, Fit, Training, passes
+from protofleet.strategies.training import (
+    ExampleRows,
+    Fit,
+    Training,
+    passes,
+    refuse_rewritten,
+)
 from protofleet.strategies.types import (
     ALL_TASKS,
     TASK_LOSS,
@@ -118,6 +128,8 @@ class AppleSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
         relation_lr: η_2: learning rate of p_i.
         mu: μ: weight of half the squared distance of p_i to p_0.
         penalty_rounds: L: rounds in which that weight falls to 0.
+        norm_clip: longest core model that others get, as a multiple of the median Euclidean norm of
+            all clients' last ones; 0: any.
         score_at: scored is what training starts from (``start``) or ends with.
     """
 
@@ -125,6 +137,7 @@ class AppleSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
     relation_lr: float = 0.001
     mu: float = 0.1
     penalty_rounds: int = 20
+    norm_clip: float = 3.0
     score_at: Literal["start", "end"] = "end"
 
     def __post_init__(self) -> None:
@@ -133,6 +146,8 @@ class AppleSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_range("relation_lr", self.relation_lr, low=0, high=MOST_LR)
         check_range("mu", self.mu, low=0)
         check_range("penalty_rounds", self.penalty_rounds, low=0)
+        if self.norm_clip:
+            check_range("norm_clip", self.norm_clip, low=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +171,10 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """APPLE for one model.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model whose
+            training program sets parameters itself.
     """
+    refuse_rewritten(DESCRIPTION.name, model)
     context = _Context(
         settings=parse_settings(DESCRIPTION.name, settings, AppleSettings),
         model=model,
@@ -209,7 +226,9 @@ def _client_update(
     mixture = _Mixture(context, state, others, shares, tools)
     mixture.penalty = settings.mu * _fading(payload.round_id - 1, settings.penalty_rounds)
     early = tools.evaluate(mixture.network) if settings.score_at == "start" else None
-    loss = passes(mixture.step, tools.training, settings)
+    loss = math.nan
+    if payload.round_id > 1:
+        loss = passes(mixture.step, tools.training, settings)
     personal = mixture.network.copy()
     update = Update(
         client_id=tools.client_id,
@@ -346,6 +365,19 @@ def _aggregate(
     models = with_delivered(before, updates, context.sent, note)
     if models is before:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
-    tensors: dict[str, NDArray[Any]] = {**kept_models(models), SEED: state.tensors[SEED]}
+    limited = _shortened(models, context.settings.norm_clip)
+    tensors: dict[str, NDArray[Any]] = {**kept_models(limited), SEED: state.tensors[SEED]}
     tensors[_EXAMPLES] = np.array([counts[name] for name in models], np.int64)
     return ServerState(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _shortened(models: dict[str, Vector], multiple: float) -> dict[str, Vector]:
+    """The models, none longer than a multiple of the median; the very arrays that were not."""
+    norms = [math.sqrt(inner_products(one[None], one)[0]) for one in models.values()]
+    limit = multiple * float(np.median(norms))
+    if not limit:
+        return models
+    return {
+        name: one if norm <= limit else one * np.float32(limit / norm)
+        for (name, one), norm in zip(models.items(), norms, strict=True)
+    }

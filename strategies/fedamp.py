@@ -71,8 +71,8 @@ from protofleet.strategies.types import (
 from protofleet.tensors import Model, TensorMap
 
 _ATTENTION = "attention"
-_BLOCK = 1 << 16
-"""Coordinates of all clients that are put side by side at a time."""
+_BLOCK = 1 << 22
+"""Numbers of all clients that are put side by side at a time."""
 
 DESCRIPTION = Description(
     name="fedamp",
@@ -217,19 +217,22 @@ _RULES = {"distance": _by_distance, "cosine": _by_cosine}
 
 def _cosines(every: list[Vector]) -> NDArray[np.float64]:
     """Of all models to each other; 0 to one of length zero."""
-    apart = _squared_distances([*every, np.zeros_like(every[0])])
-    squares = apart[-1, :-1]
-    products = (squares[:, None] + squares - apart[:-1, :-1]) / 2
+    apart = _squared_distances([np.zeros_like(every[0]), *every])
+    squares = apart[0, 1:]
+    products = (squares[:, None] + squares - apart[1:, 1:]) / 2
     lengths = np.sqrt(squares)
     norms = lengths[:, None] * lengths
     cosines = np.zeros_like(products)
     np.divide(products, norms, where=norms > 0, out=cosines)
-    return cosines
+    # Beside a model that is much longer, what rounding leaves of a product is no cosine.
+    return np.clip(cosines, -1, 1)
 
 
 def _squared_distances(every: list[Vector]) -> NDArray[np.float64]:
+    """From their differences to the bundle's model, the last: no client's length blurs others'."""
     distances = SquaredDistances(len(every))
-    for start in range(0, every[0].size, _BLOCK):
-        block = np.stack([model[start : start + _BLOCK] for model in every])
-        distances.add(block, block[0])
+    width = max(_BLOCK // len(every), 1)
+    for start in range(0, every[0].size, width):
+        block = np.stack([model[start : start + width] for model in every])
+        distances.add(block, block[-1])
     return distances.result()

@@ -33,7 +33,8 @@ Deviations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self
@@ -78,6 +79,8 @@ from protofleet.tensors import Layout, Model, TensorMap, Tensors
 
 _CLUSTERS = "clusters/"
 _CLIENTS, _LABELS, _PROFILES = "clients", "labels", "profiles"
+_HELD = 1 << 27
+"""Bytes of updates of small clusters that are held at a time."""
 
 DESCRIPTION = replace(
     fedavg.DESCRIPTION,
@@ -200,15 +203,15 @@ def _aggregate(
         return ServerState(round_id=round_id, tensors=state.tensors)
     fleet = before.joined(units, context.settings.threshold)
     models = _stacks(context.shared, state.tensors, before.count, fleet.count)
-    for cluster in sorted({fleet.labels_of[key] for key in units}):
-        founded = cluster >= before.count
-        members = {
-            key
-            for key in units
-            if fleet.labels_of[key] == cluster and (founded or key in before.labels_of)
-        }
-        old = _model(context.shared, state.tensors, None if founded else cluster)
-        combined = combine_updates(_Only(updates, members), context.shared, tools.aggregator, old)
+    members: dict[int, set[int]] = {}
+    for key in units:
+        cluster = fleet.labels_of[key]
+        if cluster >= before.count or key in before.labels_of:
+            members.setdefault(cluster, set()).add(key)
+    for cluster, own in _parted(updates, dict(sorted(members.items())), context.shared):
+        known = cluster if cluster < before.count else None
+        old = _model(context.shared, state.tensors, known)
+        combined = combine_updates(own, context.shared, tools.aggregator, old)
         for name, value in (combined or {}).items():
             models[_CLUSTERS + name][cluster] = value
     return ServerState(round_id=round_id, tensors={**state.tensors, **models, **fleet.tensors()})
@@ -238,12 +241,43 @@ def _stacks(
     return stacks
 
 
+def _parted(
+    updates: Updates, members: Mapping[int, AbstractSet[int]], shared: Layout
+) -> Iterator[tuple[int, Updates]]:
+    """The updates as each cluster in ``members`` sees them, in that order.
+
+    Those of several small clusters are read once and held together: a round of clients that are all
+    alone is not read as often as there are clients.
+    """
+    room = _HELD // (4 * shared.size)
+    batches: list[list[int]] = []
+    for cluster in members:
+        batch = batches[-1] if batches else []
+        if not batch or sum(len(members[one]) for one in (*batch, cluster)) > room:
+            batches.append([cluster])
+        else:
+            batch.append(cluster)
+    for batch in batches:
+        read = updates
+        if len(batch) > 1:
+            keys = {key for cluster in batch for key in members[cluster]}
+            read = [_emptied_but(update, keys) for update in ordered(updates)]
+        for cluster in batch:
+            yield cluster, _Only(read, members[cluster])
+
+
+def _emptied_but(update: Update, keys: AbstractSet[int]) -> Update:
+    """The update; of another client than these without its tensors, but in its place among all."""
+    mine = client_key(update.client_id) in keys
+    return update if mine else replace(update, num_examples=0, tensors={})
+
+
 @dataclass(frozen=True, slots=True)
 class _Only:
     """Updates of which those of other clients do not count."""
 
     updates: Updates
-    keys: Collection[int]
+    keys: AbstractSet[int]
 
     def __len__(self) -> int:
         return len(self.updates)

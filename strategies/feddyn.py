@@ -25,7 +25,8 @@ Deviations:
       n_i that the server has seen (of round 1 none: α); and the norm of the gradient without the
       part α_i θ of the pull is limited before that and the weight decay are added.
     - An aggregation rule other than the mean makes the move of all clients together, too: their
-      number times what it makes of one.
+      number times what it makes of one. A client does not learn of what a rule or a clip takes away
+      from its own.
     - With ``local_init`` training starts from the mixture, and θ^{t-1} stays what was received.
 """
 

@@ -236,7 +236,8 @@ def _weights(
     for place, row in enumerate(payload.tensors[OTHERS]):
         apart = float(np.linalg.norm(row.astype(np.float64) - own.params.buffer))
         other = replace(own, params=TensorMap(own.params.layout, row))
-        gain = base - loss(tools.predict(other, x), y)
+        with np.errstate(over="ignore", invalid="ignore"):  # of a model that is no good
+            gain = base - loss(tools.predict(other, x), y)
         if apart > 0 and np.isfinite(gain):
             gains[place] = max(0.0, gain / apart)
     total = gains.sum()

@@ -10,8 +10,8 @@ Collaboration" (ICLR 2023, arXiv:2306.11867), algorithm 1, and the authors' publ
 | φ_i | ``params/<head…>`` | the model's | float32 |
 | c | ``prototypes`` | (C, d) | float32 |
 | classes with c | ``present`` | (C,) | uint8 |
-| h_i, row k: p_i(k) · mean of class k | ``weighted_means`` | (C, d) | float32 |
-| V_i | ``variance`` | () | float32 |
+| h_i, row k: p_i(k) · mean of class k | ``statistics/weighted_means`` | (C, d) | float32 |
+| √V_i | ``statistics/deviation`` | () | float32 |
 | n_i(k); p_i(k) = n_i(k) / n_i | ``class_counts`` | (C,) | int64 |
 | combined heads; whose | ``heads``; ``clients``, on the server | (K, size); (K,) | float32; int64 |
 | λ | ``prototype_weight`` | () | float |
@@ -35,12 +35,15 @@ Deviations:
       in the code).
     - A client's class without a global mean is drawn to its own mean at the received model, as in
       the code.
-    - A client that has not taken part keeps the bundle's head; V_i and h_i are float32.
+    - The norm clip in front of aggregation rules limits the lengths of heads too, and
+      ``least_deviation`` what a client gains by telling of little variance.
+    - A client that has not taken part keeps the bundle's head; √V_i and h_i are float32.
     - Buffers of the model stay on the device.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -52,6 +55,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
 from protofleet.kernels import gram, simplex_minimum
+from protofleet.strategies.aggregation import Aggregator
 from protofleet.strategies.common import (
     PARAMS,
     client_init,
@@ -92,8 +96,8 @@ from protofleet.tensors import Layout, Model, Network, TensorMap
 
 _PROTOTYPES = "prototypes"
 _PRESENT = "present"
-_WEIGHTED = "weighted_means"
-_VARIANCE = "variance"
+_WEIGHTED = "statistics/weighted_means"
+_DEVIATION = "statistics/deviation"
 _HEADS = "heads"
 _CLIENTS = "clients"
 _OBJECTIVE = "prototype_mse"
@@ -109,7 +113,7 @@ DESCRIPTION = Description(
             "body",
             "head",
             "class means of features, before and after training",
-            "variance of features",
+            "deviation of features",
             "number of examples",
             "registered once: number of examples of each class",
         ),
@@ -133,6 +137,7 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
         prototype_distance: ``sum`` over the features of the squared differences, or their ``mean``.
         smallest_weight: smaller weights of heads count as zero.
         rescale: the others are scaled to the sum 1.
+        least_deviation: smaller √V_i count as this share of the round's median one.
     """
 
     epochs: int = 5
@@ -145,12 +150,14 @@ class FedPacSettings(Training, frozen=True, kw_only=True, forbid_unknown_fields=
     prototype_distance: Literal["sum", "mean"] = "sum"
     smallest_weight: float = 1e-3
     rescale: bool = True
+    least_deviation: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range("head_epochs", self.head_epochs, low=1, high=MOST_PASSES)
         check_range("prototype_weight", self.prototype_weight, low=0)
         check_range("smallest_weight", self.smallest_weight, low=0, high=1)
+        check_range("least_deviation", self.least_deviation, low=0, high=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +188,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     rows = TensorForm((model.num_classes, context.width))
     body, head = float32_forms(context.body), float32_forms(context.head)
     present = TensorForm((model.num_classes,), "uint8")
-    statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _VARIANCE: TensorForm(())}
+    statistics = {_PROTOTYPES: rows, _WEIGHTED: rows, _DEVIATION: TensorForm(())}
     return Strategy(
         description=DESCRIPTION,
         settings=chosen,
@@ -244,7 +251,7 @@ def _client_update(
             **{name: kept[name] for name in own},
             _PROTOTYPES: after.means,
             _WEIGHTED: before.weighted.astype(np.float32),
-            _VARIANCE: np.array(before.variance, np.float32),
+            _DEVIATION: np.array(before.deviation, np.float32),
         },
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
@@ -274,9 +281,9 @@ class _LocalMeans:
         return weighted
 
     @property
-    def variance(self) -> float:
-        """V_i, never negative."""
-        return max(self.square - float(np.square(self.weighted).sum()), 0.0)
+    def deviation(self) -> float:
+        """√V_i: beside h_i it makes the features' length, so that both grow alike in training."""
+        return math.sqrt(max(self.square - float(np.square(self.weighted).sum()), 0.0))
 
 
 def _local_means(context: _Context, network: Network, tools: ClientTools) -> _LocalMeans:
@@ -326,10 +333,10 @@ def _pull(context: _Context, payload: Payload, own: _LocalMeans) -> dict[str, An
 
 
 def _check(update: Update) -> None:
-    variance = float(update.tensors[_VARIANCE])
-    if variance < 0:
+    deviation = float(update.tensors[_DEVIATION])
+    if deviation < 0:
         raise RefusedError(
-            "content", f"tensor '{_VARIANCE}': expected at least 0, got {variance:g}"
+            "content", f"tensor '{_DEVIATION}': expected at least 0, got {deviation:g}"
         )
 
 
@@ -339,25 +346,40 @@ class _Collaboration:
 
     Attributes:
         head: prefixed layout of a head.
+        positions: of their updates among the round's.
     """
 
     head: Layout
     clients: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
     heads: list[NDArray[np.float32]] = field(default_factory=list)
     weighted: list[NDArray[np.float32]] = field(default_factory=list)
-    variances: list[float] = field(default_factory=list)
+    deviations: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
 
-    def collect(self, update: Update) -> None:
-        """Take what an update says."""
+    def collect(self, position: int, update: Update) -> None:
+        """Take what an update says, and its place among all."""
         tensors = {name: update.tensors[name] for name in self.head.shapes}
+        self.positions.append(position)
         self.clients.append(client_key(update.client_id))
         self.heads.append(TensorMap.pack(tensors, self.head).buffer)
         self.weighted.append(np.array(update.tensors[_WEIGHTED]).reshape(-1))
-        self.variances.append(float(update.tensors[_VARIANCE]) / update.num_examples)
+        self.deviations.append(float(update.tensors[_DEVIATION]))
+        self.counts.append(update.num_examples)
+
+    def limit(self, aggregator: Aggregator, count: int) -> None:
+        """Shorten heads as the aggregator's norm clip says, of ``count`` updates in all."""
+        nothing = np.zeros(self.head.size, np.float32)
+        terms: list[tuple[NDArray[np.float32], int]] = [(nothing, 0)] * count
+        for position, head in zip(self.positions, self.heads, strict=True):
+            terms[position] = head, 1
+        self.heads = [head for head, weight in aggregator.limit(nothing, terms) if weight]
 
     def combined(self, settings: FedPacSettings) -> NDArray[np.float32]:
         """A head for each client, ``(S, size)``."""
-        weights = head_weights(np.stack(self.weighted), self.variances)
+        least = settings.least_deviation * float(np.median(self.deviations))
+        variances = np.maximum(self.deviations, least) ** 2 / self.counts
+        weights = head_weights(np.stack(self.weighted), variances.tolist())
         weights[weights < settings.smallest_weight] = 0
         totals = weights.sum(axis=1, keepdims=True)
         nobody = totals[:, 0] == 0  # all are below the bound: each keeps its own
@@ -403,11 +425,12 @@ def _aggregate(
 
     def visit(position: int, update: Update) -> None:
         rows.collect(position, update)
-        heads.collect(update)
+        heads.collect(position, update)
 
     body = combine_updates(updates, context.body, tools.aggregator, state.tensors, visit=visit)
     if body is None:
         return ServerState(round_id=state.round_id + 1, tensors=state.tensors)
+    heads.limit(tools.aggregator, len(updates))
     tensors: dict[str, NDArray[Any]] = {
         **body,
         **rows.merged(tools.aggregator, len(updates)),

@@ -59,7 +59,7 @@ from protofleet.strategies.common import (
     shared_layout,
 )
 from protofleet.strategies.optimisers import Adam, Group, Sgd, check_range
-from protofleet.strategies.training import Fit, train
+from protofleet.strategies.training import Fit, refuse_rewritten, train
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -137,8 +137,9 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """PartialFed for one model.
 
     Raises:
-        InputError: unknown setting, wrong type, a value outside its range, or, in mode fix, layers
-            to load that are all of the model or nothing of it.
+        InputError: unknown setting, wrong type, a value outside its range; in mode fix layers to
+            load that are all of the model or nothing of it, in mode adaptive a model whose
+            training program sets parameters itself.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, PartialFedSettings)
     if chosen.mode == "fix":
@@ -149,6 +150,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
             shared=_loaded_layout(model, chosen.loaded),
         )
         return averaging(context, fedavg.client_update)
+    refuse_rewritten(DESCRIPTION.name, model)
     strategy = averaging(share_all(DESCRIPTION, chosen, model), _client_update)
     return replace(strategy, client_init=partial(_client_init, strategy))
 

@@ -18,6 +18,8 @@ with the model after one step of α with the gradient of all of its training exa
 leaves it.
 
 Deviations:
+    - That is a step from the device's own w, which it has trained; the paper's is from the common
+      one (``score_at = "start"``: from the received one).
     - Local steps are counted in ``epochs``: each example is in one batch of an epoch.
     - A client with too few examples for two (HF: three) batches takes all of them for each.
     - g may be a step of any optimiser; the paper has plain SGD.
@@ -50,7 +52,13 @@ from protofleet.strategies.averaging import (
 )
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import MOST_LR, Adam, Sgd, check_range
-from protofleet.strategies.training import MOST_BATCH, Training, mean_gradient, train
+from protofleet.strategies.training import (
+    MOST_BATCH,
+    Training,
+    mean_gradient,
+    refuse_rewritten,
+    train,
+)
 from protofleet.strategies.types import (
     TASK_LOSS,
     Batch,
@@ -107,9 +115,11 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
     """Per-FedAvg for one model.
 
     Raises:
-        InputError: unknown setting, wrong type or a value outside its range.
+        InputError: unknown setting, wrong type, a value outside its range, or a model whose
+            training program sets parameters itself.
     """
     chosen = parse_settings(DESCRIPTION.name, settings, PerFedAvgSettings)
+    refuse_rewritten(DESCRIPTION.name, model)
     context = averaging.share_all(DESCRIPTION, chosen, model, server=chosen.server)
     return averaging.averaging(context, _client_update)
 
@@ -125,16 +135,7 @@ def _client_update(
     early = None
     if scored_early(settings, payload):
         early = tools.evaluate(_adapted(settings, start.network, training))
-    batches = _BATCHES[settings.variant]
-    enough = batches if len(training.y) >= batches * training.min_batch else 1
-    meta = _MetaGradient(settings, training, context.model.params.layout)
-    trained = train(
-        start.network,
-        replace(training, grad_fns={TASK_LOSS: meta}, min_batch=enough * training.min_batch),
-        msgspec.structs.replace(
-            settings, batch_size=min(batches * settings.batch_size, MOST_BATCH)
-        ),
-    )
+    trained = train(start.network, *_meta(settings, training, context.model.params.layout))
     own = _adapted(settings, trained.network, training)
     start = replace(start, evaluation=early or tools.evaluate(own))
     kept, update = finish_round(start, trained, tools, context.shared)

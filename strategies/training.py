@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from protofleet.errors import InputError
 from protofleet.kernels import WeightedMean
 from protofleet.strategies.optimisers import MOST_PASSES, Adam, Group, Optimiser, Sgd, check_range
-from protofleet.strategies.types import TASK_LOSS, Batch, TrainTools
-from protofleet.tensors import Network, TensorMap, Tensors
+from protofleet.strategies.types import TASK_LOSS, Batch, TrainTools, UnsuitableModelError
+from protofleet.tensors import Model, Network, TensorMap, Tensors
 
 ExampleRows = NDArray[np.int64]
 """Numbers of examples."""
@@ -255,3 +255,17 @@ def uneven_batch(count: int, training: Training, min_batch: int) -> str:
     if not 0 < rest < min_batch:
         return ""
     return f"a last batch of {rest} example is joined to the batch before it: {_WHY_NOT_ONE}"
+
+
+def refuse_rewritten(strategy: str, model: Model) -> None:
+    """Raise UnsuitableModelError for a model whose training calls set parameters (``REWRITTEN``).
+
+    For a strategy that asks for gradients elsewhere than at the parameters that it moves.
+    """
+    for name in model.params:
+        if name + REWRITTEN in model.buffers:
+            raise UnsuitableModelError(
+                f"strategy '{strategy}': expected a model whose training program sets no parameter "
+                f"itself, got one that sets '{name}' (HART with light_convolution \"softmax\" does "
+                "not)"
+            )

@@ -32,7 +32,7 @@ def define_functions(model: onnx.ModelProto) -> None:
         if len(found) > 1:
             raise ExportError(
                 f"{op_type}: expected layers of a model to agree in all but gamma and epsilon, got "
-                f"{sorted(map(str, found))}"
+                f"{' and '.join(sorted(map(str, found)))}"
             )
         text = _DEFINITIONS[op_type](found.pop())
         model.functions.append(onnx.parser.parse_function(text))
@@ -46,6 +46,9 @@ class _Form:
     iterations: int = 0
     banks: str = "both"
     assignment: str = "transport"
+
+    def __str__(self) -> str:
+        return f"{self.variant or 'inference'}, {self.banks}, {self.assignment}, {self.iterations}"
 
 
 def _form(node: onnx.NodeProto) -> _Form:

@@ -141,6 +141,7 @@ def _two_batches(rng):
     return x, rng.integers(0, 3, 12)
 
 
+@pytest.mark.slow(seconds=6)
 @pytest.mark.parametrize("backend", ["onnx", "litert"])
 def test_the_published_convolution_is_an_oracle_s_in_two_training_calls_and_inference(
     published, backend

@@ -50,6 +50,13 @@ def test_parameter_counts_of_the_papers(spec, settings, count):
     assert _params(build_model(spec, **settings)) == count
 
 
+def test_a_head_of_another_kind_is_refused_by_name():
+    with pytest.raises(
+        InputError, match="head_kind: expected one of prototypes, cosine, got 'own'"
+    ):
+        build_model("mlp_prototypes", head_kind="own")
+
+
 def test_hart_with_alp_is_2_38_times_as_large():
     model = build_model("hart_alp", classes=6)
     prototypes = sum(b.numel() for n, b in model.named_buffers() if n.endswith("prototypes"))
@@ -166,7 +173,7 @@ def test_vit_cuts_images_row_by_row():
 @pytest.mark.parametrize(
     ("spec", "settings", "message"),
     [
-        ("nope", {}, "expected one of cnn, cnn_prototypes"),
+        ("nope", {}, r"expected one of .*cnn, cnn_prototypes"),
         ("no_such_package:f", {}, "no module named 'no_such_package'"),
         ("json:nope", {}, "has no function 'nope'"),
         ("json:loads", {"s": "{}"}, "expected a torch.nn.Module, got dict"),

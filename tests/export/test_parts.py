@@ -57,6 +57,18 @@ def test_the_head_is_the_last_linear_and_what_follows_it(name: str) -> None:
         view.head(features.clone())
 
 
+@pytest.mark.parametrize("name", ["perceptron", "images", "encoder"])
+def test_the_head_alone_classifies_features_that_no_example_gave(name: str) -> None:
+    make, shape, _, _, width = _FOUND[name]
+    torch.manual_seed(0)
+    model, x = make().eval(), torch.randn(4, *shape)
+    view = ClassifierView(model, find_parts(model, x))
+    assert view.cannot_classify(x) == ""
+    features = view.features(x)
+    torch.testing.assert_close(view.classify(features), model(x))
+    assert view.classify(torch.randn(7, width)).shape == (7, model(x).shape[1])
+
+
 def _mobile() -> nn.Sequential:
     """ReLU6, a depthwise convolution, and a reordering of its outputs."""
     return nn.Sequential(

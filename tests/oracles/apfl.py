@@ -12,11 +12,12 @@ class Apfl:
         w: where the server and every personal model start.
         alpha: share of the personal model at first.
         lr, alpha_lr: of both models, and of the share.
+        every_step: the share moves in every step; otherwise in the first one of a round (eq. 10).
     """
 
-    def __init__(self, gradient, clients, w, *, alpha, lr, alpha_lr):
+    def __init__(self, gradient, clients, w, *, alpha, lr, alpha_lr, every_step=False):
         self.gradient, self.w = gradient, np.array(w, np.float64)
-        self.lr, self.alpha_lr = lr, alpha_lr
+        self.lr, self.alpha_lr, self.every_step = lr, alpha_lr, every_step
         self.own = dict.fromkeys(clients, self.w)
         self.alpha = dict.fromkeys(clients, alpha)
         self.mixed = {}
@@ -27,12 +28,13 @@ class Apfl:
 
     def _client(self, name, batches):
         w, v, alpha = self.w, self.own[name], self.alpha[name]
-        for batch in batches:
+        for number, batch in enumerate(batches):
             slope = self.gradient(name, alpha * v + (1 - alpha) * w, batch)
+            rate = self.alpha_lr if self.every_step or number == 0 else 0
             w, v, alpha = (
                 w - self.lr * self.gradient(name, w, batch),
                 v - self.lr * alpha * slope,
-                np.clip(alpha - self.alpha_lr * np.dot(v - w, slope), 0, 1),
+                np.clip(alpha - rate * np.dot(v - w, slope), 0, 1),
             )
         self.own[name], self.alpha[name] = v, alpha
         self.mixed[name] = alpha * v + (1 - alpha) * w

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Apple:
-    """Clients; who knows whom is the caller's.
+    """Clients; who knows whom is the caller's. The first round collects the core models.
 
     Args:
         gradients: by client, the gradient of its loss at a point.
@@ -22,7 +22,7 @@ class Apple:
         self.cores = {name: np.array(start, np.float64) for name in gradients}
         self.relations = {name: {} for name in gradients}
         self.known = {name: {} for name in gradients}
-        self.personal = {}
+        self.personal = dict(self.cores)
         self.round_id = 0
 
     def round(self, received):
@@ -30,7 +30,8 @@ class Apple:
         cores = dict(self.cores)
         for name, others in received.items():
             self.known[name] |= {other: cores[other] for other in others}
-            self._train(name)
+            if self.round_id:
+                self._train(name)
         self.round_id += 1
 
     def _train(self, name):

@@ -17,15 +17,17 @@ from protofleet.tensors import TensorMap
 _SETTINGS = {"epochs": 2, "batch_size": 2, "optimiser": {"kind": "sgd", "lr": 0.15}}
 
 
+@pytest.mark.parametrize("every", ["round", "step"])
 @pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.5, None), (0.2, 0.01), (0.75, 0.0)])
 def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
-    model, make_tools, alpha, alpha_lr
+    model, make_tools, alpha, alpha_lr, every
 ):
-    settings = {**_SETTINGS, "alpha": alpha, "alpha_lr": alpha_lr}
+    settings = {**_SETTINGS, "alpha": alpha, "alpha_lr": alpha_lr, "alpha_every": every}
     strategy = build("apfl", settings, model)
     clients = Clients(strategy, model, make_tools)
     rate = 0.15 if alpha_lr is None else alpha_lr
-    oracle = Apfl(gradient, EXAMPLES, [0, 0], alpha=alpha, lr=0.15, alpha_lr=rate)
+    known = {"alpha": alpha, "lr": 0.15, "alpha_lr": rate, "every_step": every == "step"}
+    oracle = Apfl(gradient, EXAMPLES, [0, 0], **known)
     drawn = {name: list(batches(name, 2, epochs=2)) for name in EXAMPLES}
     for cohort in COHORTS:
         updates = clients.round(cohort)
@@ -41,7 +43,7 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
             )
             np.testing.assert_allclose(state["alpha"], oracle.alpha[name], rtol=1e-4, atol=1e-5)
     shares = {float(clients.states[name].tensors["alpha"]) for name in EXAMPLES}
-    assert len(shares) == (1 if alpha_lr == 0 else len(EXAMPLES))
+    assert (len(shares) == 1) == (alpha_lr == 0)
 
 
 def _train(strategy, tools, state, w=(0, 0), round_id=1):
@@ -136,6 +138,7 @@ def test_a_share_that_is_no_number_ends_the_round(model, make_tools):
     [
         ({"alpha": 1.5}, "setting 'alpha'"),
         ({"alpha_lr": -1}, "setting 'alpha_lr'"),
+        ({"alpha_every": "epoch"}, "`alpha_every`: expected one of"),
         ({"server": {"lr": -1}}, "setting 'server.lr'"),
         ({"lam": 1}, "unknown key `lam`"),
     ],

@@ -8,6 +8,7 @@ from oracles.apple import Apple
 from quadratic_clients import (
     COHORTS,
     COUNTS,
+    CURVATURES,
     TARGETS,
     QuadraticClients,
     flat,
@@ -59,6 +60,8 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(
             kept = clients.server.tensors[f"client/{name}"]
             np.testing.assert_array_equal(kept, flat(tensors, "core/"))
             order = [_BY_KEY[key] for key in tensors["met/keys"].tolist()]
+            if oracle.round_id == 1:
+                continue
             expected = [oracle.relations[name][other] for other in [*order, name]]
             np.testing.assert_allclose(tensors["relations"], expected, atol=5e-6)
     counts = [COUNTS[name] for name in sorted(COUNTS)]
@@ -89,9 +92,23 @@ def test_clients_of_a_kind_count_for_more_than_others(make_tools):
         assert order[int(tensors["relations"][:-1].argmax())] == kin
 
 
-def test_until_others_are_known_a_client_trains_alone(make_tools):
-    """Its first round is plain training of the core model with p_ii near 1."""
+def test_the_first_round_collects_and_trains_nothing(make_tools):
+    """In the second all know each other, and start from the bundle's model, as in the paper."""
     clients = _clients(make_tools, relation_lr=0.0)
+    for update in clients.round("abcd"):
+        np.testing.assert_array_equal(flat(update.tensors, "own/"), start().params.buffer)
+        assert np.isnan(update.loss)
+    (update,) = clients.round("a")
+    tensors = clients.states["a"].tensors
+    order = [*(_BY_KEY[key] for key in tensors["met/keys"].tolist()), "a"]
+    shares = [COUNTS[name] / sum(COUNTS.values()) for name in order]
+    np.testing.assert_allclose(tensors["relations"], shares)
+    assert np.abs(flat(update.tensors, "own/") - start().params.buffer).max() > 0.01
+
+
+def test_a_client_that_stays_alone_trains_alone(make_tools):
+    clients = _clients(make_tools, relation_lr=0.0)
+    clients.round("a")
     (update,) = clients.round("a")
     w = start().params.buffer.astype(np.float64)
     for _ in range(_STEPS):
@@ -179,6 +196,7 @@ def test_a_shortened_gradient_moves_core_model_and_weights(make_tools):
     g = gradients()["a"](w)
     g *= 0.1 / np.linalg.norm(g)
     clients.round("a")
+    clients.round("a")
     state = clients.states["a"].tensors
     np.testing.assert_allclose(flat(state, "core/"), w - _LR * g, rtol=1e-4)
     np.testing.assert_allclose(state["relations"], [1 - 0.5 * g @ w], rtol=1e-4)
@@ -196,6 +214,41 @@ def test_an_early_score_is_of_the_sum_that_training_starts_from(make_tools):
     np.testing.assert_array_equal(scored[0], start().params.buffer)
 
 
+def _spoilt_by(clients, factor, rounds):
+    """The honest clients' losses where d sends its core model so many times as long."""
+    for _ in range(rounds):
+        before = clients.server
+        updates = clients.round("abcd")
+        longer = {name: np.float32(factor) * value for name, value in updates[3].tensors.items()}
+        updates[3] = dataclasses.replace(updates[3], tensors=longer)
+        clients.server = clients.strategy.aggregate(before, updates, server_tools())
+    models = (flat(clients.states[name].tensors) for name in "abc")
+    gaps = (w - TARGETS[name] for name, w in zip("abc", models, strict=True))
+    return [float(CURVATURES[name] @ gap**2) for name, gap in zip("abc", gaps, strict=True)]
+
+
+@pytest.mark.parametrize("factor", [100.0, -100.0])
+def test_a_core_model_that_is_too_long_spoils_nobody(make_tools, factor):
+    """Without the clip the others' loss is above 10^9 in the second round."""
+    assert max(_spoilt_by(_clients(make_tools), factor, 30)) < 0.5
+    assert max(_spoilt_by(_clients(make_tools, norm_clip=0), factor, 2)) > 1e9
+
+
+def test_core_models_of_about_one_length_are_kept_as_they_came(make_tools):
+    """Lengths 1, 2 and 6 of limit 6, then 7: shortened to the same direction's 6."""
+    strategy = _clients(make_tools).strategy
+    state = strategy.server_init(start(), new_rng())
+    for longest, kept in ((6, 6), (7, 6)):
+        updates = []
+        for name, length in zip("abc", (1, 2, longest), strict=True):
+            core = {"own/w": [0, length], "own/head.b": [0, 0, 0]}
+            tensors = {key: np.array(value, np.float32) for key, value in core.items()}
+            updates.append(Update(client_id=name, round_id=1, num_examples=1, tensors=tensors))
+        after = strategy.aggregate(state, updates, server_tools()).tensors
+        np.testing.assert_allclose(after["client/c"], [0, kept, 0, 0, 0], rtol=1e-6)
+        np.testing.assert_array_equal(after["client/b"], [0, 2, 0, 0, 0])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -203,6 +256,7 @@ def test_an_early_score_is_of_the_sum_that_training_starts_from(make_tools):
         ({"relation_lr": -1}, "setting 'relation_lr'"),
         ({"mu": -1}, "setting 'mu'"),
         ({"penalty_rounds": -1}, "setting 'penalty_rounds'"),
+        ({"norm_clip": 0.5}, "setting 'norm_clip'"),
         ({"lam": 1}, "unknown key `lam`"),
     ],
 )

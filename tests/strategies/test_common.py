@@ -1,5 +1,6 @@
 """The training loop, its settings, and the order of updates."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -18,7 +19,7 @@ from protofleet.strategies.training import (
     train,
     uneven_batch,
 )
-from protofleet.strategies.types import Step, Update
+from protofleet.strategies.types import Step, UnsuitableModelError, Update
 from protofleet.tensors import TensorMap
 
 _FIVE = [[1, 0], [2, 0], [3, 0], [4, 0], [5, 0]]
@@ -159,7 +160,7 @@ def test_settings_come_from_plain_tables(model):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("fedsgd", {}, "strategy 'fedsgd': unknown; expected one of .*fedali, fedavg"),
+        ("fedsgd", {}, "strategy 'fedsgd': unknown; expected one of .*fedali, .*fedavg"),
         ("fedavg", {"epoch": 1}, "'fedavg': unknown key `epoch`; known are epochs, batch_size, "),
         ("fedavg", {"beta": 0.2}, "unknown key `beta`"),
         ("fedali", {"alp_update": "bulk_code"}, "unknown key `alp_update`"),
@@ -208,3 +209,12 @@ def test_clipping_leaves_out_what_does_not_move():
     optimiser.step(params, grads)
     np.testing.assert_allclose(params["a"], [-0.6, -0.8], rtol=1e-6)
     np.testing.assert_array_equal(params["b"], 0)
+
+
+@pytest.mark.parametrize("name", ["apfl", "apple", "partialfed", "perfedavg"])
+def test_a_model_that_sets_parameters_itself_needs_gradients_where_it_is(model, name):
+    rewritten = frozen_map({**model.buffers, "w_rewritten": [0, 0]})
+    rewriting = dataclasses.replace(model, buffers=rewritten)
+    with pytest.raises(UnsuitableModelError, match=f"'{name}': .* got one that sets 'w'"):
+        build(name, {}, rewriting)
+    build("fedavg", {}, rewriting)

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from toy_model import SGD, frozen_map, new_rng, server_tools
 
-from protofleet.strategies import _MODULES, fedali, fedavg
+from protofleet.strategies import _MODULES, DESCRIPTIONS, fedali, fedavg
 from protofleet.strategies.aggregation.median import MedianSettings
 from protofleet.strategies.ala import Ala
 from protofleet.strategies.averaging import ServerStep
 from protofleet.strategies.common import parse_settings
 from protofleet.strategies.optimisers import Adam, Sgd
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs" / "strategies.md"
+_ROOT = Path(__file__).resolve().parents[2]
+_DOCS = _ROOT / "docs" / "strategies.md"
 
 
 @pytest.fixture
@@ -57,3 +58,29 @@ def test_every_setting_is_documented_and_the_printed_ones_are_accepted():
     chosen = tomllib.loads(printed)["strategy"]["settings"]
     training = parse_settings("fedavg", chosen, fedavg.FedAvgSettings)
     assert training.optimiser == Sgd(lr=0.05, momentum=0.9)
+
+
+def test_the_strategies_that_a_browser_lacks_are_named():
+    index = (_ROOT / "edge" / "web" / "src" / "strategies" / "index.ts").read_text()
+    there = set(re.findall(r'^  \["(\w+)", \w+\.build\]', index, re.MULTILINE))
+    (lacking,) = re.findall(r"It has all but\s(.*?)\.\n", _DOCS.read_text(), re.DOTALL)
+    assert set(re.findall(r"`(\w+)`", lacking)) == DESCRIPTIONS.keys() - there
+
+
+def test_the_strategies_that_take_no_aggregation_rule_are_named():
+    texts = {
+        _DOCS: r"strategy whose description has `takes_aggregator`: all but (.*?), where nothing",
+        _ROOT / "docs" / "coordinator.md": r"\n- (`fedsub`, which fuses.*?) have no use for a rule",
+    }
+    for path, where in texts.items():
+        (said,) = re.findall(where, path.read_text(), re.DOTALL)
+        without = {name for name, one in DESCRIPTIONS.items() if not one.takes_aggregator}
+        assert set(re.findall(r"`(\w+)`", said)) == without
+
+
+def test_the_strategies_that_show_devices_each_other_s_models_are_named():
+    text = (_ROOT / "docs" / "privacy.md").read_text()
+    (said,) = re.findall(r"- \*\*(.*?) send devices other devices' parameters as they are", text)
+    downs = {name: " ".join(one.travels.down) for name, one in DESCRIPTIONS.items()}
+    showing = {name for name, down in downs.items() if "other clients" in down}
+    assert set(re.findall(r"`(\w+)`", said)) == showing

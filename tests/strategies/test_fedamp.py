@@ -10,6 +10,7 @@ from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError
 from protofleet.strategies import build
+from protofleet.strategies.fedamp import _cosines
 from protofleet.strategies.types import Update
 
 _LR, _STEPS = 0.2, 3
@@ -82,6 +83,55 @@ def test_a_huge_model_moves_nobody_far_that_is_not_near_it(make_tools, attention
     sent = flat(strategy.downlink(after, "a").tensors)
     assert (np.abs(sent).max() < 10) == (attention == "distance")
     assert np.isfinite(after.tensors["attention"]).all()
+
+
+@pytest.mark.parametrize("attention", ["distance", "cosine"])
+@pytest.mark.parametrize("liar", ["0", "z"])
+def test_a_huge_model_blurs_nobody_s_distances(make_tools, attention, liar):
+    """Whether its id is the first of all or the last: what the others are to each other stays."""
+    settings = {**_SETTINGS, "attention": attention, "sigma": 5.0, "self_weight": 0.0}
+    strategy = build("fedamp", settings, start())
+    clients = QuadraticClients(strategy, make_tools)
+    updates = clients.round("abcd")
+    huge = {name: np.full_like(v, 2e8) for name, v in updates[0].tensors.items()}
+    update = Update(client_id=liar, round_id=2, num_examples=1, tensors=huge)
+    after = strategy.aggregate(clients.server, [update], server_tools())
+    first = int(liar == "0")
+    others = slice(first, first + 4)
+    found, before = (state.tensors["attention"] for state in (after, clients.server))
+    found, before = (_relations(each) for each in (found[others, others], before[:4, :4]))
+    np.testing.assert_allclose(found, before, rtol=1e-6)
+
+
+def _relations(attention):
+    """Weights of the others, as shares of their sum."""
+    others = attention - np.diag(np.diag(attention))
+    return others / others.sum(axis=1, keepdims=True)
+
+
+def test_a_large_sigma_leaves_the_nearest_the_weight(make_tools):
+    """exp(1e4 cos) is no number; a is nearest to b."""
+    settings = {**_SETTINGS, "attention": "cosine", "sigma": 1e4}
+    clients = QuadraticClients(build("fedamp", settings, start()), make_tools)
+    clients.round("abcd")
+    np.testing.assert_allclose(
+        clients.server.tensors["attention"][0], [0.5, 0.5, 0, 0, 0], atol=1e-9
+    )
+
+
+def test_a_model_of_length_zero_has_a_cosine_of_zero(make_tools):
+    settings = {**_SETTINGS, "attention": "cosine"}
+    clients = QuadraticClients(build("fedamp", settings, start()), make_tools)
+    nothing = {name: np.zeros_like(v) for name, v in clients.round("ab")[0].tensors.items()}
+    update = Update(client_id="z", round_id=2, num_examples=1, tensors=nothing)
+    after = clients.strategy.aggregate(clients.server, [update], server_tools())
+    np.testing.assert_allclose(after.tensors["attention"][2], [0.25, 0.25, 0.5, 0])
+
+
+def test_no_rounding_makes_a_cosine_of_more_than_one():
+    rng = np.random.default_rng(0)
+    every = [rng.standard_normal(50).astype(np.float32) * size for size in (1e18, 1, 1e-3, 1)]
+    assert np.abs(_cosines(every)).max() <= 1
 
 
 def test_the_state_keeps_copies_of_what_a_client_sent(make_tools):

@@ -9,8 +9,9 @@ from sklearn.cluster import AgglomerativeClustering
 from toy_model import changed, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError
-from protofleet.strategies import build
+from protofleet.strategies import build, fedclar
 from protofleet.strategies.aggregation import build as build_rule
+from protofleet.strategies.aggregation import clipped
 from protofleet.strategies.fedclar import average_linkage
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
@@ -175,6 +176,46 @@ def test_a_liar_of_another_cluster_moves_nobody_and_a_rule_holds_inside_of_each(
     np.testing.assert_array_equal(clients.sent_to("a")["w"], np.median(honest, axis=0))
     assert np.abs(clients.sent_to("a")["w"]).max() < 10
     assert np.abs(clients.sent_to("c")["w"] - apart["w"]).max() < 1
+
+
+class _Counted(list):
+    """Updates that count how often they are read."""
+
+    readings = 0
+
+    def __iter__(self):
+        self.readings += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("kind", ["mean", "median"])
+def test_updates_of_small_clusters_are_read_together_and_no_bit_changes(
+    make_tools, kind, monkeypatch
+):
+    """Eight clients, four clusters; there is room for all, for three (of 20 bytes), or for one."""
+    clients = Clients(make_tools, cluster_round=1)
+    clients.round("abcdefgh")
+    updates = [clients.update(name) for name in "abcdefgh"]
+    told, ends, readings = [], [], []
+    for held in (1 << 27, 60, 1):
+        monkeypatch.setattr(fedclar, "_HELD", held)
+        counted, clipped_ones = _Counted(updates), []
+        rule = clipped(build_rule(kind, {}), 1.0, clipped_ones.append)
+        tools = dataclasses.replace(server_tools(), aggregator=rule)
+        ends.append(clients.strategy.aggregate(clients.server, counted, tools).tensors)
+        told.append(clipped_ones)
+        readings.append(counted.readings)
+    assert told[0]
+    assert told[0] == told[1] == told[2]
+    for one in told[0]:  # by how far an update lies from its own cluster's model
+        sent, name = updates[one.position].tensors, "abcdefgh"[one.position]
+        gaps = [sent[f"params/{key}"] - value for key, value in clients.sent_to(name).items()]
+        assert one.norm == pytest.approx(np.linalg.norm(np.concatenate(gaps)), rel=1e-5)
+    for end in ends[1:]:
+        for key, value in ends[0].items():
+            np.testing.assert_array_equal(end[key], value)
+    assert readings[0] == 2  # one for the last layers, one for all clusters
+    assert readings[0] < readings[1] < readings[2]
 
 
 @pytest.mark.parametrize("threshold", [1e-3, 0.05, 0.4, 1.0, 3.0])

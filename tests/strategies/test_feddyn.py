@@ -8,13 +8,13 @@ import pytest
 from closed_form import COHORTS, EXAMPLES, Clients, examples_of, gradient
 from laws.coded import CodedRounds
 from oracles.feddyn import FedDyn, FedDynCode
-from toy_model import frozen_map, new_rng, server_tools
+from toy_model import SGD, frozen_map, new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
 from protofleet.strategies import build
 from protofleet.strategies.aggregation import build as build_rule
 from protofleet.strategies.feddyn import _alpha
-from protofleet.strategies.types import Step, Update
+from protofleet.strategies.types import Payload, Step, Update
 from protofleet.tensors import Model, TensorMap
 from protofleet.wire.codecs import Codec
 
@@ -111,6 +111,26 @@ def test_a_round_without_a_step_moves_nobody(model, make_tools):
     np.testing.assert_array_equal(update.tensors["params/w"], [0, 0])
     np.testing.assert_array_equal(clients.states["a"].tensors["moved/w"], [0, 0])
     np.testing.assert_array_equal(clients.server.tensors["moved/w"], [0, 0])
+
+
+def test_with_local_init_a_client_moves_from_what_it_received(model, make_tools):
+    """Weights 0 keep the own w (1, 2); from there half the gradient (-1, -2) + α (w - θ + moved),
+    with θ (5, 5), moved (1, 2) and α 1/2: w by -(-1 - 1.5, -2 - 0.5) / 2 to (2.25, 3.25).
+    """
+    local_init = {"kind": "ala", "eta": 0.0, "max_passes": 1}
+    settings = {**SGD, "alpha": 0.5, "local_init": local_init}
+    strategy = build("feddyn", settings, model)
+    tools, _ = make_tools("a", [[2, 4]])
+    state = strategy.client_init(model)
+    for round_id, theta in ((1, [0, 0]), (2, [5, 5])):
+        payload = Payload(round_id=round_id, tensors={"params/w": np.array(theta, np.float32)})
+        state, update = strategy.client_update(state, payload, tools)
+        if round_id == 1:
+            np.testing.assert_array_equal(state.tensors["moved/w"], [1, 2])
+            kept = {**state.tensors, "ala/w": np.zeros(2, np.float32)}
+            state = dataclasses.replace(state, tensors=kept)
+    np.testing.assert_array_equal(update.tensors["params/w"], [2.25, 3.25])
+    np.testing.assert_array_equal(state.tensors["moved/w"], [-1.75, 0.25])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """FedFomo against its published equations, round by round."""
 
 import dataclasses
+import warnings
 
 import numpy as np
 import pytest
@@ -136,9 +137,29 @@ def test_a_client_keeps_its_model_where_no_other_is_better(make_tools):
     own = flat(state.tensors)
     rows = np.stack([own, own + 100, np.full_like(own, 3e38)])
     payload = Payload(round_id=2, tensors={"others": rows})
-    with np.errstate(over="ignore", invalid="ignore"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         _, update = clients.strategy.client_update(state, payload, tools)
     assert not update.tensors["weights"].any()
+
+
+def test_a_better_model_counts_by_its_gain_for_each_unit_of_distance(make_tools):
+    """On the line to what a holds back, D away, at 1/4 and 9/10 of it; one beyond is worse.
+
+    The gains D² (1 - (3/4)²) and D² (1 - (1/10)²) by the distances D/4 and 9D/10 are 1.75 D and
+    1.1 D.
+    """
+    clients = _Clients(make_tools, epochs=1, optimiser={"kind": "sgd", "lr": 0.0})
+    clients.round("a")
+    own, target = flat(clients.states["a"].tensors), np.array(TARGETS[_KIN["a"]])
+    steps = np.array([0.25, 2.5, 0.9])
+    rows = (own + steps[:, None] * (target - own)).astype(np.float32)
+    payload = Payload(round_id=2, tensors={"others": rows})
+    state, update = clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
+    expected = np.array([1.75, 0, 1.1, 0, 0]) / 2.85
+    np.testing.assert_allclose(update.tensors["weights"], expected, rtol=1e-5)
+    moved = own + expected[:3] @ (rows - own)
+    np.testing.assert_allclose(flat(state.tensors), moved, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("count", "held"), [(5, 1), (2, 1), (1, 1)])

@@ -106,6 +106,17 @@ def test_rounds_with_some_of_the_clients_are_those_of_the_equations(make_tools):
         assert np.abs(expected["head"] - oracle.server["head"]).max() > 1e-3
 
 
+def test_a_refinement_moves_the_head_alone_though_weights_decay(make_tools):
+    sgd = {"kind": "sgd", "lr": 0.2, "weight_decay": 0.5}
+    clients = Clients(make_tools, optimiser=sgd)
+    clients.round("ab")
+    clients.update("a", final=True)
+    kept, came = clients.states["a"].tensors, clients.server.tensors
+    for key in ("encoder", "decoder"):
+        np.testing.assert_array_equal(kept[f"params/{key}"], came[f"params/{key}"])
+    assert not np.array_equal(kept["params/head"], came["params/head"])
+
+
 def test_rounds_that_refine_train_the_shared_model_as_others_do(make_tools):
     """The refined head is what the client keeps and is scored with; it is not sent."""
     plain, refining = Clients(make_tools), Clients(make_tools, refine_from=2)

@@ -10,7 +10,9 @@ from tiny_perceptron import perceptron, with_programs
 from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError, RefusedError
+from protofleet.federation.claims import check_differences, difference_norms, learned_bounds
 from protofleet.strategies import build
+from protofleet.strategies.aggregation import clipped
 from protofleet.strategies.fedpac import head_weights
 from protofleet.strategies.optimisers import Sgd
 from protofleet.strategies.types import Update
@@ -21,6 +23,7 @@ _COHORTS = ("abc", "bcd", "abcd", "ad", "abcd")
 _HEAD_SGD = {"lr": 0.1, "momentum": 0.5, "weight_decay": 5e-4}
 _BODY_SGD = {"lr": 0.02, "momentum": 0.5, "weight_decay": 5e-4}
 _STEPS = 2
+_H, _DEVIATION = "statistics/weighted_means", "statistics/deviation"
 
 
 def _data():
@@ -126,11 +129,29 @@ def test_statistics_are_taken_at_the_received_model_before_training(model, make_
     found = clients.tools("a").features(model.network, x).astype(np.float64)
     (update,) = clients.round("a")
     h = np.array([found[:2].sum(axis=0), np.zeros(4), found[2]]) / 3
-    np.testing.assert_allclose(update.tensors["weighted_means"], h, rtol=1e-6)
-    variance = (found**2).sum() / 3 - (h**2).sum()
-    np.testing.assert_allclose(update.tensors["variance"], variance, rtol=1e-5)
+    np.testing.assert_allclose(update.tensors["statistics/weighted_means"], h, rtol=1e-6)
+    deviation = np.sqrt((found**2).sum() / 3 - (h**2).sum())
+    np.testing.assert_allclose(update.tensors["statistics/deviation"], deviation, rtol=1e-5)
     trained = clients.tools("a").features(strategy.client_model(clients.states["a"]), x)
     np.testing.assert_allclose(update.tensors["prototypes"][2], trained[2], rtol=1e-6)
+
+
+def test_statistics_grow_as_features_do(model, make_tools):
+    """Thirty times as long after a round, they stay within a hundred times what was learnt."""
+    still = {"kind": "sgd", "lr": 0.0}
+    strategy = build("fedpac", _settings(optimiser=still, head_optimiser=still), model)
+    clients = Clients(strategy, model, make_tools, _data())
+    first = [difference_norms(update.tensors, {}) for update in clients.round("ab")]
+    tensors = {**clients.server.tensors, "heads": np.zeros((2, 15), np.float32)}
+    for name in ("params/body.2.weight", "params/body.2.bias"):
+        tensors[name] = 30 * tensors[name]
+    server = dataclasses.replace(clients.server, tensors=tensors)
+    payload = clients.strategy.downlink(server, "a")
+    _, update = clients.strategy.client_update(clients.states["a"], payload, clients.tools("a"))
+    norms = difference_norms(update.tensors, {})
+    assert norms["statistics"] > 10 * first[0]["statistics"]
+    told = {"statistics": norms["statistics"]}
+    check_differences(told, {}, learned_bounds(first), most=1e6)
 
 
 def test_a_class_without_a_common_mean_is_drawn_to_the_client_s_own(model, make_tools):
@@ -217,7 +238,7 @@ def _update(strategy, model, client, *, n=4, **tensors):
     body = {name: value for name, value in state.items() if name.startswith("params/")}
     head = {f"params/{name}": model.params[name] for name in HEAD}
     rows = np.ones((3, 4), np.float32)
-    own = {"prototypes": rows, "weighted_means": rows, "variance": np.array(1, np.float32)}
+    own = {"prototypes": rows, _H: rows, _DEVIATION: np.array(1, np.float32)}
     return Update(
         client_id=client,
         round_id=1,
@@ -227,10 +248,10 @@ def _update(strategy, model, client, *, n=4, **tensors):
     )
 
 
-def test_a_negative_variance_is_refused(model):
+def test_a_negative_deviation_is_refused(model):
     strategy = build("fedpac", {}, model)
-    bad = _update(strategy, model, "a", variance=np.array(-1, np.float32))
-    with pytest.raises(RefusedError, match="'variance': expected at least 0, got -1"):
+    bad = _update(strategy, model, "a", **{_DEVIATION: np.array(-1, np.float32)})
+    with pytest.raises(RefusedError, match="deviation': expected at least 0, got -1"):
         strategy.check(bad)
 
 
@@ -245,8 +266,7 @@ def test_a_liar_without_variance_reaches_those_alone_whose_means_it_knows(model)
             strategy,
             model,
             "liar",
-            **{"params/head.weight": loud, "weighted_means": far},
-            variance=np.array(0, np.float32),
+            **{"params/head.weight": loud, _H: far, _DEVIATION: np.array(0, np.float32)},
         ),
     ]
     after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, server_tools())
@@ -254,10 +274,49 @@ def test_a_liar_without_variance_reaches_those_alone_whose_means_it_knows(model)
     np.testing.assert_allclose(own, model.params["head.weight"], atol=1e-6)
 
 
+def _alike(strategy, model):
+    """Ten honest clients with heads of ones and nearly one mean, a liar in the midst of them."""
+    rng = np.random.default_rng(0)
+    means = 0.3 + 0.05 * 0.3 * rng.normal(size=(10, 3, 4))
+    told = [(f"c{i}", 1, rows, 0.3) for i, rows in enumerate(means)]
+    return [
+        _update(
+            strategy,
+            model,
+            client,
+            **{"params/head.bias": np.full(3, head, np.float32)},
+            **{_H: rows.astype(np.float32), _DEVIATION: np.array(deviation, np.float32)},
+        )
+        for client, head, rows, deviation in [*told, ("liar", -1000, means.mean(axis=0), 0)]
+    ]
+
+
+@pytest.mark.parametrize(("least", "share"), [(0.0, (0.5, 1.0)), (1.0, (0.05, 0.15))])
+def test_a_liar_in_the_midst_gains_by_no_variance_unless_a_least_one_counts(model, least, share):
+    strategy = build("fedpac", {"least_deviation": least}, model)
+    state = strategy.server_init(model, new_rng())
+    after = strategy.aggregate(state, _alike(strategy, model), server_tools())
+    for client in ("c0", "c7"):
+        (bias, *_) = strategy.downlink(after, client).tensors["params/head.bias"]
+        assert share[0] < (1 - bias) / 1001 < share[1]
+
+
+def test_the_norm_clip_shortens_heads_and_tells_whose(model):
+    """Three medians long at most; who abstains has a place among the updates too."""
+    strategy, told = build("fedpac", {"least_deviation": 1.0}, model), []
+    tools = server_tools()
+    tools = dataclasses.replace(tools, aggregator=clipped(tools.aggregator, 3.0, told.append))
+    updates = [_update(strategy, model, "abstains", n=0), *_alike(strategy, model)]
+    after = strategy.aggregate(strategy.server_init(model, new_rng()), updates, tools)
+    assert {one.position for one in told} == {11}
+    lengths = np.linalg.norm(after.tensors["heads"], axis=1)
+    assert (lengths < max(one.limit for one in told)).all()
+
+
 def test_statistics_without_any_spread_have_heads_all_the_same(model):
     """Nobody's means or variances say anything: the plain mean of the heads."""
     strategy = build("fedpac", {}, model)
-    zeros = {"weighted_means": np.zeros((3, 4), np.float32), "variance": np.array(0, np.float32)}
+    zeros = {_H: np.zeros((3, 4), np.float32), _DEVIATION: np.array(0, np.float32)}
     updates = [
         _update(
             strategy,
@@ -281,6 +340,7 @@ def test_statistics_without_any_spread_have_heads_all_the_same(model):
         ({"prototype_weight": -1}, "setting 'prototype_weight'"),
         ({"prototype_distance": "max"}, "`prototype_distance`: expected one of mean, sum"),
         ({"smallest_weight": 2}, "setting 'smallest_weight'"),
+        ({"least_deviation": 2}, "setting 'least_deviation'"),
         ({"mu": 1}, "unknown key `mu`"),
     ],
 )

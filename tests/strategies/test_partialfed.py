@@ -161,6 +161,18 @@ def test_an_early_score_is_of_the_layers_that_were_decided_before(make_tools):
     np.testing.assert_allclose(scored["body.bias"], [0.1, 0.2])
 
 
+def test_a_client_that_has_decided_nothing_yet_infers_with_what_came(make_tools):
+    """Without examples its logits stay alike, and of equal ones the layer is loaded."""
+    clients = Clients(make_tools)
+    clients.round("ab")
+    payload = clients.strategy.downlink(clients.server, "z")
+    fresh = clients.strategy.client_init(clients.model)
+    state, _ = clients.strategy.client_update(fresh, payload, make_tools("z", [])[0])
+    for key, value in payload.tensors.items():
+        assert not np.array_equal(value, fresh.tensors[key])
+        np.testing.assert_array_equal(state.tensors[key], value)
+
+
 def test_the_gradient_of_the_decisions_is_a_finite_difference_s():
     """Of a loss of the mixed parameters, at fixed noise, in every logit and copy."""
     layout = Layout.of({"a.weight": (3,), "a.bias": (1,), "b": (2,)})

@@ -76,6 +76,14 @@ def test_the_personal_model_is_scored_and_the_received_one_beside_it(model, make
     assert "shared/params/w" not in state.tensors
 
 
+def test_the_loss_of_a_round_is_that_of_each_batch_before_its_steps(model, make_tools):
+    """|w - (2, 4)|² / 2 at (0, 0), whatever the second step finds."""
+    strategy = build("pfedme", {**SGD, "lam": 1.0, "inner_steps": 2}, model)
+    tools, _ = make_tools("a", [[2, 4]])
+    _, update = _train(strategy, tools, strategy.client_init(model))
+    assert update.loss == 10
+
+
 def test_an_early_score_is_of_the_personal_model_of_the_round_before(model, make_tools):
     settings = {**SGD, "lam": 1.0, "inner_steps": 1, "score_at": "start"}
     strategy = build("pfedme", settings, model)

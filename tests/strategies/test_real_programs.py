@@ -7,7 +7,7 @@ from real_federation import TRAINING, RealFederation, mean_accuracy, perceptron_
 pytestmark = pytest.mark.slow(seconds=1)
 
 _SETTINGS = {
-    "apple": {"optimiser": {"kind": "sgd", "lr": 0.3}},
+    "apple": {"optimiser": {"kind": "sgd", "lr": 0.3}, "relation_lr": 0.05},
     "fedamp": {"alpha": 0.3, "lam": 0.03},
     "fedclar": {"cluster_round": 2, "threshold": 0.01},
     "fedphp": {"participations": 4, "epochs": 6},
@@ -62,7 +62,8 @@ def _mean_loss(updates):
 def test_the_training_loss_falls(bundle, name):
     """Of clients that agree; MOON's has the contrast in it, log 2 in round 1 for equal models."""
     _, rounds = _run(bundle, name, 6, agree=True, **_SETTINGS.get(name, {}))
-    assert _mean_loss(rounds[-1]) < 0.8 * _mean_loss(rounds[0])
+    first = next(one for one in rounds if np.isfinite(_mean_loss(one)))  # APPLE's trains nothing
+    assert _mean_loss(rounds[-1]) < 0.8 * _mean_loss(first)
     assert mean_accuracy(rounds[-1]) > 0.8
 
 

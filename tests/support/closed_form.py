@@ -62,6 +62,7 @@ class Clients:
     def __init__(self, strategy, model, make_tools, examples=None, gradient=gradient):
         self.strategy, self._make_tools = strategy, make_tools
         self._examples, self._gradient = examples or EXAMPLES, gradient
+        self._layout = model.params.layout
         self.server = strategy.server_init(model, new_rng())
         self.states = {name: strategy.client_init(model) for name in self._examples}
 
@@ -79,9 +80,10 @@ class Clients:
 
     def _tools(self, name):
         tools, _ = self._make_tools(name, self._examples[name])
+        # A program's next call overwrites what its last one returned.
+        grads = TensorMap.zeros(self._layout)
 
         def grad_fn(network, batch, _rng):
-            grads = TensorMap.zeros(network.params.layout)
             grads["w"][...] = self._gradient(name, network.params["w"], batch["x"])
             return Step(loss=0.0, grads=grads, buffers=network.buffers)
 
