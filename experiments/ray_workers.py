@@ -49,24 +49,7 @@ def ray_cluster(workers: int | None) -> Iterator[OpenWorkers]:
         ModuleNotFoundError: Ray is not installed; the extra ``ray`` brings it.
         ProtofleetError: no cluster can be reached.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a started head reports its use
-    import ray  # noqa: PLC0415 - an extra, and a second to load
-
-    address = os.environ.get("RAY_ADDRESS", "local")
-    here = {"num_cpus": workers, "include_dashboard": False} if address == "local" else {}
-    try:
-        ray.init(
-            address=address,
-            logging_level="ERROR",
-            log_to_driver=False,
-            runtime_env={"env_vars": thread_variables(1)},
-            **here,
-        )
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ProtofleetError(
-            f"Ray at '{address}': {_first_line(error)}; start one (docs/cluster.md), or unset "
-            "RAY_ADDRESS"
-        ) from error
+    ray = _connected(workers)
     there = max(1, int(ray.cluster_resources().get("CPU", 1)))
     most = min(workers or there, there)  # Ray would wait for more for ever
 
@@ -88,6 +71,29 @@ def ray_cluster(workers: int | None) -> Iterator[OpenWorkers]:
         yield opened
     finally:
         ray.shutdown()
+
+
+def _connected(workers: int | None) -> Any:
+    """Ray's module, connected to a cluster."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a started head reports its use
+    import ray  # noqa: PLC0415 - an extra, and a second to load
+
+    address = os.environ.get("RAY_ADDRESS", "local")
+    here = {"num_cpus": workers, "include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(
+            address=address,
+            logging_level="ERROR",
+            log_to_driver=False,
+            runtime_env={"env_vars": thread_variables(1)},
+            **here,
+        )
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise ProtofleetError(
+            f"Ray at '{address}': {_first_line(error)}; start one (docs/cluster.md), or unset "
+            "RAY_ADDRESS"
+        ) from error
+    return ray
 
 
 @dataclass(slots=True)
