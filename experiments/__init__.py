@@ -1,1 +1,1 @@
-"""Papers' tables, run again: committed configurations, two engines, results side by side."""
+"""Papers' tables, run again: committed configurations, three engines, results side by side."""

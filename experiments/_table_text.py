@@ -21,7 +21,11 @@ _CLIENTS = "†"
 _SELECTS = {"best": "best round", "last": "last round"}
 _OTHERS = {"best": "last round", "last": "best round"}
 _SPREADS = {"std": "mean ± std", "ci95": "mean ± half the clients' 95 % interval"}
-_ENGINES = {"local": "the sizes of the blobs", "mqtt": "counted at the devices' sockets"}
+_ENGINES = {
+    "local": "the sizes of the blobs",
+    "mqtt": "counted at the devices' sockets",
+    "ray": "the sizes of the blobs",
+}
 _HEADS = ("ours", "paper", "diff.")
 _SHORT: dict[Section, str] = {
     "personalisation": "pers.",
@@ -88,7 +92,7 @@ def _footnotes(table: Table) -> list[str]:
     found = [f"{labels}, {note}" for note, labels in _shared_notes(table).items()]
     if any(_CLIENTS in _ours(table, row, s) for row in table.rows for s in row.cells):
         found.append(f"{_CLIENTS} std over the clients of one seed; elsewhere over the seeds")
-    counted = " or ".join(_ENGINES[engine] for engine in table.engines)
+    counted = " or ".join(dict.fromkeys(_ENGINES[engine] for engine in table.engines))
     if counted:
         found.append(f"MB: per client and round, {counted}; s: median")
     return [*found, *filter(None, [table.note])]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import numpy as np
 
 from protofleet.bundle import Bundle
 from protofleet.datasets import DeviceData, load_device_data, load_pooled
@@ -33,6 +35,7 @@ class WorkerSpec:
     """What every client of a run has in common.
 
     Attributes:
+        label: of the run's method, for people.
         bundle: verified by each worker.
         strategy, settings: of the run.
         clients: files by client.
@@ -40,6 +43,7 @@ class WorkerSpec:
         flipped: clients that train on flipped labels.
     """
 
+    label: str
     bundle: Path
     strategy: str
     settings: dict[str, Any]
@@ -56,18 +60,33 @@ class StoredClient:
         round_id: of its state.
         state: blob of its state.
         residual: blob of what coding its last update has left.
-        reference: the last payload, if the next one refers to it; else empty.
     """
 
     round_id: int
     state: bytes
     residual: bytes
-    reference: str = ""
 
     def memory(self) -> ClientMemory:
         """What the client trains from."""
         state = ClientState(round_id=self.round_id, tensors=_tensors(self.state))
         return ClientMemory(state=state, residual=_tensors(self.residual))
+
+    def packed(self) -> bytes:
+        """One blob of both."""
+        parts = {"state": self.state, "residual": self.residual}
+        return blobs.encode({part: np.frombuffer(of, np.uint8) for part, of in parts.items()})
+
+    @classmethod
+    def unpacked(cls, round_id: int, data: bytes) -> Self:
+        """What ``packed`` has made one blob of.
+
+        Raises:
+            RefusedError: it is no blob.
+            KeyError: it is one of something else.
+        """
+        parts = _tensors(data)
+        state, residual = (parts[part].tobytes() for part in ("state", "residual"))
+        return cls(round_id=round_id, state=state, residual=residual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +98,7 @@ class WorkerTask:
         order: what it is asked for.
         payload, coding: the blob that would travel.
         baseline: raw blob of the payload that it refers to; empty: none.
-        stored: what the client has kept; None before its first round.
+        before: the client's round before this one, from whose state it trains; 0: none.
     """
 
     client_id: str
@@ -87,21 +106,21 @@ class WorkerTask:
     payload: bytes
     coding: Coding
     baseline: bytes
-    stored: StoredClient | None
+    before: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """What the round made; ``update`` is the blob that would travel."""
+    """What the round made for the server; ``update`` is the blob that would travel."""
 
     client_id: str
+    round_id: int
     update: bytes
     coding: Coding
-    stored: StoredClient
     class_counts: tuple[int, ...]
 
 
-class _Worker:
+class ClientTrainer:
     """This process's programs, and the clients that it has met."""
 
     def __init__(self, spec: WorkerSpec) -> None:
@@ -111,8 +130,10 @@ class _Worker:
         self._pooled = None if spec.pooled is None else load_pooled(spec.pooled)
         self._learners: dict[str, Learner] = {}
 
-    def train(self, task: WorkerTask) -> WorkerResult:
-        """One local round, from blobs to blobs."""
+    def train(
+        self, task: WorkerTask, stored: StoredClient | None
+    ) -> tuple[WorkerResult, StoredClient]:
+        """One local round, from blobs to blobs; ``stored`` is None before a client's first."""
         learner = self._learner(task.client_id)
         strategy = learner.strategy(self._spec.strategy, self._spec.settings)
         received = receive_payload(
@@ -126,22 +147,24 @@ class _Worker:
         trained = train_round(
             learner,
             strategy,
-            ClientMemory() if task.stored is None else task.stored.memory(),
+            ClientMemory() if stored is None else stored.memory(),
             received,
             costs=lambda _: Costs(),
         )
         learner.meter.take()
-        return WorkerResult(
+        kept = StoredClient(
+            round_id=trained.state.round_id,
+            state=blobs.encode(trained.state.tensors),
+            residual=blobs.encode(trained.residual),
+        )
+        result = WorkerResult(
             client_id=task.client_id,
+            round_id=kept.round_id,
             update=trained.blob,
             coding=trained.coding,
-            stored=StoredClient(
-                round_id=trained.state.round_id,
-                state=blobs.encode(trained.state.tensors),
-                residual=blobs.encode(trained.residual),
-            ),
             class_counts=learner.class_counts(task.order.round_id),
         )
+        return result, kept
 
     def _learner(self, client_id: str) -> Learner:
         if client_id not in self._learners:
@@ -168,7 +191,7 @@ def _tensors(blob: bytes) -> dict[str, Any]:
     return dict(tensors)
 
 
-_workers: list[_Worker] = []
+_workers: list[ClientTrainer] = []
 
 
 def start(spec: WorkerSpec, parent: int) -> None:
@@ -176,9 +199,9 @@ def start(spec: WorkerSpec, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent)
     set_threads(1)
-    _workers.append(_Worker(spec))
+    _workers.append(ClientTrainer(spec))
 
 
-def train(task: WorkerTask) -> WorkerResult:
-    """One client's round in this process."""
-    return _workers[0].train(task)
+def train(task: WorkerTask, stored: StoredClient | None) -> tuple[WorkerResult, StoredClient]:
+    """One client's round in this process, and what it keeps."""
+    return _workers[0].train(task, stored)

@@ -134,7 +134,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         codec: in place of the experiment's.
         aggregation: rule of the server, for a strategy that takes one.
         privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
-        hostile: clients that lie; for the local engine.
+        hostile: clients that lie; for the engines without a broker.
         paper: section → what the paper prints for this row.
     """
 
@@ -171,7 +171,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         codec: how tensors are encoded on the wire.
         score: what the table shows.
         diagnostics: after every round, figures of the alignment layers of the server's model; for
-            the local engine.
+            the engines without a broker.
         methods: its rows.
 
     Raises:

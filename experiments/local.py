@@ -1,4 +1,4 @@
-"""The engine without a broker: the same two halves, one process per core, blobs in between.
+"""The engine without a broker: the same two halves, workers for the clients', blobs in between.
 
 Payloads, updates and states are encoded and checked as on the wire, and the schedule is the
 coordinator's, so a run gives the scores of the same run over MQTT.
@@ -6,13 +6,8 @@ coordinator's, so a run gives the scores of the same run over MQTT.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -21,12 +16,12 @@ import numpy as np
 
 from protofleet.durable import write_whole
 from protofleet.errors import InputError, ProtofleetError, RefusedError
-from protofleet.experiments import _worker
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.attacks import Sent, lied
 from protofleet.experiments.diagnostics import diagnosis
 from protofleet.experiments.run import Job, Watch
-from protofleet.experiments.store import MethodResult, load_run, save_result
+from protofleet.experiments.store import Engine, MethodResult, load_run, save_result
+from protofleet.experiments.workers import OpenWorkers, Workers
 from protofleet.federation.claims import Norms, learned_bounds, relaxed_bounds
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import (
@@ -52,38 +47,49 @@ from protofleet.federation.schedule import (
 from protofleet.federation.server import Server
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
-from protofleet.threads import thread_variables
 
 _CHECKPOINT = "checkpoint.safetensors"
+_STATES = "states"
 _CHECKPOINT_S = 60.0
 _ATTEMPTS = 8
 """How often a round is extended in which most updates were refused."""
 
 
 @dataclass(frozen=True, slots=True)
+class _ClientProgress:
+    """The last complete round of a client, and its payload if the next one refers to it."""
+
+    round_id: int
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Progress:
-    """Where a run stands.
+    """Where a run stands; what clients keep is with the workers.
 
     Attributes:
         server: the server's state.
-        clients: what clients keep.
+        clients: how far those are that have trained.
         references: raw blobs of the payloads that clients have, by their reference.
         rounds: those that are done.
     """
 
     server: ServerState
-    clients: Mapping[str, StoredClient]
+    clients: Mapping[str, _ClientProgress]
     references: Mapping[str, bytes]
     rounds: tuple[RoundRecord, ...]
 
 
-def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
+def run_local(
+    job: Job, *, opened: OpenWorkers, watch: Watch, engine: Engine = "local"
+) -> MethodResult:
     """Run, or go on with, one method with one seed.
 
     Args:
         job: what to run.
-        workers: processes that train clients.
+        opened: opens the workers that train clients.
         watch: told of every round.
+        engine: what the workers are, for the result.
 
     Raises:
         InputError: the strategy, its settings, the model and the data do not fit.
@@ -93,25 +99,28 @@ def run_local(job: Job, *, workers: int, watch: Watch) -> MethodResult:
         raise InputError(
             f"method '{job.method.label}': liars send raw tensors; leave its codec out"
         )
-    run = _restored(job, plan)
+    run, stored = _restored(job, plan, engine)
     for one in run.rounds:
         watch(one)
-    engine = _Engine(job, plan)
-    with _pool(job, plan, min(workers, len(job.clients))) as pool, _Saving(job, plan) as saving:
-        for reached in engine.rounds(run, pool):
+    simulation = _Engine(job, plan)
+    with (
+        opened(_spec(job, plan), stored, job.folder / _STATES) as workers,
+        _Saving(job, plan, engine, workers) as saving,
+    ):
+        for reached in simulation.rounds(run, workers):
             run = reached
             saving.reached(run)
             watch(run.rounds[-1])
-    result = job.result(plan, "local", run.rounds, finished=True)
+    result = job.result(plan, engine, run.rounds, finished=True)
     save_result(job.folder, result)
     (job.folder / _CHECKPOINT).unlink(missing_ok=True)
     return result
 
 
-@contextmanager
-def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
+def _spec(job: Job, plan: Plan) -> WorkerSpec:
     hostile = job.method.hostile
-    spec = WorkerSpec(
+    return WorkerSpec(
+        label=job.method.label,
         bundle=job.bundle,
         strategy=plan.strategy.description.name,
         settings=plan.settings,
@@ -119,25 +128,6 @@ def _pool(job: Job, plan: Plan, workers: int) -> Iterator[ProcessPoolExecutor]:
         pooled=job.data.pooled,
         flipped=job.liars if hostile and hostile.attack == "label_flip" else frozenset(),
     )
-    before = dict(os.environ)
-    os.environ.update(thread_variables(1))  # read by the children's libraries when they load
-    pool = ProcessPoolExecutor(
-        workers,
-        multiprocessing.get_context("spawn"),
-        initializer=_worker.start,
-        initargs=(spec, os.getpid()),
-    )
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise ProtofleetError(
-            f"a worker of '{job.method.label}' died, perhaps of lack of memory: use fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        for name in thread_variables(1):
-            os.environ.pop(name)
-        os.environ.update({k: v for k, v in before.items() if k in thread_variables(1)})
 
 
 class _Engine:
@@ -159,15 +149,15 @@ class _Engine:
         self._hostile, self._liars = job.method.hostile, job.liars
         self._diagnosis = diagnosis(job, plan)
 
-    def rounds(self, run: _Progress, pool: ProcessPoolExecutor) -> Iterator[_Progress]:
-        """Where the run stands after each round that is left; ``pool`` trains the clients."""
+    def rounds(self, run: _Progress, workers: Workers) -> Iterator[_Progress]:
+        """Where the run stands after each round that is left; ``workers`` train the clients."""
         done = run.rounds
         reached = RoundState(round_id=len(done) + 1, final=bool(done) and done[-1].final)
         self._state, actions = self._schedule.resume(reached, 0.0)
         for client_id in self._clients:
             actions += self._step(DeviceAppeared(client_id))
         while not any(isinstance(action, Finish) for action in actions):
-            run = self._round(run, pool)
+            run = self._round(run, workers)
             actions = self._step(StateCommitted())
             yield run
 
@@ -175,7 +165,7 @@ class _Engine:
         self._state, actions = self._schedule.step(self._state, event, 0.0)
         return actions
 
-    def _round(self, run: _Progress, pool: ProcessPoolExecutor) -> _Progress:
+    def _round(self, run: _Progress, workers: Workers) -> _Progress:
         """Train the cohort of the open round, aggregate, score."""
         started, round_id, final = time.perf_counter(), self._state.round_id, self._state.final
         self._references = run.references
@@ -189,7 +179,7 @@ class _Engine:
         }
         self._encoder.clear()
         tasks = [self._task(run, client_id, coded) for client_id, coded in sent.items()]
-        results = {one.client_id: one for one in pool.map(_worker.train, tasks)}
+        results = {one.client_id: one for one in workers.train(tasks)}
         results = self._with_lies(results, sent)
         admitted = self._admit(run, results, sent)
         outcome = self._server.aggregate(
@@ -221,7 +211,7 @@ class _Engine:
         return self._diagnosis(network)
 
     def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
-        config = self._plan.config
+        config, stored = self._plan.config, run.clients.get(client_id)
         return WorkerTask(
             client_id=client_id,
             order=RoundConfig(
@@ -234,7 +224,7 @@ class _Engine:
             payload=coded.blob,
             coding=coded.coding,
             baseline=run.references[coded.coding.reference] if coded.coding.reference else b"",
-            stored=run.clients.get(client_id),
+            before=stored.round_id if stored else 0,
         )
 
     def _with_lies(
@@ -315,7 +305,7 @@ class _Engine:
         clients, references = dict(run.clients), dict(run.references)
         for client_id, one in results.items():
             coded = sent[client_id]
-            clients[client_id] = replace(one.stored, reference=coded.held)
+            clients[client_id] = _ClientProgress(one.round_id, coded.held)
             references[coded.held] = coded.raw
         held = {one.reference for one in clients.values()} - {""}
         return _Progress(
@@ -330,8 +320,8 @@ class _Engine:
 class _Saving:
     """Checkpoints now and then, and when the run ends before its last round, however it does."""
 
-    def __init__(self, job: Job, plan: Plan) -> None:
-        self._job, self._plan = job, plan
+    def __init__(self, job: Job, plan: Plan, engine: Engine, workers: Workers) -> None:
+        self._job, self._plan, self._engine, self._workers = job, plan, engine, workers
         self._unsaved: _Progress | None = None
         self._saved_s = time.monotonic()
 
@@ -340,39 +330,38 @@ class _Saving:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._unsaved is not None:
-            _save(self._job, self._plan, self._unsaved)
+            self._save(self._unsaved)
 
     def reached(self, run: _Progress) -> None:
         """One more round is done."""
         self._unsaved = run
         if time.monotonic() - self._saved_s > _CHECKPOINT_S:
-            _save(self._job, self._plan, run)
+            self._save(run)
             self._unsaved, self._saved_s = None, time.monotonic()
 
+    def _save(self, run: _Progress) -> None:
+        """Results first: a checkpoint is of no use without the rounds that led to it."""
+        job, plan, engine = self._job, self._plan, self._engine
+        stored = self._workers.stored({name: one.round_id for name, one in run.clients.items()})
+        save_result(job.folder, job.result(plan, engine, run.rounds, finished=False))
+        write_whole(job.folder / _CHECKPOINT, _checkpoint(run, stored, job.identity(plan, engine)))
 
-def _save(job: Job, plan: Plan, run: _Progress) -> None:
-    """Results first: a checkpoint is of no use without the rounds that led to it."""
-    save_result(job.folder, job.result(plan, "local", run.rounds, finished=False))
+
+def _checkpoint(run: _Progress, stored: Mapping[str, StoredClient], identity: str) -> bytes:
     tensors = {"server": np.frombuffer(blobs.encode(run.server.tensors), np.uint8)}
     clients = {}
-    for name, stored in run.clients.items():
-        clients[name] = stored.round_id, stored.reference
-        parts = {"state": stored.state, "residual": stored.residual}
-        packed = blobs.encode({part: np.frombuffer(of, np.uint8) for part, of in parts.items()})
-        tensors[f"client/{name}"] = np.frombuffer(packed, np.uint8)
+    for name, one in stored.items():
+        clients[name] = one.round_id, run.clients[name].reference
+        tensors[f"client/{name}"] = np.frombuffer(one.packed(), np.uint8)
     for reference, raw in run.references.items():
         tensors[f"payload/{reference}"] = np.frombuffer(raw, np.uint8)
-    about = {
-        "round_id": run.server.round_id,
-        "clients": clients,
-        "identity": job.identity(plan, "local"),
-    }
-    data = blobs.encode(tensors, {"checkpoint": msgspec.json.encode(about).decode()})
-    write_whole(job.folder / _CHECKPOINT, data)
+    about = {"round_id": run.server.round_id, "clients": clients, "identity": identity}
+    return blobs.encode(tensors, {"checkpoint": msgspec.json.encode(about).decode()})
 
 
-def _restored(job: Job, plan: Plan) -> _Progress:
-    fresh = _Progress(plan.server_init(), {}, {}, ())
+def _restored(job: Job, plan: Plan, engine: Engine) -> tuple[_Progress, dict[str, StoredClient]]:
+    """Where the run stands by its checkpoint, and what its clients keep."""
+    fresh = _Progress(plan.server_init(), {}, {}, ()), dict[str, StoredClient]()
     file, result = job.folder / _CHECKPOINT, load_run(job.folder)
     if result is None or not file.is_file():
         return fresh
@@ -380,19 +369,18 @@ def _restored(job: Job, plan: Plan) -> _Progress:
     try:
         tensors, metadata = blobs.decode(data, max_bytes=len(data))
         about = msgspec.json.decode(metadata["checkpoint"])
-        if about["identity"] != job.identity(plan, "local"):
+        if about["identity"] != job.identity(plan, engine):
             return fresh
         server, _ = blobs.decode(tensors["server"].tobytes(), max_bytes=len(data))
-        clients, references = {}, {}
+        clients, kept, references = {}, {}, {}
         for name, (round_id, reference) in about["clients"].items():
-            parts, _ = blobs.decode(tensors[f"client/{name}"].tobytes(), max_bytes=len(data))
-            state, residual = (parts[part].tobytes() for part in ("state", "residual"))
-            clients[name] = StoredClient(
-                round_id=round_id, state=state, residual=residual, reference=reference
-            )
+            packed = tensors[f"client/{name}"].tobytes()
+            kept[name] = StoredClient.unpacked(round_id, packed)
+            clients[name] = _ClientProgress(round_id, reference)
             if reference and reference not in references:
                 references[reference] = tensors[f"payload/{reference}"].tobytes()
     except (KeyError, msgspec.DecodeError, RefusedError) as error:
         raise InputError(f"checkpoint '{file}': {error}; remove it to run again") from error
     reached = ServerState(round_id=about["round_id"], tensors=server)
-    return _Progress(reached, clients, references, result.rounds[: reached.round_id])
+    rounds = result.rounds[: reached.round_id]
+    return _Progress(reached, clients, references, rounds), kept

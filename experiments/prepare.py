@@ -1,6 +1,6 @@
 """What a run needs on disk: each client's data and a signed bundle with the seed's initial values.
 
-Both engines read the same files, so they train on the same numbers.
+All engines read the same files, so they train on the same numbers.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -18,8 +19,10 @@ from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.local import run_local
 from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
-from protofleet.experiments.run import Job
+from protofleet.experiments.ray_workers import ray_cluster
+from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
+from protofleet.experiments.workers import processes
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
@@ -30,16 +33,20 @@ _LINES = 10
 """Of progress per run where no terminal shows a bar."""
 
 
+_RunJob = Callable[[Job, Watch], MethodResult]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """How to run an experiment.
 
     Attributes:
         data_root: folder of the published data sets.
-        engine: ``local`` trains in processes of this machine, ``mqtt`` over a broker.
+        engine: ``local`` trains in processes of this machine, ``mqtt`` over a broker, ``ray`` in
+            actors of a Ray cluster.
         seeds: in place of the file's.
         labels: methods to run; None: all.
-        workers: processes of the local engine; None: one per core.
+        workers: processes of the local engine, actors of Ray; None: one per core.
         rounds: in place of the file's and the methods', for a quick look.
         broker: for the engine ``mqtt``: which, and the credentials for it; None starts one.
     """
@@ -76,7 +83,7 @@ def run_experiment(
     methods = _chosen(experiment, options.labels)
     folder.mkdir(parents=True, exist_ok=True)
     taken = f"folder {folder}: another run is writing into it; wait, or choose another --out"
-    with lock(folder / "lock", taken=taken):
+    with lock(folder / "lock", taken=taken), _ENGINES[options.engine](options) as run:
         preparation = Preparation(experiment=experiment, folder=folder, data_root=options.data_root)
         results = []
         for seed in options.seeds or experiment.seeds:
@@ -99,7 +106,7 @@ def run_experiment(
                     )
                 )
             _check_settings(experiment, jobs)
-            results += [_run(job, options, console) for job in jobs]
+            results += [_run(job, options.engine, run, console) for job in jobs]
         return results
 
 
@@ -126,20 +133,41 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
     return [method for label, method in known.items() if labels is None or label in labels]
 
 
-def _run(job: Job, options: RunOptions, console: Console) -> MethodResult:
+@contextmanager
+def _local(options: RunOptions) -> Iterator[_RunJob]:
+    opened = processes(options.workers or os.cpu_count() or 1)
+    yield lambda job, watch: run_local(job, opened=opened, watch=watch)
+
+
+@contextmanager
+def _mqtt(options: RunOptions) -> Iterator[_RunJob]:
+    yield lambda job, watch: run_mqtt(job, broker=options.broker, watch=watch)
+
+
+@contextmanager
+def _ray(options: RunOptions) -> Iterator[_RunJob]:
+    with ray_cluster(options.workers) as opened:
+        yield lambda job, watch: run_local(job, opened=opened, watch=watch, engine="ray")
+
+
+_ENGINES: dict[Engine, Callable[[RunOptions], AbstractContextManager[_RunJob]]] = {
+    "local": _local,
+    "mqtt": _mqtt,
+    "ray": _ray,
+}
+
+
+def _run(job: Job, engine: Engine, run: _RunJob, console: Console) -> MethodResult:
     done = load_run(job.folder)
     plan = job.plan()
-    identity = job.identity(plan, options.engine)
+    identity = job.identity(plan, engine)
     if done and done.finished and done.identity == identity:
         console.print(f"seed {job.seed}, {job.method.label}: finished before", style="dim")
         return done
     _claim(job.folder, identity)
     title = f"seed {job.seed}, {job.method.label}"
     with _Shown(console, title, plan.schedule().last_round, job.experiment.score.metric) as shown:
-        if options.engine == "mqtt":
-            return run_mqtt(job, broker=options.broker, watch=shown.round)
-        workers = options.workers or os.cpu_count() or 1
-        return run_local(job, workers=workers, watch=shown.round)
+        return run(job, shown.round)
 
 
 def _claim(folder: Path, identity: str) -> None:

@@ -11,7 +11,7 @@ from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, slug
 from protofleet.federation.records import RoundRecord, Scores, save_record
 
-Engine = Literal["local", "mqtt"]
+Engine = Literal["local", "mqtt", "ray"]
 _FILE = "result.json"
 
 

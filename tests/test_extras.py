@@ -43,6 +43,11 @@ def _run_without(module, *arguments):
     [
         ("torch", ("export", "mlp", "--strategy", "fedavg", "--out", "{}/a.pfb"), "export"),
         ("rich", ("experiment", "list"), "coordinator"),
+        (
+            "ray",
+            ("experiment", "run", "fedhp/mnist-small", "--engine", "ray", "--out", "{}/a"),
+            "ray",
+        ),
         ("jinja2", ("report", "{}"), "coordinator"),
         ("matplotlib", ("bench", "device", "--bundle", "{}", "--plot", "{}/a.png"), "coordinator"),
     ],

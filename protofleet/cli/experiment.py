@@ -107,13 +107,16 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
 @_data_root
 @click.option(
     "--engine",
-    type=click.Choice(["local", "mqtt"]),
+    type=click.Choice(["local", "mqtt", "ray"]),
     default="local",
     show_default=True,
     help="local: clients take turns in processes of this machine. mqtt: every client is a device "
-    "process that talks to a coordinator over a broker.",
+    "process that talks to a coordinator over a broker. ray: clients take turns in the CPUs of a "
+    "Ray cluster.",
 )
-@click.option("--workers", type=click.IntRange(1), help="Processes of local; default: one a core.")
+@click.option(
+    "--workers", type=click.IntRange(1), help="Processes of local, CPUs of ray; default: all."
+)
 @click.option("--rounds", type=click.IntRange(1), help="Instead of the file's, for a quick look.")
 @click.option(
     "--diagnostics",

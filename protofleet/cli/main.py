@@ -52,6 +52,7 @@ EXTRAS = {
     "onnxscript": "export",
     "paho": "edge",
     "PIL": "images",
+    "ray": "ray",
     "rich": "coordinator",
     "scipy": "coordinator",
     "segno": "coordinator",

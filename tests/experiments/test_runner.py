@@ -12,7 +12,7 @@ from rich.console import Console
 from protofleet.datasets import load_device_data, load_pooled
 from protofleet.durable import lock
 from protofleet.errors import InputError, UnavailableError
-from protofleet.experiments import local
+from protofleet.experiments import local, runner
 from protofleet.experiments.config import Experiment
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
@@ -113,7 +113,7 @@ def test_an_interrupted_run_goes_on_to_the_same_scores(run, tmp_path, monkeypatc
 @pytest.mark.slow
 def test_a_finished_run_is_not_run_again_but_a_changed_one_is(run, monkeypatch):
     first = run(experiment())
-    monkeypatch.setattr(local, "_pool", lambda *_: pytest.fail("it ran again"))
+    monkeypatch.setattr(runner, "run_local", lambda *_, **__: pytest.fail("it ran again"))
     assert scores(run(experiment())) == scores(first)
     with pytest.raises(pytest.fail.Exception, match="it ran again"):
         run(experiment(rounds=3))

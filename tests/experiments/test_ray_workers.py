@@ -1,0 +1,147 @@
+"""``--engine ray`` gives the bits of the local engine, also when actors are lost.
+
+What needs Ray is skipped without it: ``pip install -c constraints.txt -e '.[ray]'``, then
+``pytest tests/experiments/test_ray_workers.py``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from protofleet.errors import InputError
+from protofleet.experiments import ray_workers
+from protofleet.experiments._ray_actor import read_state, write_state
+from protofleet.experiments._worker import StoredClient
+from protofleet.experiments.config import Experiment
+from protofleet.experiments.runner import RunOptions, run_experiment
+from protofleet.experiments.store import load_run, run_folder
+from protofleet.federation.server import Server
+from protofleet.tensors import blobs
+
+_EXPERIMENT = {
+    "title": "digits",
+    "paper": "none",
+    "table": "none",
+    "data": [{"name": "digits"}],
+    "partition": {"kind": "dirichlet", "clients": 5, "alpha": 1.0},
+    "model": {"name": "mlp", "settings": {"inputs": 64, "hidden": [16, 12]}},
+    "rounds": 5,
+    "cohort": 3,
+    "seeds": [1],
+    "score": {"pooled_limit": 64},
+    "training": {"epochs": 1, "optimiser": {"kind": "sgd", "lr": 0.05}},
+    "methods": [
+        {"label": "Ditto", "strategy": "ditto"},
+        {"label": "coded", "strategy": "fedavg", "codec": {"up": "topk", "down": "int4"}},
+    ],
+}
+"""Clients that keep a model of their own, and clients that keep what coding has left."""
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    module = pytest.importorskip(
+        "ray", reason="needs Ray: pip install -c constraints.txt -e '.[ray]'"
+    )
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_workers, "_WRITE_ROUNDS", 2)
+    return module
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs the experiment; the hashes of the server's states, and the records."""
+    hashes = []
+    aggregate = Server.aggregate
+
+    def hashed(self, *args, **options):
+        outcome = aggregate(self, *args, **options)
+        hashes.append(hashlib.sha256(blobs.encode(outcome.state.tensors)).hexdigest())
+        return outcome
+
+    monkeypatch.setattr(Server, "aggregate", hashed)
+
+    def go(engine):
+        hashes.clear()
+        results = run_experiment(
+            "digits",
+            msgspec.convert(_EXPERIMENT, Experiment),
+            tmp_path / "runs",
+            RunOptions(data_root=tmp_path, workers=2, engine=engine),
+            Console(quiet=True),
+        )
+        rounds = [one for result in results for one in result.rounds]
+        return list(hashes), [msgspec.structs.replace(one, seconds=0.0) for one in rounds]
+
+    return go
+
+
+def answering(monkeypatch, act):
+    """Call ``act(actors, count, home)`` before every answer of an actor is taken."""
+    answer, counted = ray_workers.RayActors._answer, iter(range(1_000_000))
+
+    def acted(self, ref, call, home):
+        act(self, next(counted), home)
+        return answer(self, ref, call, home)
+
+    monkeypatch.setattr(ray_workers.RayActors, "_answer", acted)
+
+
+@pytest.mark.slow(seconds=60)
+@pytest.mark.timeout(400)
+def test_lost_actors_and_an_interruption_cost_no_bit(ray, run, tmp_path, monkeypatch):
+    """Actors die in rounds 1, 2 (twice), 3 and 5; then the run is interrupted, and goes on."""
+    expected = run("local")
+    lost, stops = [], [22]
+
+    def act(actors, count, home):
+        if count in {1, 3, 4, 9, 14, 30}:
+            ray.kill(actors._actors[home], no_restart=False)
+            lost.append(count)
+        if count in stops:
+            stops.clear()
+            raise KeyboardInterrupt
+
+    answering(monkeypatch, act)
+    with pytest.raises(KeyboardInterrupt):
+        run("ray")
+    method = msgspec.convert(_EXPERIMENT, Experiment).methods
+    folder = run_folder(tmp_path / "runs", method[1], 1)
+    states, _ = run("ray")
+    left = [load_run(run_folder(tmp_path / "runs", one, 1)) for one in method]
+    records = [msgspec.structs.replace(r, seconds=0.0) for one in left for r in one.rounds]
+    assert len(lost) >= 5
+    assert [one.engine for one in left] == ["ray", "ray"]
+    assert records == expected[1]
+    assert states == expected[0][-len(states) :]
+    assert 0 < len(states) < 10
+    assert not (folder / "states").exists()
+    assert not ray.is_initialized()
+
+
+@pytest.mark.slow(seconds=30)
+def test_another_version_on_a_machine_of_the_cluster_is_refused(ray, run, monkeypatch):
+    """And Ray, which was started here, ends with the run."""
+    monkeypatch.setattr(ray_workers, "__version__", "0.0")
+    with pytest.raises(InputError, match=r"a machine of the cluster has protofleet .*, this one"):
+        run("ray")
+    assert not ray.is_initialized()
+
+
+def test_a_written_state_is_read_back_only_as_it_was_written(tmp_path):
+    one = StoredClient(round_id=2, state=b"abc", residual=b"d")
+    digest = write_state(tmp_path, one)
+    assert write_state(tmp_path, one) == digest
+    (file,) = tmp_path.iterdir()
+    assert file.stem == hashlib.sha256(file.read_bytes()).hexdigest() == digest
+    assert read_state(tmp_path, 2, digest) == one
+    file.write_bytes(one.packed()[:-1])
+    with pytest.raises(InputError, match="is not what its name says"):
+        read_state(tmp_path, 2, digest)
+    file.unlink()
+    with pytest.raises(InputError, match="every machine of the cluster needs the folder"):
+        read_state(tmp_path, 2, digest)
