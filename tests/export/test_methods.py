@@ -196,7 +196,7 @@ def test_a_bundle_says_which_strategies_run_on_it(exported) -> None:
     missing = {name for name, why in reasons.items() if why}
     assert missing == {"cdfl", "fedali", "fedhome", "fedhp", "fednh"}
     assert "expected images" in reasons["cdfl"]
-    assert "decode" in reasons["fedhome"]
+    assert "needs a training program 'reconstruction'" in reasons["fedhome"]
     assert "--align" in reasons["fedali"]
     assert "--head-kind prototypes" in reasons["fedhp"]
     assert "--head-kind cosine" in reasons["fednh"]

@@ -50,6 +50,7 @@ const MODELS: readonly Model[] = [
   { name: "cnn", title: "CNN 28x28, batch 32", batch: 32, model: ["cnn", "--strategy", "fedavg"] },
   { name: "vit_digits", title: "ViT with ALP, digits 8x8, batch 32", batch: 32, model: ["vit_digits", "--strategy", "fedali"] },
   { name: "hart", title: "HART 128x6, batch 64", batch: 64, model: ["hart", "--strategy", "fedavg"] },
+  { name: "hart_alp", title: "HART with ALP, batch 64", batch: 64, model: ["hart_alp", "--strategy", "fedali"] },
 ];
 
 /** One side's answers, in milliseconds. */
