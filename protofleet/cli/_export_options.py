@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from protofleet.bundle.manifest import Manifest
     from protofleet.export.classifier.prepare import Wishes
 
-_OBJECTIVES = ("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl", "fedphp")
+_OBJECTIVES = (
+    *("cross_entropy", "moon", "prototype_mse", "prototype_distance", "cdfl", "fedphp"),
+    *("hyper_knowledge", "reconstruction", "head_cross_entropy"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

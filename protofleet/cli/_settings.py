@@ -10,8 +10,8 @@ from typing import Any
 from protofleet.errors import InputError
 
 MODEL_HELP = (
-    "cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes, resnet18, resnet50, vit "
-    "or vit_digits, or package.module:function."
+    "autoencoder, cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes, resnet18, "
+    "resnet50, vit or vit_digits, or package.module:function."
 )
 SET_HELP = "A setting of the model, with a JSON value or text; may be repeated."
 

@@ -112,10 +112,10 @@ def export(
 ) -> None:
     """Compile MODEL and write a signed bundle.
 
-    MODEL is cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes, resnet18,
-    resnet50, vit or vit_digits, or package.module:function. The training programs are those that
-    the strategies need. Every program is compared with PyTorch in ONNX Runtime first: loss,
-    outputs, every gradient.
+    MODEL is autoencoder, cnn, cnn_prototypes, fasttext, hart, hart_alp, mlp, mlp_prototypes,
+    resnet18, resnet50, vit or vit_digits, or package.module:function. The training programs are
+    those that the strategies need. Every program is compared with PyTorch in ONNX Runtime first:
+    loss, outputs, every gradient.
     """
     from protofleet.bundle import keys
     from protofleet.export.build import BundleSpec, export_bundle
