@@ -19,10 +19,10 @@ from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.local import run_local
 from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
+from protofleet.experiments.processes import processes
 from protofleet.experiments.ray_workers import ray_cluster
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
-from protofleet.experiments.workers import processes
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
@@ -135,8 +135,8 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
 
 @contextmanager
 def _local(options: RunOptions) -> Iterator[_RunJob]:
-    opened = processes(options.workers or os.cpu_count() or 1)
-    yield lambda job, watch: run_local(job, opened=opened, watch=watch)
+    with processes(options.workers or os.cpu_count() or 1) as opened:
+        yield lambda job, watch: run_local(job, opened=opened, watch=watch)
 
 
 @contextmanager
