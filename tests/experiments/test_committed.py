@@ -26,7 +26,7 @@ from protofleet.tensors import Layout, Model, ModelLayer, TensorMap
 
 NAMES = tuple(committed())
 SMALL = tuple(name for name in NAMES if name.endswith("-small"))
-PAPERS = {"all", "cdfl", "codecs", "fedala", "fedali", "fedhp", "fedsub", "hostile", "privacy"}
+PAPERS = {"all", "cdfl", "choosing", "codecs", "fedala", "fedali", "fedhp", "fedsub", "hostile", "privacy"}
 
 # Classes and shape of an example, as docs/data.md has them.
 FORMS = {
