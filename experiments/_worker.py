@@ -21,7 +21,7 @@ from protofleet.federation.client import (
     receive_payload,
     train_round,
 )
-from protofleet.federation.records import Costs
+from protofleet.federation.records import ClientCosts, Costs
 from protofleet.firmware_sim.die_with_parent import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
@@ -111,13 +111,17 @@ class WorkerTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerResult:
-    """What the round made for the server; ``update`` is the blob that would travel."""
+    """What the round made for the server; ``update`` is the blob that would travel.
+
+    ``costs`` are told beside it: within, they would change its bytes from run to run.
+    """
 
     client_id: str
     round_id: int
     update: bytes
     coding: Coding
     class_counts: tuple[int, ...]
+    costs: ClientCosts
 
 
 class ClientTrainer:
@@ -151,7 +155,7 @@ class ClientTrainer:
             received,
             costs=lambda _: Costs(),
         )
-        learner.meter.take()
+        spent = learner.meter.take().cpu_s
         kept = StoredClient(
             round_id=trained.state.round_id,
             state=blobs.encode(trained.state.tensors),
@@ -163,6 +167,10 @@ class ClientTrainer:
             update=trained.blob,
             coding=trained.coding,
             class_counts=learner.class_counts(task.order.round_id),
+            costs=ClientCosts(
+                train_s=spent.get("train", 0.0) + spent.get("encode", 0.0),
+                kept_bytes=len(kept.state) + len(kept.residual),
+            ),
         )
         return result, kept
 

@@ -7,8 +7,9 @@ coordinator's, so a run gives the scores of the same run over MQTT.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Self
 
 import msgspec
@@ -31,7 +32,7 @@ from protofleet.federation.coding import (
     update_baseline,
 )
 from protofleet.federation.plan import Plan
-from protofleet.federation.records import RoundRecord
+from protofleet.federation.records import ClientCosts, RoundRecord
 from protofleet.federation.schedule import (
     CloseRound,
     DeviceAppeared,
@@ -200,6 +201,7 @@ class _Engine:
             privacy=self._server.spent(run.server, round_id, final=final),
             update_norms=self._server.update_norms(admitted),
             figures=self._server.figures(server) | self._diagnosed(server),
+            costs=_mean_costs([one.costs for one in results.values()]),
         )
         return self._kept(run, server, done, results, sent)
 
@@ -345,6 +347,15 @@ class _Saving:
         stored = self._workers.stored({name: one.round_id for name, one in run.clients.items()})
         save_result(job.folder, job.result(plan, engine, run.rounds, finished=False))
         write_whole(job.folder / _CHECKPOINT, _checkpoint(run, stored, job.identity(plan, engine)))
+
+
+def _mean_costs(of_clients: Sequence[ClientCosts]) -> ClientCosts | None:
+    if not of_clients:
+        return None
+    return ClientCosts(
+        train_s=round(fmean(one.train_s for one in of_clients), 6),
+        kept_bytes=round(fmean(one.kept_bytes for one in of_clients), 1),
+    )
 
 
 def _checkpoint(run: _Progress, stored: Mapping[str, StoredClient], identity: str) -> bytes:

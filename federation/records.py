@@ -92,6 +92,19 @@ class PrivacyRecord(msgspec.Struct, frozen=True, kw_only=True):
     repeatable: bool = False
 
 
+class ClientCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round cost a client, apart from its traffic; of several clients the mean.
+
+    Attributes:
+        train_s: processor time of training and of encoding the update, without evaluation.
+        kept_bytes: what it keeps until its next round: the strategy's state, and what coding the
+            update has left.
+    """
+
+    train_s: float
+    kept_bytes: float
+
+
 class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One committed round.
 
@@ -108,6 +121,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
             tensors (``claims.median_norms``).
         figures: what the strategy tells of how it aggregated, by its names
             (``types.ServerState.figures``); what is not finite is left out.
+        costs: of the clients that were asked, where an engine trained them itself; None: not told.
     """
 
     round_id: int
@@ -120,6 +134,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     privacy: PrivacyRecord | None = None
     update_norms: dict[str, float] = {}
     figures: dict[str, float] = {}
+    costs: ClientCosts | None = None
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
