@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -86,8 +86,9 @@ def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
         results: in order.
         pictures: id → path of its picture as seen from the page.
     """
-    head = ["claim", "the paper", "setting here", "here [95 % interval]", "verdict", "command"]
-    lines = [head, ["---"] * len(head), *map(_summary, results)]
+    head = ["claim", "the paper", "setting here", "comparison", "here [95 % interval]", "verdict",
+            "command"]  # fmt: skip
+    lines = [head, ["---"] * len(head), *(line for one in results for line in _summary(one))]
     sections = [_section(result, pictures.get(result.id)) for result in results]
     return "\n\n".join([_INTRO, _rows(lines), *sections]) + "\n"
 
@@ -170,16 +171,19 @@ def _headlines(result: ClaimResult) -> list[Outcome]:
     return [one for one in result.outcomes if not one.detail]
 
 
-def _summary(result: ClaimResult) -> list[str]:
-    shown = _headlines(result)
-    return [
-        f"[{result.id}](#{result.id}): {result.claim}",
-        result.printed,
-        result.setting,
-        "<br>".join(f"{label_of(one)}: {_figure(one)}" for one in shown),
-        "<br>".join(map(verdict_text, shown)),
-        f"`{_COMMAND} {result.id}`",
-    ]
+def _summary(result: ClaimResult) -> Iterator[list[str]]:
+    """A line for each comparison that is no detail; what is said of the claim in the first."""
+    about = [f"[{result.id}](#{result.id}): {result.claim}", result.printed, result.setting]
+    command = f"`{_COMMAND} {result.id}`"
+    for one in _headlines(result):
+        place = {
+            None: "",
+            True: "; the paper's is inside",
+            False: "; the paper's is outside",
+        }
+        verdict = f"{verdict_text(one)}{place[one.paper_inside]}"
+        yield [*about, label_of(one), _figure(one), verdict, command]
+        about, command = [""] * len(about), ""
 
 
 def _section(result: ClaimResult, picture: str | None) -> str:
