@@ -359,7 +359,7 @@ class Agent:
         self._store.commit_received(
             current.task.round_id,
             transfer_id,
-            received.raw,
+            bytes(received.raw),
             reference=None if event.offer.coding.is_raw else event.offer.reference,
         )
         self._endpoint.accept(transfer_id)

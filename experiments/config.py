@@ -158,7 +158,7 @@ class Method(_Settings, frozen=True, kw_only=True):
         cohort: in place of the experiment's.
         merged: one client holds everybody's training part: central training.
         codec: in place of the experiment's.
-        aggregation: rule of the server, for a strategy that takes one.
+        aggregation: in place of the experiment's; a rule only for a strategy that takes one.
         privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
         hostile: clients that lie; for the engines without a broker.
         paper: section → what the paper prints for this row.
@@ -172,7 +172,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     cohort: Literal["all"] | Amount | None = None
     merged: bool = False
     codec: CodecSettings | None = None
-    aggregation: AggregationSettings = AggregationSettings()
+    aggregation: AggregationSettings | None = None
     privacy: PrivacySettings = PrivacySettings()
     hostile: Hostile | None = None
     paper: dict[Section, Printed] = {}
@@ -197,6 +197,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         seeds: one run each.
         training: settings of every method, where its strategy knows the key.
         codec: how tensors are encoded on the wire.
+        aggregation: rule and limits of the server; absent: a coordinator's, which shorten what is
+            far from the others, as no paper's method does.
         score: what the table shows.
         diagnostics: after every round, figures of the alignment layers of the server's model; for
             the engines without a broker.
@@ -225,6 +227,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     seeds: Annotated[tuple[Annotated[int, Meta(ge=0)], ...], Meta(min_length=1)] = (1, 2, 3)
     training: dict[str, Any] = {}
     codec: CodecSettings = CodecSettings()
+    aggregation: AggregationSettings = AggregationSettings()
     score: ScoreSettings = ScoreSettings()
     diagnostics: bool = False
 
@@ -253,6 +256,10 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     def codec_of(self, method: Method) -> CodecSettings:
         """How its tensors travel."""
         return method.codec or self.codec
+
+    def aggregation_of(self, method: Method) -> AggregationSettings:
+        """How its server makes one model of many."""
+        return method.aggregation or self.aggregation
 
     def settings_of(self, method: Method, known: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a method's strategy: its own over those of ``[training]`` it knows."""
@@ -287,23 +294,24 @@ def lines_of(source: DataSource) -> dict[str, Any]:
 
 def digest(experiment: Experiment, method: Method) -> str:
     """Hash of all lines of a file that decide one method's numbers, seeds and rounds aside."""
+    aggregation = experiment.aggregation_of(method)
     alone = msgspec.structs.replace(
         experiment,
-        methods=(msgspec.structs.replace(method, paper={}, rounds=None),),
+        methods=(msgspec.structs.replace(method, paper={}, rounds=None, aggregation=aggregation),),
         rounds=1,
         seeds=(0,),
         score=ScoreSettings(pooled_limit=experiment.score.pooled_limit),
         **dict.fromkeys(("title", "note", "paper", "table"), ""),
     )
     values = msgspec.to_builtins(alone, enc_hook=str)
-    del values["score"]["spread"], values["diagnostics"]
+    del values["score"]["spread"], values["diagnostics"], values["aggregation"]
     # Results that were made before there was a choice stay those of the same lines.
     values["data"] = [lines_of(source) for source in experiment.data]
     if experiment.classes == "equal":
         del values["classes"]
     if experiment.pretraining is None:
         del values["pretraining"]
-    if method.aggregation == AggregationSettings():
+    if aggregation == AggregationSettings():
         del values["methods"][0]["aggregation"]
     if method.privacy == PrivacySettings():
         del values["methods"][0]["privacy"]
@@ -336,6 +344,12 @@ def committed() -> dict[str, Path]:
     """Experiments that come with Protofleet, by ``<paper>/<name>``, sorted."""
     files = sorted(FOLDER.glob("*/*.toml"))
     return {f"{file.parent.name}/{file.stem}": file for file in files}
+
+
+def name_of(path: Path) -> str:
+    """A committed experiment's name, or the file's own."""
+    ours = {file: name for name, file in committed().items()}
+    return ours.get(path.resolve(), path.stem)
 
 
 def find(name: str) -> Path:

@@ -138,6 +138,18 @@ def test_strategies_models_and_data_sets_exist(name):
         assert source.options.keys() <= inspect.signature(loader).parameters.keys() - {"root"}
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name.split("/")[0] in PAPERS and name not in SMALL]
+)
+def test_the_server_of_a_papers_table_shortens_and_disbelieves_nothing(name):
+    experiment = _load(name)
+    for method in experiment.methods:
+        limits = experiment.aggregation_of(method)
+        assert (limits.kind, limits.norm_clip, limits.most_examples) == ("mean", 0, 0)
+        if method.strategy == "apple":
+            assert method.settings["norm_clip"] == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_runs_of_an_experiment_have_folders_of_their_own(name):
     experiment = _load(name)
