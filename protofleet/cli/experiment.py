@@ -126,6 +126,11 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
     is_flag=True,
     help="After every round, figures of the alignment layers into result.json; for local.",
 )
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Also measure how much memory a device needs: two rounds more per method and seed.",
+)
 @broker_options("For mqtt: mqtt://host:port; default: one of its own.")
 def run(
     *,
