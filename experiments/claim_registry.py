@@ -18,7 +18,14 @@ import msgspec
 from msgspec import Meta
 
 from protofleet.errors import InputError
-from protofleet.experiments.config import FOLDER, Experiment, Section, find, load_experiment
+from protofleet.experiments.config import (
+    FOLDER,
+    Experiment,
+    Section,
+    find,
+    load_experiment,
+    name_of,
+)
 from protofleet.settings import explain
 
 MeasureName = Literal["last", "best", "equal_bytes", "rounds_to", "uplink", "bytes"]
@@ -71,6 +78,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if "loss" in self.sections and len(self.sections) > 1:
             raise ValueError("`sections`: expected a comparison of its own for 'loss'")
+        if "loss" in self.sections and "rounds_to" in self.measures:
+            raise ValueError("`sections`: expected a score for `rounds_to`, got 'loss'")
         if isinstance(self.paper, dict) and (extra := self.paper.keys() - set(self.sections)):
             raise ValueError(f"`paper`: no '{min(extra)}' in `sections`")
         if self.threshold is not None and self.threshold <= 0 and not self._differs:
@@ -137,6 +146,11 @@ class RegisteredClaim:
     claim: Claim
 
     @cached_property
+    def name(self) -> str:
+        """The experiment's, as its runs' folder has it."""
+        return name_of(find(self.claim.experiment))
+
+    @cached_property
     def experiment(self) -> Experiment:
         """What measures it."""
         return load_experiment(find(self.claim.experiment))
@@ -165,6 +179,8 @@ def load_claims(folder: Path = CLAIMS) -> list[RegisteredClaim]:
                 _check(claim, found[claim.id].experiment)
             except InputError as error:
                 raise InputError(f"claims '{file}', '{claim.id}': {error}") from error
+    if not found:
+        raise InputError(f"claims '{folder}': expected files <paper>.toml, found none")
     return list(found.values())
 
 
@@ -177,17 +193,14 @@ def chosen_claims(claims: Sequence[RegisteredClaim], ids: Sequence[str]) -> list
     known = [one.claim.id for one in claims]
     for name in ids:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            hint = (
-                f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
-            )
-            raise InputError(f"claim '{name}': there is none of this name; {hint}")
+            near = difflib.get_close_matches(name, known, n=3) or known
+            raise InputError(f"claim '{name}': not known; did you mean {' or '.join(near)}?")
     return [one for one in claims if not ids or one.claim.id in ids]
 
 
 def experiments_of(claims: Iterable[RegisteredClaim]) -> Mapping[str, Experiment]:
     """What has to be run for some claims, each once, by name."""
-    return {one.claim.experiment: one.experiment for one in claims}
+    return {one.name: one.experiment for one in claims}
 
 
 def _load(file: Path) -> PaperClaims:

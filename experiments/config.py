@@ -303,6 +303,12 @@ def committed() -> dict[str, Path]:
     return {f"{file.parent.name}/{file.stem}": file for file in files}
 
 
+def name_of(path: Path) -> str:
+    """A committed experiment's name, or the file's own."""
+    ours = {file: name for name, file in committed().items()}
+    return ours.get(path.resolve(), path.stem)
+
+
 def find(name: str) -> Path:
     """The file of a committed experiment's name, or the path itself.
 
