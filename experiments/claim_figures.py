@@ -72,7 +72,7 @@ def draw(result: ClaimResult, runs: Mapping[str, Sequence[MethodResult]], path: 
         if first is not None:
             _curves(figure.add_subplot(grid[:, 1]), result, runs, first)
         figure.legend(handles=_keys(result.outcomes), loc="outside lower left", ncols=4, fontsize=8)
-        figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _unit(one: Outcome) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from rich import box
 from rich.console import Console
@@ -86,8 +87,9 @@ def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
         results: in order.
         pictures: id → path of its picture as seen from the page.
     """
-    head = ["claim", "the paper", "setting here", "here [95 % interval]", "verdict", "command"]
-    lines = [head, ["---"] * len(head), *map(_summary, results)]
+    head = ["claim", "the paper", "setting here", "comparison", "here [95 % interval]", "verdict",
+            "command"]  # fmt: skip
+    lines = [head, ["---"] * len(head), *(line for one in results for line in _summary(one))]
     sections = [_section(result, pictures.get(result.id)) for result in results]
     return "\n\n".join([_INTRO, _rows(lines), *sections]) + "\n"
 
@@ -105,7 +107,7 @@ def label_of(one: Outcome) -> str:
 def verdict_text(one: Outcome) -> str:
     """The verdict, with what an undecided one excludes, and that seeds are still missing."""
     if one.estimate is None:
-        return one.verdict
+        return f"{one.verdict}{_no_round(one)}"
     so_far = "so far " if len(one.pairs) < one.asked else ""
     return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}"
 
@@ -117,6 +119,14 @@ def number(one: Outcome, value: float | None) -> str:
     if not one.is_ratio:
         return f"{value:+.{_digits(one)}f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _no_round(one: Outcome) -> str:
+    """Which method is too dear for a comparison at equal bytes."""
+    for place, label in enumerate((one.method, one.against)):
+        if any(pair.rounds[place] == 0 for pair in one.pairs):
+            return f": not even one round of {label} is within the other's bytes"
+    return ""
 
 
 def _excluded(one: Outcome, estimate: Estimate) -> str:
@@ -153,16 +163,21 @@ def _seeds(one: Outcome) -> str:
 
 
 def _averages(one: Outcome) -> str:
+    """Of both methods; at equal bytes with the rounds that those are."""
     if not one.pairs:
         return NOTHING
-    return " / ".join(_average(one, value) for value in one.averages)
+    text = " / ".join(_average(one, value) for value in one.averages)
+    if one.measure == "equal_bytes":
+        rounds = [f"{median(pair.rounds[place] for pair in one.pairs):g}" for place in (0, 1)]
+        text += f" (rounds {' / '.join(rounds)})"
+    return text
 
 
 def _average(one: Outcome, value: float | None) -> str:
-    if value is None:
-        return "never"
     if one.measure == "rounds_to":
-        return f"{value:g}"
+        return "never" if value is None else f"{value:g}"
+    if value is None:
+        return NOTHING
     return byte_text(value) if one.is_ratio else f"{value:.{_digits(one)}f}"
 
 
@@ -170,16 +185,19 @@ def _headlines(result: ClaimResult) -> list[Outcome]:
     return [one for one in result.outcomes if not one.detail]
 
 
-def _summary(result: ClaimResult) -> list[str]:
-    shown = _headlines(result)
-    return [
-        f"[{result.id}](#{result.id}): {result.claim}",
-        result.printed,
-        result.setting,
-        "<br>".join(f"{label_of(one)}: {_figure(one)}" for one in shown),
-        "<br>".join(map(verdict_text, shown)),
-        f"`{_COMMAND} {result.id}`",
-    ]
+def _summary(result: ClaimResult) -> Iterator[list[str]]:
+    """A line for each comparison that is no detail; what is said of the claim in the first."""
+    about = [f"[{result.id}](#{result.id}): {result.claim}", result.printed, result.setting]
+    command = f"`{_COMMAND} {result.id}`"
+    for one in _headlines(result):
+        place = {
+            None: "",
+            True: "; the paper's is inside",
+            False: "; the paper's is outside",
+        }
+        verdict = f"{verdict_text(one)}{place[one.paper_inside]}"
+        yield [*about, label_of(one), _figure(one), verdict, command]
+        about, command = [""] * len(about), ""
 
 
 def _section(result: ClaimResult, picture: str | None) -> str:

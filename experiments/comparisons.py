@@ -47,8 +47,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Attributes:
         seed: of both runs.
         value, other: of the method, and of the one that it is compared with; a score in per cent, a
-            loss, rounds, or bytes per client; None: the target was never reached.
-        rounds: until which both were measured.
+            loss, rounds, or bytes per client; None: the target was never reached, or not even one
+            round is within equal bytes.
+        rounds: of both, after which they were measured.
     """
 
     seed: int
@@ -87,9 +88,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         threshold: what the interval has to be beyond.
         pairs: of the seeds that both methods have finished.
         asked: how many seeds there should be.
-        averages: of the method and the other, over the pairs: means, of rounds medians; None: never
-            reached.
-        estimate: None: fewer than two pairs.
+        averages: of the method and the other, over the pairs: means, of rounds medians; None: not
+            measured, of rounds: mostly never reached.
+        estimate: None: fewer than two pairs, or one in which a method had no round.
         verdict: ``reproduced`` if the whole interval is on the expected side, ``refuted`` if
             it is on the other, else ``not decided``.
     """
@@ -223,8 +224,9 @@ def _outcome(
     threshold = comparison.threshold
     if threshold is None:
         threshold = 0.0 if measure in SCORES else 1.0
-    estimate = _estimate(measure, pairs) if len(pairs) > 1 else None
-    verdict: Verdict = "too few seeds" if pairs else "not measured"
+    scored = [pair for pair in pairs if all(pair.rounds)]
+    estimate = _estimate(measure, pairs) if len(scored) == len(pairs) > 1 else None
+    verdict: Verdict = "too few seeds" if len(scored) == len(pairs) == 1 else "not measured"
     if estimate is not None:
         verdict = verdict_of(estimate, comparison.expect, threshold)
     return Outcome(
@@ -293,7 +295,8 @@ def _average(measure: MeasureName, values: Sequence[float | None]) -> float | No
     if measure == "rounds_to":
         median = statistics.median(math.inf if value is None else value for value in values)
         return median if math.isfinite(median) else None
-    return statistics.fmean(value for value in values if value is not None)
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _at(select: Select, run: MethodResult, other: MethodResult, what: _Wanted) -> Pair | None:
@@ -310,6 +313,9 @@ def _at_equal_bytes(run: MethodResult, other: MethodResult, what: _Wanted) -> Pa
     budget = SLACK * min(moved(run)[-1], moved(other)[-1])
     rounds = rounds_within(run, budget), rounds_within(other, budget)
     both = scores_after(run, rounds[0]), scores_after(other, rounds[1])
+    if not all(rounds):
+        value, against = what.score(run, both[0]), what.score(other, both[1])
+        return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
     return _scored(run, other, what, both, rounds)
 
 

@@ -21,6 +21,7 @@ from protofleet.experiments.local import run_local
 from protofleet.experiments.memory import measure_memory
 from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
+from protofleet.experiments.processes import processes
 from protofleet.experiments.ray_workers import ray_cluster
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import (
@@ -30,7 +31,6 @@ from protofleet.experiments.store import (
     run_folder,
     save_result,
 )
-from protofleet.experiments.workers import processes
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
@@ -147,8 +147,8 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
 
 @contextmanager
 def _local(options: RunOptions) -> Iterator[_RunJob]:
-    opened = processes(options.workers or os.cpu_count() or 1)
-    yield lambda job, watch: run_local(job, opened=opened, watch=watch)
+    with processes(options.workers or os.cpu_count() or 1) as opened:
+        yield lambda job, watch: run_local(job, opened=opened, watch=watch)
 
 
 @contextmanager
@@ -186,7 +186,8 @@ def _with_memory(job: Job, result: MethodResult, options: RunOptions) -> MethodR
     """The result with what a device needs, measured unless it was before."""
     if result.peak_bytes is not None:
         return result
-    peak = measure_memory(job, processes(options.workers or os.cpu_count() or 1))
+    with processes(options.workers or os.cpu_count() or 1) as opened:
+        peak = measure_memory(job, opened)
     measured = msgspec.structs.replace(result, peak_bytes=peak)
     save_result(job.folder, measured)
     return measured

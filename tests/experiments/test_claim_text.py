@@ -10,6 +10,7 @@ from rich.console import Console
 from protofleet.experiments.claim_registry import load_claims
 from protofleet.experiments.claim_results import ClaimResult, progress_of, result_of
 from protofleet.experiments.claim_text import page, show, show_progress, verdict_text
+from protofleet.experiments.config import FOLDER
 
 
 @pytest.fixture
@@ -29,8 +30,8 @@ def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
     text = page([result], {result.id: "images/a.png"})
     assert (
         "| [fedx-better](#fedx-better): A scores higher than B. | Table 1: +2 | digits | "
-        "A - B, personalisation, last round: +2.00 [-0.48, +4.48] | "
-        "not decided; above +4.48 is excluded | `protofleet experiment claims fedx-better` |"
+        "A - B, personalisation, last round | +2.00 [-0.48, +4.48] | not decided; above +4.48 is "
+        "excluded; the paper's is inside | `protofleet experiment claims fedx-better` |"
     ) in text
     assert (
         "| A - B, personalisation, last round | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
@@ -77,3 +78,14 @@ def test_the_terminal_shows_which_seeds_are_missing(tmp_path):
     assert "30 s" in printed  # 15 rounds of 2 s
     assert "one lacks seeds 1, 3 (A); 1-3 (B)" in printed
     assert "1 runs of another version of the file do not count" in printed
+
+
+def test_the_committed_page_is_made_of_the_committed_figures():
+    """Else make both again: protofleet experiment claims --status --out, as the page says."""
+    docs = FOLDER.parent / "docs"
+    results = msgspec.json.decode((docs / "claims.json").read_bytes(), type=list[ClaimResult])
+    drawn = {path.stem.removeprefix("claims-"): path for path in docs.glob("images/claims-*.png")}
+    pictures = {key: path.relative_to(docs).as_posix() for key, path in drawn.items()}
+    assert (docs / "claims.md").read_text() == page(results, pictures)
+    assert [one.id for one in results] == [one.claim.id for one in load_claims()]
+    assert drawn.keys() <= {one.id for one in results}

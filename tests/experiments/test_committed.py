@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.datasets import catalogue
+from protofleet.datasets import catalogue, ucihar
 from protofleet.datasets.federate import Iid, federate
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, committed, find, load_experiment
@@ -66,6 +66,11 @@ def _form(experiment: Experiment) -> tuple[int, tuple[int, ...]]:
     classes, shape = FORMS[source.name]
     if source.options.get("combined_classes"):
         classes = 9
+    if experiment.classes == "union":
+        named = [name for one in experiment.data for name in one.rename.values()]
+        classes = len({*named, *(ucihar.CLASSES if source.name == "ucihar" else ())})
+    if source.options.get("channels") == "accelerometer":
+        shape = (*shape[:-1], 3)
     return classes, (source.options["length"],) if "length" in source.options else shape
 
 

@@ -9,6 +9,7 @@ from paired_runs import a_run
 
 from protofleet.errors import InputError
 from protofleet.experiments.claim_registry import Comparison
+from protofleet.experiments.claim_text import verdict_text
 from protofleet.experiments.comparisons import (
     Estimate,
     compare,
@@ -168,10 +169,14 @@ def test_some_bytes_more_in_a_rounds_record_cost_no_round():
 
 
 def test_where_no_round_fits_equal_bytes_there_is_no_figure():
-    (found,) = compared(
-        a_run("A", 1, [0.5]), a_run("B", 1, [0.9], up=9000), measures=("equal_bytes",)
+    runs = [a_run("A", seed, [0.5]) for seed in (1, 2)]
+    runs += [a_run("B", seed, [0.9], up=9000) for seed in (1, 2)]
+    (found,) = compared(*runs, measures=("equal_bytes",), asked=2)
+    assert (found.verdict, found.estimate) == ("not measured", None)
+    assert found.averages == (pytest.approx(50), None)
+    assert verdict_text(found) == (
+        "not measured: not even one round of B is within the other's bytes"
     )
-    assert found.verdict == "not measured"
 
 
 def test_rounds_to_a_target_are_divided_and_averaged_as_medians():
