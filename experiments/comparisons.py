@@ -37,7 +37,7 @@ from protofleet.federation.scores import last_scores
 
 Verdict = Literal["reproduced", "refuted", "not decided", "too few seeds", "not measured"]
 CONFIDENCE = 0.95
-_SLACK = 1.001
+SLACK = 1.001
 """Bytes of a round vary by some per thousand with the lengths of numbers in its records."""
 
 
@@ -332,9 +332,9 @@ def _at_equal_bytes(run: MethodResult, other: MethodResult, what: _Wanted) -> Pa
 
     A method's final fit counts where its whole run is within the bytes.
     """
-    budget = _SLACK * min(_moved(run)[-1], _moved(other)[-1])
-    rounds = _rounds_within(run, budget), _rounds_within(other, budget)
-    both = _scores_after(run, rounds[0]), _scores_after(other, rounds[1])
+    budget = SLACK * min(moved(run)[-1], moved(other)[-1])
+    rounds = rounds_within(run, budget), rounds_within(other, budget)
+    both = scores_after(run, rounds[0]), scores_after(other, rounds[1])
     if not all(rounds):
         value, against = what.score(run, both[0]), what.score(other, both[1])
         return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
@@ -386,17 +386,19 @@ def _scored(
     return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
 
 
-def _moved(run: MethodResult) -> list[float]:
+def moved(run: MethodResult) -> list[float]:
     """Bytes up and down per client after each round, beginning with none."""
     counts = (one.bytes_up + one.bytes_down for one in trained(run))
     return [total / max(run.clients, 1) for total in accumulate(counts, initial=0)]
 
 
-def _rounds_within(run: MethodResult, budget: float) -> int:
-    return sum(total <= budget for total in _moved(run)[1:])
+def rounds_within(run: MethodResult, budget: float) -> int:
+    """How many whole rounds a client has moved at most so many bytes after."""
+    return sum(total <= budget for total in moved(run)[1:])
 
 
-def _scores_after(run: MethodResult, rounds: int) -> Scores:
+def scores_after(run: MethodResult, rounds: int) -> Scores:
+    """As each section was scored last by then; a final fit counts where the run ends by then."""
     done = trained(run)
     if rounds == len(done):
         return quoted_scores(run, "last")
