@@ -190,8 +190,17 @@ class Learner:
         payload: Payload,
         *,
         seed: int,
+        work: float = 1.0,
     ) -> tuple[ClientState, Update]:
         """One local round on that round's data: the same arguments give the same bits.
+
+        Args:
+            strategy: of the federation.
+            state: of the last round that counted; None: none did.
+            payload: of the round.
+            seed: of the federation.
+            work: share of the training that is to be done; less than 1 only where the strategy
+                allows it.
 
         Raises:
             TrainingCancelledError: ``cancelled`` is set.
@@ -203,6 +212,7 @@ class Learner:
             for name, grad_fn in self._programs.grad_fns.items()
         }
         tools = self._tools(timed, client_rng(seed, payload.round_id, self._device_id))
+        tools = replace(tools, training=replace(tools.training, work=work))
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)

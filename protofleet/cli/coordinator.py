@@ -79,9 +79,12 @@ def status(file: Path, *, as_json: bool) -> None:
     )
     if found.phase in ("open", "closing"):
         name = "final fit" if found.final else f"round {found.round_id}"
-        click.echo(f"{name}: {len(found.delivered)} of {len(found.cohort)} updates")
+        enough = f", {found.size} suffice" if found.size < len(found.cohort) else ""
+        click.echo(f"{name}: {len(found.delivered)} of {len(found.cohort)} updates{enough}")
     for refusal in found.refused:
         click.echo(f"not invited: {printable(refusal.reason)}")
+    for hold in found.held:
+        click.echo(f"held: {hold.device_id}: {', '.join(hold.conditions)}")
 
 
 def _json_sink() -> Sink:
