@@ -153,7 +153,7 @@ def make_private(
 def _check_cohort(config: FederationConfig) -> None:
     """Which devices count must not depend on what other devices are or do."""
     cohort = config.cohort
-    wrong = {
+    wrong: dict[str, object] = {
         "cohort.over_selection": cohort.over_selection if cohort.over_selection > 1 else None,
         "cohort.selection": cohort.selection if cohort.selection == "strategy" else None,
     }
