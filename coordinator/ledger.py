@@ -15,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.ledger_rows import (
@@ -74,6 +75,7 @@ class Ledger:
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
         self._check_identity({"format": str(FORMAT), **identity})
+        self.control = Control(self._db)
         self._sweep()
 
     def __enter__(self) -> Self:
@@ -95,12 +97,15 @@ class Ledger:
             "SELECT round_id, phase, size, attempt, final FROM rounds"
             " ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
+        paused = self.control.read().wish is not Wish.RUN
         if row is None:
-            return RoundState()
+            return RoundState(paused=paused)
         round_id, phase, size, attempt, final = row
         invited = self.devices.last_invited()
         if phase == "committed":
-            return RoundState(round_id=round_id + 1, final=bool(final), last_invited=invited)
+            return RoundState(
+                round_id=round_id + 1, final=bool(final), last_invited=invited, paused=paused
+            )
         members = self._db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
@@ -113,6 +118,7 @@ class Ledger:
             size=size,
             final=bool(final),
             last_invited=invited,
+            paused=paused,
         )
 
     def open_round(

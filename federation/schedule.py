@@ -50,6 +50,7 @@ class RoundState:
             substitutes change it.
         final: whether the open or closing round is the final fit.
         last_invited: the last round to which each device was invited.
+        paused: whether the operator wants no other round to open.
     """
 
     phase: RoundPhase = RoundPhase.WAITING
@@ -67,6 +68,7 @@ class RoundState:
     size: int = 0
     final: bool = False
     last_invited: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    paused: bool = False
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -121,6 +123,16 @@ class StateCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The operator wants no other round to open; an open one ends by its rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Rounds may open again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -132,6 +144,8 @@ ScheduleEvent = (
     | DeviceFailed
     | UpdateRefused
     | StateCommitted
+    | Pause
+    | Resume
     | Tick
 )
 
@@ -192,9 +206,8 @@ class Schedule(Protocol):
         ...
 
     def resume(self, state: RoundState, now: float) -> Transition:
-        """Go on from what the ledger holds.
+        """Go on from what the ledger holds of a state; ``live`` and times are not in it.
 
-        That is phase, round, cohort, delivered, attempt, size, final, and who was invited last.
         A waiting state with ``final`` says that the round before it was the final fit.
         """
         ...
