@@ -168,7 +168,7 @@ class Service:
             self._config = msgspec.structs.replace(self._config, rounds=rounds)
             self._plan = replace(self._plan, config=self._config)
             self._server = replace(self._server, plan=self._plan)
-            self._schedule = self._plan.schedule()
+            self._schedule = self._plan.schedule(lambda: self._server_state)
             self._sink(events.RoundsRaised(rounds=rounds))
             self._announce()
         self._apply(self._operation.event())
