@@ -11,7 +11,7 @@ from protofleet.coordinator import events
 from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
-from protofleet.units import byte_text, duration_text
+from protofleet.units import byte_text, clock_text, duration_text
 
 _CLAIMS = {"num_examples": "the number of examples", "difference": "the length of the update"}
 
@@ -39,7 +39,8 @@ def _started(e: events.Started) -> str:
 
 def _opened(e: events.RoundOpened) -> str:
     again = f" again, {e.delivered} updates are in" if e.resumed else ""
-    return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices"
+    enough = f", {e.size} updates suffice" if e.size < len(e.cohort) else ""
+    return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices{enough}"
 
 
 def _extended(e: events.RoundExtended) -> str:
@@ -101,6 +102,9 @@ _LINES: dict[type[events.Report], Any] = {
     ),
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
+    events.DeviceHeld: lambda e: (
+        f"{e.device_id} is there and may not take part: {', '.join(e.conditions)} ({e.live} live)"
+    ),
     events.DeviceRefused: lambda e: (
         f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {_safe(e.reason)}"
     ),
@@ -131,6 +135,17 @@ _LINES: dict[type[events.Report], Any] = {
         f"round {e.round_id}: {e.device_id} takes no part: {_safe(e.reason)}"
     ),
     events.RoundClosed: _closed,
+    events.Pausing: lambda e: f"[yellow]pausing[/yellow]: round {e.round_id} ends first",
+    events.Paused: lambda e: (
+        f"[yellow]paused[/yellow] since {clock_text(e.since_s)}: round {e.round_id} opens after "
+        "protofleet coordinator resume"
+    ),
+    events.Stopping: lambda e: f"[yellow]stopping[/yellow] in round {e.round_id}",
+    events.Continued: lambda e: f"[green]goes on[/green] with round {e.round_id}",
+    events.RoundsRaised: lambda e: f"the run has [bold]{e.rounds}[/bold] rounds now",
+    events.Stopped: lambda e: (
+        f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
+    ),
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
         f"{_scores(e.scores, 'best ')}; "
@@ -142,6 +157,7 @@ _ROUTINE = (
     events.BrokerConnected,
     events.DeviceOnline,
     events.DeviceOffline,
+    events.DeviceHeld,
     events.RoundOpened,
     events.UpdateReceived,
 )

@@ -76,6 +76,14 @@ class DeviceOffline(Report, frozen=True, kw_only=True, tag="device_offline"):
     live: int
 
 
+class DeviceHeld(Report, frozen=True, kw_only=True, tag="device_held"):
+    """A device is there, and its owner's ``conditions`` forbid that it takes part for now."""
+
+    device_id: str
+    conditions: tuple[str, ...]
+    live: int
+
+
 class DeviceRefused(Report, frozen=True, kw_only=True, tag="device_refused"):
     """A device cannot take part, or something it sent was discarded."""
 
@@ -94,7 +102,10 @@ class Waiting(Report, frozen=True, kw_only=True, tag="waiting"):
 
 
 class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
-    """A round has begun, or goes on after a restart; ``final``: it is the final fit."""
+    """A round has begun, or goes on after a restart; ``final``: it is the final fit.
+
+    ``size``: with so many updates it closes, where more are invited than are needed.
+    """
 
     round_id: int
     final: bool
@@ -102,6 +113,7 @@ class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
     delivered: int
     resumed: bool
     deadline_s: float
+    size: int
 
 
 class RoundExtended(Report, frozen=True, kw_only=True, tag="round_extended"):
@@ -176,6 +188,49 @@ class RoundClosed(
     RoundRecord, Report, frozen=True, kw_only=True, tag_field="event", tag="round_closed"
 ):
     """A round is committed. Bytes: what heartbeats have reported so far, or the blobs if more."""
+
+
+class Operated(Report, frozen=True, kw_only=True):
+    """Base of what the operator has ordered, at ``since_s`` (Unix seconds).
+
+    ``round_id``: the round that is open, or would be the next.
+    """
+
+    round_id: int
+    since_s: float
+
+
+class Pausing(Operated, frozen=True, kw_only=True, tag="pausing"):
+    """The open round ends by its rules; no other opens."""
+
+
+class Paused(Operated, frozen=True, kw_only=True, tag="paused"):
+    """No round is open, and none opens until the operator resumes."""
+
+
+class Stopping(Operated, frozen=True, kw_only=True, tag="stopping"):
+    """The process ends: after the open round, or at once."""
+
+
+class Continued(Operated, frozen=True, kw_only=True, tag="continued"):
+    """Rounds open again."""
+
+
+class RoundsRaised(Report, frozen=True, kw_only=True, tag="rounds_raised"):
+    """The operator has extended the run to so many rounds."""
+
+    rounds: int
+
+
+class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
+    """The process ends as it was told to; the next start goes on with ``round_id``.
+
+    ``open``: that round has begun.
+    """
+
+    round_id: int
+    open: bool
+    result: str
 
 
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import replace
 from typing import Literal, assert_never
 
 import msgspec
 
 from protofleet.coordinator import events
+from protofleet.coordinator.held import HeldDevices
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, Totals
 from protofleet.coordinator.members import Members, Revocations
+from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
@@ -28,6 +31,7 @@ from protofleet.federation import schedule
 from protofleet.federation.claims import learned_bounds, relaxed_bounds
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
+from protofleet.federation.stragglers import share_of_work
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import CoordinatorEndpoint, Event
 from protofleet.wire.events import Ignored, PeerMessage
@@ -71,7 +75,7 @@ class Service:
     ) -> None:
         plan = server.plan
         self._server, self._plan, self._config = server, plan, plan.config
-        self._schedule = plan.schedule()
+        self._schedule = plan.schedule(lambda: self._server_state)
         self._ledger, self._endpoint = ledger, endpoint
         self._results, self._sink = results, sink
         self._revocations = None if members is None else Revocations(members)
@@ -84,9 +88,11 @@ class Service:
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
-        self._refused = ledger.refused()
+        self._refused = ledger.devices.refused()
+        self._held = HeldDevices(ledger.devices)
         self._totals = ReportedTotals(ledger)
         self._roll_call = RollCall(self._totals.known, time.monotonic())
+        self._operation = Operation(ledger.control, sink)
         self._learn_bounds()
         self._registry = Registry(
             bundle=plan.bundle.digest,
@@ -96,8 +102,8 @@ class Service:
             num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
-    def run(self) -> events.Finished:
-        """Run all rounds that are left; returns when the results are written.
+    def run(self) -> events.Finished | events.Stopped:
+        """Run all rounds that are left, or until the operator stops; the results are written then.
 
         Raises:
             UnavailableError: the broker refuses this coordinator for good.
@@ -106,6 +112,8 @@ class Service:
             self._endpoint.start()
             self._resume()
             while self._state.phase is not RoundPhase.FINISHED:
+                if self._operation.ends(self._state):
+                    return self._stop()
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
@@ -114,7 +122,7 @@ class Service:
 
     def _resume(self) -> None:
         found = self._ledger.state()
-        resumed = found != RoundState()
+        resumed = replace(found, paused=False) != RoundState()
         self._state, actions = self._schedule.resume(found, time.monotonic())
         self._sink(
             events.Started(
@@ -135,8 +143,12 @@ class Service:
             self._do(action)
 
     def _watch(self) -> None:
-        """What comes with time alone."""
+        """What comes with time alone, or from the operator."""
         now = time.monotonic()
+        if self._operation.news():
+            self._obey()
+        if self._operation.report(self._state):
+            self._announce()
         for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
         if self._revocations is not None:
@@ -145,8 +157,22 @@ class Service:
                     self._registry.forget(device_id)
                     self._depart(device_id, "revoked")
         self._apply(schedule.Tick())
+        self._held.flush(now)
         self._reporter.watch(now)
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
+
+    def _obey(self) -> None:
+        """Take the operator's order, which is in the ledger."""
+        rounds = self._operation.rounds
+        if rounds > self._config.rounds:
+            self._config = msgspec.structs.replace(self._config, rounds=rounds)
+            self._plan = replace(self._plan, config=self._config)
+            self._server = replace(self._server, plan=self._plan)
+            self._schedule = self._plan.schedule(lambda: self._server_state)
+            self._sink(events.RoundsRaised(rounds=rounds))
+            self._announce()
+        self._apply(self._operation.event())
+        self._operation.taken()
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -200,10 +226,15 @@ class Service:
             self._refuse(device_id, error)
             return
         self._tell_twins(device_id, presence)
-        if device.live:
-            if device_id in self._refused:
-                self._refused.remove(device_id)
-                self._ledger.forget_refusal(device_id)
+        news = self._held.note(device_id, device.held)
+        if device.fits and device_id in self._refused:
+            self._refused.remove(device_id)
+            self._ledger.devices.forget_refusal(device_id)
+        if device.held:
+            self._apply(schedule.DeviceDeparted(device_id))
+            if news:
+                self._reporter.held(device_id, device.held, len(self._registry.live))
+        elif device.live:
             self._register(device_id, presence.class_counts)
             self._appear(device_id)
         else:
@@ -212,13 +243,14 @@ class Service:
 
     def _refuse(self, device_id: str, error: RefusedError) -> None:
         """It cannot take part: say so, and keep for ``status`` what was said."""
+        self._held.note(device_id, ())
         self._apply(schedule.DeviceDeparted(device_id))
         if self._reporter.may_answer(device_id, error):
             # What it got when it subscribed may be an older run's; this one it can trust.
             self._announce()
         if self._reporter.refused(device_id, error) and len(self._refused) < _REFUSED_MAX:
             self._refused.add(device_id)
-            self._ledger.note_refusal(device_id, error)
+            self._ledger.devices.note_refusal(device_id, error)
 
     def _tell_twins(self, device_id: str, message: Presence | Heartbeat) -> None:
         if self._registry.has_twin(device_id, message):
@@ -373,6 +405,7 @@ class Service:
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
+        self._held.note(device_id, ())
         self._apply(schedule.DeviceDeparted(device_id))
         if known:
             self._reporter.offline(device_id, reason, len(self._registry.live))
@@ -384,8 +417,8 @@ class Service:
 
     def _do(self, action: schedule.ScheduleAction) -> None:
         match action:
-            case schedule.OpenRound(round_id, cohort, final):
-                self._ledger.open_round(round_id, cohort, time.time(), final=final)
+            case schedule.OpenRound(round_id, cohort, size, final):
+                self._ledger.open_round(round_id, cohort, time.time(), size=size, final=final)
                 self._blob_bytes_up = self._blob_bytes_down = 0
                 self._announce()
                 self._reporter.opened(self._state, resumed=False)
@@ -421,12 +454,19 @@ class Service:
             payload = self._payloads.payload_for(self._server_state, device_id)
             offer = self._endpoint.send_task(
                 device_id,
-                task,
+                msgspec.structs.replace(task, work=self._work_of(device_id)),
                 payload.path,
                 payload.coding,
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
             )
             self._note_transfer(device_id, offer)
+
+    def _work_of(self, device_id: str) -> float:
+        """The share of its training that a device is asked for in the open round."""
+        settings, state = self._config.stragglers, self._state
+        if settings.budget_s is None or state.final:
+            return 1.0
+        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, state.round_id))
 
     def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
@@ -435,7 +475,7 @@ class Service:
 
     def _close(self, action: schedule.CloseRound) -> None:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
-        round_id = action.round_id
+        round_id, cut_off = action.round_id, bool(self._state.outstanding)
         self._ledger.close_round(round_id)
         for transfer_id in self._transfers.values():
             self._endpoint.cancel(transfer_id)
@@ -461,7 +501,9 @@ class Service:
             update_norms=self._server.update_norms(accepted),
             figures=self._server.figures(self._server_state),
             keep_states=self._config.limits.keep_states,
-            privacy=self._server.spent(before, self._ledger.most_invitations(), final=action.final),
+            privacy=self._server.spent(
+                before, self._ledger.devices.most_invitations(), final=action.final
+            ),
         )
         self._reporter.aggregated(round_id, outcome)
         self._learn_bounds()
@@ -472,11 +514,19 @@ class Service:
         closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
+        if cut_off and self._state.phase is RoundPhase.WAITING:
+            self._announce()  # who still trains for the closed round need not go on
 
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""
         rounds = (done.update_norms for done in self._ledger.committed())
         self._bounds = learned_bounds(rounds)
+
+    def _stop(self) -> events.Stopped:
+        """End with rounds left, as the operator wants it: devices wait for the next start."""
+        self._announce(hold="stopped")
+        self._finish()
+        return self._operation.stopped(self._state, str(self._results.path))
 
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.
@@ -527,7 +577,7 @@ class Service:
             task="finish", round_id=self._state.round_id, federation=self._config.federation
         )
 
-    def _announce(self) -> None:
+    def _announce(self, *, hold: str = "") -> None:
         phase: Literal["waiting", "training", "finished"] = "training"
         if self._state.phase is RoundPhase.WAITING:
             phase = "waiting"
@@ -545,5 +595,6 @@ class Service:
                 layout_hash=self._plan.bundle.manifest.layout_hash,
                 roll_call=self._roll_call.number,
                 spread_s=self._roll_call.spread_s,
+                hold=hold or self._operation.hold(self._state),
             )
         )

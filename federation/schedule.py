@@ -46,8 +46,11 @@ class RoundState:
         gone_since: absent members → since when.
         deadline: when the open round ends.
         attempt: how often the open round was extended.
-        size: number of devices the open round was drawn with; substitutes do not change it.
+        size: how many updates the open round wants; neither those invited beyond that nor
+            substitutes change it.
         final: whether the open or closing round is the final fit.
+        last_invited: the last round to which each device was invited.
+        paused: whether the operator wants no other round to open.
     """
 
     phase: RoundPhase = RoundPhase.WAITING
@@ -64,6 +67,8 @@ class RoundState:
     attempt: int = 0
     size: int = 0
     final: bool = False
+    last_invited: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    paused: bool = False
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -118,6 +123,16 @@ class StateCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The operator wants no other round to open; an open one ends by its rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Rounds may open again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -129,16 +144,19 @@ ScheduleEvent = (
     | DeviceFailed
     | UpdateRefused
     | StateCommitted
+    | Pause
+    | Resume
     | Tick
 )
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """Start a round with this cohort: every member gets its task."""
+    """Start a round with this cohort: every member gets its task; ``size`` updates suffice."""
 
     round_id: int
     cohort: tuple[str, ...]
+    size: int
     final: bool = False
 
 
@@ -188,7 +206,7 @@ class Schedule(Protocol):
         ...
 
     def resume(self, state: RoundState, now: float) -> Transition:
-        """Go on from what the ledger holds: phase, round, cohort, delivered, attempt and final.
+        """Go on from what the ledger holds of a state; ``live`` and times are not in it.
 
         A waiting state with ``final`` says that the round before it was the final fit.
         """

@@ -40,22 +40,22 @@ class _HeldLearner(Learner):
 
     held = False
 
-    def train(self, strategy, state, payload, *, seed):
+    def train(self, strategy, state, payload, *, seed, work):
         if not self.held:
             self.held = True
             assert self.cancelled.wait(20)
-        return super().train(strategy, state, payload, seed=seed)
+        return super().train(strategy, state, payload, seed=seed, work=work)
 
 
 class _DeafLearner(_HeldLearner):
     """Its first round is cancelled too late: after its last step."""
 
-    def train(self, strategy, state, payload, *, seed):
+    def train(self, strategy, state, payload, *, seed, work):
         if not self.held:
             self.held = True
             assert self.cancelled.wait(20)
             self.cancelled.clear()
-        return super().train(strategy, state, payload, seed=seed)
+        return super().train(strategy, state, payload, seed=seed, work=work)
 
 
 def _bits(state):
@@ -146,11 +146,23 @@ def test_a_newer_task_replaces_a_payload_that_is_still_on_its_way(device):
 
 def test_the_task_in_progress_and_the_delivered_one_are_answered_again(device):
     first = device.round()
-    device.play(CONNECTED, first[0], first, first[0], device.delivered, first[0])
+    device.play(CONNECTED, first[0], first, first[0], device.delivered, first[0], device.delivered)
     assert device.fetched() == [1, 1]
     assert device.answers() == ["done"] * 3
-    assert device.sent() == [1, 1]
+    assert device.sent() == [1, 1, 1]
+    assert device.endpoint.sent[2].blob == device.endpoint.sent[0].blob
     assert device.names() == ["joined", "task", "trained", "delivered", "left"]
+
+
+def test_a_delivered_update_is_given_again_when_the_one_in_the_outbox_is_gone(device):
+    """A coordinator that was restored from a backup asks for round 1 and knows of no round 2."""
+    first, second = device.round(), device.round(2)
+    device.play(CONNECTED, first, device.delivered, second, first[0], device.rejected, first[0])
+    assert device.sent() == [1, 2, 1]
+    assert device.answers() == ["done"] * 3
+    device.play(CONNECTED, first[0], second[0])
+    assert device.sent() == [1]
+    assert device.fetched() == [2]
 
 
 def test_a_task_of_a_round_that_is_over_is_rejected(device):
@@ -219,8 +231,8 @@ def test_a_round_that_diverges_is_refused_and_the_device_goes_on(device, name, s
 
 def test_model_buffers_that_are_not_finite_are_not_committed(device):
     class Buffers(Learner):
-        def train(self, strategy, state, payload, *, seed):
-            state, update = super().train(strategy, state, payload, seed=seed)
+        def train(self, strategy, state, payload, *, seed, work):
+            state, update = super().train(strategy, state, payload, seed=seed, work=work)
             variance = np.array([1, np.nan, np.inf], np.float32)
             tensors = {**state.tensors, "state/norm.running_var": variance}
             return replace(state, tensors=tensors), update
@@ -283,10 +295,10 @@ def test_what_shows_only_in_training_is_told_and_the_device_stays(device, error,
     """Such as boxes that its data have not: the round does not wait for it."""
 
     class Unable(Learner):
-        def train(self, strategy, state, payload, *, seed):
+        def train(self, strategy, state, payload, *, seed, work):
             if payload.round_id == 1:
                 raise error
-            return super().train(strategy, state, payload, seed=seed)
+            return super().train(strategy, state, payload, seed=seed, work=work)
 
     device.play(CONNECTED, device.round(), device.round(2), kind=Unable)
     assert device.answers() == ["done", "strategy", "done"]
@@ -409,9 +421,9 @@ def test_a_final_fit_is_trained_as_one(device):
     seen = []
 
     class Spy(Learner):
-        def train(self, strategy, state, payload, *, seed):
+        def train(self, strategy, state, payload, *, seed, work):
             seen.append((payload.final, seed))
-            return super().train(strategy, state, payload, seed=seed)
+            return super().train(strategy, state, payload, seed=seed, work=work)
 
     ends = device.announced(round_id=1, rounds=1)
     device.play(CONNECTED, ends, device.round(2, final=True), kind=Spy)
