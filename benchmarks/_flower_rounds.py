@@ -1,13 +1,14 @@
 """Rounds of Flower's simulation engine whose clients return the model as it came.
 
-A program for an interpreter that has ``flwr[simulation]``; nothing of Protofleet is imported. Run as
-``python _flower_rounds.py FLOATS CLIENTS CPUS``: prints its version, then for each line that it
+A program for an interpreter that has ``flwr[simulation]``; nothing of Protofleet is imported. Run
+as ``python _flower_rounds.py FLOATS CLIENTS CPUS``: prints its version, then for each line that it
 reads plays a round and prints its seconds.
 """
 
 import os
 import sys
 import time
+from typing import Any, TextIO
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -29,10 +30,10 @@ class _Ended(Exception):  # noqa: N818 - no error: nobody asks for another round
     pass
 
 
-class _Timed(FedAvg):
+class _Timed(FedAvg):  # type: ignore[misc]
     """FedAvg that waits before each round until it is asked for, and tells how long it took."""
 
-    def __init__(self, clients, answers):
+    def __init__(self, clients: int, answers: TextIO) -> None:
         super().__init__(
             fraction_train=1.0,
             fraction_evaluate=0.0,
@@ -41,24 +42,24 @@ class _Timed(FedAvg):
         )
         self._answers, self._started = answers, 0.0
 
-    def configure_train(self, server_round, arrays, config, grid):
+    def configure_train(self, *args: Any) -> Any:
         if not sys.stdin.readline():
             raise _Ended
         self._started = time.perf_counter()
-        return super().configure_train(server_round, arrays, config, grid)
+        return super().configure_train(*args)
 
-    def aggregate_train(self, server_round, replies):
-        found = super().aggregate_train(server_round, replies)
+    def aggregate_train(self, *args: Any) -> Any:
+        found = super().aggregate_train(*args)
         seconds = time.perf_counter() - self._started
         print(seconds, file=self._answers, flush=True)
         return found
 
 
-def _client():
+def _client() -> Any:
     app = ClientApp()
 
-    @app.train()
-    def train(message, context):
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Any, _context: Any) -> Any:
         arrays = message.content["arrays"].to_numpy_ndarrays()  # what any training begins with
         content = {
             "arrays": ArrayRecord(arrays),
@@ -69,11 +70,11 @@ def _client():
     return app
 
 
-def _server(floats, clients, answers):
+def _server(floats: int, clients: int, answers: TextIO) -> Any:
     app = ServerApp()
 
-    @app.main()
-    def main(grid, context):
+    @app.main()  # type: ignore[untyped-decorator]
+    def main(grid: Any, _context: Any) -> None:
         initial = ArrayRecord([np.random.default_rng(0).normal(size=floats).astype(np.float32)])
         strategy = _Timed(clients, answers)
         strategy.start(grid, initial, num_rounds=_ROUNDS, train_config=ConfigRecord())
@@ -81,7 +82,8 @@ def _server(floats, clients, answers):
     return app
 
 
-def main(floats, clients, cpus):
+def main(floats: int, clients: int, cpus: int) -> None:
+    """Play rounds for as long as somebody asks."""
     # What Flower and Ray print goes elsewhere.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

@@ -90,7 +90,7 @@ class _Loop:
         return total, sum(len(client.train) for client in self._clients)
 
     def _fit(self, client: _Client) -> None:
-        loader = DataLoader(client.train, self._spec.batch_size, shuffle=True)  # type: ignore[arg-type]
+        loader = _loader(client.train, self._spec.batch_size, shuffle=True)
         optimiser = _optimiser(client.model, self._spec.optimiser)
         loss_of = nn.CrossEntropyLoss()
         client.model.train()
@@ -106,7 +106,7 @@ class _Loop:
         right, loss = 0, 0.0
         model.eval()
         with torch.no_grad():
-            for x, y in DataLoader(examples, self._spec.batch_size):  # type: ignore[arg-type]
+            for x, y in _loader(examples, self._spec.batch_size, shuffle=False):
                 scores = model(x)
                 right += int((scores.argmax(1) == y).sum())
                 loss += float(nn.functional.cross_entropy(scores, y, reduction="sum"))
@@ -120,6 +120,11 @@ class _Loop:
 
 def _examples(x: NDArray[np.float32], y: NDArray[Any]) -> _Examples:
     return list(zip(torch.tensor(x), torch.tensor(y, dtype=torch.int64), strict=True))
+
+
+def _loader(examples: _Examples, batch_size: int, *, shuffle: bool) -> DataLoader[Any]:
+    listed: Any = examples  # PyTorch takes a list for a data set
+    return DataLoader(listed, batch_size, shuffle=shuffle)
 
 
 def _model(spec: PlainSpec) -> nn.Module:

@@ -2,8 +2,8 @@
 
 With training and scoring: beside a plain PyTorch loop (``_plain_loop``) of the same model, data,
 batches, optimiser and scores. Without training, so that the engine is all that is left: beside
-Flower's simulation engine (``_flower_rounds``) where an interpreter that has it is given. Both sides
-play their rounds in turns, so that a machine's moods hit them equally.
+Flower's simulation engine (``_flower_rounds``) where an interpreter that has it is given. Both
+sides play their rounds in turns, so that a machine's moods hit them equally.
 """
 
 from __future__ import annotations
@@ -23,12 +23,14 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from protofleet.benchmarks._process_times import cpu_s, descendants
 from protofleet.benchmarks._rows import aligned, short
 from protofleet.benchmarks._synthetic_bundle import (
     SETTINGS,
     synthetic_data,
     write_synthetic_bundle,
 )
+from protofleet.benchmarks._timing import Sample
 from protofleet.datasets import DeviceData
 from protofleet.errors import MissingDataError, UnavailableError
 from protofleet.experiments.config import Experiment, find, load_experiment
@@ -37,6 +39,7 @@ from protofleet.experiments.prepare import ClientFiles, Preparation, PreparedDat
 from protofleet.experiments.processes import processes
 from protofleet.experiments.run import Job
 from protofleet.experiments.workers import OpenWorkers
+from protofleet.federation.records import RoundRecord
 
 Tell = Callable[[str], object]
 """Progress for people."""
@@ -45,7 +48,7 @@ _TRAINED = (
     ("perceptron 768-128-64-6", "all/ucihar-small"),
     ("HART, 2 blocks, width 48", "fedali/ucihar-small"),
 )
-_UNTRAINED = (("4 kB", 1_000, 200), ("5.8 MB", 1_450_000, 50))
+_UNTRAINED = (("4 kB, untrained", 1_000, 200), ("5.8 MB, untrained", 1_450_000, 50))
 _WARM_UP = 1
 """Rounds that are not counted: sessions open, data are read."""
 _SHAPE, _CLASSES, _PEOPLE, _TRAIN, _TEST, _POOLED = (128, 6), 6, 30, 240, 103, 256
@@ -66,6 +69,8 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
         plain_clients_per_second: of that, likewise.
         ratio: median over pairs of rounds of ours ÷ theirs; above 1 we are faster.
         ratio_p25, ratio_p75: quartiles of these.
+        cpu_ratio: processor time of theirs ÷ ours, of all processes and rounds together; other work
+            on the machine disturbs it less. None: not known here.
         pairs: how many.
     """
 
@@ -80,6 +85,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float | None = None
     ratio_p25: float | None = None
     ratio_p75: float | None = None
+    cpu_ratio: float | None = None
     pairs: int
 
 
@@ -90,40 +96,56 @@ class Peer:
     Attributes:
         name: for the table.
         seconds: plays a round; how long it took.
+        process: id of the process whose children it lives in; None: of this one's.
     """
 
     name: str
     seconds: Callable[[], float]
+    process: int | None = None
 
 
-def run(
-    *, quick: bool, data_root: Path, flower: Path | None, cores: int | None, tell: Tell
-) -> Iterator[EngineRow]:
-    """A row for each model.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is measured, and beside what.
 
-    Args:
+    Attributes:
         quick: fewer rounds and clients.
+        only: parts of models' names; empty: all.
         data_root: folder of the published data sets; UCI-HAR's shape is imitated where it lacks.
         flower: interpreter that has ``flwr[simulation]``; None: no comparison with it.
         cores: processes of either side; None: one per core.
-        tell: told what is being done.
+    """
+
+    quick: bool = False
+    only: tuple[str, ...] = ()
+    data_root: Path = Path("data")
+    flower: Path | None = None
+    cores: int | None = None
+
+    def wants(self, model: str) -> bool:
+        """Whether a model is measured."""
+        return not self.only or any(part.lower() in model.lower() for part in self.only)
+
+
+def run(options: Options, tell: Tell) -> Iterator[EngineRow]:
+    """A row for each model; ``tell`` hears what is being done.
 
     Raises:
         UnavailableError: the interpreter does not play Flower's rounds.
     """
-    cores = cores or len(os.sched_getaffinity(0))
+    cores = options.cores or len(os.sched_getaffinity(0))
+    pairs = 3 if options.quick else 15
     with tempfile.TemporaryDirectory() as folder, processes(cores) as opened:
         for model, name in _TRAINED:
-            tell(f"{model}: compiling and dividing the data")
-            case = _Case(Path(folder) / model.split()[0], model, cores, 3 if quick else 15)
-            yield _trained(case, name, data_root, opened, tell)
+            if options.wants(model):
+                tell(f"{model}: compiling and dividing the data")
+                case = _Case(Path(folder) / model.split()[0], model, cores, pairs)
+                yield _trained(case, name, options.data_root, opened, tell)
         for model, floats, clients in _UNTRAINED:
-            case = _Case(
-                Path(folder) / str(floats), f"{model}, untrained", cores, 5 if quick else 15
-            )
-            yield _untrained(
-                case, (floats, clients // 4 if quick else clients), opened, flower, tell
-            )
+            if options.wants(model):
+                case = _Case(Path(folder) / str(floats), model, cores, pairs)
+                sizes = floats, clients // 4 if options.quick else clients
+                yield _untrained(case, sizes, opened, options.flower, tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +159,9 @@ class _Case:
         self, job: Job, opened: OpenWorkers, peer: Peer | None, data: str, tell: Tell
     ) -> EngineRow:
         """Play rounds in turns."""
-        ours, theirs = _in_turns(job, opened, peer, lambda round_id: self._tell(tell, round_id))
+        turns = _Turns(peer, lambda round_id: self._tell(tell, round_id))
+        run_local(job, opened=opened, watch=turns)
+        ours, theirs = turns.ours[_WARM_UP:], turns.theirs[_WARM_UP:]
         clients = len(job.clients)
         row = EngineRow(
             engine="local",
@@ -145,19 +169,21 @@ class _Case:
             clients=clients,
             cores=self.cores,
             data=data,
-            clients_per_second=round(clients / statistics.median(ours), 2),
+            clients_per_second=_per_second(clients, ours),
             pairs=len(ours),
         )
         if peer is None:
             return row
-        ratios = sorted(b / a for a, b in zip(ours, theirs, strict=True))
+        ratios = sorted(b.wall_s / a.wall_s for a, b in zip(ours, theirs, strict=True))
+        cpu = sum(one.cpu_s for one in ours), sum(one.cpu_s for one in theirs)
         return msgspec.structs.replace(
             row,
             against=peer.name,
-            plain_clients_per_second=round(clients / statistics.median(theirs), 2),
+            plain_clients_per_second=_per_second(clients, theirs),
             ratio=round(statistics.median(ratios), 3),
             ratio_p25=round(ratios[len(ratios) // 4], 3),
             ratio_p75=round(ratios[-1 - len(ratios) // 4], 3),
+            cpu_ratio=round(cpu[1] / cpu[0], 3) if all(cpu) else None,
         )
 
     def _tell(self, tell: Tell, round_id: int) -> None:
@@ -165,23 +191,47 @@ class _Case:
             tell(f"{self.model}: pair {round_id - _WARM_UP} of {self.pairs}")
 
 
-def _in_turns(
-    job: Job, opened: OpenWorkers, peer: Peer | None, tell: Callable[[int], None]
-) -> tuple[list[float], list[float]]:
-    """Seconds of the rounds of both sides, all that a round costs included."""
-    ours: list[float] = []
-    theirs: list[float] = []
-    began = time.perf_counter()
+def _per_second(clients: int, rounds: Sequence[Sample]) -> float:
+    return round(clients / statistics.median(one.wall_s for one in rounds), 2)
 
-    def turn(done: Any) -> None:
-        nonlocal began
-        ours.append(time.perf_counter() - began)
-        theirs.append(0.0 if peer is None else peer.seconds())
-        tell(done.round_id)
-        began = time.perf_counter()
 
-    run_local(job, opened=opened, watch=turn)
-    return ours[_WARM_UP:], theirs[_WARM_UP:]
+class _Turns:
+    """Told of a round of ours, plays one of the peer's; notes what all processes of each used.
+
+    Attributes:
+        ours, theirs: all that a round cost.
+    """
+
+    def __init__(self, peer: Peer | None, tell: Callable[[int], None]) -> None:
+        self._peer, self._tell = peer, tell
+        self.ours: list[Sample] = []
+        self.theirs: list[Sample] = []
+        self._own: frozenset[int] = frozenset()
+        self._began = _now(self._own)
+
+    def __call__(self, done: RoundRecord) -> None:
+        """A round of ours is over."""
+        peer = self._peer
+        if not self.ours:  # now all processes of ours have been started, of the peer's those in one
+            theirs = descendants(peer.process) if peer and peer.process else frozenset()
+            self._own = descendants(os.getpid()) - theirs
+        self.ours.append(_since(self._began, self._own))
+        if peer is not None:
+            others = descendants(os.getpid()) - self._own
+            before = _now(others)
+            wall_s = peer.seconds()
+            self.theirs.append(_since(before, others)._replace(wall_s=wall_s))
+        self._tell(done.round_id)
+        self._began = _now(self._own)
+
+
+def _now(others: frozenset[int]) -> Sample:
+    return Sample(time.perf_counter(), time.process_time() + sum(map(cpu_s, others)))
+
+
+def _since(before: Sample, others: frozenset[int]) -> Sample:
+    wall_s = time.perf_counter() - before.wall_s
+    return Sample(wall_s, _now(others).cpu_s - before.cpu_s)
 
 
 def _trained(case: _Case, name: str, data_root: Path, opened: OpenWorkers, tell: Tell) -> EngineRow:
@@ -339,7 +389,7 @@ def _flower(interpreter: Path, numbers: Sequence[int]) -> Iterator[Peer]:
             return float(answer())
 
         try:
-            yield Peer(name=f"Flower {answer()}", seconds=play)
+            yield Peer(name=f"Flower {answer()}", seconds=play, process=child.pid)
         finally:
             asked.close()
             try:
@@ -351,15 +401,16 @@ def _flower(interpreter: Path, numbers: Sequence[int]) -> Iterator[Peer]:
 
 def show(rows: Sequence[EngineRow], echo: Callable[[str], object]) -> None:
     """A table for people."""
-    head = ("model", "clients", "cores", "data", "clients/s", "against", "clients/s", "ratio")
+    head = ("model", "clients", "data", "clients/s", "against", "clients/s", "ratio", "CPU ratio")
     lines = [head, *map(_cells, rows)]
-    for line in aligned(lines, right=(1, 2, 4, 6)):
+    for line in aligned(lines, right=(1, 3, 5)):
         echo(line)
 
 
 def _cells(row: EngineRow) -> tuple[str, ...]:
-    ours = (row.model, str(row.clients), str(row.cores), row.data, short(row.clients_per_second))
+    ours = (row.model, str(row.clients), row.data, short(row.clients_per_second))
     if row.ratio is None or row.plain_clients_per_second is None:
-        return (*ours, "nothing", "", "")
+        return (*ours, "nothing", "", "", "")
     spread = f"{row.ratio:.2f} ({row.ratio_p25:.2f} to {row.ratio_p75:.2f})"
-    return (*ours, str(row.against), short(row.plain_clients_per_second), spread)
+    cpu = "" if row.cpu_ratio is None else f"{row.cpu_ratio:.2f}"
+    return (*ours, str(row.against), short(row.plain_clients_per_second), spread, cpu)

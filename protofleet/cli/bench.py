@@ -353,6 +353,7 @@ _command("parity", "Every program of every model against PyTorch; long.", _only_
     help="Interpreter with flwr[simulation], to measure beside.",
 )
 @click.option("--cores", type=click.IntRange(1), help="Of either side.  [default: all]")
+@_only_model
 def experiments(json_file: Path | None, **options: Any) -> None:
     """The local engine of experiments, beside a plain PyTorch loop and Flower.
 
@@ -362,7 +363,7 @@ def experiments(json_file: Path | None, **options: Any) -> None:
     from protofleet.benchmarks import experiments as engine
 
     result, rows = _started(), []
-    for row in engine.run(tell=lambda line: click.echo(line, err=True), **options):
+    for row in engine.run(engine.Options(**options), lambda line: click.echo(line, err=True)):
         rows.append(row)
         result.rows.append(row)
         if json_file is not None:
