@@ -99,7 +99,7 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
         outcomes=tuple(
             outcome
             for comparison in claim.comparisons
-            for outcome in compare(comparison, runs, experiment.score, asked)
+            for outcome in compare(comparison, runs, experiment.score, asked, experiment.dynamic)
         ),
     )
 

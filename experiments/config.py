@@ -352,6 +352,15 @@ def name_of(path: Path) -> str:
     return ours.get(path.resolve(), path.stem)
 
 
+def expanded(names: Sequence[str]) -> list[str]:
+    """The names, with all its experiments in the place of a folder of committed ones."""
+    found: dict[str, None] = {}
+    for name in names:
+        inside = [one for one in committed() if one.startswith(f"{name.rstrip('/')}/")]
+        found |= dict.fromkeys(inside or [name])
+    return list(found)
+
+
 def find(name: str) -> Path:
     """The file of a committed experiment's name, or the path itself.
 

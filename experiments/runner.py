@@ -186,7 +186,8 @@ def _with_memory(job: Job, result: MethodResult, options: RunOptions) -> MethodR
     """The result with what a device needs, measured unless it was before."""
     if result.peak_bytes is not None:
         return result
-    peak = measure_memory(job, processes(options.workers or os.cpu_count() or 1))
+    with processes(options.workers or os.cpu_count() or 1) as opened:
+        peak = measure_memory(job, opened)
     measured = msgspec.structs.replace(result, peak_bytes=peak)
     save_result(job.folder, measured)
     return measured
