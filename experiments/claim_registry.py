@@ -28,8 +28,8 @@ from protofleet.experiments.config import (
 )
 from protofleet.settings import explain
 
-MeasureName = Literal["last", "best", "equal_bytes", "rounds_to", "uplink", "bytes"]
-SCORES: tuple[MeasureName, ...] = ("last", "best", "equal_bytes")
+MeasureName = Literal["last", "best", "recovery", "equal_bytes", "rounds_to", "uplink", "bytes"]
+SCORES: tuple[MeasureName, ...] = ("last", "best", "recovery", "equal_bytes")
 """Measures that are differences of two scores; the others are ratios."""
 
 CLAIMS = FOLDER / "claims" / "papers"
@@ -45,10 +45,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         method, against: labels of the experiment's methods.
         measures: ``last`` and ``best``: score minus score, of the last round (the final fit where
-            there is one) and of the best one; ``equal_bytes``: the same where both have moved what
-            the cheaper of the two moves in its whole run; ``rounds_to``: rounds until ``target``,
-            ``uplink``: bytes up, ``bytes``: bytes up and down, of the whole run, each divided by
-            the other method's.
+            there is one) and of the best one; ``recovery``: mean scores of all rounds from the
+            first in which a client has a class back (``[dynamic]``); ``equal_bytes``: the same as
+            ``last`` where both have moved what the cheaper of the two moves in its whole run;
+            ``rounds_to``: rounds until ``target``, ``uplink``: bytes up, ``bytes``: bytes up and
+            down, of the whole run, each divided by the other method's.
         sections: of the experiment's ``score.sections``, for all measures but the bytes.
         expect: what the paper claims of the difference or ratio.
         threshold: that it is beyond; a difference's is 0 unless given, a ratio's 1.
@@ -231,6 +232,8 @@ def _check(claim: Claim, experiment: Experiment) -> None:
                     f"section '{section}': expected one of `score.sections` of {claim.experiment}: "
                     f"{', '.join(experiment.score.sections)}"
                 )
+        if "recovery" in one.measures and experiment.dynamic is None:
+            raise InputError(f"`recovery`: expected `[dynamic]` in {claim.experiment}")
         if "rounds_to" in one.measures and (one.target or experiment.score.target) is None:
             raise InputError(
                 "`target`: expected one for `rounds_to`, here or as `score.target` of "

@@ -21,6 +21,7 @@ _COMMAND = "protofleet experiment claims"
 _WHERE: dict[MeasureName, str] = {
     "last": "last round",
     "best": "best round",
+    "recovery": "mean since classes come back",
     "equal_bytes": "equal bytes",
     "rounds_to": "rounds to",
     "uplink": "bytes up",

@@ -5,7 +5,7 @@ values; so every figure here is taken seed by seed before anything is averaged.
 
 | measure | figure of a seed | interval at 95 % |
 |---|---|---|
-| ``last``, ``best``, ``equal_bytes`` | score - score | Student's t over the seeds |
+| ``last``, ``best``, ``recovery``, ``equal_bytes`` | score - score | Student's t over the seeds |
 | ``uplink``, ``bytes``, ``rounds_to`` | value ÷ value | Student's t of its logarithm |
 | ``rounds_to``, where a run never arrives | bounds of the ratio | order statistics of the median |
 
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.experiments.claim_registry import SCORES, Comparison, MeasureName
-from protofleet.experiments.config import ScoreSettings, Section, Select
+from protofleet.experiments.config import Dynamic, ScoreSettings, Section, Select
 from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import quoted_scores, score_of, trained
@@ -128,6 +128,7 @@ def compare(
     results: Mapping[str, Sequence[MethodResult]],
     settings: ScoreSettings,
     asked: int,
+    dynamic: Dynamic | None = None,
 ) -> Iterator[Outcome]:
     """Compare two methods in all ways that a comparison asks for.
 
@@ -136,6 +137,7 @@ def compare(
         results: finished runs by label.
         settings: of the experiment.
         asked: number of its seeds.
+        dynamic: its classes that go and come back, for ``recovery``.
 
     Raises:
         InputError: a result lacks the experiment's metric.
@@ -146,7 +148,7 @@ def compare(
     ]
     for measure, section in comparison.rows():
         target = (comparison.target or settings.target) if measure == "rounds_to" else None
-        what = _Wanted(section, settings, target)
+        what = _Wanted(section, settings, target, dynamic)
         pairs = tuple(filter(None, (_MEASURES[measure](*both, what) for both in runs)))
         yield _outcome(comparison, measure, what, pairs, asked)
 
@@ -206,6 +208,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     section: Section | None
     settings: ScoreSettings
     target: float | None
+    dynamic: Dynamic | None
 
     def score(self, run: MethodResult, scores: Scores) -> float | None:
         if self.section is None:
@@ -305,6 +308,25 @@ def _at(select: Select, run: MethodResult, other: MethodResult, what: _Wanted) -
     return _scored(run, other, what, both, (len(trained(run)), len(trained(other))))
 
 
+def _recovery(run: MethodResult, other: MethodResult, what: _Wanted) -> Pair | None:
+    """Mean scores of the rounds from the first in which a class is back."""
+    value, against = _mean_since_return(run, what), _mean_since_return(other, what)
+    if value is None or against is None:
+        return None
+    rounds = len(trained(run)), len(trained(other))
+    return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
+
+
+def _mean_since_return(run: MethodResult, what: _Wanted) -> float | None:
+    """None if there is no such round."""
+    if what.dynamic is None:
+        return None
+    later = [one for one in trained(run) if one.round_id > what.dynamic.every]
+    scores = [what.score(run, one.scores) for one in later]
+    known = [score for score in scores if score is not None]
+    return statistics.fmean(known) if known else None
+
+
 def _at_equal_bytes(run: MethodResult, other: MethodResult, what: _Wanted) -> Pair | None:
     """Scores where both have moved at most what the cheaper moves in its whole run.
 
@@ -342,6 +364,7 @@ def _bytes(
 _MEASURES: dict[MeasureName, Callable[[MethodResult, MethodResult, _Wanted], Pair | None]] = {
     "last": partial(_at, "last"),
     "best": partial(_at, "best"),
+    "recovery": _recovery,
     "equal_bytes": _at_equal_bytes,
     "rounds_to": _rounds_to,
     "uplink": partial(_bytes, lambda one: one.bytes_up),

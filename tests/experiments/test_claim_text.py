@@ -8,7 +8,7 @@ from paired_runs import a_run, store_runs, write_files
 from rich.console import Console
 
 from protofleet.experiments.claim_registry import load_claims
-from protofleet.experiments.claim_results import ClaimResult, progress_of, result_of
+from protofleet.experiments.claim_results import ClaimResult, digests_of, progress_of, result_of
 from protofleet.experiments.claim_text import page, show, show_progress, verdict_text
 from protofleet.experiments.config import FOLDER
 
@@ -87,5 +87,7 @@ def test_the_committed_page_is_made_of_the_committed_figures():
     drawn = {path.stem.removeprefix("claims-"): path for path in docs.glob("images/claims-*.png")}
     pictures = {key: path.relative_to(docs).as_posix() for key, path in drawn.items()}
     assert (docs / "claims.md").read_text() == page(results, pictures)
-    assert [one.id for one in results] == [one.claim.id for one in load_claims()]
+    claims = load_claims()
+    assert [one.id for one in results] == [one.claim.id for one in claims]
+    assert [one.digests for one in results] == [digests_of(one.experiment) for one in claims]
     assert drawn.keys() <= {one.id for one in results}

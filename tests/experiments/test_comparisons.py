@@ -18,7 +18,7 @@ from protofleet.experiments.comparisons import (
     ratio,
     verdict_of,
 )
-from protofleet.experiments.config import ScoreSettings
+from protofleet.experiments.config import Dynamic, ScoreSettings
 
 SETTINGS = ScoreSettings(metric="accuracy", sections=("personalisation",))
 RNG = np.random.default_rng(5)
@@ -97,10 +97,11 @@ def test_too_few_values_have_no_interval():
         difference([1.0], [2.0])
 
 
-def compared(*runs, asked=3, settings=SETTINGS, **fields):
+def compared(*runs, asked=3, settings=SETTINGS, dynamic=None, **fields):
     by_label = {label: [run for run in runs if run.label == label] for label in "AB"}
     fields.setdefault("sections", ("personalisation",))
-    return list(compare(Comparison(method="A", against="B", **fields), by_label, settings, asked))
+    comparison = Comparison(method="A", against="B", **fields)
+    return list(compare(comparison, by_label, settings, asked, dynamic))
 
 
 def test_only_seeds_that_both_have_are_paired():
@@ -145,6 +146,25 @@ def test_last_and_best_are_rows_of_their_own():
 def test_a_final_fit_is_the_last_score():
     (found,) = compared(a_run("A", 1, [0.5, 0.6], final=0.8), a_run("B", 1, [0.5, 0.6]))
     assert found.pairs[0].value == pytest.approx(80)
+
+
+def test_recovery_is_the_mean_from_the_first_return_on_without_the_final_fit():
+    """With a class back every two rounds, from round 3 on."""
+    (found,) = compared(
+        a_run("A", 1, [0.1, 0.9, 0.5, 0.7], final=1.0),
+        a_run("B", 1, [0.9, 0.1, 0.4, 0.6]),
+        measures=("recovery",),
+        dynamic=Dynamic(every=2),
+    )
+    (pair,) = found.pairs
+    assert (pair.value, pair.other) == (pytest.approx(60), pytest.approx(50))
+    (found,) = compared(
+        a_run("A", 1, [0.1]),
+        a_run("B", 1, [0.9]),
+        measures=("recovery",),
+        dynamic=Dynamic(every=2),
+    )
+    assert found.verdict == "not measured"
 
 
 def test_equal_bytes_stop_the_dearer_method_where_the_cheaper_ends():
