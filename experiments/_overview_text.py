@@ -31,29 +31,20 @@ _INTRODUCTION = (
     "name a method are computed from them: `{command}`."
 )
 _END = "**[The decision table](#what-to-take) stands at the end.** First what it is made of."
-_READING = (
-    (
-        "*Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last "
-        "whole round within the bytes that a client of FedAvg moves in its rounds, up and down; "
-        "cheaper methods have more rounds where a row says so, dearer ones fewer."
-    ),
-    (
-        "*Personalisation*: each device's own model on its own test part; *generalisation*: the same "
-        "models on all devices' test parts; *global*: the server's model there."
-    ),
-    (
-        "Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not "
-        "ranked apart. The best of many is flattered by its luck: a difference that matters deserves "
-        "more seeds."
-    ),
-    "Settings are published ones or defaults, none tuned for these data. {small}",
-    (
-        "Time: processor time of a device's local training in a round, without evaluation and without "
-        "the first round. Kept: what a device stores between rounds. Memory: the peak of a device's "
-        "process in one round, Python and runtime included."
-    ),
-    "{marks}",
-)
+_READING = """
+- *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
+  round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
+  have more rounds where a row says so, dearer ones fewer.
+- *Personalisation*: each device's own model on its own test part; *generalisation*: the same models
+  on all devices' test parts; *global*: the server's model there.
+- Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
+  ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
+  seeds.
+- Settings are published ones or defaults, none tuned for these data. {small}
+- Time: processor time of a device's local training in a round, without evaluation and without the
+  first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
+  one round, Python and runtime included.
+- {marks}"""
 
 _PAIRED = (
     "a method is as good as the best unless the 95 % interval of their differences, seed by "
@@ -126,7 +117,10 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
         "on data like these, and is no measure of what they reach."
     )
     values = {"noise": " ".join(noise), "small": small, "marks": marks}
-    points = [_wrapped(f"- {one.format(**values)}", "  ") for one in _READING]
+    points = [
+        _wrapped(f"- {' '.join(one.split())}", "  ")
+        for one in _READING.format(**values).split("\n- ")[1:]
+    ]
     opening = _wrapped(_INTRODUCTION.format(command=command))
     return "\n\n".join([_TITLE, opening, _END, "\n".join(points)])
 
