@@ -39,7 +39,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 SITUATIONS = (
     Situation(wish="Each device its own best model, whatever it costs"),
     Situation(wish="The same, with FedAvg's bytes in all", measure="bytes"),
-    Situation(wish="Slow link", cost="mb", most=0.1),
+    Situation(wish="A slow or dear link", measure="tenth"),
     Situation(wish="Weak processor", cost="train_ms", most=1.25),
     Situation(wish="Little storage", cost="kept_mb", most=1.05),
     Situation(wish="Little memory", cost="peak_mb", most=1.05),
