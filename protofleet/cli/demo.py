@@ -40,6 +40,12 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
     help="What devices and coordinator do: see 'protofleet strategies'.",
 )
 @click.option(
+    "--compare/--no-compare",
+    default=True,
+    show_default=True,
+    help="Train the others of FedAli, FedAvg and Local on the same data, without a broker.",
+)
+@click.option(
     "--devices",
     type=click.IntRange(2, 30),
     default=_DEFAULT_DEVICES,
@@ -81,8 +87,9 @@ def demo(ctx: click.Context, /, *, out: Path | None, as_json: bool, **options: A
     """Let a fleet of device processes personalise a model.
 
     The model is pretrained and exported first. Each device is a process of its own that sees only
-    its owner's data and talks MQTT to a coordinator process. At the end: a table, DIR/report.html
-    to look at, DIR/result.json to read.
+    its owner's data and talks MQTT to a coordinator process. Then the other methods are trained on
+    the same data. At the end: a table with all of them and the scores before the first round,
+    DIR/report.html to look at, DIR/result.json to read.
     """
     from rich.console import Console
 
