@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 _DEFAULT_DEVICES = 8
-_DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
+_DEFAULT_ROUNDS = {"digits": 8, "uci-har": 8}
 
 
 @click.command()
@@ -59,7 +59,7 @@ _DEFAULT_ROUNDS = {"digits": 12, "uci-har": 10}
     show_default=True,
     help="Headless Chromium pages beside them, with data of their own; needs 'make web'.",
 )
-@click.option("--rounds", type=click.IntRange(1), help="Default: 12 for digits, 10 for uci-har.")
+@click.option("--rounds", type=click.IntRange(1), help="Default: 8.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @broker_options("mqtt://host:port; default: one of its own.")
 @click.option(

@@ -141,9 +141,12 @@ def _print_scores(result: ComparedRecord, console: Console) -> None:
     if not result.comparison:
         table.add_row(result.strategy, "devices, over MQTT", *_score_cells(result.last))
     console.print(table)
-    for kind, meaning in _KINDS.items():
-        console.print(f"{kind}: {meaning}", style="dim", soft_wrap=True)
-    console.print("±: standard deviation over the devices; one seed", style="dim", soft_wrap=True)
+    notes = [f"{kind}: {meaning}" for kind, meaning in _KINDS.items()]
+    notes.append(
+        "±: standard deviation over the devices. One seed on one small data set is no ranking."
+    )
+    for note in notes:
+        console.print(note, style="dim", soft_wrap=True)
 
 
 def _score_cells(scores: Scores) -> tuple[str, ...]:

@@ -74,11 +74,13 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
     prepared = RECIPES[settings.data](settings, folder)
     console.print(prepared.title)
     bundles = _make_bundles(settings, prepared, folder, heading)
-    heading.show(4, f"{_fleet(settings)}, strategy {settings.strategy}")
-    bundle = Bundle.open(folder / _BUNDLE, any_signer=True)
-    with _broker(settings.broker, console) as broker:
-        _federate(settings, prepared, (folder, broker, bundle), console)
-    run = load_record(folder / "coordinator" / "result.json", RunRecord)
+    run = _run_of(settings, folder)
+    if run is None:
+        heading.show(4, f"{_fleet(settings)}, strategy {settings.strategy}")
+        bundle = Bundle.open(folder / _BUNDLE, any_signer=True)
+        with _broker(settings.broker, console) as broker:
+            _federate(settings, prepared, (folder, broker, bundle), console)
+        run = load_record(folder / "coordinator" / "result.json", RunRecord)
     compared: tuple[ComparedMethod, ...] = ()
     if settings.compare:
         others = " and ".join(m.label for name, m in METHODS.items() if name != settings.strategy)
@@ -86,6 +88,13 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
         compared = compare(settings, prepared, bundles, run, console)
     result = with_comparison(run, compared)
     return finish(prepared.title, folder, result, console, seconds=time.monotonic() - started)
+
+
+def _run_of(settings: DemoSettings, folder: Path) -> RunRecord | None:
+    """What the fleet has left if it has finished; None if not."""
+    file = folder / "coordinator" / "result.json"
+    run = load_record(file, RunRecord) if file.is_file() else None
+    return run if run and len(run.rounds) == settings.rounds else None
 
 
 def _fleet(settings: DemoSettings) -> str:
