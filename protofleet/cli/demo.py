@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _COMMANDLINE = click.core.ParameterSource.COMMANDLINE
 _DEFAULT_DEVICES = 8
-_DEFAULT_ROUNDS = {"digits": 8, "uci-har": 8}
+_DEFAULT_ROUNDS = 6
+"""So few that three methods of the digits train in a minute or two on two cores."""
 
 
 @click.command()
@@ -59,7 +60,7 @@ _DEFAULT_ROUNDS = {"digits": 8, "uci-har": 8}
     show_default=True,
     help="Headless Chromium pages beside them, with data of their own; needs 'make web'.",
 )
-@click.option("--rounds", type=click.IntRange(1), help="Default: 8.")
+@click.option("--rounds", type=click.IntRange(1), default=_DEFAULT_ROUNDS, show_default=True)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
 @broker_options("mqtt://host:port; default: one of its own.")
 @click.option(
@@ -120,5 +121,4 @@ def _settings(folder: Path, ctx: click.Context, options: dict[str, Any]) -> Demo
     before = msgspec.structs.asdict(load_settings(folder)) if has_settings(folder) else {}
     given = {name for name in options if ctx.get_parameter_source(name) is _COMMANDLINE}
     chosen = {**options, **{key: before[key] for key in before if key not in given}}
-    chosen["rounds"] = chosen["rounds"] or _DEFAULT_ROUNDS[chosen["data"]]
     return DemoSettings(**chosen)

@@ -127,26 +127,35 @@ def _print_scores(result: ComparedRecord, console: Console) -> None:
         title=f"macro-F1 in %, before the first and after the last of {rounds} rounds",
         title_justify="left",
     )
-    for heading in ("", "trained by", *_KINDS):
+    for heading in ("", "trained", *_KINDS):
         table.add_column(heading)
     starts: dict[str, list[ComparedMethod]] = {}
     for method in result.comparison:
         starts.setdefault(method.network, []).append(method)
     for methods in starts.values():
         labels = ", ".join(method.label for method in methods)
-        table.add_row(f"before: {labels}", "central training", *_score_cells(methods[0].start))
+        table.add_row(f"before: {labels}", "central", *_score_cells(methods[0].start))
     table.add_section()
     for method in result.comparison:
-        table.add_row(method.label, method.trained, *_score_cells(method.last))
+        where = "MQTT" if method.strategy == result.strategy else "no MQTT"
+        table.add_row(method.label, where, *_score_cells(method.last))
     if not result.comparison:
-        table.add_row(result.strategy, "devices, over MQTT", *_score_cells(result.last))
+        table.add_row(result.strategy, "MQTT", *_score_cells(result.last))
     console.print(table)
-    notes = [f"{kind}: {meaning}" for kind, meaning in _KINDS.items()]
-    notes.append(
-        "±: standard deviation over the devices. One seed on one small data set is no ranking."
-    )
-    for note in notes:
+    for note in _notes(result):
         console.print(note, style="dim", soft_wrap=True)
+
+
+def _notes(result: ComparedRecord) -> list[str]:
+    notes = [f"{kind}: {meaning}" for kind, meaning in _KINDS.items()]
+    if result.comparison:
+        notes.append(
+            "no MQTT: by processes of this machine without a broker, which gives the same bits; "
+            "data, seed, rounds and settings are alike"
+        )
+        notes.append("before: each method's model as it was pretrained centrally, in the same way")
+    notes.append("±: standard deviation over the devices; one seed on few data is no ranking")
+    return notes
 
 
 def _score_cells(scores: Scores) -> tuple[str, ...]:
