@@ -150,8 +150,8 @@ def _notes(result: ComparedRecord) -> list[str]:
     notes = [f"{kind}: {meaning}" for kind, meaning in _KINDS.items()]
     if result.comparison:
         notes.append(
-            "no MQTT: by processes of this machine without a broker, which gives the same bits; "
-            "data, seed, rounds and settings are alike"
+            "no MQTT: by processes of this machine without a broker, which gives the same bits in "
+            "the same runtime (ONNX Runtime); data, seed, rounds and settings are alike"
         )
         notes.append("before: each method's model as it was pretrained centrally, in the same way")
     notes.append("±: standard deviation over the devices; one seed on few data is no ranking")

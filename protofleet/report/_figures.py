@@ -88,18 +88,19 @@ def compared_by_round(
     """
     headline = TASKS[methods[0].last.task].headline
     metric = METRICS[headline]
-    curves = {}
-    for method in methods:
+    curves = []
+    looks = zip((GREEN, ORANGE, BLUE, RED, PURPLE, SKY), _MARKERS, strict=False)
+    # A method looks alike in all figures, also where another has no such scores.
+    for method, look in zip(methods, looks, strict=False):
         scored = [(pick(one) or {}).get(headline) for one in (method.start, *method.rounds)]
         points = [(r, metric.scaled(one.mean)) for r, one in enumerate(scored) if one is not None]
         if any(round_id for round_id, _ in points):
-            curves[method.label] = points
+            curves.append((method.label, look, points))
     if not curves:
         return None
 
     def draw(axes: Any) -> None:
-        looks = zip((GREEN, ORANGE, BLUE, RED, PURPLE, SKY), _MARKERS, strict=False)
-        for (label, points), (colour, marker) in zip(curves.items(), looks, strict=False):
+        for label, (colour, marker), points in curves:
             x, y = zip(*points, strict=True)
             axes.plot(
                 x, y, color=colour, marker=marker, ms=3.5, lw=1.8, label=label,

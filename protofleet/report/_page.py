@@ -214,8 +214,8 @@ def _compared_rows(result: ComparedRecord) -> list[_ComparedRow]:
         starts.setdefault(method.network, []).append(method)
     before = [
         _ComparedRow(
-            name=f"before the first round: {', '.join(method.label for method in methods)}",
-            trained=f"centrally, {network}",
+            name=f"before: {', '.join(method.label for method in methods)}",
+            trained=f"{network}, trained centrally",
             cells=_compared_cells(methods[0].start, result),
         )
         for network, methods in starts.items()
@@ -355,6 +355,7 @@ def _compared_pictures(result: ComparedRecord) -> list[Picture]:
         if svg is None:
             continue
         headline = TASKS[result.scores.task].headline
+        label = METRICS[headline].label
         ends = [
             f"{one.label} {METRICS[headline].page_text(metrics[headline].mean)}"
             for one in methods
@@ -364,7 +365,7 @@ def _compared_pictures(result: ComparedRecord) -> list[Picture]:
             Picture(
                 key=f"compared-{kind.lower()}",
                 title=f"{kind} of the methods",
-                caption=f"{METRICS[headline].label}; round 0 is before the first round.",
+                caption=f"{label[0].upper()}{label[1:]}; round 0 is before the first round.",
                 alt=f"Line plot of {kind.lower()} for {len(ends)} methods by round. "
                 f"Last round: {', '.join(ends)}.",
                 uri=_uri(svg),
