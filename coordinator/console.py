@@ -11,7 +11,7 @@ from protofleet.coordinator import events
 from protofleet.federation.records import PrivacyRecord, Scores
 from protofleet.printable import printable
 from protofleet.strategies.tasks import METRICS, TASKS
-from protofleet.units import byte_text, duration_text
+from protofleet.units import byte_text, clock_text, duration_text
 
 _CLAIMS = {"num_examples": "the number of examples", "difference": "the length of the update"}
 
@@ -131,6 +131,17 @@ _LINES: dict[type[events.Report], Any] = {
         f"round {e.round_id}: {e.device_id} takes no part: {_safe(e.reason)}"
     ),
     events.RoundClosed: _closed,
+    events.Pausing: lambda e: f"[yellow]pausing[/yellow]: round {e.round_id} ends first",
+    events.Paused: lambda e: (
+        f"[yellow]paused[/yellow] since {clock_text(e.since_s)}: round {e.round_id} opens after "
+        "protofleet coordinator resume"
+    ),
+    events.Stopping: lambda e: f"[yellow]stopping[/yellow] in round {e.round_id}",
+    events.Continued: lambda e: f"[green]goes on[/green] with round {e.round_id}",
+    events.RoundsRaised: lambda e: f"the run has [bold]{e.rounds}[/bold] rounds now",
+    events.Stopped: lambda e: (
+        f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
+    ),
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
         f"{_scores(e.scores, 'best ')}; "

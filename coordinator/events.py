@@ -178,6 +178,49 @@ class RoundClosed(
     """A round is committed. Bytes: what heartbeats have reported so far, or the blobs if more."""
 
 
+class Operated(Report, frozen=True, kw_only=True):
+    """Base of what the operator has ordered, at ``since_s`` (Unix seconds).
+
+    ``round_id``: the round that is open, or would be the next.
+    """
+
+    round_id: int
+    since_s: float
+
+
+class Pausing(Operated, frozen=True, kw_only=True, tag="pausing"):
+    """The open round ends by its rules; no other opens."""
+
+
+class Paused(Operated, frozen=True, kw_only=True, tag="paused"):
+    """No round is open, and none opens until the operator resumes."""
+
+
+class Stopping(Operated, frozen=True, kw_only=True, tag="stopping"):
+    """The process ends: after the open round, or at once."""
+
+
+class Continued(Operated, frozen=True, kw_only=True, tag="continued"):
+    """Rounds open again."""
+
+
+class RoundsRaised(Report, frozen=True, kw_only=True, tag="rounds_raised"):
+    """The operator has extended the run to so many rounds."""
+
+    rounds: int
+
+
+class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
+    """The process ends as it was told to; the next start goes on with ``round_id``.
+
+    ``open``: that round has begun.
+    """
+
+    round_id: int
+    open: bool
+    result: str
+
+
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):
     """All rounds are committed and the results written."""
 

@@ -15,6 +15,7 @@ from typing import Self
 
 import msgspec
 
+from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
@@ -39,7 +40,7 @@ from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
 
-FORMAT = 3
+FORMAT = 4
 """Of the database; a run folder of another one is refused."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
@@ -72,6 +73,7 @@ class Ledger:
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self._check_identity({"format": str(FORMAT), **identity})
+        self.control = Control(self._db)
         self._sweep()
 
     def __enter__(self) -> Self:
@@ -93,11 +95,12 @@ class Ledger:
             "SELECT round_id, phase, size, attempt, final FROM rounds"
             " ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
+        paused = self.control.read().wish is not Wish.RUN
         if row is None:
-            return RoundState()
+            return RoundState(paused=paused)
         round_id, phase, size, attempt, final = row
         if phase == "committed":
-            return RoundState(round_id=round_id + 1, final=bool(final))
+            return RoundState(round_id=round_id + 1, final=bool(final), paused=paused)
         members = self._db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
@@ -109,6 +112,7 @@ class Ledger:
             attempt=attempt,
             size=size,
             final=bool(final),
+            paused=paused,
         )
 
     def open_round(

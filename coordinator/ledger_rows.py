@@ -74,6 +74,15 @@ CREATE TABLE IF NOT EXISTS privacy (
     record TEXT NOT NULL
 ) STRICT;
 
+CREATE TABLE IF NOT EXISTS control (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    serial INTEGER NOT NULL,
+    wish TEXT NOT NULL CHECK (wish IN ('run', 'pause', 'stop', 'end', 'stopped')),
+    since_s REAL NOT NULL,
+    rounds INTEGER NOT NULL,
+    taken INTEGER NOT NULL
+) STRICT;
+
 CREATE TABLE IF NOT EXISTS traffic (
     device_id TEXT NOT NULL,
     round_id INTEGER NOT NULL,

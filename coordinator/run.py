@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 
 import msgspec
 
+from protofleet.coordinator.control import extended_rounds
 from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.events import Sink
@@ -55,6 +56,8 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 
 @contextmanager
 def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
+    rounds = max(config.rounds, extended_rounds(config.run_dir))
+    config = msgspec.structs.replace(config, rounds=rounds)
     plan = make_plan(config)
     manifest = plan.bundle.manifest
     server = Server.of(plan)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import replace
 from typing import Literal, assert_never
 
 import msgspec
@@ -16,6 +17,7 @@ from protofleet.coordinator import events
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, Totals
 from protofleet.coordinator.members import Members, Revocations
+from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
@@ -87,6 +89,7 @@ class Service:
         self._refused = ledger.refused()
         self._totals = ReportedTotals(ledger)
         self._roll_call = RollCall(self._totals.known, time.monotonic())
+        self._operation = Operation(ledger.control, sink)
         self._learn_bounds()
         self._registry = Registry(
             bundle=plan.bundle.digest,
@@ -96,8 +99,8 @@ class Service:
             num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
-    def run(self) -> events.Finished:
-        """Run all rounds that are left; returns when the results are written.
+    def run(self) -> events.Finished | events.Stopped:
+        """Run all rounds that are left, or until the operator stops; the results are written then.
 
         Raises:
             UnavailableError: the broker refuses this coordinator for good.
@@ -106,6 +109,8 @@ class Service:
             self._endpoint.start()
             self._resume()
             while self._state.phase is not RoundPhase.FINISHED:
+                if self._operation.ends(self._state):
+                    return self._stop()
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
@@ -114,7 +119,7 @@ class Service:
 
     def _resume(self) -> None:
         found = self._ledger.state()
-        resumed = found != RoundState()
+        resumed = replace(found, paused=False) != RoundState()
         self._state, actions = self._schedule.resume(found, time.monotonic())
         self._sink(
             events.Started(
@@ -135,8 +140,12 @@ class Service:
             self._do(action)
 
     def _watch(self) -> None:
-        """What comes with time alone."""
+        """What comes with time alone, or from the operator."""
         now = time.monotonic()
+        if self._operation.news():
+            self._obey()
+        if self._operation.report(self._state):
+            self._announce()
         for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
         if self._revocations is not None:
@@ -147,6 +156,19 @@ class Service:
         self._apply(schedule.Tick())
         self._reporter.watch(now)
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
+
+    def _obey(self) -> None:
+        """Take the operator's order, which is in the ledger."""
+        rounds = self._operation.rounds
+        if rounds > self._config.rounds:
+            self._config = msgspec.structs.replace(self._config, rounds=rounds)
+            self._plan = replace(self._plan, config=self._config)
+            self._server = replace(self._server, plan=self._plan)
+            self._schedule = self._plan.schedule()
+            self._sink(events.RoundsRaised(rounds=rounds))
+            self._announce()
+        self._apply(self._operation.event())
+        self._operation.taken()
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -478,6 +500,12 @@ class Service:
         rounds = (done.update_norms for done in self._ledger.committed())
         self._bounds = learned_bounds(rounds)
 
+    def _stop(self) -> events.Stopped:
+        """End with rounds left, as the operator wants it: devices wait for the next start."""
+        self._announce(hold="stopped")
+        self._finish()
+        return self._operation.stopped(self._state, str(self._results.path))
+
     def _say_goodbye(self) -> events.Finished:
         """Send every device home and wait, bounded, for what it has paid.
 
@@ -527,7 +555,7 @@ class Service:
             task="finish", round_id=self._state.round_id, federation=self._config.federation
         )
 
-    def _announce(self) -> None:
+    def _announce(self, *, hold: str = "") -> None:
         phase: Literal["waiting", "training", "finished"] = "training"
         if self._state.phase is RoundPhase.WAITING:
             phase = "waiting"
@@ -545,5 +573,6 @@ class Service:
                 layout_hash=self._plan.bundle.manifest.layout_hash,
                 roll_call=self._roll_call.number,
                 spread_s=self._roll_call.spread_s,
+                hold=hold or self._operation.hold(self._state),
             )
         )

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import msgspec
 
+from protofleet.coordinator.control import Wish, is_served, read_order
 from protofleet.coordinator.ledger import FORMAT
+from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
+from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
 
@@ -33,17 +36,28 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         round_id: the latest round that was opened; 0 before the first.
         final: whether that is the final fit.
         cohort, delivered: its members, and those whose update is in.
+        operation: ``running``, ``pausing`` (the open round ends first), ``paused``, ``stopping``,
+            ``stopped`` (by the operator), ``down`` (no process serves the run, and none was told to
+            end) or ``finished``.
+        served: whether a process on this machine serves the run.
+        since_s: when the operator's last order to pause, resume or stop was given or, for
+            ``stopped``, obeyed; Unix seconds, null: there was none.
+        missing: members of an open round whose update is awaited.
         refused: devices that presented themselves and cannot take part, sorted by id.
     """
 
     federation: str
     phase: str
+    operation: str
+    served: bool
+    since_s: float | None
     rounds: int
     committed: int
     round_id: int
     final: bool
     cohort: tuple[str, ...]
     delivered: tuple[str, ...]
+    missing: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
 
 
@@ -105,21 +119,36 @@ def read_status(config: FederationConfig) -> Status:
         refused = db.execute(
             "SELECT device_id, rule, reason FROM refusals ORDER BY device_id"
         ).fetchall()
+        order = read_order(db)
+    rounds = max(config.rounds, order.rounds)
     committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
     if phase == "committed":
-        enough = committed >= config.rounds and not DESCRIPTIONS[meta["strategy"]].final_fit
+        enough = committed >= rounds and not DESCRIPTIONS[meta["strategy"]].final_fit
         phase = "finished" if final or enough else "waiting"
+    served = is_served(config.run_dir)
     return Status(
         federation=config.federation,
         phase=phase,
-        rounds=config.rounds,
+        operation=_operation(phase, order.wish, served=served),
+        served=served,
+        since_s=order.since_s or None,
+        rounds=rounds,
         committed=committed,
         round_id=round_id,
         final=bool(final),
         cohort=tuple(device_id for device_id, _ in members),
         delivered=tuple(device_id for device_id, file in members if file),
+        missing=tuple(device_id for device_id, file in members if not file and phase == "open"),
         refused=tuple(
             Refusal(device_id=device_id, rule=rule, reason=reason)
             for device_id, rule, reason in refused
         ),
     )
+
+
+def _operation(phase: str, wish: Wish, *, served: bool) -> str:
+    if phase == "finished":
+        return phase
+    if not served and wish in (Wish.RUN, Wish.STOP, Wish.END):
+        return "down"
+    return operation_of(wish, RoundPhase(phase))

@@ -304,15 +304,25 @@ class Agent:
             self._report("finished", {"round_id": task.round_id})
 
     def _answer_again(self, task: Task) -> None:
+        """Answer a repeated offer; one of the last round comes of a coordinator that was restored.
+
+        It is given that round's update once more, as soon as nothing else is on its way.
+        """
+        pending = self._store.journal.pending
+        if self._phase is DevicePhase.SEND and pending and task.round_id != pending.round_id:
+            return  # it is repeated
         if task.payload is not None:
             if self._round is not None and not self._round.offers(task.payload):
                 wrong = RefusedError("offer", f"round {task.round_id}: the offer has changed")
                 self._refusals.note("refused a task", wrong)
                 return
             self._endpoint.expect(task.payload)
-        pending = self._store.journal.pending
+        delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
+        elif self._phase is DevicePhase.IDLE and delivered and task.round_id == delivered.round_id:
+            path = self._store.update_path()
+            self._endpoint.send_update(path, delivered.round_id, delivered.coding)
 
     def _replace(self, task: Task) -> None:
         if self._phase is DevicePhase.TRAIN:
@@ -335,8 +345,10 @@ class Agent:
         progress = self._progress()
         awaited = self._next.payload.transfer_id if self._next and self._next.payload else ""
         ours = progress.transfer_id, progress.last_transfer_id, awaited
-        # Before an announcement nothing can be judged: the task will come again.
-        if error.rule != "announcement" and task.payload and task.payload.transfer_id not in ours:
+        # Before an announcement nothing can be judged: the task will come again. What a coordinator
+        # that was replaced offers may be, bit for bit, what its successor does.
+        silent = error.rule in {"announcement", "epoch"}
+        if not silent and task.payload and task.payload.transfer_id not in ours:
             self._endpoint.reject(task.payload.transfer_id, error.rule, str(error))
 
     def _on_received(self, event: Received) -> None:
@@ -359,7 +371,7 @@ class Agent:
         self._store.commit_received(
             current.task.round_id,
             transfer_id,
-            received.raw,
+            bytes(received.raw),
             reference=None if event.offer.coding.is_raw else event.offer.reference,
         )
         self._endpoint.accept(transfer_id)

@@ -34,9 +34,11 @@ class AnnouncedRun:
     def announced(self, announcement: Announcement) -> None:
         """Take an announcement, the latest, or raise RefusedError.
 
-        The rule is ``federation``, ``bundle``, ``layout``, ``round`` or ``finish``.
+        The rule is ``federation``, ``bundle``, ``layout``, ``epoch``, ``round`` or ``finish``.
         """
         self._who.check(announcement)
+        if self._announced is not None:
+            check_epoch(announcement, self._announced)
         check_announcement(announcement)
         self._announced = announcement
 
@@ -67,6 +69,19 @@ class AnnouncedRun:
         return self._built[2]
 
 
+def check_epoch(record: Announcement | Task, announced: Announcement) -> None:
+    """Raise RefusedError, rule ``epoch``, for a record of a coordinator that another has replaced.
+
+    It may not know yet: it was cut off, and returns.
+    """
+    if record.epoch < announced.epoch:
+        raise RefusedError(
+            "epoch",
+            f"expected a coordinator of epoch {announced.epoch} or later, got "
+            f"{_short(record.epoch)}: another one has taken over from it",
+        )
+
+
 def check_announcement(announcement: Announcement) -> None:
     """Raise RefusedError, rule ``round``, unless an announcement's rounds can be."""
     rounds, round_id = announcement.rounds, announcement.round_id
@@ -90,8 +105,8 @@ def check_task(task: Task, announced: Announcement | None) -> None:
             ``check_announcement``; None: it has heard none, and cannot judge.
 
     Raises:
-        RefusedError: rule ``announcement`` (come again when there is one), ``finish``, ``round``,
-            ``seed``, ``offer`` or ``kind``.
+        RefusedError: rule ``announcement`` (come again when there is one), ``epoch``, ``finish``,
+            ``round``, ``seed``, ``offer`` or ``kind``.
     """
     if announced is None:
         raise RefusedError(
@@ -99,6 +114,7 @@ def check_task(task: Task, announced: Announcement | None) -> None:
             f"task of round {_short(task.round_id)}: expected an announcement that fits it "
             "first; if none comes, look whether the broker lets this device read them (all/ctl)",
         )
+    check_epoch(task, announced)
     if task.task == "finish":
         _check_finish(task, announced)
     else:

@@ -62,6 +62,14 @@ class Pending(msgspec.Struct, frozen=True, kw_only=True):
     coding: Coding = Coding()
 
 
+class SentUpdate(msgspec.Struct, frozen=True, kw_only=True):
+    """The update that was delivered last; ``coding`` as in ``Pending``."""
+
+    round_id: int
+    update: StoredFile
+    coding: Coding = Coding()
+
+
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """What a store belongs to; its state means nothing elsewhere."""
 
@@ -85,8 +93,10 @@ class PersonalState(msgspec.Struct, frozen=True, kw_only=True):
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided by one rename.
 
-    ``payloads``: decoded ones that a later one may refer to: the last one, and the one that it
-    referred to itself, because the coordinator may not know yet that the device is past that.
+    ``delivered``: the update of the last round that counted, because a coordinator that was
+    restored from a backup may ask for it once more. ``payloads``: decoded ones that a later one may
+    refer to: the last one, and the one that it referred to itself, because the coordinator may not
+    know yet that the device is past that.
     ``former``: what the device predicts with after it has moved to another bundle, until a round
     with that one counts; meanwhile ``state``, of round 0, is what training begins with.
     ``sequence``: the largest of the bundles that the store has belonged to.
@@ -99,6 +109,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     state: StoredState | None = None
     received: StoredPayload | None = None
     pending: Pending | None = None
+    delivered: SentUpdate | None = None
     payloads: tuple[StoredFile, ...] = ()
     former: PersonalState | None = None
     sequence: int = 0
@@ -149,6 +160,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         found = [*self.payloads, *(self.state.files if self.state else ())]
         found += [self.received.file] if self.received else []
         found += [self.pending.update, *self.pending.state.files] if self.pending else []
+        found += [self.delivered.update] if self.delivered else []
         found += self.former.state.files if self.former else ()
         return tuple(found)
 

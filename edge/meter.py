@@ -79,6 +79,13 @@ class Meter:
         yield
         self._infer_ms.append(1e3 * (self._wall() - start))
 
+    def take_cpu(self) -> dict[str, float]:
+        """Seconds of processor time by phase since the last ``take``; the rest is forgotten."""
+        self.enter(self._phase)
+        spent = _rounded(self._cpu_s)
+        self._forget()
+        return spent
+
     def take(self) -> Costs:
         """Everything counted since the last ``take``.
 
@@ -93,11 +100,14 @@ class Meter:
             cpu_s=_rounded(self._cpu_s),
             peak_rss_bytes=peak_rss_bytes(),
         )
+        self._forget()
+        return costs
+
+    def _forget(self) -> None:
         self._wall_s.clear()
         self._cpu_s.clear()
         self._train_step_ms.clear()
         self._infer_ms.clear()
-        return costs
 
 
 def measure_windows(

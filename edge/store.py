@@ -39,6 +39,7 @@ from protofleet.edge.journal import (
     Journal,
     Pending,
     PersonalState,
+    SentUpdate,
     StoredFile,
     StoredPayload,
     StoredState,
@@ -367,21 +368,26 @@ class Store:
         self._commit(msgspec.structs.replace(self.journal, received=None, pending=pending))
 
     def update_path(self) -> Path:
-        """File of the update in the outbox.
+        """File of the update in the outbox, or of the one that was delivered last.
 
         Raises:
             ProvisionError: there is none, or its bytes are damaged.
         """
-        if self.journal.pending is None:
+        known = self.journal.pending or self.journal.delivered
+        if known is None:
             raise ProvisionError(f"device store '{self.folder}': its outbox is empty")
-        file = self.journal.pending.update
+        file = known.update
         read_blob(self.folder, file)
         return blob_path(self.folder, file)
 
     def commit_delivered(self) -> None:
         """The coordinator has the update: its state becomes the device's own."""
-        if self.journal.pending is not None:
-            change = {"state": self.journal.pending.state, "pending": None, "former": None}
+        pending = self.journal.pending
+        if pending is not None:
+            sent = SentUpdate(
+                round_id=pending.round_id, update=pending.update, coding=pending.coding
+            )
+            change = {"state": pending.state, "pending": None, "delivered": sent, "former": None}
             self._commit(msgspec.structs.replace(self.journal, **change))
 
     def commit_dropped(self) -> None:

@@ -15,6 +15,10 @@ ANSWER_S = 2.0
 LONGEST_S = 3600.0
 _SHOWN = 5
 _NEVER = float("inf")
+_HOLDS = {
+    "paused": "waits, its operator has paused the federation",
+    "stopped": "waits, its operator has stopped the coordinator for now",
+}
 
 
 class Endpoint(Protocol):
@@ -106,7 +110,9 @@ class WaitingLog:
         if known.phase == "finished":
             return f"a new run of federation '{name}', which has finished"
         stands = f"round {known.round_id} of {known.rounds}"
-        if known.phase == "waiting":
+        if known.hold in _HOLDS:
+            doing = _HOLDS[known.hold]
+        elif known.phase == "waiting":
             doing = "waits for devices"
         else:
             doing = "runs, this device has nothing to do in it now"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,15 +17,15 @@ from protofleet.experiments.attacks import flipped_labels
 from protofleet.experiments.prepare import ClientFiles
 from protofleet.federation.client import (
     ClientMemory,
+    ReceivedPayload,
     RoundConfig,
+    TrainedRound,
     receive_payload,
     train_round,
 )
 from protofleet.federation.records import ClientCosts, Costs
-from protofleet.firmware_sim.die_with_parent import die_with_parent
-from protofleet.kernels import set_threads
 from protofleet.runtime import open_programs
-from protofleet.strategies.types import ClientState
+from protofleet.strategies.types import ClientState, Strategy
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
@@ -68,8 +68,8 @@ class StoredClient:
 
     def memory(self) -> ClientMemory:
         """What the client trains from."""
-        state = ClientState(round_id=self.round_id, tensors=_tensors(self.state))
-        return ClientMemory(state=state, residual=_tensors(self.residual))
+        state = ClientState(round_id=self.round_id, tensors=decoded(self.state))
+        return ClientMemory(state=state, residual=decoded(self.residual))
 
     def packed(self) -> bytes:
         """One blob of both."""
@@ -84,7 +84,7 @@ class StoredClient:
             RefusedError: it is no blob.
             KeyError: it is one of something else.
         """
-        parts = _tensors(data)
+        parts = decoded(data)
         state, residual = (parts[part].tobytes() for part in ("state", "residual"))
         return cls(round_id=round_id, state=state, residual=residual)
 
@@ -103,9 +103,9 @@ class WorkerTask:
 
     client_id: str
     order: RoundConfig
-    payload: bytes
+    payload: bytes | memoryview
     coding: Coding
-    baseline: bytes
+    baseline: bytes | memoryview
     before: int
 
 
@@ -113,15 +113,43 @@ class WorkerTask:
 class WorkerResult:
     """What the round made for the server; ``update`` is the blob that would travel.
 
+    It may lie in memory that the next round writes.
+
     ``costs`` are told beside it: within, they would change its bytes from run to run.
     """
 
     client_id: str
     round_id: int
-    update: bytes
+    update: bytes | memoryview
     coding: Coding
     class_counts: tuple[int, ...]
     costs: ClientCosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedClient:
+    """A client's round before its state is written anywhere.
+
+    Attributes:
+        round: what it made.
+        class_counts: as in ``WorkerResult``.
+        train_s: as in ``ClientCosts``.
+    """
+
+    round: TrainedRound
+    class_counts: tuple[int, ...]
+    train_s: float
+
+    def result(self, client_id: str, update: bytes | memoryview, kept_bytes: int) -> WorkerResult:
+        """For the server, with the update where it lies."""
+        return WorkerResult(
+            client_id=client_id,
+            round_id=self.round.state.round_id,
+            update=update,
+            coding=self.round.coding,
+            class_counts=self.class_counts,
+            costs=ClientCosts(train_s=self.train_s, kept_bytes=kept_bytes),
+        )
 
 
 class ClientTrainer:
@@ -130,49 +158,57 @@ class ClientTrainer:
     def __init__(self, spec: WorkerSpec) -> None:
         self._spec = spec
         self._bundle = Bundle.open(spec.bundle, any_signer=True)
+        self._model = self._bundle.model()
         self._programs = open_programs(self._bundle, threads=1)
         self._pooled = None if spec.pooled is None else load_pooled(spec.pooled)
         self._learners: dict[str, Learner] = {}
+        self._received: tuple[WorkerTask, ReceivedPayload] | None = None
 
     def train(
         self, task: WorkerTask, stored: StoredClient | None
     ) -> tuple[WorkerResult, StoredClient]:
         """One local round, from blobs to blobs; ``stored`` is None before a client's first."""
+        trained = self.trained(task, ClientMemory() if stored is None else stored.memory())
+        kept = StoredClient(
+            round_id=trained.round.state.round_id,
+            state=blobs.encode(trained.round.state.tensors),
+            residual=blobs.encode(trained.round.residual),
+        )
+        kept_bytes = len(kept.state) + len(kept.residual)
+        return trained.result(task.client_id, trained.round.blob, kept_bytes), kept
+
+    def trained(self, task: WorkerTask, memory: ClientMemory) -> TrainedClient:
+        """One local round; what it made may lie in memory that the next one writes."""
         learner = self._learner(task.client_id)
-        strategy = learner.strategy(self._spec.strategy, self._spec.settings)
+        trained = train_round(
+            learner, self._strategy, memory, self._receive(task), costs=lambda _: Costs()
+        )
+        spent = learner.meter.take_cpu()
+        return TrainedClient(
+            round=trained,
+            class_counts=learner.class_counts(task.order.round_id),
+            train_s=spent.get("train", 0.0) + spent.get("encode", 0.0),
+        )
+
+    @cached_property
+    def _strategy(self) -> Strategy:
+        (first, *_) = self._learners.values()
+        return first.strategy(self._spec.strategy, self._spec.settings)
+
+    def _receive(self, task: WorkerTask) -> ReceivedPayload:
+        """The task's payload; what was sent to the client before as well is not decoded twice."""
+        if self._received is not None and _same_payload(task, self._received[0]):
+            return self._received[1]
         received = receive_payload(
             task.payload,
             task.coding,
             task.order,
-            model=learner.model,
-            earlier=lambda _: _tensors(task.baseline),
-            forms=strategy.payload,
+            model=self._model,
+            earlier=lambda _: decoded(task.baseline),
+            forms=self._strategy.payload,
         )
-        trained = train_round(
-            learner,
-            strategy,
-            ClientMemory() if stored is None else stored.memory(),
-            received,
-            costs=lambda _: Costs(),
-        )
-        spent = learner.meter.take().cpu_s
-        kept = StoredClient(
-            round_id=trained.state.round_id,
-            state=blobs.encode(trained.state.tensors),
-            residual=blobs.encode(trained.residual),
-        )
-        result = WorkerResult(
-            client_id=task.client_id,
-            round_id=kept.round_id,
-            update=trained.blob,
-            coding=trained.coding,
-            class_counts=learner.class_counts(task.order.round_id),
-            costs=ClientCosts(
-                train_s=spent.get("train", 0.0) + spent.get("encode", 0.0),
-                kept_bytes=len(kept.state) + len(kept.residual),
-            ),
-        )
-        return result, kept
+        self._received = task, received
+        return received
 
     def _learner(self, client_id: str) -> Learner:
         if client_id not in self._learners:
@@ -194,22 +230,17 @@ class ClientTrainer:
         return replace(data, y_train=flipped_labels(data.y_train, len(data.classes)))
 
 
-def _tensors(blob: bytes) -> dict[str, Any]:
+def _same_payload(one: WorkerTask, other: WorkerTask) -> bool:
+    """Whether both have the very same blobs, and order."""
+    return (
+        one.payload is other.payload
+        and one.baseline is other.baseline
+        and one.coding == other.coding
+        and one.order == other.order
+    )
+
+
+def decoded(blob: bytes | memoryview) -> dict[str, Any]:
+    """The tensors of one of our own blobs, as views into it."""
     tensors, _ = blobs.decode(blob, max_bytes=len(blob))
     return dict(tensors)
-
-
-_workers: list[ClientTrainer] = []
-
-
-def start(spec: WorkerSpec, parent: int) -> None:
-    """Prepare this process; Ctrl-C is its parent's business, and so is its life."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    die_with_parent(parent)
-    set_threads(1)
-    _workers.append(ClientTrainer(spec))
-
-
-def train(task: WorkerTask, stored: StoredClient | None) -> tuple[WorkerResult, StoredClient]:
-    """One client's round in this process, and what it keeps."""
-    return _workers[0].train(task, stored)

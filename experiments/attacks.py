@@ -112,7 +112,7 @@ def liars_among(hostile: Hostile, clients: tuple[str, ...], seed: int) -> frozen
 class Sent:
     """A client's update as a raw blob, and the tensors that it started from."""
 
-    blob: bytes
+    blob: bytes | memoryview
     baseline: Tensors
 
 

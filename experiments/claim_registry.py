@@ -18,11 +18,18 @@ import msgspec
 from msgspec import Meta
 
 from protofleet.errors import InputError
-from protofleet.experiments.config import FOLDER, Experiment, Section, find, load_experiment
+from protofleet.experiments.config import (
+    FOLDER,
+    Experiment,
+    Section,
+    find,
+    load_experiment,
+    name_of,
+)
 from protofleet.settings import explain
 
-MeasureName = Literal["last", "best", "equal_bytes", "rounds_to", "uplink", "bytes"]
-SCORES: tuple[MeasureName, ...] = ("last", "best", "equal_bytes")
+MeasureName = Literal["last", "best", "recovery", "equal_bytes", "rounds_to", "uplink", "bytes"]
+SCORES: tuple[MeasureName, ...] = ("last", "best", "recovery", "equal_bytes")
 """Measures that are differences of two scores; the others are ratios."""
 
 CLAIMS = FOLDER / "claims" / "papers"
@@ -38,16 +45,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         method, against: labels of the experiment's methods.
         measures: ``last`` and ``best``: score minus score, of the last round (the final fit where
-            there is one) and of the best one; ``equal_bytes``: the same where both have moved what
-            the cheaper of the two moves in its whole run; ``rounds_to``: rounds until ``target``,
-            ``uplink``: bytes up, ``bytes``: bytes up and down, of the whole run, each divided by
-            the other method's.
+            there is one) and of the best one; ``recovery``: mean scores of all rounds from the
+            first in which a client has a class back (``[dynamic]``); ``equal_bytes``: the same as
+            ``last`` where both have moved what the cheaper of the two moves in its whole run;
+            ``rounds_to``: rounds until ``target``, ``uplink``: bytes up, ``bytes``: bytes up and
+            down, of the whole run, each divided by the other method's.
         sections: of the experiment's ``score.sections``, for all measures but the bytes.
         expect: what the paper claims of the difference or ratio.
         threshold: that it is beyond; a difference's is 0 unless given, a ratio's 1.
         target: of ``rounds_to``, from 0 to 1; absent: the experiment's ``score.target``.
         paper: the printed difference (percentage points, or loss) or ratio, for every section alike
             or by section.
+        elsewhere: further printed differences or ratios of the one section, by data set.
         detail: left out of the page's first table.
     """
 
@@ -59,6 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threshold: float | None = None
     target: Annotated[float, Meta(gt=0, le=1)] | None = None
     paper: float | dict[Section, float] | None = None
+    elsewhere: dict[str, float] = {}
     detail: bool = False
 
     def __post_init__(self) -> None:
@@ -71,8 +81,12 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             )
         if "loss" in self.sections and len(self.sections) > 1:
             raise ValueError("`sections`: expected a comparison of its own for 'loss'")
+        if "loss" in self.sections and "rounds_to" in self.measures:
+            raise ValueError("`sections`: expected a score for `rounds_to`, got 'loss'")
         if isinstance(self.paper, dict) and (extra := self.paper.keys() - set(self.sections)):
             raise ValueError(f"`paper`: no '{min(extra)}' in `sections`")
+        if self.elsewhere and len(self.sections) > 1:
+            raise ValueError("`elsewhere`: expected a single section")
         if self.threshold is not None and self.threshold <= 0 and not self._differs:
             raise ValueError("`threshold`: expected a ratio above 0")
         if len({measure in SCORES for measure in self.measures}) > 1:
@@ -137,6 +151,11 @@ class RegisteredClaim:
     claim: Claim
 
     @cached_property
+    def name(self) -> str:
+        """The experiment's, as its runs' folder has it."""
+        return name_of(find(self.claim.experiment))
+
+    @cached_property
     def experiment(self) -> Experiment:
         """What measures it."""
         return load_experiment(find(self.claim.experiment))
@@ -165,6 +184,8 @@ def load_claims(folder: Path = CLAIMS) -> list[RegisteredClaim]:
                 _check(claim, found[claim.id].experiment)
             except InputError as error:
                 raise InputError(f"claims '{file}', '{claim.id}': {error}") from error
+    if not found:
+        raise InputError(f"claims '{folder}': expected files <paper>.toml, found none")
     return list(found.values())
 
 
@@ -177,17 +198,14 @@ def chosen_claims(claims: Sequence[RegisteredClaim], ids: Sequence[str]) -> list
     known = [one.claim.id for one in claims]
     for name in ids:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=3)
-            hint = (
-                f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
-            )
-            raise InputError(f"claim '{name}': there is none of this name; {hint}")
+            near = difflib.get_close_matches(name, known, n=3) or known
+            raise InputError(f"claim '{name}': not known; did you mean {' or '.join(near)}?")
     return [one for one in claims if not ids or one.claim.id in ids]
 
 
 def experiments_of(claims: Iterable[RegisteredClaim]) -> Mapping[str, Experiment]:
     """What has to be run for some claims, each once, by name."""
-    return {one.claim.experiment: one.experiment for one in claims}
+    return {one.name: one.experiment for one in claims}
 
 
 def _load(file: Path) -> PaperClaims:
@@ -218,6 +236,8 @@ def _check(claim: Claim, experiment: Experiment) -> None:
                     f"section '{section}': expected one of `score.sections` of {claim.experiment}: "
                     f"{', '.join(experiment.score.sections)}"
                 )
+        if "recovery" in one.measures and experiment.dynamic is None:
+            raise InputError(f"`recovery`: expected `[dynamic]` in {claim.experiment}")
         if "rounds_to" in one.measures and (one.target or experiment.score.target) is None:
             raise InputError(
                 "`target`: expected one for `rounds_to`, here or as `score.target` of "

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.durable import write_whole
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
-from protofleet.experiments.attacks import Sent, lied
+from protofleet.experiments.attacks import Hostile, Sent, lied
 from protofleet.experiments.diagnostics import diagnosis
 from protofleet.experiments.run import Job, Watch
 from protofleet.experiments.store import Engine, MethodResult, load_run, save_result
@@ -145,6 +147,7 @@ class _Engine:
         self._server = Server.of(plan)
         self._schedule = plan.schedule()
         self._references: Mapping[str, bytes] = {}
+        self._baselines: dict[int, Tensors] = {}
         self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
         self._state = RoundState()
         self._hostile, self._liars = job.method.hostile, job.liars
@@ -179,14 +182,13 @@ class _Engine:
             for client_id in self._state.cohort
         }
         self._encoder.clear()
-        tasks = [self._task(run, client_id, coded) for client_id, coded in sent.items()]
-        results = {one.client_id: one for one in workers.train(tasks)}
-        results = self._with_lies(results, sent)
-        admitted = self._admit(run, results, sent)
+        self._baselines.clear()
+        results, admitted = self._trained(run, workers, sent)
+        self._close(one.record.client_id for one in admitted)
         outcome = self._server.aggregate(
             run.server, round_id, [one.update for one in admitted], admitted, final=final
         )
-        server = outcome.state
+        server = _owned(outcome.state)
         seconds = round(time.perf_counter() - started, 4)
         scores = self._server.score(server, [one.record for one in admitted], final=final)
         done = RoundRecord(
@@ -212,17 +214,46 @@ class _Engine:
             return {}
         return self._diagnosis(network)
 
-    def _task(self, run: _Progress, client_id: str, coded: CodedPayload) -> WorkerTask:
-        config, stored = self._plan.config, run.clients.get(client_id)
+    def _trained(
+        self, run: _Progress, workers: Workers, sent: Mapping[str, CodedPayload]
+    ) -> tuple[dict[str, WorkerResult], list[DecodedUpdate]]:
+        """What everybody sends, and of that what counts; both by ascending client.
+
+        Raises:
+            RefusedError: an update breaks a rule, although nobody lies.
+        """
+        order = self._order()
+        tasks = [self._task(run, order, client_id, sent[client_id]) for client_id in sorted(sent)]
+        learned = learned_bounds(one.update_norms for one in run.rounds)
+        if self._hostile is not None:
+            results = {one.client_id: one for one in workers.train(tasks)}
+            results = self._with_lies(self._hostile, dict(sorted(results.items())), sent)
+            return results, self._majority(results, sent, learned)
+        results, admitted = {}, {}
+        for one in workers.train(tasks):
+            results[one.client_id] = one
+            # While others are trained.
+            admitted[one.client_id] = self._admitted(one, sent[one.client_id], learned)
+        return dict(sorted(results.items())), [one for _, one in sorted(admitted.items())]
+
+    def _order(self) -> RoundConfig:
+        config = self._plan.config
+        return RoundConfig(
+            round_id=self._state.round_id,
+            seed=config.seed,
+            final=self._state.final,
+            codec=config.codec.updates,
+            sends=self._plan.sends,
+        )
+
+    @staticmethod
+    def _task(
+        run: _Progress, order: RoundConfig, client_id: str, coded: CodedPayload
+    ) -> WorkerTask:
+        stored = run.clients.get(client_id)
         return WorkerTask(
             client_id=client_id,
-            order=RoundConfig(
-                round_id=self._state.round_id,
-                seed=config.seed,
-                final=self._state.final,
-                codec=config.codec.updates,
-                sends=self._plan.sends,
-            ),
+            order=order,
             payload=coded.blob,
             coding=coded.coding,
             baseline=run.references[coded.coding.reference] if coded.coding.reference else b"",
@@ -230,48 +261,43 @@ class _Engine:
         )
 
     def _with_lies(
-        self, results: Mapping[str, WorkerResult], sent: Mapping[str, CodedPayload]
+        self,
+        hostile: Hostile,
+        results: Mapping[str, WorkerResult],
+        sent: Mapping[str, CodedPayload],
     ) -> dict[str, WorkerResult]:
         """The results with what liars send in the place of their own."""
-        if self._hostile is None:
-            return dict(results)
         honest = {
             client_id: Sent(one.update, self._baseline(sent[client_id]))
             for client_id, one in results.items()
         }
-        lies = lied(self._hostile, self._liars, honest)
+        lies = lied(hostile, self._liars, honest)
         return {
             client_id: replace(one, update=lies.get(client_id, one.update))
             for client_id, one in results.items()
         }
 
     def _baseline(self, sent: CodedPayload) -> Tensors:
-        payload, _ = blobs.decode(sent.raw, max_bytes=len(sent.raw))
-        return update_baseline(self._plan.model, payload)
+        """What the updates of all are compared with who got this payload."""
+        if id(sent) not in self._baselines:
+            payload, _ = blobs.decode(sent.raw, max_bytes=len(sent.raw))
+            self._baselines[id(sent)] = update_baseline(self._plan.model, payload)
+        return self._baselines[id(sent)]
 
-    def _admit(
+    def _majority(
         self,
-        run: _Progress,
         results: Mapping[str, WorkerResult],
         sent: Mapping[str, CodedPayload],
+        learned: Norms,
     ) -> list[DecodedUpdate]:
-        """The updates that count; the round goes on as often as it takes to have a majority.
-
-        Raises:
-            RefusedError: one breaks a rule, although nobody lies.
-        """
-        learned = learned_bounds(one.update_norms for one in run.rounds)
+        """The updates that count; the round goes on as often as it takes to have a majority."""
         for attempt in range(_ATTEMPTS):
             bounds, admitted = relaxed_bounds(learned, attempt), []
             for client_id, one in results.items():
-                try:
+                with suppress(RefusedError):
                     admitted.append(self._admitted(one, sent[client_id], bounds))
-                except RefusedError:
-                    if self._hostile is None:
-                        raise
             if 2 * len(admitted) > len(results):
                 break
-        self._close(one.record.client_id for one in admitted)
         return admitted
 
     def _admitted(self, result: WorkerResult, sent: CodedPayload, bounds: Norms) -> DecodedUpdate:
@@ -317,6 +343,22 @@ class _Engine:
     def _earlier(self, reference: str) -> Tensors:
         raw = self._references[reference]
         return blobs.decode(raw, max_bytes=len(raw))[0]
+
+
+def _owned(state: ServerState) -> ServerState:
+    """The state without views into an update, whose memory the next round writes."""
+    tensors = {
+        name: value if _owner(value).base is None else value.copy()
+        for name, value in state.tensors.items()
+    }
+    return replace(state, tensors=tensors)
+
+
+def _owner(value: NDArray[Any]) -> NDArray[Any]:
+    """The array whose memory this one is a view of."""
+    while isinstance(value.base, np.ndarray):
+        value = value.base
+    return value
 
 
 class _Saving:

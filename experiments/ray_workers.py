@@ -143,7 +143,7 @@ class RayActors:
         self._homes = {name: index % count for index, name in enumerate(sorted(spec.clients))}
         self._written: dict[str, tuple[int, str]] = {}
         self._since: dict[str, list[tuple[WorkerTask, Any, Any]]] = {}
-        self._refs: dict[bytes, Any] = {}
+        self._refs: dict[bytes | memoryview, Any] = {}
         self._rounds, self._held = 0, 0
 
     def start(self, restored: Mapping[str, StoredClient]) -> None:

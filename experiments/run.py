@@ -105,7 +105,7 @@ class Job:
             evaluation=EvaluationSettings(pooled=self.data.pooled),
             liveness=LivenessSettings(grace_s=_HOUR_S),
             codec=self.experiment.codec_of(self.method),
-            aggregation=self.method.aggregation,
+            aggregation=self.experiment.aggregation_of(self.method),
             privacy=self._privacy,
         )
         return make_plan(config)
@@ -123,6 +123,7 @@ class Job:
 
     def identity(self, plan: Plan, engine: Engine) -> str:
         """Hash of everything that decides the numbers."""
+        aggregation = self.experiment.aggregation_of(self.method)
         about = [
             engine,
             plan.strategy.description.name,
@@ -131,11 +132,7 @@ class Job:
             self.rounds,
             self.experiment.cohort_of(self.method),
             self.experiment.codec_of(self.method),
-            *(
-                []
-                if self.method.aggregation == AggregationSettings()
-                else [self.method.aggregation]
-            ),
+            *([] if aggregation == AggregationSettings() else [aggregation]),
             *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
             *([] if self.method.hostile is None else [self.method.hostile]),
             *(["diagnostics"] if self.experiment.diagnostics else []),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -17,12 +18,19 @@ from protofleet.durable import lock
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.local import run_local
+from protofleet.experiments.memory import measure_memory
 from protofleet.experiments.mqtt import run_mqtt
 from protofleet.experiments.prepare import Preparation
+from protofleet.experiments.processes import processes
 from protofleet.experiments.ray_workers import ray_cluster
 from protofleet.experiments.run import Job, Watch
-from protofleet.experiments.store import Engine, MethodResult, load_run, run_folder
-from protofleet.experiments.workers import processes
+from protofleet.experiments.store import (
+    Engine,
+    MethodResult,
+    load_run,
+    run_folder,
+    save_result,
+)
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS
@@ -50,6 +58,7 @@ class RunOptions:
         workers: processes of the local engine, actors of Ray; None: one per core.
         rounds: in place of the file's and the methods', for a quick look.
         broker: for the engine ``mqtt``: which, and the credentials for it; None starts one.
+        memory: whether to measure, for each run that lacks it, how much a device needs; ``local``.
     """
 
     data_root: Path
@@ -59,6 +68,7 @@ class RunOptions:
     workers: int | None = None
     rounds: int | None = None
     broker: BrokerAccess | None = None
+    memory: bool = False
 
 
 def run_experiment(
@@ -107,7 +117,9 @@ def run_experiment(
                     )
                 )
             _check_settings(experiment, jobs)
-            results += [run_job(job, options.engine, run, console) for job in jobs]
+            for job in jobs:
+                result = run_job(job, options.engine, run, console)
+                results.append(_with_memory(job, result, options) if options.memory else result)
         return results
 
 
@@ -136,8 +148,8 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
 
 @contextmanager
 def _local(options: RunOptions) -> Iterator[RunJob]:
-    opened = processes(options.workers or os.cpu_count() or 1)
-    yield lambda job, watch: run_local(job, opened=opened, watch=watch)
+    with processes(options.workers or os.cpu_count() or 1) as opened:
+        yield lambda job, watch: run_local(job, opened=opened, watch=watch)
 
 
 @contextmanager
@@ -180,6 +192,17 @@ def run_job(job: Job, engine: Engine, run: RunJob, console: Console) -> MethodRe
     title = f"seed {job.seed}, {job.method.label}"
     with _Shown(console, title, plan.schedule().last_round, job.experiment.score.metric) as shown:
         return run(job, shown.round)
+
+
+def _with_memory(job: Job, result: MethodResult, options: RunOptions) -> MethodResult:
+    """The result with what a device needs, measured unless it was before."""
+    if result.peak_bytes is not None:
+        return result
+    with processes(options.workers or os.cpu_count() or 1) as opened:
+        peak = measure_memory(job, opened)
+    measured = msgspec.structs.replace(result, peak_bytes=peak)
+    save_result(job.folder, measured)
+    return measured
 
 
 def _claim(folder: Path, identity: str) -> None:

@@ -28,6 +28,8 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
         last: as each section was scored last (``federation.scores.last_scores``).
         clients: number of clients.
         parameters: number of trained values of the model.
+        peak_bytes: largest resident memory of a device's process (``memory.measure_memory``);
+            None: not measured.
         environment: versions and machine.
     """
 
@@ -43,6 +45,7 @@ class MethodResult(msgspec.Struct, frozen=True, kw_only=True):
     last: Scores = Scores()
     clients: int = 0
     parameters: int = 0
+    peak_bytes: int | None = None
     environment: dict[str, str] = {}
     digest: str = ""
 

@@ -1,20 +1,13 @@
-"""What an engine asks of the processes that train its clients, and those of this machine."""
+"""What an engine asks of the processes that train its clients."""
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from protofleet.errors import ProtofleetError
-from protofleet.experiments import _worker
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
-from protofleet.threads import thread_variables
 
 
 class Workers(Protocol):
@@ -24,8 +17,10 @@ class Workers(Protocol):
     an engine can always go back to the end of the last complete round.
     """
 
-    def train(self, tasks: Sequence[WorkerTask]) -> list[WorkerResult]:
-        """Do one round's tasks; the results are sorted by client.
+    def train(self, tasks: Sequence[WorkerTask]) -> Iterable[WorkerResult]:
+        """Do one round's tasks; the results come in any order, as they are ready.
+
+        They may lie in memory that the next round writes.
 
         Raises:
             ProtofleetError: a task failed, or workers died and cannot be replaced.
@@ -73,67 +68,3 @@ class ClientStates:
         for client_id, states in self._kept.items():
             last = max(states)
             self._kept[client_id] = {last: states[last]}
-
-
-def processes(count: int) -> OpenWorkers:
-    """Workers that are processes of this machine, one thread each.
-
-    Args:
-        count: how many at most; never more than clients.
-    """
-
-    @contextmanager
-    def opened(
-        spec: WorkerSpec, restored: Mapping[str, StoredClient], _folder: Path
-    ) -> Iterator[Workers]:
-        with _pool(spec, min(count, len(spec.clients))) as pool:
-            yield _Processes(pool, restored)
-
-    return opened
-
-
-@contextmanager
-def _pool(spec: WorkerSpec, count: int) -> Iterator[ProcessPoolExecutor]:
-    before = dict(os.environ)
-    os.environ.update(thread_variables(1))  # read by the children's libraries when they load
-    pool = ProcessPoolExecutor(
-        count,
-        multiprocessing.get_context("spawn"),
-        initializer=_worker.start,
-        initargs=(spec, os.getpid()),
-    )
-    try:
-        yield pool
-    except BrokenProcessPool as error:
-        raise ProtofleetError(
-            f"a worker of '{spec.label}' died, perhaps of lack of memory: use fewer --workers"
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-        for name in thread_variables(1):
-            os.environ.pop(name)
-        os.environ.update({k: v for k, v in before.items() if k in thread_variables(1)})
-
-
-class _Processes:
-    """States stay in this process and travel with every task, so any process takes any client."""
-
-    def __init__(self, pool: ProcessPoolExecutor, restored: Mapping[str, StoredClient]) -> None:
-        self._pool, self._states = pool, ClientStates(restored)
-
-    def train(self, tasks: Sequence[WorkerTask]) -> list[WorkerResult]:
-        ordered = sorted(tasks, key=lambda task: task.client_id)
-        for task in ordered[:1]:
-            self._states.begin(task.order.round_id)
-        stored = [self._states.at(task.client_id, task.before) for task in ordered]
-        results = []
-        for task, (result, kept) in zip(
-            ordered, self._pool.map(_worker.train, ordered, stored), strict=True
-        ):
-            self._states.put(task.client_id, task.before, kept)
-            results.append(result)
-        return results
-
-    def stored(self, rounds: Mapping[str, int]) -> dict[str, StoredClient]:
-        found = {name: self._states.at(name, round_id) for name, round_id in rounds.items()}
-        return {name: one for name, one in found.items() if one is not None}

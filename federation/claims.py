@@ -169,11 +169,13 @@ def believed_examples(
     Args:
         updates: sorted by client_id.
         admitted: the same clients.
-        multiple: of the median number of those that have examples.
+        multiple: of the median number of those that have examples; 0: any number is believed.
 
     Returns:
         The very same updates where no number is larger than that.
     """
+    if not multiple:
+        return updates, ()
     counts = [one.record.num_examples for one in admitted if one.record.num_examples]
     limit = max(int(multiple * float(np.median(counts))), 1) if counts else 0
     limited = tuple(

@@ -71,7 +71,7 @@ def update_baseline(model: Model, payload: Tensors) -> dict[str, NDArray[Any]]:
     return {**prefixed(PARAMS, model.params), **payload}
 
 
-def reference_of(raw: bytes) -> str:
+def reference_of(raw: bytes | memoryview) -> str:
     """How a payload is named that was decoded to the blob ``raw``."""
     return hashlib.sha256(raw).hexdigest()
 
@@ -162,13 +162,13 @@ def encode_payload(
 
 
 def decode_payload(
-    blob: bytes,
+    blob: bytes | memoryview,
     coding: Coding,
     model: Model,
     earlier: Callable[[str], Tensors],
     *,
     forms: TensorForms,
-) -> bytes:
+) -> bytes | memoryview:
     """The raw blob of a payload that has arrived; a raw one is not looked at.
 
     Args:
@@ -270,7 +270,7 @@ class DecodedUpdate:
 
 
 def decode_update(  # noqa: PLR0913 - what came and what it is read with, named at the call
-    blob: bytes,
+    blob: bytes | memoryview,
     coding: Coding,
     baseline: Tensors,
     *,

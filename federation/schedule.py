@@ -48,6 +48,7 @@ class RoundState:
         attempt: how often the open round was extended.
         size: number of devices the open round was drawn with; substitutes do not change it.
         final: whether the open or closing round is the final fit.
+        paused: whether the operator wants no other round to open.
     """
 
     phase: RoundPhase = RoundPhase.WAITING
@@ -64,6 +65,7 @@ class RoundState:
     attempt: int = 0
     size: int = 0
     final: bool = False
+    paused: bool = False
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -118,6 +120,16 @@ class StateCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """The operator wants no other round to open; an open one ends by its rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Rounds may open again."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -129,6 +141,8 @@ ScheduleEvent = (
     | DeviceFailed
     | UpdateRefused
     | StateCommitted
+    | Pause
+    | Resume
     | Tick
 )
 
@@ -188,7 +202,7 @@ class Schedule(Protocol):
         ...
 
     def resume(self, state: RoundState, now: float) -> Transition:
-        """Go on from what the ledger holds: phase, round, cohort, delivered, attempt and final.
+        """Go on from what the ledger holds of a state; ``live`` and times are not in it.
 
         A waiting state with ``final`` says that the round before it was the final fit.
         """

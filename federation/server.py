@@ -86,7 +86,7 @@ class Server:
 
     def admit(  # noqa: PLR0913 - what came and from whom, each named at the call
         self,
-        blob: bytes,
+        blob: bytes | memoryview,
         coding: Coding,
         *,
         baseline: Tensors,

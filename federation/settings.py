@@ -70,7 +70,7 @@ class AggregationSettings(_Settings, frozen=True, kw_only=True):
         norm_clip: longest difference to the server's tensors, as a multiple of the round's median;
             0: any.
         most_examples: for how many examples a device counts at most, as a multiple of the round's
-            median.
+            median; 0: any.
     """
 
     kind: str = "mean"
@@ -82,7 +82,7 @@ class AggregationSettings(_Settings, frozen=True, kw_only=True):
         clip = self.norm_clip
         _check("norm_clip", clip == 0 or 1 <= clip < math.inf, "a multiple from 1, or 0", clip)
         most = self.most_examples
-        _check("most_examples", 1 <= most < math.inf, "a multiple from 1", most)
+        _check("most_examples", most == 0 or 1 <= most < math.inf, "a multiple from 1, or 0", most)
 
     @property
     def identity(self) -> str:

@@ -8,6 +8,8 @@
        └────────────────────── StateCommitted ◄───────────────────────────────────────┘
                                      └── last round ──► FINISHED
 
+While the operator pauses, WAITING opens nothing.
+
 A strategy with a final fit has one more round after the last: every live device is invited, and
 its closing aggregates nothing.
 """
@@ -32,6 +34,8 @@ from protofleet.federation.schedule import (
     Finish,
     Invite,
     OpenRound,
+    Pause,
+    Resume,
     RoundPhase,
     RoundState,
     ScheduleEvent,
@@ -86,18 +90,21 @@ class SynchronousSchedule:
                 return replace(state, phase=RoundPhase.FINISHED), (Finish(),)
             case StateCommitted() if state.phase is RoundPhase.CLOSING:
                 state = RoundState(
-                    round_id=state.round_id + 1, live=state.live, warmed_up=state.warmed_up
+                    round_id=state.round_id + 1,
+                    live=state.live,
+                    warmed_up=state.warmed_up,
+                    paused=state.paused,
                 )
-            case StateCommitted():
-                pass
-            case Tick():
+            case Pause() | Resume():
+                state = replace(state, paused=isinstance(event, Pause))
+            case StateCommitted() | Tick():
                 pass
             case _:
                 assert_never(event)
         return _advance(self, state, now)
 
     def resume(self, state: RoundState, now: float) -> Transition:
-        """Go on from what the ledger holds: phase, round, cohort, delivered, attempt and final.
+        """Go on from what the ledger holds of a state; ``live`` and times are not in it.
 
         A waiting state with ``final`` says that the round before it was the final fit.
 
@@ -219,7 +226,7 @@ def _advance(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tr
 
 
 def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    if len(state.live) < schedule.needed_devices(state):
+    if state.paused or len(state.live) < schedule.needed_devices(state):
         return replace(state, enough_since=None), ()
     since = now if state.enough_since is None else state.enough_since
     if not state.warmed_up and now < since + schedule.wait_s:

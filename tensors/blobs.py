@@ -41,6 +41,17 @@ def encode(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes
     Raises:
         InputError: a name, a dtype or a number of tensors that ``decode`` would refuse.
     """
+    return b"".join(encoded_parts(tensors, metadata))
+
+
+def encoded_parts(
+    tensors: Tensors, metadata: Mapping[str, str] | None = None
+) -> list[bytes | memoryview]:
+    """The bytes of ``encode`` in parts: the header, then each array's own memory, not a copy.
+
+    Raises:
+        InputError: as there.
+    """
     arrays = {name: _little_endian(name, value) for name, value in tensors.items()}
     order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     header: dict[str, Any] = {}
@@ -62,12 +73,13 @@ def encode(tensors: Tensors, metadata: Mapping[str, str] | None = None) -> bytes
             f"blob: expected at most {MAX_TENSORS} tensors and {MAX_HEADER_BYTES} bytes of header, "
             f"got {len(arrays)} and {len(text)}"
         )
-    # Each array's own memory goes into the one result: no second copy of the tensors is made.
     parts = [arrays[name].reshape(-1).view(np.uint8).data for name in order]
-    return b"".join([len(text).to_bytes(8, "little"), text, *parts])
+    return [len(text).to_bytes(8, "little") + text, *parts]
 
 
-def decode(data: bytes, *, max_bytes: int) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def decode(
+    data: bytes | memoryview, *, max_bytes: int
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Arrays and metadata of a blob.
 
     Args:
@@ -125,7 +137,7 @@ def name_allowed(name: str) -> bool:
     return 0 < len(name) <= MAX_NAME_CHARS and name.isprintable() and name != _METADATA
 
 
-def _read_header(data: bytes) -> tuple[dict[str, Any], int]:
+def _read_header(data: bytes | memoryview) -> tuple[dict[str, Any], int]:
     if len(data) < 8:
         raise RefusedError("blob-header", f"blob: expected at least 8 bytes, got {len(data)}")
     length = int.from_bytes(data[:8], "little")

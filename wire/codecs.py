@@ -31,7 +31,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -59,6 +59,7 @@ _CHANGE = "change/"
 _MOST_HALF, _LEAST_HALF = float(np.finfo(np.float16).max), float(np.finfo(np.float16).tiny)
 _KEY, _REFERENCE = "codec", "base"
 _Floats = NDArray[np.float32]
+_Bytes = TypeVar("_Bytes", bound=bytes | memoryview)
 
 CheckLayout = Callable[[Tensors], None]
 """Raises RefusedError unless tensors of these names, shapes and dtypes are expected. It is called
@@ -243,7 +244,7 @@ class _Coder:
 
 
 def decode(
-    data: bytes,
+    data: bytes | memoryview,
     baseline: Tensors,
     coding: Coding,
     *,
@@ -297,7 +298,7 @@ def _hollow(shape: tuple[int, ...]) -> _Floats:
     return np.broadcast_to(np.zeros((), np.float32), shape)
 
 
-def _inflated(data: bytes, size: int) -> bytes:
+def _inflated(data: bytes | memoryview, size: int) -> bytes:
     """At most ``size`` bytes are ever made, whatever the stream says."""
     stream = zlib.decompressobj()
     try:
@@ -346,13 +347,13 @@ def _checked_entries(
 
 
 def to_raw(
-    data: bytes,
+    data: _Bytes,
     baseline: Tensors,
     coding: Coding,
     *,
     max_bytes: int,
     check: CheckLayout | None = None,
-) -> bytes:
+) -> _Bytes | bytes:
     """The raw blob that a coded one stands for; raw ones as they are, unread.
 
     Raises:

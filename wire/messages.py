@@ -87,7 +87,9 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     """Coordinator → all, retained (``all/ctl``): where the federation stands.
 
     Whenever ``boot_id`` or ``roll_call`` changes, each device presents itself anew, after a wait
-    between 0 and ``spread_s``. ``handshake``: where the federation has keys.
+    between 0 and ``spread_s``. ``hold``: why no round opens, ``paused`` or ``stopped`` by the
+    operator; empty: nothing keeps them. ``epoch``: of the coordinator's lease, higher than of every
+    coordinator before it; 0: it has none. ``handshake``: where the federation has keys.
     """
 
     federation: Word
@@ -101,6 +103,8 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     minor: int = PROTOCOL_MINOR
     roll_call: Annotated[int, msgspec.Meta(ge=0)] = 0
     spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
+    hold: Word = ""
+    epoch: Annotated[int, msgspec.Meta(ge=0)] = 0
     handshake: CoordinatorHandshake | None = None
 
 
@@ -142,7 +146,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
     how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold
-    scores, losses and costs, and numbers of examples.
+    scores, losses and costs, and numbers of examples. ``epoch``: as in the announcement.
     """
 
     task: Literal["train", "finish"]
@@ -158,6 +162,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     update_keep: float = 0.1
     scores: bool = True
     counts: bool = True
+    epoch: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):

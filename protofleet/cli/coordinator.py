@@ -17,6 +17,7 @@ from protofleet.printable import printable
 
 if TYPE_CHECKING:
     from protofleet.coordinator.events import Report, Sink
+    from protofleet.coordinator.status import Status
 
 
 @click.group()
@@ -24,6 +25,8 @@ def coordinator() -> None:
     """Run a federation's server."""
 
 
+_SHOWN = 8
+"""Devices that ``status`` names."""
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -75,13 +78,125 @@ def status(file: Path, *, as_json: bool) -> None:
         click.echo(msgspec.json.encode(found).decode())
         return
     click.echo(
-        f"federation {found.federation}: {found.phase}, {found.committed} of {found.rounds} rounds"
+        f"federation {found.federation}: {found.operation}{_since(found)}, "
+        f"{found.committed} of {found.rounds} rounds"
     )
     if found.phase in ("open", "closing"):
         name = "final fit" if found.final else f"round {found.round_id}"
-        click.echo(f"{name}: {len(found.delivered)} of {len(found.cohort)} updates")
+        click.echo(f"{name}: {_updates(found)}{_missing(found)}")
     for refusal in found.refused:
         click.echo(f"not invited: {printable(refusal.reason)}")
+
+
+@coordinator.command()
+@_FILE
+@_JSON
+def pause(file: Path, *, as_json: bool) -> None:
+    """Let no other round of the federation FILE open.
+
+    The open round ends by its rules. The order is durable: a coordinator that starts later comes up
+    paused.
+    """
+    _order(file, "pause", as_json=as_json)
+
+
+@coordinator.command()
+@_FILE
+@_JSON
+def resume(file: Path, *, as_json: bool) -> None:
+    """Let rounds of the federation FILE open again; takes back pause and stop."""
+    _order(file, "run", as_json=as_json)
+
+
+@coordinator.command()
+@_FILE
+@click.option("--now", is_flag=True, help="Leave the open round to the next start.")
+@_JSON
+def stop(file: Path, *, now: bool, as_json: bool) -> None:
+    """End the coordinator of the federation FILE after the open round.
+
+    Results are written, and ``coordinator run`` goes on with the next round.
+    """
+    _order(file, "end" if now else "stop", as_json=as_json)
+
+
+@coordinator.command()
+@_FILE
+@click.argument("rounds", type=click.IntRange(min=1))
+@trust_option
+@_JSON
+def extend(file: Path, *, rounds: int, trust_files: tuple[Path, ...], as_json: bool) -> None:
+    """Let the run of the federation FILE have ROUNDS rounds, more than it has now.
+
+    It holds over restarts, where the larger one of this and FILE counts.
+    """
+    import msgspec
+
+    from protofleet.coordinator.status import read_status
+    from protofleet.errors import InputError
+    from protofleet.federation.plan import make_plan
+    from protofleet.federation.settings import load_config
+
+    config = load_config(file)
+    has = read_status(config).rounds
+    if rounds <= has:
+        raise InputError(f"rounds: expected more than the {has} that the run has, got {rounds}")
+    trusted = (*config.trusted, *as_hex(trust_files))
+    make_plan(
+        msgspec.structs.replace(config, rounds=rounds, trusted=trusted)
+    )  # a budget may end it
+    _order(file, rounds, as_json=as_json)
+
+
+def _order(file: Path, wanted: str | int, *, as_json: bool) -> None:
+    """Write an order, by name or a number of rounds, into a run's ledger; tell what came of it."""
+    from contextlib import closing
+
+    import msgspec
+
+    from protofleet.coordinator.control import Orders, Wish
+    from protofleet.coordinator.status import read_status
+    from protofleet.federation.settings import load_config
+
+    config = load_config(file)
+    with closing(Orders(config.run_dir)) as orders:
+        order = orders.extend(wanted) if isinstance(wanted, int) else orders.wish(Wish(wanted))
+        taken = orders.await_taken(order)
+    found = read_status(config)
+    if as_json:
+        told = {"taken": taken, **msgspec.to_builtins(found)}
+        click.echo(msgspec.json.encode(told).decode())
+        return
+    if found.served and not taken:
+        when = "; the coordinator is busy and will take the order"
+    else:
+        when = "" if found.served else "; no coordinator is running, the next start obeys"
+    name = f"round {found.round_id}"
+    doing = {
+        "pausing": f"pausing, {name} ends first: {_updates(found)}",
+        "stopping": f"stopping, {name} ends first: {_updates(found)}",
+    }.get(found.operation, found.operation)
+    click.echo(
+        f"federation {found.federation}: {doing}, {found.committed} of {found.rounds} rounds{when}"
+    )
+
+
+def _since(found: Status) -> str:
+    if found.since_s is None or found.operation in ("running", "down", "finished"):
+        return ""
+    from protofleet.units import clock_text
+
+    return f" since {clock_text(found.since_s)}"
+
+
+def _updates(found: Status) -> str:
+    return f"{len(found.delivered)} of {len(found.cohort)} updates"
+
+
+def _missing(found: Status) -> str:
+    shown = ", ".join(found.missing[:_SHOWN])
+    more = len(found.missing) - _SHOWN
+    return (f", waits for {shown}" if shown else "") + (f" and {more} more" if more > 0 else "")
 
 
 def _json_sink() -> Sink:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._broker import broker_options
-from protofleet.cli._outputs import writable, writable_picture
+from protofleet.cli._outputs import check_writable_folder, writable, writable_picture
 from protofleet.cli._stopping import on_interrupt
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from protofleet.experiments.claim_registry import RegisteredClaim
+    from protofleet.experiments.claim_results import ClaimResult
     from protofleet.experiments.config import Experiment
     from protofleet.experiments.store import MethodResult
     from protofleet.experiments.table import Table
@@ -48,7 +51,6 @@ _Command = Callable[..., None]
 def _chosen(command: _Command) -> _Command:
     """What ``run`` and ``table`` have in common."""
     options = (
-        click.argument("name", metavar="FILE_OR_NAME"),
         click.option("--out", type=_FOLDER, help="Folder of the results; default: runs/NAME."),
         click.option(
             "--seeds", callback=_integers, metavar="1,2", help="Instead of the file's; any will do."
@@ -103,6 +105,7 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
 
 
 @experiment.command()
+@click.argument("name", metavar="FILE_OR_NAME")
 @_chosen
 @_data_root
 @click.option(
@@ -122,6 +125,11 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
     "--diagnostics",
     is_flag=True,
     help="After every round, figures of the alignment layers into result.json; for local.",
+)
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Also measure how much memory a device needs: two rounds more per method and seed.",
 )
 @broker_options("For mqtt: mqtt://host:port; default: one of its own.")
 def run(
@@ -145,7 +153,7 @@ def run(
     from rich.console import Console
 
     from protofleet.errors import UnavailableError
-    from protofleet.experiments.config import find, load_experiment
+    from protofleet.experiments.config import find, load_experiment, name_of
     from protofleet.experiments.runner import RunOptions, run_experiment
 
     if options["broker"] and options["engine"] != "mqtt":
@@ -166,48 +174,227 @@ def run(
     )
     try:
         with on_interrupt(f"to go on: the same command; '{folder}' keeps what is done"):
-            results = run_experiment(_name_of(path), whole, folder, chosen, console)
+            results = run_experiment(name_of(path), whole, folder, chosen, console)
     except OSError as error:
         raise UnavailableError(f"folder '{folder}': {error}; nothing finished is lost") from error
     _conclude(asked, results, console, json_file=json_file, plot=folder / "curves.png")
 
 
 @experiment.command()
+@click.argument("names", metavar="FILE_OR_NAME...", nargs=-1, required=True)
 @_chosen
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
     "--plot",
     type=_FILE,
     callback=writable_picture,
-    help="Also draw curves to FILE, .png or .svg, and bars beside it.",
+    help="Also draw curves to FILE, .png or .svg, and bars beside it; of several experiments "
+    "scores over bytes.",
+)
+@click.option(
+    "--page",
+    type=_FILE,
+    callback=writable,
+    help="Of several experiments: write their page to FILE (docs/choosing.md is made so).",
 )
 def table(
     *,
-    name: str,
+    names: tuple[str, ...],
     out: Path | None,
     seeds: tuple[int, ...] | None,
     methods: tuple[str, ...],
     json_file: Path | None,
-    as_markdown: bool,
-    plot: Path | None,
+    page: Path | None,
+    **shown: Any,
 ) -> None:
-    """Print the table of what 'run' has stored so far, without training anything."""
+    r"""Print the table of what 'run' has stored so far, without training anything.
+
+    Of several experiments, or of a folder of them such as 'choosing', what they say together:
+    scores at equal rounds and at equal bytes, costs, and which method to take when. Their results
+    are looked for in OUT/NAME.
+
+    \b
+    The page of all methods:
+      protofleet experiment table choosing --page choosing.md --plot choosing.png
+    """
+    from protofleet.cli._overview import compare
+    from protofleet.errors import InputError
+    from protofleet.experiments.config import expanded, find, load_experiment
+
+    together = {name: load_experiment(find(name)) for name in expanded(names)}
+    known = {method.label for one in together.values() for method in one.methods}
+    if unknown := [label for label in methods if label not in known]:
+        raise InputError(f"method '{unknown[0]}': unknown; expected one of {', '.join(known)}")
+    if len(together) > 1:
+        asked = {
+            name: _narrowed(one, seeds, tuple(set(methods) & {m.label for m in one.methods}))
+            for name, one in together.items()
+        }
+        command = f"protofleet experiment table {' '.join(names)}"
+        compare(asked, out or Path("runs"), command, json_file=json_file, page=page, **shown)
+        return
+    if page is not None:
+        raise click.UsageError("--page is for several experiments; print one with --markdown")
+    ((name, whole),) = together.items()
+    _show_one(name, _narrowed(whole, seeds, methods), out, json_file=json_file, **shown)
+
+
+def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> None:
     from rich.console import Console
 
     from protofleet.errors import InputError
-    from protofleet.experiments.config import find, load_experiment
+    from protofleet.experiments.config import find
     from protofleet.experiments.store import load_results
 
-    path = find(name)
-    asked = _narrowed(load_experiment(path), seeds, methods)
-    folder = out or _default_folder(path)
+    folder = out or _default_folder(find(name))
     results = load_results(folder, asked)
     if not results:
         raise InputError(
             f"results '{folder}': expected runs of '{name}', found none; "
             f"make them with: protofleet experiment run {name}"
         )
-    _conclude(asked, results, Console(), json_file=json_file, plot=plot, as_markdown=as_markdown)
+    _conclude(asked, results, Console(), **shown)
+
+
+@experiment.command()
+@click.argument("ids", metavar="[CLAIM]...", nargs=-1)
+@click.option(
+    "--out", type=_FOLDER, default=Path("runs"), show_default=True, help="Folder of all runs."
+)
+@click.option(
+    "--status",
+    is_flag=True,
+    help="Train nothing: tell how far each claim is, and write what is asked for from that.",
+)
+@click.option(
+    "--markdown",
+    type=_FILE,
+    callback=writable,
+    help="Also write the page of all chosen claims to FILE (docs/claims.md is made so).",
+)
+@click.option(
+    "--json", "json_file", type=_FILE, callback=writable, help="Also write every seed's figures."
+)
+@click.option("--pictures", type=_FOLDER, help="Also draw FOLDER/claims-CLAIM.png for each.")
+@click.option(
+    "--claims", "folder", type=_FOLDER, help="With files of claims, instead of Protofleet's own."
+)
+@_data_root
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="As of 'run'.",
+)
+@click.option("--workers", type=click.IntRange(1), help="As of 'run'; default: all.")
+def claims(
+    *,
+    ids: tuple[str, ...],
+    out: Path,
+    status: bool,
+    markdown: Path | None,
+    json_file: Path | None,
+    pictures: Path | None,
+    folder: Path | None,
+    data_root: Path | None,
+    **options: Any,
+) -> None:
+    r"""Test what the papers claim, method against method over the same seeds.
+
+    A CLAIM is a name such as fedali-generalisation; without any, all are tested. Experiments that
+    measure them run as 'run' would run them, into FOLDER/NAME; what is finished is not repeated,
+    and an interruption costs nothing: give the command again. Then every claim is printed with the
+    difference that was measured, its 95 % interval over the seeds, and the verdict: reproduced or
+    refuted (the whole interval is on one side) or not decided.
+
+    \b
+    How far is it, and how long will the rest take?
+      protofleet experiment claims --status
+    One claim:
+      protofleet experiment claims fedali-generalisation
+    The page of them all, from what is stored:
+      protofleet experiment claims --status --markdown claims.md --pictures images
+
+    Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
+    """
+    from rich.console import Console
+
+    from protofleet.errors import UnavailableError
+    from protofleet.experiments import claim_text
+    from protofleet.experiments.claim_registry import (
+        CLAIMS,
+        chosen_claims,
+        experiments_of,
+        load_claims,
+    )
+    from protofleet.experiments.claim_results import progress_of, result_of, run_missing
+    from protofleet.experiments.runner import RunOptions
+
+    chosen = chosen_claims(load_claims(folder or CLAIMS), ids)
+    if pictures is not None:
+        check_writable_folder(pictures, "--pictures")
+    tested = experiments_of(chosen)
+    console = Console()
+    if not status:
+        for name, one in tested.items():
+            _spare_finished(out / name, one, options["engine"], None)
+        asked = RunOptions(data_root=data_root or _default_data_root(), **options)
+        try:
+            with on_interrupt(f"to go on: the same command; '{out}' keeps what is done"):
+                run_missing(chosen, out, asked, console)
+        except OSError as error:
+            raise UnavailableError(f"folder '{out}': {error}; nothing finished is lost") from error
+    results = [result_of(one, out) for one in chosen]
+    found = {
+        name: progress_of(name, one, out / name) for name, one in experiments_of(chosen).items()
+    }
+    if status or not all(one.finished for one in found.values()):
+        claim_text.show_progress(found, console)
+    claim_text.show(results, console)
+    drawn = {} if pictures is None else _draw_claims(chosen, results, out, pictures)
+    if json_file is not None:
+        _write_claims(json_file, results)
+    if markdown is not None:
+        _write_page(markdown, results, drawn)
+
+
+def _draw_claims(
+    chosen: list[RegisteredClaim], results: list[ClaimResult], out: Path, folder: Path
+) -> dict[str, Path]:
+    """Pictures of the claims that have anything to show."""
+    from protofleet.experiments.claim_figures import draw
+    from protofleet.experiments.claim_results import current_runs
+
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = {}
+    for one, result in zip(chosen, results, strict=True):
+        if any(outcome.estimate for outcome in result.outcomes):
+            drawn[result.id] = folder / f"claims-{result.id}.png"
+            runs = current_runs(one.experiment, out / result.experiment)
+            draw(result, runs, drawn[result.id])
+    return drawn
+
+
+def _write_claims(path: Path, results: list[ClaimResult]) -> None:
+    """A JSON list with a line for each claim."""
+    import msgspec
+
+    from protofleet.durable import replace_whole
+
+    lines = b",\n".join(map(msgspec.json.encode, results))
+    replace_whole(path, b"[\n" + lines + b"\n]\n", shared=True)
+
+
+def _write_page(path: Path, results: list[ClaimResult], drawn: dict[str, Path]) -> None:
+    from protofleet.durable import replace_whole
+    from protofleet.experiments.claim_text import page
+
+    seen = {
+        key: Path(os.path.relpath(picture.resolve(), path.resolve().parent)).as_posix()
+        for key, picture in drawn.items()
+    }
+    replace_whole(path, page(results, seen).encode(), shared=True)
 
 
 def _conclude(
@@ -281,16 +468,10 @@ def _spare_finished(folder: Path, asked: Experiment, engine: str, rounds: int | 
             )
 
 
-def _name_of(path: Path) -> str:
-    """A committed experiment's name, or the file's own."""
-    from protofleet.experiments.config import committed
-
-    ours = {file: name for name, file in committed().items()}
-    return ours.get(path.resolve(), path.stem)
-
-
 def _default_folder(path: Path) -> Path:
-    return Path("runs") / _name_of(path)
+    from protofleet.experiments.config import name_of
+
+    return Path("runs") / name_of(path)
 
 
 def _default_data_root() -> Path:

@@ -26,10 +26,10 @@ from protofleet.edge.training import Learner, LocalData
 from protofleet.experiments.config import DataSource, Experiment, Method, ModelSettings
 from protofleet.experiments.local import run_local
 from protofleet.experiments.prepare import ClientFiles, PreparedData
+from protofleet.experiments.processes import processes
 from protofleet.experiments.run import Job
 from protofleet.experiments.runner import run_job
 from protofleet.experiments.store import MethodResult, run_folder
-from protofleet.experiments.workers import processes
 from protofleet.federation.records import RunRecord, Scores
 from protofleet.federation.scores import round_scores
 from protofleet.report import ComparedMethod
@@ -59,32 +59,25 @@ def compare(
         ProtofleetError: a worker died; nothing that was finished is lost.
     """
     starts = {network: start_scores(bundle, prepared) for network, bundle in bundles.items()}
-    compared = []
-    for strategy, method in METHODS.items():
-        if strategy == run.strategy:
-            done: RunRecord | MethodResult = run
-        else:
-            job = make_job(strategy, settings, prepared, bundles[method.network])
-            done = run_job(
-                job,
-                "local",
-                lambda job, watch: run_local(
-                    job, opened=processes(os.cpu_count() or 1), watch=watch
-                ),
-                console,
+    results: dict[str, RunRecord | MethodResult] = {run.strategy: run}
+    with processes(os.cpu_count() or 1) as opened:
+        for strategy in (name for name in METHODS if name != run.strategy):
+            job = make_job(strategy, settings, prepared, bundles[METHODS[strategy].network])
+            results[strategy] = run_job(
+                job, "local", lambda job, watch: run_local(job, opened=opened, watch=watch), console
             )
-        compared.append(
-            ComparedMethod(
-                label=method.label,
-                strategy=strategy,
-                network=NETWORKS[method.network],
-                trained="devices, over MQTT" if done is run else _LOCALLY,
-                start=starts[method.network],
-                rounds=tuple(one.scores for one in done.rounds),
-                last=done.last,
-            )
+    return tuple(
+        ComparedMethod(
+            label=method.label,
+            strategy=strategy,
+            network=NETWORKS[method.network],
+            trained="devices, over MQTT" if strategy == run.strategy else _LOCALLY,
+            start=starts[method.network],
+            rounds=tuple(one.scores for one in results[strategy].rounds),
+            last=results[strategy].last,
         )
-    return tuple(compared)
+        for strategy, method in METHODS.items()
+    )
 
 
 def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: Path) -> Job:

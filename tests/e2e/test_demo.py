@@ -17,7 +17,7 @@ from protofleet.demo.comparison import make_job
 from protofleet.demo.recipes import RECIPES
 from protofleet.errors import UnavailableError
 from protofleet.experiments.local import run_local
-from protofleet.experiments.workers import processes
+from protofleet.experiments.processes import processes
 from protofleet.federation.records import load_record
 from protofleet.report import ComparedRecord
 
@@ -121,7 +121,8 @@ def test_the_engine_without_a_broker_gives_the_scores_of_the_devices(run):
     job = make_job(
         "fedali", settings, RECIPES[settings.data](settings, folder), folder / "bundle.pfb"
     )
-    again = run_local(job, opened=processes(2), watch=lambda _: None)
+    with processes(2) as opened:
+        again = run_local(job, opened=opened, watch=lambda _: None)
     result = load_record(folder / "result.json", ComparedRecord)
     assert [one.scores for one in again.rounds] == [one.scores for one in result.rounds]
 

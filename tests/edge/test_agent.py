@@ -146,11 +146,23 @@ def test_a_newer_task_replaces_a_payload_that_is_still_on_its_way(device):
 
 def test_the_task_in_progress_and_the_delivered_one_are_answered_again(device):
     first = device.round()
-    device.play(CONNECTED, first[0], first, first[0], device.delivered, first[0])
+    device.play(CONNECTED, first[0], first, first[0], device.delivered, first[0], device.delivered)
     assert device.fetched() == [1, 1]
     assert device.answers() == ["done"] * 3
-    assert device.sent() == [1, 1]
+    assert device.sent() == [1, 1, 1]
+    assert device.endpoint.sent[2].blob == device.endpoint.sent[0].blob
     assert device.names() == ["joined", "task", "trained", "delivered", "left"]
+
+
+def test_a_delivered_update_is_given_again_when_the_one_in_the_outbox_is_gone(device):
+    """A coordinator that was restored from a backup asks for round 1 and knows of no round 2."""
+    first, second = device.round(), device.round(2)
+    device.play(CONNECTED, first, device.delivered, second, first[0], device.rejected, first[0])
+    assert device.sent() == [1, 2, 1]
+    assert device.answers() == ["done"] * 3
+    device.play(CONNECTED, first[0], second[0])
+    assert device.sent() == [1]
+    assert device.fetched() == [2]
 
 
 def test_a_task_of_a_round_that_is_over_is_rejected(device):

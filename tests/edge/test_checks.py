@@ -198,3 +198,18 @@ def test_refusals_are_counted_by_rule_and_long_ones_are_cut():
     assert refusals.by_rule == {"seed": 3, "seal": 1}
     assert told[0].startswith("refused a task: seed: xxx")
     assert all(len(line) < 500 and line.isprintable() for line in told)
+
+
+def test_of_a_coordinator_that_was_replaced_nothing_is_taken_or_answered(device):
+    """What it offers may be what its successor does: a reject would reach that one, too."""
+    newer, older = device.announced(epoch=7), device.announced(epoch=6, round_id=2)
+    device.play(
+        CONNECTED,
+        newer,
+        older,
+        device.round(epoch=6)[0],
+        device.round(epoch=7),
+        device.delivered,
+    )
+    assert device.answers() == ["done"]
+    assert device.fetched() == [1]

@@ -100,7 +100,8 @@ def test_a_dropped_round_leaves_no_trace(tmp_path):
         store.commit_trained(trained_round(_state(2), b"update 2"), transfer_id="t")
         store.commit_dropped()
         assert store.load_memory().state.round_id == 1
-        assert len(list(tmp_path.glob("*.blob"))) == 1
+        assert store.update_path().read_bytes() == b"update 1"
+        assert len(list(tmp_path.glob("*.blob"))) == 2
 
 
 def test_a_dropped_round_keeps_the_residual_of_the_last_that_counted(tmp_path):
@@ -114,7 +115,7 @@ def test_a_dropped_round_keeps_the_residual_of_the_last_that_counted(tmp_path):
         assert store.load_memory().residual["params/w"].tolist() == [1, 1]
         store.commit_dropped()
         assert store.load_memory().residual["params/w"].tolist() == [1, 1]
-        assert len(list(tmp_path.glob("*.blob"))) == 2
+        assert len(list(tmp_path.glob("*.blob"))) == 3
 
 
 def test_a_base_that_a_later_payload_named_stays_and_older_ones_go(tmp_path):
@@ -144,10 +145,13 @@ def test_leftovers_are_removed_and_damage_is_named(tmp_path):
     (tmp_path / ("0" * 64 + ".blob")).write_bytes(b"half")
     with Store.open(tmp_path) as store:
         assert not list(tmp_path.glob("*.tmp"))
-        (kept,) = tmp_path.glob("*.blob")
-        kept.write_bytes(b"flipped")
-        with pytest.raises(ProvisionError, match="storage is damaged"):
-            store.load_memory()
+        kept = list(tmp_path.glob("*.blob"))
+        assert len(kept) == 2
+        for path in kept:
+            path.write_bytes(b"flipped")
+        for read in (store.load_memory, store.update_path):
+            with pytest.raises(ProvisionError, match="storage is damaged"):
+                read()
     (tmp_path / "journal.json").write_bytes(b"{")
     with pytest.raises(ProvisionError, match="damaged"):
         Store.open(tmp_path)
@@ -210,7 +214,7 @@ def test_killed_at_every_write_the_store_ends_in_the_undisturbed_state(ram_path)
             assert store.load_memory().residual["sum"] == 178.5
             kept = [read_blob(folder, file) for file in store.journal.payloads]
             assert kept == [b"\2", b"\3"]
-            assert len(list(folder.glob("*.blob"))) == 4
+            assert len(list(folder.glob("*.blob"))) == 5
         updates = [(folder / f"delivered-{r}").read_text() for r in (1, 2, 3)]
         assert updates == ["1.0 1.5", "12.0 17.5", "123.0 178.5"]
         if killed < fatal:

@@ -13,7 +13,7 @@ from protofleet.datasets import load_device_data, load_pooled
 from protofleet.durable import lock
 from protofleet.errors import InputError, UnavailableError
 from protofleet.experiments import local, runner
-from protofleet.experiments.config import Experiment
+from protofleet.experiments.config import Experiment, digest
 from protofleet.experiments.prepare import Preparation
 from protofleet.experiments.runner import RunOptions, run_experiment
 from protofleet.experiments.store import load_results, load_run, run_folder
@@ -50,6 +50,24 @@ def run(tmp_path):
 
 def scores(results):
     return [[one.scores for one in result.rounds] for result in results]
+
+
+def test_the_experiment_s_aggregation_is_that_of_methods_that_name_none():
+    unlimited, limited = {"norm_clip": 0.0, "most_examples": 0.0}, {"norm_clip": 3.0}
+    methods = [{"label": "FedAvg", "strategy": "fedavg"}]
+    named = [{**methods[0], "aggregation": unlimited}]
+    both = [{**methods[0], "aggregation": limited}]
+    plain, shared, own, over = (
+        digest(chosen, chosen.methods[0])
+        for chosen in (
+            experiment(methods=methods),
+            experiment(methods=methods, aggregation=unlimited),
+            experiment(methods=named),
+            experiment(methods=both, aggregation=unlimited),
+        )
+    )
+    assert shared == own
+    assert plain == over != shared
 
 
 @pytest.mark.slow(seconds=30)

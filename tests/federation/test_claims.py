@@ -101,6 +101,12 @@ def test_where_nobody_exaggerates_the_updates_are_the_very_same():
     assert limited == ()
 
 
+def test_without_a_multiple_any_number_of_examples_counts():
+    admitted = [_admitted("a", 20), _admitted("z", 2**50)]
+    updates = _updates(*admitted)
+    assert claims.believed_examples(updates, admitted, 0.0) == (updates, ())
+
+
 def test_a_state_leaves_room_for_the_updates_of_the_next_round():
     state = {"w": np.full(4, 1.0, np.float32), "known": np.array([2**60])}
     assert claims.state_fault(state, 4.0) == ""

@@ -16,6 +16,8 @@ from protofleet.federation.schedule import (
     Finish,
     Invite,
     OpenRound,
+    Pause,
+    Resume,
     RoundPhase,
     RoundState,
     StateCommitted,
@@ -53,6 +55,23 @@ def test_a_round_opens_when_the_minimum_is_live():
     state, actions = _SCHEDULE.step(state, DeviceAppeared("c"), 3.0)
     assert actions == (OpenRound(1, ("a", "b", "c")),)
     assert state.deadline == 103.0
+
+
+def test_while_the_operator_pauses_the_open_round_ends_and_no_other_opens():
+    state, _ = _opened()
+    state, actions = _play(
+        _SCHEDULE,
+        (1.0, Pause()),
+        *[(2.0, UpdateStored(d)) for d in "abc"],
+        (3.0, StateCommitted()),
+        (500.0, Tick()),
+        state=state,
+    )
+    assert [type(action) for action in actions] == [CloseRound]
+    assert (state.phase, state.round_id, state.paused) == (RoundPhase.WAITING, 2, True)
+    assert _SCHEDULE.resume(state, 0.0)[0].paused
+    _, actions = _SCHEDULE.step(state, Resume(), 501.0)
+    assert actions == (OpenRound(2, ("a", "b", "c")),)
 
 
 def test_the_first_round_waits_for_stragglers_and_later_ones_do_not():
@@ -321,6 +340,8 @@ _events = st.one_of(
     ),
     st.builds(Tick),
     st.builds(StateCommitted),
+    st.builds(Pause),
+    st.builds(Resume),
 )
 
 
@@ -340,6 +361,7 @@ def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit):
         for action in actions:
             if isinstance(action, OpenRound):
                 opened.append(action.round_id)
+                assert not state.paused
                 assert action.final == (final_fit and action.round_id == 3)
                 assert before.live | state.live >= set(action.cohort)
             elif isinstance(action, CloseRound):

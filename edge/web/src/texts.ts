@@ -443,6 +443,12 @@ export const MOVE = {
     "in the settings, and ask for a new invitation",
 } as const;
 
+/** Why no round opens, by what an announcement says. */
+export const HOLDS: Readonly<Record<string, string>> = {
+  paused: "whoever runs the federation has paused it; rounds go on later",
+  stopped: "whoever runs the federation has stopped it for now; rounds go on later",
+};
+
 /** What the device says of itself. */
 export const DEVICE = {
   noBundle: (what: string) => `${what}: the federation's bundle is not here yet`,

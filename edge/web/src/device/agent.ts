@@ -12,13 +12,13 @@
 
 import { DivergedError, InputError, ProvisionError, RefusedError, UnavailableError } from "../errors.ts";
 import { openPayload, orderOf, type ReceivedPayload, receivePayload, type TrainedRound } from "../federation/client.ts";
-import { DEVICE } from "../texts.ts";
+import { DEVICE, HOLDS } from "../texts.ts";
 import type { EndpointEvent } from "../wire/endpoint.ts";
 import type { Announcement, Task, TransferOffer } from "../wire/messages.ts";
 import { message } from "../wire/messages.ts";
 import { AnnouncedRun, roundIsOver } from "./checks.ts";
 import { type ActiveRound, decide, type DevicePhase, progressOf, type RoundProgress, sameBlob } from "./decide.ts";
-import { knownTransfers } from "./journal.ts";
+import { knownTransfers, type SentUpdate } from "./journal.ts";
 import type { Identity } from "./presence.ts";
 import { Refusals } from "./refusals.ts";
 import { type AgentLearner, type DeviceEnd, Reporter, type Standing } from "./reporter.ts";
@@ -114,7 +114,8 @@ export class Agent {
 
   /** Why nothing happens, or what went wrong last; "" if there is nothing to say. */
   get trouble(): string {
-    return this.#mismatch || this.#trouble;
+    const hold = this.#phase === "idle" ? (this.announcement?.hold ?? "") : "";
+    return this.#mismatch || this.#trouble || (HOLDS[hold] ?? "");
   }
 
   /** Bytes at the socket since the device joined. */
@@ -287,7 +288,13 @@ export class Agent {
     }
   }
 
+  /**
+   * Answers a repeated offer. One of the last round comes of a coordinator that was restored from a backup: it is given
+   * that round's update once more, as soon as nothing else is on its way.
+   */
   async #answerAgain(task: Task): Promise<void> {
+    const { pending, delivered } = this.#store.journal;
+    if (this.#phase === "send" && pending !== null && task.round_id !== pending.roundId) return; // it is repeated
     if (task.payload !== null) {
       if (this.#round !== null && !sameBlob(this.#round.payload, task.payload)) {
         const wrong = new RefusedError("offer", `round ${task.round_id}: the offer has changed`);
@@ -296,8 +303,8 @@ export class Agent {
       }
       await this.#end.expect(task.payload);
     }
-    const { pending } = this.#store.journal;
     if (pending !== null && task.round_id === pending.roundId) await this.#sendUpdate(pending.roundId);
+    else if (this.#phase === "idle" && delivered?.roundId === task.round_id) await this.#offer(delivered);
   }
 
   async #replace(task: Task): Promise<void> {
@@ -324,8 +331,9 @@ export class Agent {
     this.#refusals.note("refused a task", error);
     const { transferId, lastTransferId } = this.#progress();
     const ours = [transferId, lastTransferId, this.#next?.payload?.transfer_id];
-    // Before an announcement nothing can be judged: the task will come again.
-    if (error.rule === "announcement" || task.payload === null || ours.includes(task.payload.transfer_id)) return;
+    // Before an announcement nothing can be judged: the task will come again. What a coordinator that was
+    // replaced offers may be, bit for bit, what its successor does.
+    if (["announcement", "epoch"].includes(error.rule) || task.payload === null || ours.includes(task.payload.transfer_id)) return;
     this.#trouble = error.message;
     await this.#end.reject(task.payload.transfer_id, error.rule, error.message);
   }
@@ -431,9 +439,12 @@ export class Agent {
     if (pending === null) return;
     this.#phase = "send";
     this.#learner.meter.enter("send");
-    const blob = await this.#store.read(pending.update);
-    const offer = await this.#end.sendUpdate(blob, roundId, pending.coding.codec === "raw" ? null : pending.coding);
-    this.#sending = offer.transfer_id;
+    this.#sending = (await this.#offer({ roundId, update: pending.update, coding: pending.coding })).transfer_id;
+  }
+
+  async #offer({ roundId, update, coding }: SentUpdate): Promise<TransferOffer> {
+    const blob = await this.#store.read(update);
+    return this.#end.sendUpdate(blob, roundId, coding.codec === "raw" ? null : coding);
   }
 
   async #onRejected(offer: TransferOffer, reason: string): Promise<void> {

@@ -34,9 +34,10 @@ export class AnnouncedRun {
     return this.#announced;
   }
 
-  /** Takes an announcement; rules `federation`, `bundle`, `layout`, `round`, `finish`. */
+  /** Takes an announcement; rules `federation`, `bundle`, `layout`, `epoch`, `round`, `finish`. */
   announced(announcement: Announcement): void {
     checkBinding(this.#binding, announcement);
+    if (this.#announced !== null) checkEpoch(announcement, this.#announced);
     checkAnnouncement(announcement);
     this.#announced = announcement;
   }
@@ -66,6 +67,15 @@ export class AnnouncedRun {
     }
     return this.#built.strategy;
   }
+}
+
+/** Rule `epoch`: of a coordinator that another has replaced; it may not know yet. */
+export function checkEpoch(record: Announcement | Task, announced: Announcement): void {
+  if (record.epoch >= announced.epoch) return;
+  throw new RefusedError(
+    "epoch",
+    `expected a coordinator of epoch ${announced.epoch} or later, got ${record.epoch}: another one has taken over from it`,
+  );
 }
 
 /** Refuses what is not of the federation and bundle that the device is bound to. */
@@ -114,8 +124,8 @@ export function checkAnnouncement(announcement: Announcement): void {
  * Refuses a task that cannot be one of the run that was announced.
  *
  * `announced`: the latest announcement that fits the device; null: it has heard none, and cannot
- * judge. Rules: `announcement` (come again when there is one), `finish`, `round`, `seed`, `offer`,
- * `kind`.
+ * judge. Rules: `announcement` (come again when there is one), `epoch`, `finish`, `round`, `seed`,
+ * `offer`, `kind`.
  */
 export function checkTask(task: Task, announced: Announcement | null): void {
   if (announced === null) {
@@ -125,6 +135,7 @@ export function checkTask(task: Task, announced: Announcement | null): void {
         "the broker lets this device read them (all/ctl)",
     );
   }
+  checkEpoch(task, announced);
   if (task.task === "finish") checkFinish(task, announced);
   else checkTrain(task, announced);
 }

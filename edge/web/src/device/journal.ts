@@ -44,6 +44,13 @@ export interface Pending {
   readonly sent: readonly { readonly name: string; readonly bytes: number }[];
 }
 
+/** The update that was delivered last. */
+export interface SentUpdate {
+  readonly roundId: number;
+  readonly update: StoredBlob;
+  readonly coding: Coding;
+}
+
 /** What a store belongs to; its state means nothing elsewhere. `signer`: of its bundles, hex. */
 export interface Binding {
   readonly federation: string;
@@ -64,6 +71,8 @@ export interface PersonalState {
 /**
  * Everything that is decided by one commit.
  *
+ * `delivered`: the update of the last round that counted, because a coordinator that was restored from a backup may ask
+ * for it once more.
  * `former`: what the device predicts with after it has moved to another bundle, until a round with that one counts;
  * meanwhile `state`, of round 0, is what training begins with. `payloads`: decoded ones that a later one may refer to: the last one, and the one that it referred
  * to itself, because the coordinator may not know yet that the device is past that.
@@ -79,6 +88,7 @@ export interface Journal {
   readonly state: StoredState | null;
   readonly received: StoredPayload | null;
   readonly pending: Pending | null;
+  readonly delivered: SentUpdate | null;
   readonly payloads: readonly StoredBlob[];
   readonly former: PersonalState | null;
   readonly sequence: number;
@@ -93,6 +103,7 @@ export const EMPTY_JOURNAL: Journal = {
   state: null,
   received: null,
   pending: null,
+  delivered: null,
   payloads: [],
   former: null,
   sequence: 0,
@@ -126,6 +137,7 @@ export function knownTransfers(journal: Journal): string[] {
 export function keptBlobs(journal: Journal): Set<string> {
   const states = [journal.state, journal.pending?.state, journal.former?.state];
   const blobs = [journal.bundle, journal.former?.bundle, ...journal.payloads, journal.received?.blob, journal.pending?.update];
+  blobs.push(journal.delivered?.update);
   for (const state of states) blobs.push(state?.blob, state?.residual);
   return new Set(blobs.map((blob) => blob?.sha256).filter((name) => name !== undefined));
 }

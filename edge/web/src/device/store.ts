@@ -298,7 +298,8 @@ export class Store {
     const { pending } = this.journal;
     if (pending === null) return;
     const history = [...this.history, pending.figures].slice(-MOST_HISTORY);
-    const journal = { ...this.journal, state: pending.state, pending: null, former: null };
+    const { roundId, update, coding, state } = pending;
+    const journal = { ...this.journal, state, pending: null, delivered: { roundId, update, coding }, former: null };
     await this.#commit(journal, { facts: { history, sent: pending.sent } });
   }
 

@@ -64,6 +64,8 @@ const ANNOUNCEMENT = schema("announcement", {
   minor: MINOR,
   roll_call: optional(COUNT, 0),
   spread_s: optional(NUMBER_FROM_0, 0),
+  hold: optional(WORD, ""),
+  epoch: optional(COUNT, 0),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
 });
 
@@ -96,6 +98,7 @@ const TASK = schema("task", {
   update_keep: optional(NUMBER, 0.1),
   scores: optional(BOOLEAN, true),
   counts: optional(BOOLEAN, true),
+  epoch: optional(COUNT, 0),
 });
 
 const NEED = schema("need", { transfer_id: TRANSFER_ID, missing: list(pair(WHOLE)), credit: WHOLE });

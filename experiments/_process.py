@@ -1,0 +1,170 @@
+"""One process of the local engine: trains what it is sent, the outcome goes to shared memory."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+from protofleet.experiments._worker import ClientTrainer, WorkerSpec, WorkerTask, decoded
+from protofleet.experiments.shared_memory import SharedMemory, Span
+from protofleet.federation.client import ClientMemory, RoundConfig
+from protofleet.federation.records import ClientCosts
+from protofleet.firmware_sim.die_with_parent import die_with_parent
+from protofleet.kernels import set_threads
+from protofleet.strategies.types import ClientState
+from protofleet.tensors import Tensors, blobs
+from protofleet.wire.codecs import Coding
+
+
+class KeptSpans(NamedTuple):
+    """Where a client's state and residual lie; fields as in ``StoredClient``."""
+
+    round_id: int
+    state: Span
+    residual: Span
+
+
+class SharedTask(NamedTuple):
+    """A ``WorkerTask`` whose bytes are in shared memory.
+
+    Attributes:
+        client_id, coding: as there.
+        payload, baseline: where they lie.
+        kept: what the client trains from; None: nothing.
+        kept_place: where what it keeps now may be written.
+        update_place: likewise its update.
+    """
+
+    client_id: str
+    coding: Coding
+    payload: Span
+    baseline: Span
+    kept: KeptSpans | None
+    kept_place: KeptSpans | None
+    update_place: Span | None
+
+
+class SharedTasks(NamedTuple):
+    """Some of a round's tasks; of all of them the same is asked."""
+
+    order: RoundConfig
+    tasks: tuple[SharedTask, ...]
+
+
+class SharedResult(NamedTuple):
+    """A ``WorkerResult`` whose bytes are in shared memory, and what the client keeps."""
+
+    client_id: str
+    update: Span
+    coding: Coding
+    class_counts: tuple[int, ...]
+    costs: ClientCosts
+    kept: KeptSpans
+
+
+class Failed(NamedTuple):
+    """What a task raised."""
+
+    error: Exception
+
+
+class Worker:
+    """What this process does for its parent.
+
+    Args:
+        memory: shared.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._memory = memory
+        self._spec: WorkerSpec | None = None
+        self._trainer: ClientTrainer | None = None
+
+    def begin(self, spec: WorkerSpec) -> None:
+        """Another run: nothing of the one before is needed any more."""
+        self._memory.end = 0
+        self._spec, self._trainer = spec, None
+
+    def train(self, asked: SharedTasks) -> list[SharedResult]:
+        """Train one client after the other."""
+        if self._trainer is None:
+            assert self._spec is not None  # noqa: S101 - begin was called before
+            self._trainer = ClientTrainer(self._spec)
+        seen: dict[Span, memoryview] = {}
+        return [self._train(self._trainer, one, asked.order, seen) for one in asked.tasks]
+
+    def _train(
+        self,
+        trainer: ClientTrainer,
+        task: SharedTask,
+        order: RoundConfig,
+        seen: dict[Span, memoryview],
+    ) -> SharedResult:
+        for span in (task.payload, task.baseline):
+            seen.setdefault(span, self._memory.read(span))
+        whole = WorkerTask(
+            client_id=task.client_id,
+            order=order,
+            payload=seen[task.payload],
+            coding=task.coding,
+            baseline=seen[task.baseline],
+            before=0 if task.kept is None else task.kept.round_id,
+        )
+        trained = trainer.trained(whole, self._kept(task.kept))
+        place, state = task.kept_place, trained.round.state
+        kept = KeptSpans(
+            round_id=state.round_id,
+            state=self._write(state.tensors, place and place.state),
+            residual=self._write(trained.round.residual, place and place.residual),
+        )
+        update = self._memory.write([trained.round.blob], task.update_place)
+        kept_bytes = kept.state.size + kept.residual.size
+        result = trained.result(task.client_id, b"", kept_bytes)
+        return SharedResult(
+            result.client_id, update, result.coding, result.class_counts, result.costs, kept
+        )
+
+    def _kept(self, kept: KeptSpans | None) -> ClientMemory:
+        if kept is None:
+            return ClientMemory()
+        state, residual = (decoded(self._memory.read(one)) for one in (kept.state, kept.residual))
+        return ClientMemory(
+            state=ClientState(round_id=kept.round_id, tensors=state), residual=residual
+        )
+
+    def _write(self, tensors: Tensors, place: Span | None) -> Span:
+        return self._memory.write(blobs.encoded_parts(tensors), place)
+
+
+def main() -> None:
+    """Answer the parent until it goes; Ctrl-C is its business.
+
+    Arguments of the command line: the parent's process id, the descriptor of the connection to it,
+    the number of this process's file in shared memory, the descriptors of all files.
+    """
+    parent, connection, own, *files = map(int, sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if die_with_parent(parent):
+        set_threads(1)
+        _serve(Connection(connection), Worker(SharedMemory(files, own)))
+
+
+def _serve(connection: Connection, worker: Worker) -> None:
+    while True:
+        try:
+            asked = connection.recv()
+        except EOFError:
+            return
+        if isinstance(asked, WorkerSpec):
+            worker.begin(asked)
+        else:
+            connection.send(_answer(worker, asked))
+
+
+def _answer(worker: Worker, asked: SharedTasks) -> list[SharedResult] | Failed:
+    try:
+        return worker.train(asked)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
+        return Failed(error)

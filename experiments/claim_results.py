@@ -1,0 +1,198 @@
+"""What the stored runs say of each claim, how far its experiment is, and running the rest."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from protofleet.errors import MissingDataError
+from protofleet.experiments.claim_registry import RegisteredClaim, experiments_of
+from protofleet.experiments.comparisons import Outcome, compare
+from protofleet.experiments.config import Experiment, Method, digest
+from protofleet.experiments.runner import RunOptions, run_experiment
+from protofleet.experiments.store import MethodResult, load_results
+from protofleet.experiments.table import group, trained
+from protofleet.strategies.scores import MetricName
+
+_DIGITS = 16
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far an experiment is.
+
+    Attributes:
+        experiment: its name.
+        done: label → seeds that are finished, as the file is now.
+        asked: seeds that there should be.
+        older: runs of other settings than the file's, which do not count.
+        rounds_left: of all methods and seeds.
+        seconds_left: they will take, from the rounds that have been measured; None: none has.
+    """
+
+    experiment: str
+    done: dict[str, tuple[int, ...]]
+    asked: tuple[int, ...]
+    older: int
+    rounds_left: int
+    seconds_left: float | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to run."""
+        return self.rounds_left == 0
+
+
+class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A claim with what was measured: all that ``docs/claims.md`` says of it.
+
+    Attributes:
+        id, claim, printed, setting, remarks: as in the registry.
+        paper, reference: of the file.
+        experiment: name of what measures it.
+        metric: of the scores.
+        seeds_done, seeds_asked: that every method has finished, and that there should be.
+        digests: label → of the lines that its figures belong to (``config.digest``, its beginning).
+        outcomes: of its comparisons.
+    """
+
+    id: str
+    paper: str
+    reference: str
+    claim: str
+    printed: str
+    experiment: str
+    setting: str
+    remarks: str
+    metric: MetricName
+    seeds_done: int
+    seeds_asked: int
+    digests: dict[str, str]
+    outcomes: tuple[Outcome, ...]
+
+
+def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
+    """Compare what a claim's experiment has finished.
+
+    Args:
+        one: the claim.
+        folder: of all experiments' runs, ``<folder>/<experiment>``.
+
+    Raises:
+        InputError: a stored result cannot be read, or lacks the metric.
+    """
+    claim, experiment = one.claim, one.experiment
+    runs = current_runs(experiment, folder / one.name)
+    done = [{run.seed for run in each} for each in runs.values()]
+    asked = len(experiment.seeds)
+    return ClaimResult(
+        id=claim.id,
+        paper=one.paper.paper,
+        reference=one.paper.reference,
+        claim=claim.claim,
+        printed=claim.printed,
+        experiment=one.name,
+        setting=claim.setting,
+        remarks=" ".join(claim.remarks.split()),
+        metric=experiment.score.metric,
+        seeds_done=len(set.intersection(*done)),
+        seeds_asked=asked,
+        digests=digests_of(experiment),
+        outcomes=tuple(
+            outcome
+            for comparison in claim.comparisons
+            for outcome in compare(comparison, runs, experiment.score, asked, experiment.dynamic)
+        ),
+    )
+
+
+def digests_of(experiment: Experiment) -> dict[str, str]:
+    """What a claim's figures were measured with, by method."""
+    return {one.label: digest(experiment, one)[:_DIGITS] for one in experiment.methods}
+
+
+def current_runs(experiment: Experiment, folder: Path) -> dict[str, list[MethodResult]]:
+    """Each method's finished runs of the file as it is now, by label."""
+    found = group(experiment, load_results(folder, experiment))
+    return {
+        method.label: [one for one in found[method.label] if is_current(one, experiment, method)]
+        for method in experiment.methods
+    }
+
+
+def is_current(run: MethodResult, experiment: Experiment, method: Method) -> bool:
+    """Whether a run is finished, with the settings and rounds that the file has now."""
+    whole = len(trained(run)) == experiment.rounds_of(method)
+    return run.finished and whole and run.digest == digest(experiment, method)
+
+
+def progress_of(name: str, experiment: Experiment, folder: Path) -> Progress:
+    """How far an experiment is.
+
+    Raises:
+        InputError: a stored result cannot be read.
+    """
+    stored = group(experiment, load_results(folder, experiment))
+    keys = {method.label: digest(experiment, method) for method in experiment.methods}
+    ours = {
+        label: [run for run in runs if run.digest == keys[label]] for label, runs in stored.items()
+    }
+    left = {method.label: _rounds_left(experiment, method, ours[method.label])
+            for method in experiment.methods}  # fmt: skip
+    current = current_runs(experiment, folder)
+    return Progress(
+        experiment=name,
+        done={label: tuple(run.seed for run in runs) for label, runs in current.items()},
+        asked=experiment.seeds,
+        older=sum(len(runs) - len(ours[label]) for label, runs in stored.items()),
+        rounds_left=sum(left.values()),
+        seconds_left=_seconds_left(left, ours),
+    )
+
+
+def run_missing(
+    claims: Iterable[RegisteredClaim], folder: Path, options: RunOptions, console: Console
+) -> None:
+    """Run what the claims' experiments lack; one without its data is told and left out.
+
+    Args:
+        claims: whose experiments.
+        folder: of all experiments' runs.
+        options: how; seeds and methods are the files'.
+        console: progress goes here.
+
+    Raises:
+        InputError: a file does not fit the data or the code.
+    """
+    for name, experiment in experiments_of(claims).items():
+        if progress_of(name, experiment, folder / name).finished:
+            continue
+        console.print(f"[bold]{name}[/bold]: {experiment.title}")
+        try:
+            run_experiment(name, experiment, folder / name, options, console)
+        except MissingDataError as error:
+            console.print(f"{name}: left out: {error}", style="yellow", markup=False)
+
+
+def _rounds_left(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> int:
+    whole = experiment.rounds_of(method)
+    missing = len(experiment.seeds) - sum(is_current(one, experiment, method) for one in runs)
+    return missing * whole - sum(len(trained(one)) for one in runs if not one.finished)
+
+
+def _seconds_left(
+    left: Mapping[str, int], runs: Mapping[str, Sequence[MethodResult]]
+) -> float | None:
+    """By each method's measured rounds, or by those of all methods where it has none."""
+    times = {label: _times(each) for label, each in runs.items()}
+    every = [second for each in times.values() for second in each]
+    if not every:
+        return None if any(left.values()) else 0.0
+    return sum(count * statistics.fmean(times[label] or every) for label, count in left.items())
+
+
+def _times(runs: Iterable[MethodResult]) -> list[float]:
+    return [one.seconds for run in runs for one in trained(run)]

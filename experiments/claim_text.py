@@ -1,0 +1,268 @@
+"""Claims for people: in the terminal, and as the page of them all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as Grid
+
+from protofleet.experiments.claim_registry import MeasureName
+from protofleet.experiments.claim_results import ClaimResult, Progress
+from protofleet.experiments.comparisons import CONFIDENCE, Estimate, Outcome
+from protofleet.experiments.table import LOSS
+from protofleet.strategies.tasks import METRICS
+from protofleet.units import NOTHING, byte_text, duration_text
+
+_COMMAND = "protofleet experiment claims"
+_WHERE: dict[MeasureName, str] = {
+    "last": "last round",
+    "best": "best round",
+    "recovery": "mean since classes come back",
+    "equal_bytes": "equal bytes",
+    "rounds_to": "rounds to",
+    "uplink": "bytes up",
+    "bytes": "bytes up and down",
+}
+_PLACES = {None: "", True: " (inside)", False: " (outside)"}
+_INTRO = """\
+# The papers' claims, measured here
+
+This page is made, not written:
+`protofleet experiment claims --markdown docs/claims.md --json docs/claims.json
+--pictures docs/images`.
+Claims, settings and remarks stand in `experiments/claims/papers/`, the experiments that measure
+them in `experiments/claims/`, every seed's figures in `docs/claims.json`; how to add one:
+[experiments.md](experiments.md#claims).
+
+**Figures.** Of each seed both methods get the same division of the data. Their scores are
+subtracted seed by seed (percentage points; a loss as it is), bytes and rounds divided. What stands
+here is the mean over the seeds, of ratios the geometric one, with its 95 % interval: Student's t of
+the differences, or of the ratios' logarithms. Where a run never reaches a target, the ratio of
+rounds is known by bounds alone; then it is the median, with an interval from order statistics.
+
+**Verdicts.** *Reproduced*: the whole interval is on the claimed side. *Refuted*: the whole interval
+is on the other side. *Not decided*: it holds zero, or a ratio of one; then the verdict says which
+effect is excluded all the same. All three are about the setting here, which is smaller than the
+paper's; whether the paper's own figure lies *inside* or *outside* of our interval is told beside
+it. One 95 % interval in twenty misses by chance: the first table has the comparisons that were
+fixed beforehand as the claim's measure, the sections below it all others, too."""
+
+
+def show(results: Sequence[ClaimResult], console: Console) -> None:
+    """Print every claim with the comparisons of the first table."""
+    for result in results:
+        console.print(f"[bold]{escape(result.id)}[/bold]: {escape(result.claim)}", highlight=False)
+        for one in _headlines(result):
+            told = f"  {label_of(one)} ({_seeds(one)} seeds): {_figure(one)}"
+            if one.paper is not None:
+                told += f"; the paper {_paper(one)}"
+            console.print(told, markup=False, highlight=False)
+            console.print(f"  {verdict_text(one)}", style="bold", markup=False, highlight=False)
+
+
+def show_progress(found: Mapping[str, Progress], console: Console) -> None:
+    """Print how far each experiment is."""
+    grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
+    grid.add_column("experiment", no_wrap=True)
+    for title in ("seeds", "rounds left", "about"):
+        grid.add_column(title, justify="right")
+    for name, one in found.items():
+        grid.add_row(*map(escape, (name, _done(one), str(one.rounds_left), _duration(one))))
+    console.print(grid)
+    for name, one in found.items():
+        if missing := _missing(one):
+            told = f"{name} lacks seeds {'; '.join(missing)}"
+            console.print(told, style="dim", markup=False, highlight=False)
+        if one.older:
+            told = f"{name}: {one.older} runs of another version of the file do not count"
+            console.print(told, style="dim", markup=False, highlight=False)
+
+
+def page(results: Sequence[ClaimResult], pictures: Mapping[str, str]) -> str:
+    """All of it as GitHub's Markdown, the same bytes for the same results.
+
+    Args:
+        results: in order.
+        pictures: id → path of its picture as seen from the page.
+    """
+    head = ["claim", "the paper", "setting here", "comparison", "here [95 % interval]", "verdict",
+            "command"]  # fmt: skip
+    lines = [head, ["---"] * len(head), *(line for one in results for line in _summary(one))]
+    sections = [_section(result, pictures.get(result.id)) for result in results]
+    return "\n\n".join([_INTRO, _rows(lines), *sections]) + "\n"
+
+
+def label_of(one: Outcome) -> str:
+    """What is compared, e.g. ``A - B, global, last round``."""
+    sign = "÷" if one.is_ratio else "-"
+    pair = f"{one.method} {sign} {one.against}"
+    if one.measure == "rounds_to":
+        return f"{pair}, rounds to {100 * (one.target or 0):g} % {one.section}"
+    where = _WHERE[one.measure]
+    return f"{pair}, {where}" if one.section is None else f"{pair}, {one.section}, {where}"
+
+
+def verdict_text(one: Outcome) -> str:
+    """The verdict, with what an undecided one excludes, and that seeds are still missing."""
+    if one.estimate is None:
+        return f"{one.verdict}{_no_round(one)}"
+    so_far = "so far " if len(one.pairs) < one.asked else ""
+    return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}"
+
+
+def number(one: Outcome, value: float | None) -> str:
+    """A difference with its sign, or a ratio."""
+    if value is None:
+        return "no bound"
+    if not one.is_ratio:
+        return f"{value:+.{_digits(one)}f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _no_round(one: Outcome) -> str:
+    """Which method is too dear for a comparison at equal bytes."""
+    for place, label in enumerate((one.method, one.against)):
+        if any(pair.rounds[place] == 0 for pair in one.pairs):
+            return f": not even one round of {label} is within the other's bytes"
+    return ""
+
+
+def _excluded(one: Outcome, estimate: Estimate) -> str:
+    if one.verdict != "not decided":
+        return ""
+    if estimate.confidence < CONFIDENCE:
+        return f": an interval of {len(one.pairs)} seeds holds {100 * estimate.confidence:.1f} %"
+    end = estimate.high if one.expect == "greater" else estimate.low
+    if end is None or (one.is_ratio and end == 0):
+        return ""
+    return f"; {'above' if one.expect == 'greater' else 'below'} {number(one, end)} is excluded"
+
+
+def _digits(one: Outcome) -> int:
+    return 3 if one.section == LOSS else 2
+
+
+def _figure(one: Outcome) -> str:
+    if one.estimate is None:
+        return NOTHING
+    low, high = number(one, one.estimate.low), number(one, one.estimate.high)
+    return f"{number(one, one.estimate.value)} [{low}, {high}]"
+
+
+def _paper(one: Outcome) -> str:
+    """Every printed figure, and whether it lies in the interval."""
+    printed = {} if one.paper is None else {"": one.paper}
+    told = [
+        f"{name} {number(one, value)}{_PLACES[one.holds(value)]}".strip()
+        for name, value in (printed | one.elsewhere).items()
+    ]
+    return "; ".join(told) or NOTHING
+
+
+def _seeds(one: Outcome) -> str:
+    return f"{len(one.pairs)}/{one.asked}"
+
+
+def _averages(one: Outcome) -> str:
+    """Of both methods; at equal bytes with the rounds that those are."""
+    if not one.pairs:
+        return NOTHING
+    text = " / ".join(_average(one, value) for value in one.averages)
+    if one.measure == "equal_bytes":
+        rounds = [f"{median(pair.rounds[place] for pair in one.pairs):g}" for place in (0, 1)]
+        text += f" (rounds {' / '.join(rounds)})"
+    return text
+
+
+def _average(one: Outcome, value: float | None) -> str:
+    if one.measure == "rounds_to":
+        return "never" if value is None else f"{value:g}"
+    if value is None:
+        return NOTHING
+    return byte_text(value) if one.is_ratio else f"{value:.{_digits(one)}f}"
+
+
+def _headlines(result: ClaimResult) -> list[Outcome]:
+    return [one for one in result.outcomes if not one.detail]
+
+
+def _summary(result: ClaimResult) -> Iterator[list[str]]:
+    """A line for each comparison that is no detail; what is said of the claim in the first."""
+    about = [f"[{result.id}](#{result.id}): {result.claim}", result.printed, result.setting]
+    command = f"`{_COMMAND} {result.id}`"
+    for one in _headlines(result):
+        verdict = verdict_text(one)
+        if one.paper_inside is not None:
+            verdict += f"; the paper: {_paper(one)}"
+        yield [*about, label_of(one), _figure(one), verdict, command]
+        about, command = [""] * len(about), ""
+
+
+def _section(result: ClaimResult, picture: str | None) -> str:
+    metric = METRICS[result.metric].label
+    about = [
+        f"## {result.id}",
+        f"**{result.claim}** {result.paper}: {result.reference}.",
+        "\n".join(
+            [
+                f"- The paper: {result.printed}",
+                f"- Here: {result.setting}. Scores are {metric} in per cent.",
+                f"- `{_COMMAND} {result.id}` runs `{result.experiment}`.",
+                f"- Seeds: {result.seeds_done} of {result.seeds_asked}.",
+            ]
+        ),
+    ]
+    if result.remarks:
+        about.append(result.remarks)
+    if picture is not None:
+        about.append(f"![Differences over the seeds, and curves: {result.id}]({picture})")
+    head = ["comparison", "both", "here [95 % interval]", "the paper", "seeds", "verdict"]
+    lines = [head, ["---", "---:", "---:", "---:", "---:", "---"]]
+    for one in result.outcomes:
+        cells = (_averages(one), _figure(one), _paper(one), _seeds(one), verdict_text(one))
+        lines.append([label_of(one), *cells])
+    return "\n\n".join([*about, _rows(lines)])
+
+
+def _rows(lines: Sequence[Sequence[str]]) -> str:
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines
+    )
+
+
+def _done(one: Progress) -> str:
+    counts = sorted(len(seeds) for seeds in one.done.values())
+    fewest, most = counts[0], counts[-1]
+    done = str(fewest) if fewest == most else f"{fewest} to {most}"
+    return f"{done} of {len(one.asked)}"
+
+
+def _missing(one: Progress) -> list[str]:
+    """Which seeds of which methods; those that lack the same ones together."""
+    lacking: dict[str, list[str]] = {}
+    for label, seeds in one.done.items():
+        if left := [seed for seed in one.asked if seed not in seeds]:
+            lacking.setdefault(_ranges(left), []).append(label)
+    return [
+        f"{seeds} ({'every method' if len(labels) == len(one.done) else ', '.join(labels)})"
+        for seeds, labels in lacking.items()
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """1, 2, 3, 5 → ``1-3, 5``."""
+    runs: list[list[int]] = []
+    for value in numbers:
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+
+
+def _duration(one: Progress) -> str:
+    return "?" if one.seconds_left is None else duration_text(round(one.seconds_left))

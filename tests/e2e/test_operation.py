@@ -1,0 +1,75 @@
+"""An operator's commands on a running coordinator: other processes, SIGKILL, the same bits."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from click.testing import CliRunner
+from tiny_bundle import tiny_bundle
+
+from protofleet.cli.coordinator import coordinator as commands
+
+pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
+
+
+def _of(kind, **fields):
+    wanted = {"event": kind, **fields}
+    return lambda event: all(event.get(key) == value for key, value in wanted.items())
+
+
+def _say(*arguments):
+    """A command's answer, as JSON."""
+    found = CliRunner().invoke(commands, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.output)
+
+
+def _model(federation):
+    return (federation.run_dir / "global.safetensors").read_bytes()
+
+
+@pytest.mark.slow(seconds=12)
+def test_paused_killed_extended_stopped_and_resumed_it_ends_in_the_same_bits(
+    make_federation, tmp_path, key
+):
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    calm, run = make_federation("calm", bundle, 3), make_federation("run", bundle, 3)
+    calm.write(rounds=16)
+    run.write(rounds=14)
+    undisturbed = calm.start_coordinator()
+    devices = [calm.start_device(name) for name in calm.devices]
+    assert undisturbed.finish() == 0, undisturbed.log
+    assert [device.finish() for device in devices] == [0] * 3
+
+    first = run.start_coordinator()
+    devices = [run.start_device(name) for name in run.devices]
+    first.wait_for(_of("round_closed", round_id=1))
+    assert _say("status", run.file)["served"]
+    assert _say("pause", run.file)["taken"]
+    first.wait_for(lambda event: event["event"] == "paused")
+    first.kill()
+    told = _say("status", run.file)
+    assert (told["operation"], told["served"]) == ("paused", False)
+    closed = told["committed"]
+
+    second = run.start_coordinator()
+    second.wait_for(lambda event: event["event"] == "paused")
+    second.wait_for(_of("device_online", live=3))
+    time.sleep(0.3)
+    assert not [event for event in second.events if event["event"] == "round_opened"]
+    assert _say("extend", run.file, 16)["rounds"] == 16
+    assert _say("resume", run.file)["operation"] == "running"
+    second.wait_for(_of("round_opened", round_id=closed + 1))
+    assert _say("stop", run.file)["taken"]
+    assert second.finish() == 0, second.log
+    stopped = second.events[-1]
+    assert (stopped["event"], stopped["open"]) == ("stopped", False)
+    assert _say("status", run.file)["operation"] == "stopped"
+
+    third = run.start_coordinator()
+    assert third.finish() == 0, third.log
+    assert third.events[0]["rounds"] == 16
+    assert [device.finish() for device in devices] == [0] * 3
+    assert _model(run) == _model(calm)

@@ -1,0 +1,30 @@
+"""Pictures of claims."""
+
+import pytest
+from paired_runs import a_run, store_runs, write_files
+
+from protofleet.experiments.claim_figures import draw
+from protofleet.experiments.claim_registry import load_claims
+from protofleet.experiments.claim_results import current_runs, result_of
+
+
+@pytest.mark.parametrize("measure", ["last", "equal_bytes", "rounds_to", "uplink"])
+def test_a_picture_of_each_measure_is_drawn_twice_alike(tmp_path, monkeypatch, measure):
+    """Seed 3's B never reaches the target, so that one end of an interval is open."""
+    monkeypatch.chdir(tmp_path)
+    experiment = write_files(tmp_path)
+    file = tmp_path / "papers" / "fedx.toml"
+    sections = 'sections = ["personalisation"]'
+    one = f'{"" if measure == "uplink" else sections}\nmeasures = ["{measure}"]\n'
+    text = file.read_text().replace(sections, one + ("target = 0.6\n" * (measure == "rounds_to")))
+    file.write_text(text)
+    runs = [a_run("A", seed, [0.5, 0.5, 0.6 + seed / 100], loss=0.2) for seed in (1, 2, 3)]
+    runs += [a_run("B", seed, [0.5, 0.5, 0.65 - seed / 50], loss=0.5, up=900) for seed in (1, 2, 3)]
+    store_runs(tmp_path / "one", experiment, *runs)
+    (claim,) = load_claims(tmp_path / "papers")
+    result, runs = result_of(claim, tmp_path), current_runs(experiment, tmp_path / "one")
+    for name in ("a.png", "b.png"):
+        draw(result, runs, tmp_path / name)
+    drawn = (tmp_path / "a.png").read_bytes()
+    assert drawn == (tmp_path / "b.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")

@@ -1,0 +1,94 @@
+"""The page of the claims and what the terminal shows; every figure worked out by hand."""
+
+import io
+
+import msgspec
+import pytest
+from paired_runs import a_run, store_runs, write_files
+from rich.console import Console
+
+from protofleet.experiments.claim_registry import load_claims
+from protofleet.experiments.claim_results import ClaimResult, digests_of, progress_of, result_of
+from protofleet.experiments.claim_text import page, show, show_progress, verdict_text
+from protofleet.experiments.config import FOLDER
+
+
+@pytest.fixture
+def result(tmp_path, monkeypatch):
+    """A is 1, 2 and 3 points better, at the same bytes."""
+    monkeypatch.chdir(tmp_path)
+    experiment = write_files(tmp_path)
+    runs = [a_run("A", seed, [0.5, 0.5, 0.6 + seed / 100], loss=0.25) for seed in (1, 2, 3)]
+    runs += [a_run("B", seed, [0.5, 0.5, 0.6], loss=0.5) for seed in (1, 2, 3)]
+    store_runs(tmp_path / "one", experiment, *runs)
+    (claim,) = load_claims(tmp_path / "papers")
+    return result_of(claim, tmp_path)
+
+
+def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
+    """2 ± 4.303 / √3."""
+    text = page([result], {result.id: "images/a.png"})
+    assert (
+        "| [fedx-better](#fedx-better): A scores higher than B. | Table 1: +2 | digits | "
+        "A - B, personalisation, last round | +2.00 [-0.48, +4.48] | not decided; above +4.48 is "
+        "excluded; the paper: +2.00 (inside); elsewhere +5.00 (outside) | "
+        "`protofleet experiment claims fedx-better` |"
+    ) in text
+    assert (
+        "| A - B, personalisation, last round | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
+        "+2.00 (inside); elsewhere +5.00 (outside) | 3/3 | not decided; above +4.48 is excluded |"
+    ) in text
+    assert (
+        "| A - B, loss, last round | 0.250 / 0.500 | -0.250 [-0.250, -0.250] | - | 3/3 | "
+        "reproduced |"
+    ) in text
+    assert (
+        "| A ÷ B, bytes up and down | 3 kB / 3 kB | 1 [1, 1] | - | 3/3 | "
+        "not decided; below 1 is excluded |"
+    ) in text
+    assert "(images/a.png)" in text
+    assert "As expected." in text
+
+
+def test_the_same_results_give_the_same_page(result):
+    again = msgspec.json.decode(msgspec.json.encode(result), type=ClaimResult)
+    assert page([result], {}) == page([again], {})
+
+
+def test_missing_seeds_make_a_verdict_one_so_far(result):
+    one = msgspec.structs.replace(result.outcomes[1], asked=5)
+    assert verdict_text(one) == "so far reproduced"
+
+
+def test_the_terminal_shows_what_is_claimed_and_what_was_found(result):
+    console = Console(file=io.StringIO(), width=100)
+    show([result], console)
+    printed = console.file.getvalue()
+    assert "fedx-better: A scores higher than B." in printed
+    assert "A - B, personalisation, last round (3/3 seeds): +2.00 [-0.48, +4.48]" in printed
+    assert "loss" not in printed  # a detail
+
+
+def test_the_terminal_shows_which_seeds_are_missing(tmp_path):
+    experiment = write_files(tmp_path)
+    store_runs(tmp_path, experiment, a_run("A", 2, [0.5] * 3), a_run("A", 1, [0.5] * 3, key="old"))
+    console = Console(file=io.StringIO(), width=100)
+    show_progress({"one": progress_of("one", experiment, tmp_path)}, console)
+    printed = console.file.getvalue()
+    assert "0 to 1 of 3" in printed
+    assert "30 s" in printed  # 15 rounds of 2 s
+    assert "one lacks seeds 1, 3 (A); 1-3 (B)" in printed
+    assert "1 runs of another version of the file do not count" in printed
+
+
+def test_the_committed_page_is_made_of_the_committed_figures():
+    """Else make both again: protofleet experiment claims --status --out, as the page says."""
+    docs = FOLDER.parent / "docs"
+    results = msgspec.json.decode((docs / "claims.json").read_bytes(), type=list[ClaimResult])
+    drawn = {path.stem.removeprefix("claims-"): path for path in docs.glob("images/claims-*.png")}
+    pictures = {key: path.relative_to(docs).as_posix() for key, path in drawn.items()}
+    assert (docs / "claims.md").read_text() == page(results, pictures)
+    claims = load_claims()
+    assert [one.id for one in results] == [one.claim.id for one in claims]
+    assert [one.digests for one in results] == [digests_of(one.experiment) for one in claims]
+    assert drawn.keys() <= {one.id for one in results}

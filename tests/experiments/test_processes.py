@@ -1,0 +1,153 @@
+"""The local engine's processes: killed, orphaned, in error, and from run to run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from protofleet.benchmarks._synthetic_bundle import (
+    SETTINGS,
+    synthetic_data,
+    write_synthetic_bundle,
+)
+from protofleet.errors import InputError, ProtofleetError
+from protofleet.experiments import processes as module
+from protofleet.experiments.config import Experiment
+from protofleet.experiments.local import run_local
+from protofleet.experiments.prepare import ClientFiles, PreparedData
+from protofleet.experiments.processes import processes
+from protofleet.experiments.run import Job
+
+_EXPERIMENT = {
+    "title": "synthetic",
+    "paper": "none",
+    "table": "none",
+    "data": [{"name": "digits"}],
+    "partition": {"kind": "dirichlet", "clients": 5, "alpha": 1.0},
+    "model": {"name": "synthetic"},
+    "rounds": 4,
+    "cohort": 3,
+    "seeds": [1],
+    "training": dict(SETTINGS),
+    "methods": [{"label": "Ditto", "strategy": "ditto"}],
+}
+
+
+@pytest.fixture
+def job(tmp_path):
+    bundle, data = tmp_path / "bundle.pfb", tmp_path / "data.npz"
+    write_synthetic_bundle(bundle, 1000, Ed25519PrivateKey.generate())
+    synthetic_data().save(data)
+    experiment = msgspec.convert(_EXPERIMENT, Experiment)
+    prepared = PreparedData(
+        clients={f"client-{number}": ClientFiles(own=data) for number in range(5)},
+        merged=data,
+        pooled=None,
+        classes=synthetic_data().classes,
+        input_shape=(4,),
+        key="synthetic",
+    )
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return Job(
+        experiment=experiment,
+        method=experiment.methods[0],
+        seed=1,
+        rounds=4,
+        bundle=bundle,
+        data=prepared,
+        folder=folder,
+        name="synthetic",
+    )
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Processes in the order in which they are started."""
+    found = []
+
+    class Popen(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            found.append(self)
+
+    monkeypatch.setattr(module.subprocess, "Popen", Popen)
+    return found
+
+
+def rounds(result):
+    return [msgspec.structs.replace(one, seconds=0.0, costs=None) for one in result.rounds]
+
+
+def ignore(_done):
+    return None
+
+
+@pytest.mark.slow(seconds=10)
+def test_a_killed_worker_ends_the_run_which_then_goes_on(job, started, tmp_path):
+    """What clients kept since round 2 outlives the process that made it."""
+
+    def kill(done):
+        if done.round_id == 2:
+            os.kill(started[0].pid, signal.SIGKILL)
+
+    with processes(2) as opened:
+        with pytest.raises(ProtofleetError, match=r"a worker of 'Ditto' died, .* fewer --workers"):
+            run_local(job, opened=opened, watch=kill)
+        assert all(one.returncode is not None for one in started)
+        seen = []
+        again = run_local(job, opened=opened, watch=seen.append)
+        assert len(started) == 4
+        (tmp_path / "whole").mkdir()
+        whole = run_local(replace(job, folder=tmp_path / "whole"), opened=opened, watch=ignore)
+        assert len(started) == 4
+    assert [one.round_id for one in seen] == [1, 2, 3, 4]
+    assert rounds(again) == rounds(whole)
+    assert all(one.returncode is not None for one in started)
+
+
+@pytest.mark.slow(seconds=5)
+def test_the_error_of_a_client_comes_as_it_was_raised(job, started, tmp_path):
+    (tmp_path / "broken.npz").write_bytes(b"nothing")
+    clients = {**job.data.clients, "client-4": ClientFiles(own=tmp_path / "broken.npz")}
+    data = msgspec.structs.replace(job.data, clients=clients)
+    with processes(2) as opened, pytest.raises(InputError, match=r"broken\.npz"):
+        run_local(replace(job, data=data), opened=opened, watch=ignore)
+    assert all(one.returncode is not None for one in started)
+
+
+@pytest.mark.slow(seconds=5)
+def test_no_process_outlives_a_parent_that_is_killed():
+    script = (
+        "import time\n"
+        "from protofleet.experiments.processes import _Pool\n"
+        "pool = _Pool(2)\n"
+        "pool.connections(2)\n"
+        "print(*(one.pid for one in pool._started), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as parent:
+        pids = [int(one) for one in parent.stdout.readline().split()]
+        parent.kill()
+    deadline = time.monotonic() + 10
+    while any(map(_lives, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(pids) == 2
+    assert not any(map(_lives, pids))
+
+
+def _lives(pid: int) -> bool:
+    """Whether it is there, and no zombie that waits for its new parent."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
