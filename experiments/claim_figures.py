@@ -132,9 +132,10 @@ def _comparison(axes: Any, place: int, one: Outcome) -> None:
     high = max(seeds) if estimate.high is None else estimate.high
     axes.plot([low, high], [place, place], color=BLUE, lw=2.2, solid_capstyle="butt")
     axes.plot(estimate.value, place, "s", color=BLUE, ms=5, mec="white", mew=0.6)
-    if one.paper is not None:
-        axes.add_line(_hollow([one.paper], [place], zorder=4))
-        axes.update_datalim([(one.paper, place)])
+    printed = [*([] if one.paper is None else [one.paper]), *one.elsewhere.values()]
+    if printed:
+        axes.add_line(_hollow(printed, [place] * len(printed), zorder=4))
+        axes.update_datalim([(value, place) for value in printed])
         axes.autoscale_view()
     axes.plot(
         [one.threshold] * 2, [place - 0.45, place + 0.45], color=INK, lw=1, ls=(0, (3, 2)), zorder=0

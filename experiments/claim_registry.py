@@ -56,6 +56,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         target: of ``rounds_to``, from 0 to 1; absent: the experiment's ``score.target``.
         paper: the printed difference (percentage points, or loss) or ratio, for every section alike
             or by section.
+        elsewhere: further printed differences or ratios of the one section, by data set.
         detail: left out of the page's first table.
     """
 
@@ -67,6 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threshold: float | None = None
     target: Annotated[float, Meta(gt=0, le=1)] | None = None
     paper: float | dict[Section, float] | None = None
+    elsewhere: dict[str, float] = {}
     detail: bool = False
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("`sections`: expected a score for `rounds_to`, got 'loss'")
         if isinstance(self.paper, dict) and (extra := self.paper.keys() - set(self.sections)):
             raise ValueError(f"`paper`: no '{min(extra)}' in `sections`")
+        if self.elsewhere and len(self.sections) > 1:
+            raise ValueError("`elsewhere`: expected a single section")
         if self.threshold is not None and self.threshold <= 0 and not self._differs:
             raise ValueError("`threshold`: expected a ratio above 0")
         if len({measure in SCORES for measure in self.measures}) > 1:

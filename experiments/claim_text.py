@@ -27,6 +27,7 @@ _WHERE: dict[MeasureName, str] = {
     "uplink": "bytes up",
     "bytes": "bytes up and down",
 }
+_PLACES = {None: "", True: " (inside)", False: " (outside)"}
 _INTRO = """\
 # The papers' claims, measured here
 
@@ -153,10 +154,13 @@ def _figure(one: Outcome) -> str:
 
 
 def _paper(one: Outcome) -> str:
-    if one.paper is None:
-        return NOTHING
-    place = {None: "", True: ", inside", False: ", outside"}[one.paper_inside]
-    return f"{number(one, one.paper)}{place}"
+    """Every printed figure, and whether it lies in the interval."""
+    printed = {} if one.paper is None else {"": one.paper}
+    told = [
+        f"{name} {number(one, value)}{_PLACES[one.holds(value)]}".strip()
+        for name, value in (printed | one.elsewhere).items()
+    ]
+    return "; ".join(told) or NOTHING
 
 
 def _seeds(one: Outcome) -> str:
@@ -191,12 +195,9 @@ def _summary(result: ClaimResult) -> Iterator[list[str]]:
     about = [f"[{result.id}](#{result.id}): {result.claim}", result.printed, result.setting]
     command = f"`{_COMMAND} {result.id}`"
     for one in _headlines(result):
-        place = {
-            None: "",
-            True: "; the paper's is inside",
-            False: "; the paper's is outside",
-        }
-        verdict = f"{verdict_text(one)}{place[one.paper_inside]}"
+        verdict = verdict_text(one)
+        if one.paper_inside is not None:
+            verdict += f"; the paper: {_paper(one)}"
         yield [*about, label_of(one), _figure(one), verdict, command]
         about, command = [""] * len(about), ""
 

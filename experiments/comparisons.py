@@ -84,7 +84,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison by one measure in one section.
 
     Attributes:
-        method, against, measure, section, expect, target, paper, detail: as in the registry.
+        method, against, measure, section, expect, target, paper, elsewhere, detail: as in the
+            registry.
         threshold: what the interval has to be beyond.
         pairs: of the seeds that both methods have finished.
         asked: how many seeds there should be.
@@ -103,6 +104,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     target: float | None
     paper: float | None
+    elsewhere: dict[str, float]
     detail: bool
     pairs: tuple[Pair, ...]
     asked: int
@@ -118,9 +120,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def paper_inside(self) -> bool | None:
         """Whether the printed figure lies in the interval; None: one of them is not there."""
-        if self.paper is None or self.estimate is None:
-            return None
-        return self.estimate.holds(self.paper)
+        return None if self.paper is None else self.holds(self.paper)
+
+    def holds(self, printed: float) -> bool | None:
+        """Whether a printed figure lies in the interval; None: there is none."""
+        return None if self.estimate is None else self.estimate.holds(printed)
 
 
 def compare(
@@ -241,6 +245,7 @@ def _outcome(
         threshold=threshold,
         target=what.target,
         paper=comparison.printed(what.section),
+        elsewhere=comparison.elsewhere,
         detail=comparison.detail,
         pairs=pairs,
         asked=asked,

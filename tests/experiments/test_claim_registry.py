@@ -90,6 +90,10 @@ def test_rows_are_every_measure_of_every_section():
         ('measures = ["uplink"]\nthreshold = 0.0\n', "a ratio above 0"),
         ('sections = ["loss", "personalisation"]\n', "a comparison of its own for 'loss'"),
         (_SECTION + "papers = 1.0\n", "papers"),
+        (
+            'sections = ["personalisation", "global"]\nelsewhere = {HHAR = 1.0}\n',
+            "`elsewhere`: expected a single section",
+        ),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_the_field(folder, more, told):

@@ -31,11 +31,12 @@ def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
     assert (
         "| [fedx-better](#fedx-better): A scores higher than B. | Table 1: +2 | digits | "
         "A - B, personalisation, last round | +2.00 [-0.48, +4.48] | not decided; above +4.48 is "
-        "excluded; the paper's is inside | `protofleet experiment claims fedx-better` |"
+        "excluded; the paper: +2.00 (inside); elsewhere +5.00 (outside) | "
+        "`protofleet experiment claims fedx-better` |"
     ) in text
     assert (
         "| A - B, personalisation, last round | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
-        "+2.00, inside | 3/3 | not decided; above +4.48 is excluded |"
+        "+2.00 (inside); elsewhere +5.00 (outside) | 3/3 | not decided; above +4.48 is excluded |"
     ) in text
     assert (
         "| A - B, loss, last round | 0.250 / 0.500 | -0.250 [-0.250, -0.250] | - | 3/3 | "
