@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 
 from protofleet.experiments.config import Section
 from protofleet.experiments.decisions import SITUATIONS, Advice, Situation, advise, groups
@@ -23,33 +24,39 @@ _COSTS = {
 }
 _DIVISIONS = {"natural": "by person"}
 
-_INTRODUCTION = """# Which method should I take?
-
-Every method of [strategies.md](strategies.md) that fits, on small data sets, with one small model
-for each kind of data and the same training. What follows is computed from results, words included
-where they name a method: `{command}`.
-
-**[The decision table](#what-to-take) stands at the end.** First what it is made of.
-
-How to read it:
-
+_TITLE = "# Which method should I take?"
+_INTRODUCTION = (
+    "Every method of [strategies.md](strategies.md) that fits, on small data sets, with one small "
+    "model for each kind of data and the same training. All figures are measured, and words that "
+    "name a method are computed from them: `{command}`."
+)
+_END = "**[The decision table](#what-to-take) stands at the end.** First what it is made of."
+_READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
-  have more rounds where their rows say so, dearer ones fewer.
+  have more rounds where a row says so, dearer ones fewer.
 - *Personalisation*: each device's own model on its own test part; *generalisation*: the same models
   on all devices' test parts; *global*: the server's model there.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
-  ranked apart. The best of many methods is flattered by its luck; a difference that matters to you
-  is worth more seeds.
+  ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
+  seeds.
 - Settings are published ones or defaults, none tuned for these data. {small}
 - Time: processor time of a device's local training in a round, without evaluation and without the
-  first round. Kept: what a device stores between rounds. Memory: peak of a device's process in one
-  round, Python and runtime included.
+  first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
+  one round, Python and runtime included.
 - {marks}"""
 
 _PAIRED = (
     "a method is as good as the best unless the 95 % interval of their differences, seed by "
     "seed, is above 0 (Student's t)."
+)
+_ADVICE = (
+    "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
+    "ranked anew on each data set. **Bold**: as good as the best, within the noise, on most of the "
+    "column's data sets, and of those the fewest points behind on average (points; on how many "
+    "data sets). Then the others that are as good as often, and which of all these moves the "
+    "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
+    "figures show."
 )
 _CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
 _PICTURE = (
@@ -57,7 +64,7 @@ _PICTURE = (
     "no other beats with fewer bytes. Red: FedAvg, and its bytes."
 )
 _UNPAIRED = (
-    "a method is as good as the best unless it is behind by more than the 95 % intervals over the "
+    "a method is as good as the best unless it is further behind than the 95 % intervals over the "
     "clients of both together (root of the sum of squares), which is wide: clients differ much "
     "more than methods."
 )
@@ -78,7 +85,7 @@ def page(found: Overview, command: str, picture: str | None) -> str:
     if picture is not None:
         parts += [
             f"![Score over the bytes that a client moves, a panel for each data set]({picture})",
-            _PICTURE,
+            _wrapped(_PICTURE),
         ]
     sections = dict.fromkeys(section for one in data_sets for section in one.sections)
     parts.append("## All data sets together")
@@ -109,7 +116,13 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
         f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
         "on data like these, and is no measure of what they reach."
     )
-    return _INTRODUCTION.format(command=command, noise=" ".join(noise), small=small, marks=marks)
+    values = {"noise": " ".join(noise), "small": small, "marks": marks}
+    points = [
+        _wrapped(f"- {' '.join(one.split())}", "  ")
+        for one in _READING.format(**values).split("\n- ")[1:]
+    ]
+    opening = _wrapped(_INTRODUCTION.format(command=command))
+    return "\n\n".join([_TITLE, opening, _END, "\n".join(points)])
 
 
 def _setting(data_sets: Sequence[DataSet]) -> str:
@@ -241,16 +254,11 @@ def _decisions(data_sets: Sequence[DataSet]) -> str:
     lines = [
         [_wish(one), *(_advice(advise(one, of)) for of in kinds.values())] for one in SITUATIONS
     ]
-    return (
-        "Each column is a kind of data, each row a wish or a limit. **Bold**: as good as the best "
-        "within the limit, within the noise, on most of the column's data sets, and of those the "
-        "fewest points behind on average; then the others that are as good as often, by points "
-        "behind, and which of all these moves the fewest bytes.\n\n" + _rows(head, lines)
-    )
+    return f"{_wrapped(_ADVICE)}\n\n{_rows(head, lines)}"
 
 
 def _group_title(data_sets: Sequence[DataSet]) -> str:
-    return ", ".join(one.table for one in data_sets)
+    return "; ".join(one.table for one in data_sets)
 
 
 def _wish(one: Situation) -> str:
@@ -283,6 +291,10 @@ def _anchor(title: str) -> str:
     """GitHub's anchor of a heading."""
     kept = [c for c in title.lower() if c.isalnum() or c in " -_"]
     return "".join(kept).replace(" ", "-")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _rows(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

@@ -32,8 +32,9 @@ from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import LOSS, score_of, trained
 from protofleet.federation.records import Spread
+from protofleet.strategies.scores import MetricName
 
-BASELINE = "fedavg"
+BASELINE, ALONE = "fedavg", "local"
 Measure = Literal["rounds", "bytes"]
 """Scores at equal rounds, or at equal bytes."""
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -85,6 +86,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label, strategy: of the experiment.
         bound: central training, which no federation reaches.
+        alone: training without a federation.
         own_model: its model is not the data set's.
         places: its score by measure and section.
         costs: of it.
@@ -94,6 +96,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     strategy: str
     bound: bool
+    alone: bool
     own_model: bool
     places: dict[Measure, dict[Section, Place]]
     costs: Costs
@@ -123,7 +126,7 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     partition: str
     model: str
-    metric: str
+    metric: MetricName
     sections: tuple[Section, ...]
     clients: int
     rounds: int
@@ -286,6 +289,7 @@ def _entries(
             label=m.label,
             strategy=m.strategy,
             bound=m.merged,
+            alone=m.strategy == ALONE and not m.merged,
             own_model=experiment.model_of(m) != experiment.model,
             places=places[m.label],
             costs=costs[m.label],

@@ -178,7 +178,8 @@ def _run(job: Job, engine: Engine, run: _RunJob, console: Console) -> MethodResu
         return done
     _claim(job.folder, identity)
     title = f"seed {job.seed}, {job.method.label}"
-    with _Shown(console, title, plan.schedule().last_round, job.experiment.score.metric) as shown:
+    last_round = plan.schedule(plan.server_init).last_round
+    with _Shown(console, title, last_round, job.experiment.score.metric) as shown:
         return run(job, shown.round)
 
 

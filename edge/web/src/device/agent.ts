@@ -61,7 +61,7 @@ export class Agent {
   #settleBy = Infinity;
   #waitingDue = Infinity;
   #waitingMs = WAITING_MS;
-  #held = false;
+  #held: readonly string[] = [];
   #recount = false;
   #ending: Ending | null = null;
   #finished = false;
@@ -146,15 +146,18 @@ export class Agent {
     this.#end.wake();
   }
 
-  /** Does not train, and is not invited, until `release`; a round in training waits between two steps. */
-  hold(): void {
-    this.#held = true;
+  /**
+   * Does not train, and is not invited, until `release`; a round in training waits between two steps.
+   * `conditions`: of the owner, that are not met.
+   */
+  hold(conditions: readonly string[]): void {
+    this.#held = conditions;
     this.#learner.control.hold();
     this.#end.wake();
   }
 
   release(): void {
-    this.#held = false;
+    this.#held = [];
     this.#learner.control.release();
     this.#end.wake();
   }
@@ -491,9 +494,8 @@ export class Agent {
     this.#waitingDue = performance.now() + WAITING_MS;
   }
 
-  /** A round that is held is still this device's: what it takes part in, it stays in. */
   get #standing(): Standing {
-    return { phase: this.#phase, roundId: this.roundId, takesPart: !this.#held || this.#phase !== "idle" };
+    return { phase: this.#phase, roundId: this.roundId, held: this.#held };
   }
 
   #progress(): RoundProgress {
