@@ -53,6 +53,25 @@ class AnotherCoordinator(Report, frozen=True, kw_only=True, tag="another_coordin
     federation: str
 
 
+class LeaseAwaited(Report, frozen=True, kw_only=True, tag="lease_awaited"):
+    """Another coordinator has the lease of this federation.
+
+    ``alive``: it was heard now, and its end is waited for; else this one takes over unless the
+    other is heard within ``silent_s``.
+    """
+
+    epoch: int
+    alive: bool
+    silent_s: float
+
+
+class LeaseLost(Report, frozen=True, kw_only=True, tag="lease_lost"):
+    """Another coordinator has taken over while this one was cut off, or by its operator's wish."""
+
+    epoch: int
+    by_epoch: int
+
+
 class Withheld(Report, frozen=True, kw_only=True, tag="withheld"):
     """So many events of one ``kind`` were not reported in the last ``seconds``."""
 

@@ -7,6 +7,8 @@ then the act itself. A file that no row refers to is rubbish of a crash and is s
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
 import secrets
 import sqlite3
 from collections.abc import Iterable, Mapping
@@ -17,6 +19,7 @@ import msgspec
 
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
+from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
     SCHEMA,
@@ -42,6 +45,8 @@ from protofleet.wire.messages import TransferOffer
 
 FORMAT = 4
 """Of the database; a run folder of another one is refused."""
+LOCK_S = 0.5
+"""Who looks whether a coordinator runs has its lock for a moment."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
@@ -54,6 +59,7 @@ class Ledger:
     Args:
         folder: the run folder; made if absent.
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
+        patience_s: how long the end of another coordinator in the folder is waited for.
 
     Raises:
         InputError: the folder belongs to a run of another identity, others may read it, or the
@@ -61,7 +67,9 @@ class Ledger:
         UnavailableError: another coordinator uses the folder.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, identity: Mapping[str, str], *, patience_s: float = LOCK_S
+    ) -> None:
         self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
@@ -69,7 +77,7 @@ class Ledger:
         for made in (folder, self.spool, self.states):
             make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
-        self._lock = lock(folder / "lock", taken=taken)
+        self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self._check_identity({"format": str(FORMAT), **identity})
@@ -454,6 +462,24 @@ class Ledger:
         with self._db:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'announced'", (str(sequence),))
 
+    def tenure(self, boot_id: str) -> Tenure:
+        """What the folder knows of leases; ``boot_id`` is that of this process.
+
+        The process before this one has ended for certain where its folder is this very one, whose
+        lock this one has, and no copy.
+        """
+        epoch, former, place = self._meta("lease").split(" ")
+        here = os.fstat(self._lock.fileno())
+        ours = f"{platform.node()}:{here.st_dev}:{here.st_ino}".replace(" ", "_")
+
+        def note(epoch: int) -> None:
+            with self._db:
+                self._db.execute(
+                    "UPDATE meta SET value = ? WHERE key = 'lease'", (f"{epoch} {boot_id} {ours}",)
+                )
+
+        return Tenure(epoch=int(epoch), boot_id=former if place == ours else "", note=note)
+
     def _meta(self, key: str) -> str:
         found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
         return found
@@ -474,7 +500,12 @@ class Ledger:
         with self._db:
             self._db.executemany(
                 "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
-                {**identity, "run_id": secrets.token_hex(8), "announced": "0"}.items(),
+                {
+                    **identity,
+                    "run_id": secrets.token_hex(8),
+                    "announced": "0",
+                    "lease": "0 - -",
+                }.items(),
             )
 
     def _spool_file(self, round_id: int, device_id: str) -> Path:

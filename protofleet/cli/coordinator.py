@@ -35,8 +35,18 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @_FILE
 @broker_overrides
 @trust_option
+@click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")
+@click.option("--take-over", is_flag=True, help="Replace another coordinator on the broker.")
 @_JSON
-def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_json: bool) -> None:
+def run(
+    file: Path,
+    *,
+    broker: GivenBroker,
+    trust_files: tuple[Path, ...],
+    wait: bool,
+    take_over: bool,
+    as_json: bool,
+) -> None:
     """Run the rounds of the federation FILE (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
@@ -48,7 +58,7 @@ def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_js
     start_logging()
     import msgspec
 
-    from protofleet.coordinator.run import open_service
+    from protofleet.coordinator.run import Succession, open_service
     from protofleet.federation.settings import load_config
 
     config = load_config(file)
@@ -58,7 +68,7 @@ def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_js
     sink = _json_sink() if as_json else _text_sink()
     with (
         on_interrupt(f"to resume: protofleet coordinator run {file}"),
-        open_service(config, sink) as service,
+        open_service(config, sink, Succession(wait=wait, take_over=take_over)) as service,
     ):
         service.run()
 

@@ -118,9 +118,9 @@ class Federation:
         """The union of all test parts."""
         return self.folder / "pooled.npz"
 
-    def start_coordinator(self) -> Process:
+    def start_coordinator(self, *options: str) -> Process:
         """Run or resume the federation."""
-        arguments = ["coordinator", "run", str(self.file), "--json"]
+        arguments = ["coordinator", "run", str(self.file), "--json", *options]
         return self._start(arguments, "coordinator")
 
     def start_device(self, name: str, python: str = sys.executable, **options: str) -> Process:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -73,3 +75,47 @@ def test_paused_killed_extended_stopped_and_resumed_it_ends_in_the_same_bits(
     assert third.events[0]["rounds"] == 16
     assert [device.finish() for device in devices] == [0] * 3
     assert _model(run) == _model(calm)
+
+
+@pytest.mark.slow(seconds=14)
+def test_a_second_coordinator_is_refused_follows_the_dead_or_replaces_the_living(
+    make_federation, tmp_path, key
+):
+    """The others have folders of their own, so that no lock is between them."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    run = make_federation("run", bundle, 2)
+    run.write(rounds=40, extra="[liveness]\nlease_s = 2.0\n")
+    first = run.start_coordinator()
+    devices = [run.start_device(name) for name in run.devices]
+    first.wait_for(_of("round_closed", round_id=2))
+
+    beside = _copied(run, "beside")
+    refused = beside.start_coordinator()
+    assert refused.finish() == 1
+    assert "another coordinator serves it" in refused.log
+    assert [one["event"] for one in refused.events] == ["started"]
+    here = run.start_coordinator()
+    assert here.finish() == 1
+    assert "another coordinator is running in it" in here.log
+
+    second = beside.start_coordinator("--take-over")
+    assert first.finish() == 1
+    assert "another coordinator has taken over" in first.log
+    assert first.events[-1]["event"] == "lease_lost"
+    second.wait_for(lambda event: event["event"] == "round_closed")
+    second.kill()
+
+    third = _copied(beside, "third").start_coordinator("--wait")
+    third.wait_for(lambda event: event["event"] == "lease_awaited")
+    assert third.finish() == 0, third.log
+    assert [device.finish() for device in devices] == [0] * 2
+    closed = [one for one in third.events if one["event"] == "round_closed"]
+    assert closed[-1]["round_id"] == 40
+    assert all(one["participants"] == 2 for one in closed[1:])
+
+
+def _copied(federation, name):
+    """The federation with a copy of its folder, taken while it is in use by nobody or somebody."""
+    folder = federation.folder.parent / name
+    shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("store-*"))
+    return replace(federation, folder=folder)
