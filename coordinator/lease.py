@@ -32,14 +32,12 @@ from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import LeaseRecord
 
-_REPEAT_S = 2.0
-"""Between two claims that nobody has answered."""
 _ANSWER_S = 1.0
 """At most one answer to claims in this time: anybody may repeat one."""
 _ECHO_S = 60.0
 """For a coordinator's own claim to come back."""
-_RENEWALS = 6
-"""In the time that a lease stands."""
+_RENEWALS, _CLAIMS = 6, 15
+"""In the time that a lease stands: how often it is renewed, and claimed by who wants it."""
 
 
 _KEEP_S = 0.5
@@ -116,7 +114,7 @@ class Lease:
         self._seen_epoch = tenure.epoch
         self._other: LeaseRecord | None = None
         self._backlog: list[Event] = []
-        self._connected = self._echoed = self._told = False
+        self._connected = self._echoed = self._told = self._alive = False
         self._nonce = ""
         self._sent_at = self._silent_since = self._good_until = 0.0
         self._answer_at = self._heal_at = self._next_at = 0.0
@@ -177,7 +175,7 @@ class Lease:
         self._claim(now)
 
     def _claim(self, now: float) -> None:
-        self._sent_at, self._next_at = now, now + _REPEAT_S
+        self._sent_at, self._next_at = now, now + self._own.lease_s / _CLAIMS
         self._say("claim")
 
     def _tick(self, now: float) -> None:
@@ -199,7 +197,15 @@ class Lease:
                 "coordinator's own lease; let its account read and write fl/v2/+/all/#"
             )
         elif now >= self._next_at:
+            self._tell_other()
             self._claim(now)
+
+    def _tell_other(self) -> None:
+        other = self._other
+        if other is not None and not self._told:
+            self._told = True
+            told = events.LeaseAwaited(epoch=other.epoch, alive=self._alive, silent_s=other.valid_s)
+            self._sink(told)
 
     def _is_free(self, now: float) -> bool:
         other = self._other
@@ -277,11 +283,7 @@ class Lease:
             )
         if answered:
             self._silent_since = now
-        if not self._told and not self._own.take_over:
-            self._told = True
-            self._sink(
-                events.LeaseAwaited(epoch=record.epoch, alive=answered, silent_s=record.valid_s)
-            )
+        self._alive = answered
 
     def _lost(self, epoch: int) -> UnavailableError:
         self.held = False

@@ -84,10 +84,12 @@ def test_a_second_coordinator_is_refused_follows_the_dead_or_replaces_the_living
     """The others have folders of their own, so that no lock is between them."""
     bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
     run = make_federation("run", bundle, 2)
-    run.write(rounds=40, extra="[liveness]\nlease_s = 2.0\n")
+    run.write(rounds=60, extra="[liveness]\nlease_s = 2.0\n")
     first = run.start_coordinator()
     devices = [run.start_device(name) for name in run.devices]
     first.wait_for(_of("round_closed", round_id=2))
+    _say("pause", run.file)
+    first.wait_for(lambda event: event["event"] == "paused")
 
     beside = _copied(run, "beside")
     refused = beside.start_coordinator()
@@ -102,16 +104,21 @@ def test_a_second_coordinator_is_refused_follows_the_dead_or_replaces_the_living
     assert first.finish() == 1
     assert "another coordinator has taken over" in first.log
     assert first.events[-1]["event"] == "lease_lost"
+    _say("resume", beside.file)
     second.wait_for(lambda event: event["event"] == "round_closed")
+    _say("pause", beside.file)
+    second.wait_for(lambda event: event["event"] == "paused")
     second.kill()
 
-    third = _copied(beside, "third").start_coordinator("--wait")
+    after = _copied(beside, "after")
+    third = after.start_coordinator("--wait")
     third.wait_for(lambda event: event["event"] == "lease_awaited")
+    _say("resume", after.file)
     assert third.finish() == 0, third.log
     assert [device.finish() for device in devices] == [0] * 2
     closed = [one for one in third.events if one["event"] == "round_closed"]
-    assert closed[-1]["round_id"] == 40
-    assert all(one["participants"] == 2 for one in closed[1:])
+    assert closed[-1]["round_id"] == 60
+    assert all(one["participants"] == 2 for one in closed)
 
 
 def _copied(federation, name):
