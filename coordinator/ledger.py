@@ -47,6 +47,8 @@ FORMAT = 4
 """Of the database; a run folder of another one is refused."""
 LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
+_FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"}
+"""What a new run's database says of itself, beside its identity."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
@@ -105,10 +107,11 @@ class Ledger:
         ).fetchone()
         paused = self.control.read().wish is not Wish.RUN
         if row is None:
-            return RoundState(paused=paused)
+            return RoundState(round_id=self.next_round, paused=paused)
         round_id, phase, size, attempt, final = row
         if phase == "committed":
-            return RoundState(round_id=round_id + 1, final=bool(final), paused=paused)
+            following = max(round_id + 1, self.next_round)
+            return RoundState(round_id=following, final=bool(final), paused=paused)
         members = self._db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
@@ -277,12 +280,15 @@ class Ledger:
         return [transfer_id for (transfer_id,) in rows]
 
     def most_invitations(self) -> int:
-        """Rounds to which the device was invited that was to most, without the final fit."""
+        """Rounds to which the device was invited that was to most, without the final fit.
+
+        Of rounds that were given up nothing is known but their number: it may have been there.
+        """
         row = self._db.execute(
             "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
             " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
         ).fetchone()
-        return row[0] or 0
+        return (row[0] or 0) + int(self._meta("given_up"))
 
     def commit_round(  # noqa: PLR0913 - what a round has made, each named at the call
         self,
@@ -453,6 +459,11 @@ class Ledger:
         return self._meta("run_id")
 
     @property
+    def next_round(self) -> int:
+        """No round before this one opens: they were given up when the folder was restored."""
+        return int(self._meta("next_round"))
+
+    @property
     def announced(self) -> int:
         """No announcement of an earlier process had a higher sequence."""
         return int(self._meta("announced"))
@@ -500,12 +511,7 @@ class Ledger:
         with self._db:
             self._db.executemany(
                 "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
-                {
-                    **identity,
-                    "run_id": secrets.token_hex(8),
-                    "announced": "0",
-                    "lease": "0 - -",
-                }.items(),
+                {**_FIRST, "run_id": secrets.token_hex(8), **identity}.items(),
             )
 
     def _spool_file(self, round_id: int, device_id: str) -> Path:

@@ -82,7 +82,8 @@ class Service:
         self._revocations = None if members is None else Revocations(members)
         self._lease = lease
         self._boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
-        self._server_state = ledger.server_state() or plan.server_init()
+        state = ledger.server_state() or plan.server_init()
+        self._server_state = replace(state, round_id=max(state.round_id, ledger.next_round - 1))
         self._state = RoundState()
         self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())

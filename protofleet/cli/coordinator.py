@@ -16,6 +16,7 @@ from protofleet.cli._verbosity import start_logging, verbosity
 from protofleet.printable import printable
 
 if TYPE_CHECKING:
+    from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
     from protofleet.coordinator.status import Status
 
@@ -156,6 +157,68 @@ def extend(file: Path, *, rounds: int, trust_files: tuple[Path, ...], as_json: b
         msgspec.structs.replace(config, rounds=rounds, trusted=trusted)
     )  # a budget may end it
     _order(file, rounds, as_json=as_json)
+
+
+_ARCHIVE = click.argument("archive", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@coordinator.command()
+@_FILE
+@_ARCHIVE
+@click.option("--without-keys", is_flag=True, help="Leave the coordinator's key of this run out.")
+@_JSON
+def backup(file: Path, archive: Path, *, without_keys: bool, as_json: bool) -> None:
+    """Write the run of the federation FILE into ARCHIVE, also while it runs.
+
+    ARCHIVE is as secret as the run folder: readable by you alone. The federation file, the bundle,
+    test data and the federation's keys are no part of it.
+    """
+    from protofleet.coordinator.backup import back_up
+    from protofleet.federation.settings import load_config
+
+    listed = back_up(load_config(file).run_dir, archive, keys=not without_keys)
+    _tell_backup(listed, f"'{archive}': backup", as_json=as_json)
+
+
+@coordinator.command()
+@_FILE
+@_ARCHIVE
+@click.option(
+    "--next-round",
+    type=click.IntRange(min=1),
+    help="Go on with this round: devices have finished those before it.",
+)
+@_JSON
+def restore(file: Path, archive: Path, *, next_round: int | None, as_json: bool) -> None:
+    """Make the run folder that the federation FILE names from ARCHIVE; it must not exist yet.
+
+    Every file is checked before any is in place.
+    """
+    from protofleet.coordinator import backup as backups
+    from protofleet.federation.settings import load_config
+
+    config = load_config(file)
+    listed = backups.restore(
+        archive, config.run_dir, federation=config.federation, next_round=next_round or 0
+    )
+    _tell_backup(listed, f"run folder {config.run_dir}: restored", as_json=as_json)
+
+
+def _tell_backup(listed: BackupList, what: str, *, as_json: bool) -> None:
+    import msgspec
+
+    from protofleet.units import byte_text, clock_text
+
+    if as_json:
+        click.echo(msgspec.json.encode(listed).decode())
+        return
+    size = sum(one.bytes for one in listed.files)
+    where = f"round {listed.round_id} ({listed.phase})" if listed.round_id else "no round yet"
+    keys = "with" if listed.keys else "without"
+    click.echo(
+        f"{what} of federation {printable(listed.federation)} of {clock_text(listed.made_s)}: "
+        f"{where}, {len(listed.files)} files, {byte_text(size)}, {keys} the coordinator's key"
+    )
 
 
 def _order(file: Path, wanted: str | int, *, as_json: bool) -> None:
