@@ -153,6 +153,7 @@ _LINES: dict[type[events.Report], Any] = {
     events.Stopped: lambda e: (
         f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
     ),
+    events.Failed: lambda e: f"[red]ended[/red]: {_safe(e.reason)}",
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
         f"{_scores(e.scores, 'best ')}; "

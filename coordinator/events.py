@@ -240,6 +240,12 @@ class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
     result: str
 
 
+class Failed(Report, frozen=True, kw_only=True, tag="failed"):
+    """One of several federations of a process has ended; the others go on."""
+
+    reason: str
+
+
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):
     """All rounds are committed and the results written."""
 
@@ -251,8 +257,10 @@ class Finished(Report, frozen=True, kw_only=True, tag="finished"):
 Sink = Callable[[Report], None]
 
 
-def to_line(report: Report, time_s: float) -> str:
-    """One line of JSON, safe on a terminal."""
+def to_line(report: Report, time_s: float, federation: str = "") -> str:
+    """One line of JSON, safe on a terminal; with the federation where a process has several."""
     fields = msgspec.to_builtins(report)
-    line = msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()
+    named = {"federation": federation} if federation else {}
+    head = {"event": fields.pop("event"), "time_s": time_s, **named}
+    line = msgspec.json.encode(head | fields).decode()
     return printable(line)

@@ -50,6 +50,10 @@ _BROKER_S = 60.0
 """How long a finished run waits for a lost broker, to tell the devices."""
 
 
+class _EndedError(Exception):
+    """``Service.end`` was called."""
+
+
 class Service:
     """One run of one federation; made by ``run.open_service``.
 
@@ -81,6 +85,7 @@ class Service:
         self._results, self._sink = results, sink
         self._revocations = None if members is None else Revocations(members)
         self._lease = lease
+        self._ended = False
         self._boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
         state = ledger.server_state() or plan.server_init()
         self._server_state = replace(state, round_id=max(state.round_id, ledger.next_round - 1))
@@ -104,8 +109,16 @@ class Service:
             num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
-    def run(self) -> events.Finished | events.Stopped:
+    def end(self) -> None:
+        """Let ``run`` return soon, resumably, as a signal would; from any thread."""
+        self._ended = True
+        self._endpoint.wake()
+
+    def run(self) -> events.Finished | events.Stopped | None:
         """Run all rounds that are left, or until the operator stops; the results are written then.
+
+        Returns:
+            The last event; None after ``end``.
 
         Raises:
             UnavailableError: the broker refuses this coordinator for good.
@@ -123,6 +136,8 @@ class Service:
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
+        except _EndedError:
+            return None
         finally:
             if self._lease is not None:
                 self._lease.release()
@@ -151,6 +166,7 @@ class Service:
         passed: list[Event] = []
         lease = self._lease
         while lease is not None and lease.idle and not self._operation.ends(self._state):
+            self._check_ended()
             passed = lease.pass_on(self._endpoint.poll(_POLL_S))
             if lease.idle and passed:
                 self._act_on(passed.pop())  # the link is down: no more can come of it
@@ -208,7 +224,12 @@ class Service:
     def _epoch(self) -> int:
         return 0 if self._lease is None else self._lease.epoch
 
+    def _check_ended(self) -> None:
+        if self._ended:
+            raise _EndedError
+
     def _handle(self, event: Event | None) -> None:
+        self._check_ended()
         for passed in [event] if self._lease is None else self._lease.pass_on(event):
             self._act_on(passed)
 

@@ -329,11 +329,11 @@ class CoordinatorProtection(_Keyed):
         """
         if issubclass(kind, Announcement):
             announced = _unverified(payload, kind)
-            handshake = _handshake(announced)
-            self._certified(handshake.certificate, payload, announced, topic)
-            _check_handshake(handshake)
+            theirs = _handshake(announced)
+            self._certified(theirs.certificate, payload, announced, topic)
+            _check_handshake(theirs)
             # Devices have heard it: what this process announces has to come after it.
-            self._announced = max(self._announced, handshake.sequence)
+            self._announced = max(self._announced, theirs.sequence)
             return announced
         if issubclass(kind, LeaseRecord):
             lease = _unverified(payload, kind)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
     from protofleet.coordinator.status import Status
+    from protofleet.federation.settings import FederationConfig
 
 
 @click.group()
@@ -33,14 +36,14 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 
 
 @coordinator.command()
-@_FILE
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @broker_overrides
 @trust_option
 @click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")
 @click.option("--take-over", is_flag=True, help="Replace another coordinator on the broker.")
 @_JSON
 def run(
-    file: Path,
+    files: tuple[Path, ...],
     *,
     broker: GivenBroker,
     trust_files: tuple[Path, ...],
@@ -48,30 +51,47 @@ def run(
     take_over: bool,
     as_json: bool,
 ) -> None:
-    """Run the rounds of the federation FILE (TOML), or resume them.
+    """Run the rounds of the federation FILES (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
-    command goes on where the run stood. With --json each line is one event.
+    command goes on where the run stood. Of several federations one that fails leaves the others.
+    With --json each line is one event.
     """
     # Compiled kernels would cost 50 MB here and gain little: averaging is memory-bound, and k-means
     # is mostly matrix products.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
     start_logging()
+    from protofleet.cli._several import Served, serve_all
+    from protofleet.coordinator.events import Failed
+    from protofleet.coordinator.run import Succession, open_service
+
+    configs = [_config(file, broker, trust_files) for file in files]
+    succession = Succession(wait=wait, take_over=take_over)
+    open_sink = _json_sink if as_json else _text_sink
+    with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
+        if len(configs) == 1:
+            with open_service(configs[0], open_sink(""), succession) as service:
+                service.run()
+            return
+        sinks = [open_sink(config.federation) for config in configs]
+        several = [
+            Served(config.federation, partial(open_service, config, sink, succession), sink)
+            for config, sink in zip(configs, sinks, strict=True)
+        ]
+        if not serve_all(several, lambda one, reason: one.sink(Failed(reason=reason))):
+            sys.exit(1)
+
+
+def _config(file: Path, broker: GivenBroker, trust_files: tuple[Path, ...]) -> FederationConfig:
+    """A federation file with what the command line says."""
     import msgspec
 
-    from protofleet.coordinator.run import Succession, open_service
     from protofleet.federation.settings import load_config
 
     config = load_config(file)
     trusted = (*config.trusted, *as_hex(trust_files))
     access = broker.over(config.broker)
-    config = msgspec.structs.replace(config, trusted=trusted, broker=access)
-    sink = _json_sink() if as_json else _text_sink()
-    with (
-        on_interrupt(f"to resume: protofleet coordinator run {file}"),
-        open_service(config, sink, Succession(wait=wait, take_over=take_over)) as service,
-    ):
-        service.run()
+    return msgspec.structs.replace(config, trusted=trusted, broker=access)
 
 
 @coordinator.command()
@@ -272,16 +292,18 @@ def _missing(found: Status) -> str:
     return (f", waits for {shown}" if shown else "") + (f" and {more} more" if more > 0 else "")
 
 
-def _json_sink() -> Sink:
+def _json_sink(federation: str) -> Sink:
+    """Prints events as JSON; with the federation's name, unless that is empty."""
     from protofleet.coordinator.events import to_line
 
     def sink(report: Report) -> None:
-        click.echo(to_line(report, round(time.time(), 3)))
+        click.echo(to_line(report, round(time.time(), 3), federation))
 
     return sink
 
 
-def _text_sink() -> Sink:
+def _text_sink(federation: str) -> Sink:
+    """Prints events for a person; with the federation's name, unless that is empty."""
     from rich.console import Console
 
     from protofleet.coordinator.console import is_routine, to_text
@@ -289,13 +311,15 @@ def _text_sink() -> Sink:
 
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     chosen = verbosity()
+    named = f"[bold]{federation}[/bold]: " if federation else ""
 
     def sink(report: Report) -> None:
         if chosen < 0 and is_routine(report):
             return
         stamp = time.strftime("%H:%M:%S")
-        console.print(f"[dim]{stamp}[/dim] {to_text(report)}")
+        console.print(f"[dim]{stamp}[/dim] {named}{to_text(report)}")
         if chosen > 0:
-            console.print(to_line(report, round(time.time(), 3)), style="dim", markup=False)
+            line = to_line(report, round(time.time(), 3), federation)
+            console.print(line, style="dim", markup=False)
 
     return sink

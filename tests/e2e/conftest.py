@@ -68,6 +68,10 @@ class Process:
         self._popen.kill()
         self._popen.wait(10)
 
+    def signal(self, number: int) -> None:
+        """Any other one."""
+        self._popen.send_signal(number)
+
     def terminate(self) -> None:
         """SIGTERM."""
         self._popen.terminate()
