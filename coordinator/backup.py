@@ -275,8 +275,8 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes]) -> None:
     tar.addfile(entry, content)
 
 
-def _name_of(tar: tarfile.TarFile) -> str:
-    return os.fsdecode(tar.name or "archive")
+def _name(tar: tarfile.TarFile) -> str:
+    return f"'{os.fsdecode(tar.name or '')}'"
 
 
 @contextmanager
@@ -293,25 +293,21 @@ def _opened(archive: Path) -> Iterator[tarfile.TarFile]:
 def _read_list(tar: tarfile.TarFile) -> BackupList:
     first = tar.next()
     if first is None or first.name != _LIST or not first.isreg() or first.size > _LIST_BYTES:
-        raise RefusedError(
-            "archive", f"'{_name_of(tar)}': expected a backup, which begins with {_LIST}"
-        )
+        raise RefusedError("archive", f"{_name(tar)}: expected a backup, which begins with {_LIST}")
     content = tar.extractfile(first)
     try:
         listed = msgspec.json.decode(content.read() if content else b"", type=BackupList)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RefusedError("archive", f"'{_name_of(tar)}': {_LIST}: {error}") from error
+        raise RefusedError("archive", f"{_name(tar)}: {_LIST}: {error}") from error
     if listed.format != FORMAT:
         raise RefusedError(
-            "archive", f"'{_name_of(tar)}': expected format {FORMAT}, got {listed.format}"
+            "archive", f"{_name(tar)}: expected format {FORMAT}, got {listed.format}"
         )
     names = [one.path for one in listed.files]
     wrong = [name for name in names if not _NAME.fullmatch(name)]
     if wrong or len(set(names)) != len(names) or _LEDGER not in names:
         got = (wrong or names)[:3]
-        raise RefusedError(
-            "archive", f"'{_name_of(tar)}': expected each file of a run once, got {got}"
-        )
+        raise RefusedError("archive", f"{_name(tar)}: expected each file of a run once, got {got}")
     return listed
 
 
@@ -324,17 +320,15 @@ def _extract(tar: tarfile.TarFile, listed: BackupList, folder: Path) -> None:
             got = "nothing" if entry is None else f"'{entry.name[:100]}' of {entry.size}"
             raise RefusedError(
                 "archive",
-                f"'{_name_of(tar)}': expected '{one.path}' of {one.bytes} bytes, got {got}",
+                f"{_name(tar)}: expected '{one.path}' of {one.bytes} bytes, got {got}",
             )
         content = tar.extractfile(entry)
         target = folder / one.path
         _make_parents(folder, target)
         if content is None or _written(content, target) != one.sha256:
-            raise RefusedError(
-                "archive", f"'{_name_of(tar)}': '{one.path}' is not what was backed up"
-            )
+            raise RefusedError("archive", f"{_name(tar)}: '{one.path}' is not what was backed up")
     if tar.next() is not None:
-        raise RefusedError("archive", f"'{_name_of(tar)}': holds more than its {_LIST} names")
+        raise RefusedError("archive", f"{_name(tar)}: holds more than its {_LIST} names")
 
 
 def _make_parents(folder: Path, target: Path) -> None:

@@ -39,7 +39,8 @@ def _started(e: events.Started) -> str:
 
 def _opened(e: events.RoundOpened) -> str:
     again = f" again, {e.delivered} updates are in" if e.resumed else ""
-    return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices"
+    enough = f", {e.size} updates suffice" if e.size < len(e.cohort) else ""
+    return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices{enough}"
 
 
 def _extended(e: events.RoundExtended) -> str:
@@ -112,6 +113,9 @@ _LINES: dict[type[events.Report], Any] = {
     ),
     events.DeviceOnline: lambda e: f"{e.device_id} is online ({e.live} live)",
     events.DeviceOffline: lambda e: f"{e.device_id} is gone: {e.reason} ({e.live} live)",
+    events.DeviceHeld: lambda e: (
+        f"{e.device_id} is there and may not take part: {', '.join(e.conditions)} ({e.live} live)"
+    ),
     events.DeviceRefused: lambda e: (
         f"[yellow]refused[/yellow] {e.device_id} ({e.rule}): {_safe(e.reason)}"
     ),
@@ -165,6 +169,7 @@ _ROUTINE = (
     events.BrokerConnected,
     events.DeviceOnline,
     events.DeviceOffline,
+    events.DeviceHeld,
     events.RoundOpened,
     events.UpdateReceived,
 )

@@ -95,6 +95,14 @@ class DeviceOffline(Report, frozen=True, kw_only=True, tag="device_offline"):
     live: int
 
 
+class DeviceHeld(Report, frozen=True, kw_only=True, tag="device_held"):
+    """A device is there, and its owner's ``conditions`` forbid that it takes part for now."""
+
+    device_id: str
+    conditions: tuple[str, ...]
+    live: int
+
+
 class DeviceRefused(Report, frozen=True, kw_only=True, tag="device_refused"):
     """A device cannot take part, or something it sent was discarded."""
 
@@ -113,7 +121,10 @@ class Waiting(Report, frozen=True, kw_only=True, tag="waiting"):
 
 
 class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
-    """A round has begun, or goes on after a restart; ``final``: it is the final fit."""
+    """A round has begun, or goes on after a restart; ``final``: it is the final fit.
+
+    ``size``: with so many updates it closes, where more are invited than are needed.
+    """
 
     round_id: int
     final: bool
@@ -121,6 +132,7 @@ class RoundOpened(Report, frozen=True, kw_only=True, tag="round_opened"):
     delivered: int
     resumed: bool
     deadline_s: float
+    size: int
 
 
 class RoundExtended(Report, frozen=True, kw_only=True, tag="round_extended"):

@@ -11,7 +11,7 @@ import os
 import platform
 import secrets
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +19,7 @@ import msgspec
 
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
+from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
@@ -30,7 +31,7 @@ from protofleet.coordinator.ledger_rows import (
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.durable import lock, move_whole, sync_folder, write_whole
-from protofleet.errors import InputError, ProtofleetError, RefusedError
+from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.records import (
     PrivacyRecord,
     RoundRecord,
@@ -82,6 +83,7 @@ class Ledger:
         self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
+        self.devices = DeviceRows(self._db)
         self._check_identity({"format": str(FORMAT), **identity})
         self.control = Control(self._db)
         self._sweep()
@@ -109,9 +111,14 @@ class Ledger:
         if row is None:
             return RoundState(round_id=self.next_round, paused=paused)
         round_id, phase, size, attempt, final = row
+        invited = self.devices.last_invited()
         if phase == "committed":
-            following = max(round_id + 1, self.next_round)
-            return RoundState(round_id=following, final=bool(final), paused=paused)
+            return RoundState(
+                round_id=max(round_id + 1, self.next_round),
+                final=bool(final),
+                last_invited=invited,
+                paused=paused,
+            )
         members = self._db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
         ).fetchall()
@@ -123,19 +130,35 @@ class Ledger:
             attempt=attempt,
             size=size,
             final=bool(final),
+            last_invited=invited,
             paused=paused,
         )
 
     def open_round(
-        self, round_id: int, cohort: Iterable[str], opened_s: float, *, final: bool = False
+        self,
+        round_id: int,
+        cohort: Collection[str],
+        opened_s: float,
+        *,
+        size: int | None = None,
+        final: bool = False,
     ) -> None:
-        """A round begins; ``opened_s`` is the wall clock in seconds."""
+        """A round begins.
+
+        Args:
+            round_id: from 1.
+            cohort: who is invited.
+            opened_s: wall clock in seconds.
+            size: how many updates suffice; None: one of each.
+            final: whether it is the final fit.
+        """
         members = [(round_id, device_id) for device_id in cohort]
+        size = len(members) if size is None else size
         with self._db:
             self._db.execute(
                 "INSERT INTO rounds (round_id, phase, size, final, opened_s)"
                 " VALUES (?, 'open', ?, ?, ?)",
-                (round_id, len(members), final, opened_s),
+                (round_id, size, final, opened_s),
             )
             self._invite(members)
 
@@ -214,21 +237,6 @@ class Ledger:
         rows = self._db.execute("SELECT device_id, class_counts FROM registrations")
         return {device_id: _to_counts(counts) for device_id, counts in rows}
 
-    def note_refusal(self, device_id: str, error: RefusedError) -> None:
-        """A device cannot take part, and why, until ``forget_refusal``."""
-        row = (device_id, error.rule, str(error))
-        with self._db:
-            self._db.execute("INSERT OR REPLACE INTO refusals VALUES (?, ?, ?)", row)
-
-    def forget_refusal(self, device_id: str) -> None:
-        """The device takes part."""
-        with self._db:
-            self._db.execute("DELETE FROM refusals WHERE device_id = ?", (device_id,))
-
-    def refused(self) -> set[str]:
-        """Devices that cannot take part."""
-        return {device_id for (device_id,) in self._db.execute("SELECT device_id FROM refusals")}
-
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
         with self._db:
@@ -278,17 +286,6 @@ class Ledger:
         """Transfers that were ever accepted: they are answered ``done`` again."""
         rows = self._db.execute("SELECT transfer_id FROM members WHERE file IS NOT NULL")
         return [transfer_id for (transfer_id,) in rows]
-
-    def most_invitations(self) -> int:
-        """Rounds to which the device was invited that was to most, without the final fit.
-
-        Of rounds that were given up nothing is known but their number: it may have been there.
-        """
-        row = self._db.execute(
-            "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
-            " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
-        ).fetchone()
-        return (row[0] or 0) + int(self._meta("given_up"))
 
     def commit_round(  # noqa: PLR0913 - what a round has made, each named at the call
         self,

@@ -45,6 +45,8 @@ CREATE TABLE IF NOT EXISTS members (
     PRIMARY KEY (round_id, device_id)
 ) STRICT;
 
+CREATE INDEX IF NOT EXISTS members_by_device ON members (device_id, round_id);
+
 CREATE TABLE IF NOT EXISTS registrations (
     device_id TEXT PRIMARY KEY,
     class_counts TEXT NOT NULL
@@ -54,6 +56,11 @@ CREATE TABLE IF NOT EXISTS refusals (
     device_id TEXT PRIMARY KEY,
     rule TEXT NOT NULL,
     reason TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE IF NOT EXISTS held (
+    device_id TEXT PRIMARY KEY,
+    conditions TEXT NOT NULL
 ) STRICT;
 
 CREATE TABLE IF NOT EXISTS signed_offers (

@@ -3,6 +3,7 @@
 A device's id is that of the topic, which a broker can check against the user; a body that claims
 another one is refused. Devices with another bundle or layout are known but never live, and so are
 devices whose client lacks the strategy, or that have not registered the class counts that it needs.
+A device that its owner's conditions hold is known and not live until it says otherwise.
 That a device is gone is a hint, which a broker gives late and others can forge: any later sign of
 the device outweighs it.
 """
@@ -34,6 +35,7 @@ class Device:
         live: fits, and heard of lately.
         num_examples: training samples, as its last presence says that says so; None: none did.
         chunk_bytes: most data of a chunk that it takes; 0: what a packet holds.
+        held: its owner's conditions that are not met; it fits, and is not live while there are any.
     """
 
     device_id: str
@@ -41,6 +43,7 @@ class Device:
     live: bool
     num_examples: int | None = None
     chunk_bytes: int = 0
+    held: tuple[str, ...] = ()
 
 
 class Registry:
@@ -115,11 +118,13 @@ class Registry:
         self.devices[device_id] = device = replace(
             device,
             fits=True,
-            live=True,
+            live=not presence.held,
             num_examples=presence.num_examples,
             chunk_bytes=presence.chunk_bytes,
+            held=presence.held,
         )
-        self._last_heard[device_id] = now
+        if device.live:
+            self._last_heard[device_id] = now
         return device
 
     def num_examples(self, device_id: str) -> int | None:
@@ -170,10 +175,11 @@ class Registry:
         """Something came from the device.
 
         Returns:
-            Whether it is live again after a silence, or after it was said to be gone.
+            Whether it is live again after a silence, or after it was said to be gone. One that is
+            held says itself when it may take part again.
         """
         device = self.devices.get(device_id)
-        if device is None or not device.fits:
+        if device is None or not device.fits or device.held:
             return False
         self._last_heard[device_id] = now
         self._last_heard.move_to_end(device_id)
@@ -203,7 +209,7 @@ class Registry:
         device = self.devices.get(device_id)
         if device is None:  # not known before: nothing to keep
             return Device(device_id=device_id, fits=False, live=False)
-        self.devices[device_id] = device = replace(device, live=False)
+        self.devices[device_id] = device = replace(device, live=False, held=())
         return device
 
 

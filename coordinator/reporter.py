@@ -97,6 +97,7 @@ class Reporter:
                 delivered=len(state.delivered),
                 resumed=resumed,
                 deadline_s=self._deadline_s,
+                size=state.size,
             )
         )
 
@@ -146,6 +147,11 @@ class Reporter:
     def offline(self, device_id: str, reason: str, live: int) -> None:
         """A device is absent; ``live`` of them are present."""
         self._tell(events.DeviceOffline(device_id=device_id, reason=reason, live=live))
+
+    def held(self, device_id: str, conditions: tuple[str, ...], live: int) -> None:
+        """A device may not take part by its owner's conditions."""
+        event = events.DeviceHeld(device_id=device_id, conditions=conditions, live=live)
+        self._tell(event, (device_id, conditions))
 
     def rejected(self, device_id: str, round_id: int, error: RefusedError) -> None:
         """An update was not taken."""

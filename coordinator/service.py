@@ -14,6 +14,7 @@ from typing import Literal, assert_never
 import msgspec
 
 from protofleet.coordinator import events
+from protofleet.coordinator.held import HeldDevices
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, Totals
@@ -31,6 +32,7 @@ from protofleet.federation import schedule
 from protofleet.federation.claims import learned_bounds, relaxed_bounds
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
+from protofleet.federation.stragglers import share_of_work
 from protofleet.tensors import blobs
 from protofleet.wire.endpoint import CoordinatorEndpoint, Event
 from protofleet.wire.events import Ignored, PeerMessage
@@ -80,7 +82,7 @@ class Service:
     ) -> None:
         plan = server.plan
         self._server, self._plan, self._config = server, plan, plan.config
-        self._schedule = plan.schedule()
+        self._schedule = plan.schedule(lambda: self._server_state)
         self._ledger, self._endpoint = ledger, endpoint
         self._results, self._sink = results, sink
         self._revocations = None if members is None else Revocations(members)
@@ -96,7 +98,8 @@ class Service:
         self._blob_bytes_up = self._blob_bytes_down = 0
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._class_counts = ledger.registered()
-        self._refused = ledger.refused()
+        self._refused = ledger.devices.refused()
+        self._held = HeldDevices(ledger.devices)
         self._totals = ReportedTotals(ledger)
         self._roll_call = RollCall(self._totals.known, time.monotonic())
         self._operation = Operation(ledger.control, sink)
@@ -199,6 +202,7 @@ class Service:
                     self._registry.forget(device_id)
                     self._depart(device_id, "revoked")
         self._apply(schedule.Tick())
+        self._held.flush(now)
         self._reporter.watch(now)
         self._reporter.waiting(self._state, self._schedule.needed_devices(self._state), now)
 
@@ -209,7 +213,7 @@ class Service:
             self._config = msgspec.structs.replace(self._config, rounds=rounds)
             self._plan = replace(self._plan, config=self._config)
             self._server = replace(self._server, plan=self._plan)
-            self._schedule = self._plan.schedule()
+            self._schedule = self._plan.schedule(lambda: self._server_state)
             self._sink(events.RoundsRaised(rounds=rounds))
             self._announce()
         self._apply(self._operation.event())
@@ -285,10 +289,15 @@ class Service:
             self._refuse(device_id, error)
             return
         self._tell_twins(device_id, presence)
-        if device.live:
-            if device_id in self._refused:
-                self._refused.remove(device_id)
-                self._ledger.forget_refusal(device_id)
+        news = self._held.note(device_id, device.held)
+        if device.fits and device_id in self._refused:
+            self._refused.remove(device_id)
+            self._ledger.devices.forget_refusal(device_id)
+        if device.held:
+            self._apply(schedule.DeviceDeparted(device_id))
+            if news:
+                self._reporter.held(device_id, device.held, len(self._registry.live))
+        elif device.live:
             self._register(device_id, presence.class_counts)
             self._appear(device_id)
         else:
@@ -297,13 +306,14 @@ class Service:
 
     def _refuse(self, device_id: str, error: RefusedError) -> None:
         """It cannot take part: say so, and keep for ``status`` what was said."""
+        self._held.note(device_id, ())
         self._apply(schedule.DeviceDeparted(device_id))
         if self._reporter.may_answer(device_id, error):
             # What it got when it subscribed may be an older run's; this one it can trust.
             self._announce()
         if self._reporter.refused(device_id, error) and len(self._refused) < _REFUSED_MAX:
             self._refused.add(device_id)
-            self._ledger.note_refusal(device_id, error)
+            self._ledger.devices.note_refusal(device_id, error)
 
     def _tell_twins(self, device_id: str, message: Presence | Heartbeat) -> None:
         if self._registry.has_twin(device_id, message):
@@ -462,6 +472,7 @@ class Service:
 
     def _depart(self, device_id: str, reason: str) -> None:
         known = device_id in self._state.live
+        self._held.note(device_id, ())
         self._apply(schedule.DeviceDeparted(device_id))
         if known:
             self._reporter.offline(device_id, reason, len(self._registry.live))
@@ -473,8 +484,8 @@ class Service:
 
     def _do(self, action: schedule.ScheduleAction) -> None:
         match action:
-            case schedule.OpenRound(round_id, cohort, final):
-                self._ledger.open_round(round_id, cohort, time.time(), final=final)
+            case schedule.OpenRound(round_id, cohort, size, final):
+                self._ledger.open_round(round_id, cohort, time.time(), size=size, final=final)
                 self._blob_bytes_up = self._blob_bytes_down = 0
                 self._announce()
                 self._reporter.opened(self._state, resumed=False)
@@ -511,12 +522,19 @@ class Service:
             payload = self._payloads.payload_for(self._server_state, device_id)
             offer = self._endpoint.send_task(
                 device_id,
-                task,
+                msgspec.structs.replace(task, work=self._work_of(device_id)),
                 payload.path,
                 payload.coding,
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
             )
             self._note_transfer(device_id, offer)
+
+    def _work_of(self, device_id: str) -> float:
+        """The share of its training that a device is asked for in the open round."""
+        settings, state = self._config.stragglers, self._state
+        if settings.budget_s is None or state.final:
+            return 1.0
+        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, state.round_id))
 
     def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
@@ -525,7 +543,7 @@ class Service:
 
     def _close(self, action: schedule.CloseRound) -> None:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
-        round_id = action.round_id
+        round_id, cut_off = action.round_id, bool(self._state.outstanding)
         self._ledger.close_round(round_id)
         for transfer_id in self._transfers.values():
             self._endpoint.cancel(transfer_id)
@@ -551,7 +569,9 @@ class Service:
             update_norms=self._server.update_norms(accepted),
             figures=self._server.figures(self._server_state),
             keep_states=self._config.limits.keep_states,
-            privacy=self._server.spent(before, self._ledger.most_invitations(), final=action.final),
+            privacy=self._server.spent(
+                before, self._ledger.devices.most_invitations(), final=action.final
+            ),
         )
         self._reporter.aggregated(round_id, outcome)
         self._learn_bounds()
@@ -562,6 +582,8 @@ class Service:
         closed["bytes_down"] = max(closed["bytes_down"], self._blob_bytes_down)
         self._sink(events.RoundClosed(**closed))
         self._apply(schedule.StateCommitted())
+        if cut_off and self._state.phase is RoundPhase.WAITING:
+            self._announce()  # who still trains for the closed round need not go on
 
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""

@@ -26,6 +26,13 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """A device that is there, and the conditions of its owner that forbid it to take part."""
+
+    device_id: str
+    conditions: tuple[str, ...]
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A run's progress.
 
@@ -36,6 +43,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         round_id: the latest round that was opened; 0 before the first.
         final: whether that is the final fit.
         cohort, delivered: its members, and those whose update is in.
+        size: how many updates suffice for it, where more are invited.
         operation: ``running``, ``pausing`` (the open round ends first), ``paused``, ``stopping``,
             ``stopped`` (by the operator), ``down`` (no process serves the run, and none was told to
             end) or ``finished``.
@@ -44,6 +52,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
             ``stopped``, obeyed; Unix seconds, null: there was none.
         missing: members of an open round whose update is awaited.
         refused: devices that presented themselves and cannot take part, sorted by id.
+        held: devices that may not take part now, sorted by id; as of the coordinator's last second.
     """
 
     federation: str
@@ -57,8 +66,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     final: bool
     cohort: tuple[str, ...]
     delivered: tuple[str, ...]
+    size: int = 0
     missing: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    held: tuple[Hold, ...] = ()
 
 
 def read_identity(run_dir: Path) -> dict[str, str]:
@@ -109,9 +120,9 @@ def read_status(config: FederationConfig) -> Status:
                 f"version reads {FORMAT}"
             )
         row = db.execute(
-            "SELECT round_id, phase, final FROM rounds ORDER BY round_id DESC LIMIT 1"
+            "SELECT round_id, phase, final, size FROM rounds ORDER BY round_id DESC LIMIT 1"
         ).fetchone()
-        round_id, phase, final = row or (0, "waiting", False)
+        round_id, phase, final, size = row or (0, "waiting", False, 0)
         members = db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ? ORDER BY device_id",
             (round_id,),
@@ -119,6 +130,7 @@ def read_status(config: FederationConfig) -> Status:
         refused = db.execute(
             "SELECT device_id, rule, reason FROM refusals ORDER BY device_id"
         ).fetchall()
+        held = db.execute("SELECT device_id, conditions FROM held ORDER BY device_id").fetchall()
         order = read_order(db)
     rounds = max(config.rounds, order.rounds)
     committed = round_id if phase == "committed" and not final else max(round_id - 1, 0)
@@ -138,10 +150,15 @@ def read_status(config: FederationConfig) -> Status:
         final=bool(final),
         cohort=tuple(device_id for device_id, _ in members),
         delivered=tuple(device_id for device_id, file in members if file),
+        size=size,
         missing=tuple(device_id for device_id, file in members if not file and phase == "open"),
         refused=tuple(
             Refusal(device_id=device_id, rule=rule, reason=reason)
             for device_id, rule, reason in refused
+        ),
+        held=tuple(
+            Hold(device_id=device_id, conditions=tuple(msgspec.json.decode(conditions)))
+            for device_id, conditions in held
         ),
     )
 

@@ -10,11 +10,16 @@ import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.datasets._signals import scale_sensors
+from protofleet.datasets._signals import (
+    TRIAXIAL_PAIR,
+    scale_sensors,
+    standardise_people,
+)
 from protofleet.datasets.pool import Pool
 from protofleet.datasets.windows import Windows
 from protofleet.errors import InputError, MissingDataError
@@ -78,14 +83,21 @@ def load_ucihar(data_root: Path) -> UciHar:
     return UciHar(windows=windows, subject=subject, is_test=is_test)
 
 
-def ucihar_pool(root: Path, *, normalise: bool = True) -> Pool:
+def ucihar_pool(
+    root: Path,
+    *,
+    channels: Literal["all", "accelerometer"] = "all",
+    normalise: bool | Literal["person"] = True,
+) -> Pool:
     """Windows ``(10299, 128, 6)``: total acceleration, angular velocity; client ``1`` to ``30``.
 
     A recording is a run of windows that overlap by half; all of it shows one activity.
 
     Args:
         root: folder with ``ucihar/UCI HAR Dataset.zip`` in it.
-        normalise: one scalar mean and deviation per sensor, over all people.
+        channels: ``accelerometer`` leaves the angular velocity out: ``(10299, 128, 3)``.
+        normalise: one scalar mean and deviation per sensor, over all people; ``person``: one for
+            each person, time step and axis, as ``hhar_windows`` and ``wisdm_windows`` have it.
 
     Raises:
         MissingDataError: the zip is not there; the message says what to put where.
@@ -93,11 +105,18 @@ def ucihar_pool(root: Path, *, normalise: bool = True) -> Pool:
     """
     people = load_ucihar(root)
     windows = people.windows
+    owner = people.subject.astype(np.str_)
+    sensors = TRIAXIAL_PAIR if channels == "all" else TRIAXIAL_PAIR[:1]
+    x = windows.x[:, :, : sensors[-1].stop]
+    if normalise == "person":
+        x = standardise_people(x, owner)
+    elif normalise:
+        x = scale_sensors(x, sensors=sensors)
     return Pool(
-        x=scale_sensors(windows.x) if normalise else windows.x,
+        x=x,
         y=windows.y,
         classes=CLASSES,
-        client=people.subject.astype(np.str_),
+        client=owner,
         recording=np.cumsum(~windows.follows) - 1,
         follows=windows.follows,
         is_test=people.is_test,

@@ -31,6 +31,7 @@ from protofleet.edge.decide import (
 from protofleet.edge.identity import Identity, PresenceTimer, Registration
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
+from protofleet.edge.participation import Participation
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
@@ -56,8 +57,8 @@ HEARTBEAT_S = 60.0
 """Below every sensible liveness limit of a coordinator; 15 kB an hour."""
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, moved, waiting, task, trained, delivered, dropped, finished, left)
-and its figures."""
+"""Takes an event's name (joined, moved, held, free, waiting, task, trained, delivered, dropped,
+finished, left) and its figures."""
 
 
 class Agent:
@@ -70,9 +71,10 @@ class Agent:
         report: told what happens, in the agent's thread.
         who: what the device says about itself; the link's will says the same.
         stays: whether the device waits for another run when the federation has finished.
+        participation: whether the owner's conditions are met; None: there are none.
     """
 
-    def __init__(  # noqa: PLR0913 - its parts, and one option by name
+    def __init__(  # noqa: PLR0913 - its parts, and two options by name
         self,
         device: DeviceEndpoint,
         membership: Membership,
@@ -81,8 +83,10 @@ class Agent:
         who: Identity,
         *,
         stays: bool = False,
+        participation: Participation | None = None,
     ) -> None:
         self._endpoint = device
+        self._participation = participation or Participation()
         self._membership = membership
         self._store = membership.store
         self._learner = learner
@@ -97,12 +101,12 @@ class Agent:
         self._next: Task | None = None
         self._run = AnnouncedRun(who, self._store, learner)
         self._refusals = Refusals(self._warn)
-        self._sending = ""
+        self._sending, self._update_bytes = "", 0
         self._settle_by = float("inf")
         self._heartbeat_due = float("inf")
         self._training = TrainingThread(learner, device.wake)
         self._stopped = self._joined = self._presented = False
-        self._finished_in = 0
+        self._finished_in, self._over = 0, ""
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -120,6 +124,8 @@ class Agent:
         self._training.warm_up()
         try:
             self._endpoint.start()
+            self._participation.start(self._endpoint.wake)
+            self._obey()
             self._resume()
             while self._phase is not DevicePhase.LEAVE and not self._stopped:
                 event = self._endpoint.poll(self._wait_s())
@@ -199,7 +205,8 @@ class Agent:
 
     def _present(self) -> None:
         """Say who is here; with keys that waits until a coordinator has announced itself."""
-        presence = self._who.presence("online", self._registration.summary)
+        held = self._participation.held
+        presence = self._who.presence("online", self._registration.summary, held)
         self._presented = self._endpoint.publish(presence)
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
@@ -216,6 +223,8 @@ class Agent:
             return
         self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
+        if announcement.round_id > self._progress().round_id:
+            self._end_round(f"round {self._progress().round_id} is over")
         if announcement.phase != "finished":
             # An update in the outbox belongs to the data of its own round.
             round_id = self._progress().round_id or announcement.round_id
@@ -240,6 +249,43 @@ class Agent:
         if self._registration.update(strategy, round_id):
             self._present()
 
+    def _end_round(self, why: str) -> None:
+        """Nobody waits for the round in progress; what is in the outbox gets its answer."""
+        if self._phase is DevicePhase.RECEIVE:
+            self._drop(why)
+        elif self._phase is DevicePhase.TRAIN:
+            self._over = why
+            self._training.cancel()
+
+    def _obey(self) -> None:
+        """Do, and say, what follows from the owner's conditions if others are met than before.
+
+        A round in training waits between two steps. Where nothing may be transferred, a payload on
+        its way is given back, and an update waits in the outbox.
+        """
+        owner = self._participation
+        if not owner.news():
+            return
+        self._report(
+            "held" if owner.held else "free", {"conditions": owner.held, "reason": owner.reason}
+        )
+        self._training.hold(bool(owner.held))
+        self._present()
+        if self._phase is DevicePhase.RECEIVE and not owner.may_transfer:
+            self._give_back()
+        elif self._phase is DevicePhase.SEND and not owner.may_transfer:
+            self._endpoint.cancel(self._sending)
+            self._sending = ""
+        elif self._phase is DevicePhase.SEND and not self._sending:
+            self._send_update(self._progress().round_id)
+
+    def _give_back(self) -> None:
+        """Refuse the payload on its way; nothing is kept of that, so it may be offered again."""
+        refusal, current = self._participation.refusal, self._round
+        if refusal is not None and current is not None:
+            self._give_up(refusal.rule, str(refusal))
+            self._endpoint.cancel(current.payload.transfer_id)
+
     def _on_task(self, task: Task) -> None:
         try:
             self._run.check(task)
@@ -247,6 +293,12 @@ class Agent:
             self._refuse(task, error)
             return
         decision = decide(self._progress(), task)
+        if decision is Decision.BEGIN and task.payload is not None:
+            self._participation.expect(task.payload.total_bytes + self._update_bytes)
+            self._obey()
+            if (refusal := self._participation.refusal) is not None:
+                self._refuse(task, refusal)
+                return
         if decision is Decision.BEGIN:
             self._begin(task)
         elif decision is Decision.REPEAT:
@@ -320,6 +372,8 @@ class Agent:
         delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
+        elif not self._participation.may_transfer:
+            return
         elif self._phase is DevicePhase.IDLE and delivered and task.round_id == delivered.round_id:
             path = self._store.update_path()
             self._endpoint.send_update(path, delivered.round_id, delivered.coding)
@@ -392,7 +446,8 @@ class Agent:
         self._training.start(current.strategy, memory, received)
 
     def _advance(self) -> None:
-        """Do what no event of the wire brings: trained, settled, heartbeat."""
+        """Do what no event of the wire brings: held, trained, settled, heartbeat."""
+        self._obey()
         if self._training.finished():
             try:
                 trained = self._training.take()
@@ -435,7 +490,7 @@ class Agent:
         if trained is None and self._stopped:
             return
         if trained is None or self._next is not None or self._round is None:
-            self._drop("a newer task came")
+            self._drop(self._over or "a newer task came")
             return
         with self._meter.phase("encode"):
             self._store.commit_trained(trained, transfer_id=self._round.payload.transfer_id)
@@ -445,7 +500,10 @@ class Agent:
     def _send_update(self, round_id: int) -> None:
         self._phase = DevicePhase.SEND
         self._meter.enter("send")
+        if not self._participation.may_transfer:
+            return
         pending = self._store.journal.pending
+        self._update_bytes = pending.update.bytes if pending else 0
         coding = pending.coding if pending else None
         offer = self._endpoint.send_update(self._store.update_path(), round_id, coding)
         self._sending = offer.transfer_id
@@ -481,6 +539,7 @@ class Agent:
         self._meter.enter("idle")
         self._phase = DevicePhase.IDLE
         self._round, self._sending, self._settle_by = None, "", float("inf")
+        self._over = ""
         self._waiting.begin(time.monotonic())
         task, self._next = self._next, None
         if task is not None:
@@ -506,6 +565,7 @@ class Agent:
         self._endpoint.publish(self._who.heartbeat(phase, round_id, totals))
 
     def _leave(self) -> None:
+        self._participation.close()
         self._training.close()
         self._heartbeat("leave")
         self._endpoint.publish(self._who.presence("left"))

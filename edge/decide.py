@@ -80,6 +80,7 @@ class ActiveRound:
             final=self.task.final,
             codec=Codec.of(self.task.update_codec, self.task.update_keep),
             sends=self.sends.both(Sends(scores=self.task.scores, counts=self.task.counts)),
+            work=self.task.work,
         )
 
 

@@ -133,9 +133,15 @@ class Identity:
     sends: Sends = field(default_factory=Sends)
 
     def presence(
-        self, status: Literal["online", "offline", "left"], data: DataSummary | None = None
+        self,
+        status: Literal["online", "offline", "left"],
+        data: DataSummary | None = None,
+        held: tuple[str, ...] = (),
     ) -> Presence:
-        """The retained record with what is said of the ``data``; without it, the last will."""
+        """The retained record with what is said of the ``data``; without it, the last will.
+
+        ``held``: the owner's conditions that are not met.
+        """
         data = data or DataSummary(num_examples=self.sends.count(self.num_examples))
         return Presence(
             device_id=self.device_id,
@@ -146,6 +152,7 @@ class Identity:
             num_examples=data.num_examples,
             class_counts=data.class_counts,
             strategies=tuple(DESCRIPTIONS) if status == "online" else (),
+            held=held,
         )
 
     def heartbeat(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:

@@ -6,10 +6,11 @@ import contextlib
 import logging
 import secrets
 import signal
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from protofleet.bundle import Bundle
 from protofleet.durable import write_whole
@@ -19,6 +20,7 @@ from protofleet.edge.identity import Identity
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import Meter
 from protofleet.edge.move import Membership
+from protofleet.edge.participation import watch_policy
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
 from protofleet.errors import InputError, ProvisionError, UnavailableError
@@ -52,6 +54,8 @@ class JoinOptions:
         sends: what this device tells beside tensors, whatever the coordinator asks for.
         stays: whether the device waits for another run when the federation has finished.
         keepalive_s: MQTT keep-alive; a lost link is noticed after about twice this.
+        policy: file of the owner's conditions; None: ``policy.toml`` in the store, if it is there.
+        conditions: keys of it that hold in place of the file's.
     """
 
     broker: BrokerAccess | None
@@ -66,6 +70,8 @@ class JoinOptions:
     sends: Sends = field(default_factory=Sends)
     stays: bool = False
     keepalive_s: int = 30
+    policy: Path | None = None
+    conditions: Mapping[str, Any] = field(default_factory=dict)
 
 
 def join(options: JoinOptions, data: LocalData, report: Report) -> int:
@@ -141,7 +147,16 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             sends=options.sends,
         )
         endpoint = _endpoint(options, place, store, who)
-        yield Agent(endpoint, membership, learner, report, who, stays=options.stays)
+        participation = watch_policy(store, options.policy, options.conditions)
+        yield Agent(
+            endpoint,
+            membership,
+            learner,
+            report,
+            who,
+            stays=options.stays,
+            participation=participation,
+        )
 
 
 def _check_opening(options: JoinOptions, store: Store, bundle: Bundle) -> None:

@@ -100,6 +100,7 @@ class Learner:
         task: what its outputs are, and how they are scored.
         meter: what is spent.
         cancelled: set by another thread, ends the training in progress at its next step.
+        free: unset by another thread, makes the training in progress wait before its next step.
 
     Raises:
         InputError: the data do not fit the bundle's input shape, classes or targets.
@@ -117,7 +118,8 @@ class Learner:
         self._data = data
         self._own = data.own
         self.meter = meter
-        self.cancelled = threading.Event()
+        self.cancelled, self.free = threading.Event(), threading.Event()
+        self.free.set()
         self._device_id = device_id
         self._told: set[str] = set()
 
@@ -190,19 +192,26 @@ class Learner:
         payload: Payload,
         *,
         seed: int,
+        work: float = 1.0,
     ) -> tuple[ClientState, Update]:
         """One local round on that round's data: the same arguments give the same bits.
+
+        Args:
+            strategy: of the federation.
+            state: of the last round that counted; None: none did.
+            payload: of the round.
+            seed: of the federation.
+            work: share of the training that is to be done; less than 1 only where the strategy
+                allows it.
 
         Raises:
             TrainingCancelledError: ``cancelled`` is set.
         """
         self.enter(payload.round_id)
         self._tell_uneven_batch(strategy)
-        timed = {
-            name: _Timed(grad_fn, self.meter, self.cancelled)
-            for name, grad_fn in self._programs.grad_fns.items()
-        }
+        timed = {name: _Timed(grad_fn, self) for name, grad_fn in self._programs.grad_fns.items()}
         tools = self._tools(timed, client_rng(seed, payload.round_id, self._device_id))
+        tools = replace(tools, training=replace(tools.training, work=work))
         with self.meter.phase("train"):
             state = strategy.client_init(self.model) if state is None else state
             return strategy.client_update(state, payload, tools)
@@ -362,15 +371,19 @@ def _check_labels(part: str, y: NDArray[Any], manifest: Manifest) -> None:
 
 
 class _Timed:
-    """A training program that is timed, and that stops between steps when it is asked to."""
+    """A training program that is timed, and waits or stops between steps when it is asked to."""
 
-    def __init__(self, grad_fn: GradFn, meter: Meter, cancelled: threading.Event) -> None:
-        self._grad_fn, self._meter, self._cancelled = grad_fn, meter, cancelled
+    def __init__(self, grad_fn: GradFn, learner: Learner) -> None:
+        self._grad_fn, self._learner = grad_fn, learner
 
     def __call__(self, network: Network, batch: Batch, rng: np.random.Generator) -> Step:
-        if self._cancelled.is_set():
+        learner = self._learner
+        if not learner.free.is_set():
+            with learner.meter.phase("idle"):  # how fast the device is says nothing of its waits
+                learner.free.wait()
+        if learner.cancelled.is_set():
             raise TrainingCancelledError
-        with self._meter.train_step():
+        with learner.meter.train_step():
             return self._grad_fn(network, batch, rng)
 
 
@@ -388,6 +401,7 @@ class TrainingThread:
         self._worker = ThreadPoolExecutor(1, "training")
         self._warm_up: Future[None] | None = None
         self._running: Future[TrainedRound] | None = None
+        self._held = False
 
     def warm_up(self) -> None:
         """Prepare programs and kernels, before the first round if there is time."""
@@ -396,6 +410,7 @@ class TrainingThread:
     def start(self, strategy: Strategy, memory: ClientMemory, received: ReceivedPayload) -> None:
         """Begin to train."""
         self._learner.cancelled.clear()
+        self.hold(self._held)
         self._running = self._worker.submit(
             train_round,
             self._learner,
@@ -406,9 +421,18 @@ class TrainingThread:
         )
         self._running.add_done_callback(lambda _: self._wake())
 
+    def hold(self, held: bool) -> None:  # noqa: FBT001 - what is to hold from now on
+        """Let the running round, and those after it, wait before its next step; or go on."""
+        self._held = held
+        if held and not self._learner.cancelled.is_set():
+            self._learner.free.clear()
+        else:
+            self._learner.free.set()
+
     def cancel(self) -> None:
-        """Give the running round up at its next step."""
+        """Give the running round up at its next step, a held one too."""
         self._learner.cancelled.set()
+        self._learner.free.set()
 
     def finished(self) -> bool:
         """Whether a round is done and waits for ``take``; raises what the warm-up raised."""
@@ -429,5 +453,5 @@ class TrainingThread:
 
     def close(self) -> None:
         """Cancel and wait for the thread."""
-        self._learner.cancelled.set()
+        self.cancel()
         self._worker.shutdown(wait=True, cancel_futures=True)

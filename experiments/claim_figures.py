@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from protofleet.experiments.claim_results import ClaimResult
 from protofleet.experiments.claim_text import label_of
@@ -31,6 +31,8 @@ _MARKS = 8
 _WIDTHS_IN = (7.6, 4.6)
 _ROW_IN, _FRAME_IN = 0.34, 1.1
 _CURVE_IN = 3.6
+_BELOW = 0.2
+"""How far seeds' dots stand below their interval, in rows."""
 _AXES = {
     "points": "Difference (percentage points)",
     "loss": "Difference of the loss",
@@ -101,14 +103,23 @@ def _forest(axes: Any, unit: str, rows: Sequence[Outcome]) -> None:
     """A line for each comparison, the first on top."""
     if unit == "ratio":
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
     for place, one in enumerate(rows):
         _comparison(axes, place, one)
+    if unit == "ratio":
+        _plain_ticks(axes)
     axes.set_yticks(range(len(rows)), [label_of(one) for one in rows], fontsize=8)
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=_AXES[unit])
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
+
+
+def _plain_ticks(axes: Any) -> None:
+    """Plain numbers on a logarithmic axis, whether it spans powers of ten or some per cent."""
+    low, high = axes.get_xlim()
+    wide = high > 4 * low
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _comparison(axes: Any, place: int, one: Outcome) -> None:
@@ -116,14 +127,15 @@ def _comparison(axes: Any, place: int, one: Outcome) -> None:
     if estimate is None:
         return
     seeds = [_seed(one, pair) for pair in one.pairs]
-    axes.plot(seeds, [place] * len(seeds), "o", color=SKY, ms=4, alpha=0.55, mew=0)
+    axes.plot(seeds, [place + _BELOW] * len(seeds), "o", color=SKY, ms=4, alpha=0.55, mew=0)
     low = estimate.low or min(seeds)  # a ratio without a lower bound
     high = max(seeds) if estimate.high is None else estimate.high
     axes.plot([low, high], [place, place], color=BLUE, lw=2.2, solid_capstyle="butt")
     axes.plot(estimate.value, place, "s", color=BLUE, ms=5, mec="white", mew=0.6)
-    if one.paper is not None:
-        axes.add_line(_hollow([one.paper], [place], zorder=4))
-        axes.update_datalim([(one.paper, place)])
+    printed = [*([] if one.paper is None else [one.paper]), *one.elsewhere.values()]
+    if printed:
+        axes.add_line(_hollow(printed, [place] * len(printed), zorder=4))
+        axes.update_datalim([(value, place) for value in printed])
         axes.autoscale_view()
     axes.plot(
         [one.threshold] * 2, [place - 0.45, place + 0.45], color=INK, lw=1, ls=(0, (3, 2)), zorder=0
@@ -169,6 +181,7 @@ def _curves(
     axes.set_ylabel("Loss" if section == LOSS else f"{name[0].upper()}{name[1:]} (%)")
     if by_bytes:
         axes.set_xscale("log")
+        _plain_ticks(axes)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=8, loc="best")

@@ -28,8 +28,8 @@ from protofleet.experiments.config import (
 )
 from protofleet.settings import explain
 
-MeasureName = Literal["last", "best", "equal_bytes", "rounds_to", "uplink", "bytes"]
-SCORES: tuple[MeasureName, ...] = ("last", "best", "equal_bytes")
+MeasureName = Literal["last", "best", "recovery", "equal_bytes", "rounds_to", "uplink", "bytes"]
+SCORES: tuple[MeasureName, ...] = ("last", "best", "recovery", "equal_bytes")
 """Measures that are differences of two scores; the others are ratios."""
 
 CLAIMS = FOLDER / "claims" / "papers"
@@ -45,16 +45,18 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         method, against: labels of the experiment's methods.
         measures: ``last`` and ``best``: score minus score, of the last round (the final fit where
-            there is one) and of the best one; ``equal_bytes``: the same where both have moved what
-            the cheaper of the two moves in its whole run; ``rounds_to``: rounds until ``target``,
-            ``uplink``: bytes up, ``bytes``: bytes up and down, of the whole run, each divided by
-            the other method's.
+            there is one) and of the best one; ``recovery``: mean scores of all rounds from the
+            first in which a client has a class back (``[dynamic]``); ``equal_bytes``: the same as
+            ``last`` where both have moved what the cheaper of the two moves in its whole run;
+            ``rounds_to``: rounds until ``target``, ``uplink``: bytes up, ``bytes``: bytes up and
+            down, of the whole run, each divided by the other method's.
         sections: of the experiment's ``score.sections``, for all measures but the bytes.
         expect: what the paper claims of the difference or ratio.
         threshold: that it is beyond; a difference's is 0 unless given, a ratio's 1.
         target: of ``rounds_to``, from 0 to 1; absent: the experiment's ``score.target``.
         paper: the printed difference (percentage points, or loss) or ratio, for every section alike
             or by section.
+        elsewhere: further printed differences or ratios of the one section, by data set.
         detail: left out of the page's first table.
     """
 
@@ -66,6 +68,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     threshold: float | None = None
     target: Annotated[float, Meta(gt=0, le=1)] | None = None
     paper: float | dict[Section, float] | None = None
+    elsewhere: dict[str, float] = {}
     detail: bool = False
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("`sections`: expected a score for `rounds_to`, got 'loss'")
         if isinstance(self.paper, dict) and (extra := self.paper.keys() - set(self.sections)):
             raise ValueError(f"`paper`: no '{min(extra)}' in `sections`")
+        if self.elsewhere and len(self.sections) > 1:
+            raise ValueError("`elsewhere`: expected a single section")
         if self.threshold is not None and self.threshold <= 0 and not self._differs:
             raise ValueError("`threshold`: expected a ratio above 0")
         if len({measure in SCORES for measure in self.measures}) > 1:
@@ -231,6 +236,8 @@ def _check(claim: Claim, experiment: Experiment) -> None:
                     f"section '{section}': expected one of `score.sections` of {claim.experiment}: "
                     f"{', '.join(experiment.score.sections)}"
                 )
+        if "recovery" in one.measures and experiment.dynamic is None:
+            raise InputError(f"`recovery`: expected `[dynamic]` in {claim.experiment}")
         if "rounds_to" in one.measures and (one.target or experiment.score.target) is None:
             raise InputError(
                 "`target`: expected one for `rounds_to`, here or as `score.target` of "

@@ -18,6 +18,8 @@ from protofleet.experiments.store import MethodResult, load_results
 from protofleet.experiments.table import group, trained
 from protofleet.strategies.scores import MetricName
 
+_DIGITS = 16
+
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """How far an experiment is.
@@ -53,6 +55,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
         experiment: name of what measures it.
         metric: of the scores.
         seeds_done, seeds_asked: that every method has finished, and that there should be.
+        digests: label → of the lines that its figures belong to (``config.digest``, its beginning).
         outcomes: of its comparisons.
     """
 
@@ -67,6 +70,7 @@ class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
     metric: MetricName
     seeds_done: int
     seeds_asked: int
+    digests: dict[str, str]
     outcomes: tuple[Outcome, ...]
 
 
@@ -96,12 +100,18 @@ def result_of(one: RegisteredClaim, folder: Path) -> ClaimResult:
         metric=experiment.score.metric,
         seeds_done=len(set.intersection(*done)),
         seeds_asked=asked,
+        digests=digests_of(experiment),
         outcomes=tuple(
             outcome
             for comparison in claim.comparisons
-            for outcome in compare(comparison, runs, experiment.score, asked)
+            for outcome in compare(comparison, runs, experiment.score, asked, experiment.dynamic)
         ),
     )
+
+
+def digests_of(experiment: Experiment) -> dict[str, str]:
+    """What a claim's figures were measured with, by method."""
+    return {one.label: digest(experiment, one)[:_DIGITS] for one in experiment.methods}
 
 
 def current_runs(experiment: Experiment, folder: Path) -> dict[str, list[MethodResult]]:

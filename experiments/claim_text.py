@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
 
 from rich import box
 from rich.console import Console
@@ -20,11 +21,13 @@ _COMMAND = "protofleet experiment claims"
 _WHERE: dict[MeasureName, str] = {
     "last": "last round",
     "best": "best round",
+    "recovery": "mean since classes come back",
     "equal_bytes": "equal bytes",
     "rounds_to": "rounds to",
     "uplink": "bytes up",
     "bytes": "bytes up and down",
 }
+_PLACES = {None: "", True: " (inside)", False: " (outside)"}
 _INTRO = """\
 # The papers' claims, measured here
 
@@ -106,7 +109,7 @@ def label_of(one: Outcome) -> str:
 def verdict_text(one: Outcome) -> str:
     """The verdict, with what an undecided one excludes, and that seeds are still missing."""
     if one.estimate is None:
-        return one.verdict
+        return f"{one.verdict}{_no_round(one)}"
     so_far = "so far " if len(one.pairs) < one.asked else ""
     return f"{so_far}{one.verdict}{_excluded(one, one.estimate)}"
 
@@ -118,6 +121,14 @@ def number(one: Outcome, value: float | None) -> str:
     if not one.is_ratio:
         return f"{value:+.{_digits(one)}f}"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _no_round(one: Outcome) -> str:
+    """Which method is too dear for a comparison at equal bytes."""
+    for place, label in enumerate((one.method, one.against)):
+        if any(pair.rounds[place] == 0 for pair in one.pairs):
+            return f": not even one round of {label} is within the other's bytes"
+    return ""
 
 
 def _excluded(one: Outcome, estimate: Estimate) -> str:
@@ -143,10 +154,13 @@ def _figure(one: Outcome) -> str:
 
 
 def _paper(one: Outcome) -> str:
-    if one.paper is None:
-        return NOTHING
-    place = {None: "", True: ", inside", False: ", outside"}[one.paper_inside]
-    return f"{number(one, one.paper)}{place}"
+    """Every printed figure, and whether it lies in the interval."""
+    printed = {} if one.paper is None else {"": one.paper}
+    told = [
+        f"{name} {number(one, value)}{_PLACES[one.holds(value)]}".strip()
+        for name, value in (printed | one.elsewhere).items()
+    ]
+    return "; ".join(told) or NOTHING
 
 
 def _seeds(one: Outcome) -> str:
@@ -154,16 +168,21 @@ def _seeds(one: Outcome) -> str:
 
 
 def _averages(one: Outcome) -> str:
+    """Of both methods; at equal bytes with the rounds that those are."""
     if not one.pairs:
         return NOTHING
-    return " / ".join(_average(one, value) for value in one.averages)
+    text = " / ".join(_average(one, value) for value in one.averages)
+    if one.measure == "equal_bytes":
+        rounds = [f"{median(pair.rounds[place] for pair in one.pairs):g}" for place in (0, 1)]
+        text += f" (rounds {' / '.join(rounds)})"
+    return text
 
 
 def _average(one: Outcome, value: float | None) -> str:
-    if value is None:
-        return "never"
     if one.measure == "rounds_to":
-        return f"{value:g}"
+        return "never" if value is None else f"{value:g}"
+    if value is None:
+        return NOTHING
     return byte_text(value) if one.is_ratio else f"{value:.{_digits(one)}f}"
 
 
@@ -176,12 +195,9 @@ def _summary(result: ClaimResult) -> Iterator[list[str]]:
     about = [f"[{result.id}](#{result.id}): {result.claim}", result.printed, result.setting]
     command = f"`{_COMMAND} {result.id}`"
     for one in _headlines(result):
-        place = {
-            None: "",
-            True: "; the paper's is inside",
-            False: "; the paper's is outside",
-        }
-        verdict = f"{verdict_text(one)}{place[one.paper_inside]}"
+        verdict = verdict_text(one)
+        if one.paper_inside is not None:
+            verdict += f"; the paper: {_paper(one)}"
         yield [*about, label_of(one), _figure(one), verdict, command]
         about, command = [""] * len(about), ""
 

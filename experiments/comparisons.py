@@ -5,7 +5,7 @@ values; so every figure here is taken seed by seed before anything is averaged.
 
 | measure | figure of a seed | interval at 95 % |
 |---|---|---|
-| ``last``, ``best``, ``equal_bytes`` | score - score | Student's t over the seeds |
+| ``last``, ``best``, ``recovery``, ``equal_bytes`` | score - score | Student's t over the seeds |
 | ``uplink``, ``bytes``, ``rounds_to`` | value ÷ value | Student's t of its logarithm |
 | ``rounds_to``, where a run never arrives | bounds of the ratio | order statistics of the median |
 
@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.experiments.claim_registry import SCORES, Comparison, MeasureName
-from protofleet.experiments.config import ScoreSettings, Section, Select
+from protofleet.experiments.config import Dynamic, ScoreSettings, Section, Select
 from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import quoted_scores, score_of, trained
@@ -37,7 +37,7 @@ from protofleet.federation.scores import last_scores
 
 Verdict = Literal["reproduced", "refuted", "not decided", "too few seeds", "not measured"]
 CONFIDENCE = 0.95
-_SLACK = 1.001
+SLACK = 1.001
 """Bytes of a round vary by some per thousand with the lengths of numbers in its records."""
 
 
@@ -47,8 +47,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     Attributes:
         seed: of both runs.
         value, other: of the method, and of the one that it is compared with; a score in per cent, a
-            loss, rounds, or bytes per client; None: the target was never reached.
-        rounds: until which both were measured.
+            loss, rounds, or bytes per client; None: the target was never reached, or not even one
+            round is within equal bytes.
+        rounds: of both, after which they were measured.
     """
 
     seed: int
@@ -83,13 +84,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """One comparison by one measure in one section.
 
     Attributes:
-        method, against, measure, section, expect, target, paper, detail: as in the registry.
+        method, against, measure, section, expect, target, paper, elsewhere, detail: as in the
+            registry.
         threshold: what the interval has to be beyond.
         pairs: of the seeds that both methods have finished.
         asked: how many seeds there should be.
-        averages: of the method and the other, over the pairs: means, of rounds medians; None: never
-            reached.
-        estimate: None: fewer than two pairs.
+        averages: of the method and the other, over the pairs: means, of rounds medians; None: not
+            measured, of rounds: mostly never reached.
+        estimate: None: fewer than two pairs, or one in which a method had no round.
         verdict: ``reproduced`` if the whole interval is on the expected side, ``refuted`` if
             it is on the other, else ``not decided``.
     """
@@ -102,6 +104,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float
     target: float | None
     paper: float | None
+    elsewhere: dict[str, float]
     detail: bool
     pairs: tuple[Pair, ...]
     asked: int
@@ -117,9 +120,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def paper_inside(self) -> bool | None:
         """Whether the printed figure lies in the interval; None: one of them is not there."""
-        if self.paper is None or self.estimate is None:
-            return None
-        return self.estimate.holds(self.paper)
+        return None if self.paper is None else self.holds(self.paper)
+
+    def holds(self, printed: float) -> bool | None:
+        """Whether a printed figure lies in the interval; None: there is none."""
+        return None if self.estimate is None else self.estimate.holds(printed)
 
 
 def compare(
@@ -127,6 +132,7 @@ def compare(
     results: Mapping[str, Sequence[MethodResult]],
     settings: ScoreSettings,
     asked: int,
+    dynamic: Dynamic | None = None,
 ) -> Iterator[Outcome]:
     """Compare two methods in all ways that a comparison asks for.
 
@@ -135,6 +141,7 @@ def compare(
         results: finished runs by label.
         settings: of the experiment.
         asked: number of its seeds.
+        dynamic: its classes that go and come back, for ``recovery``.
 
     Raises:
         InputError: a result lacks the experiment's metric.
@@ -145,7 +152,7 @@ def compare(
     ]
     for measure, section in comparison.rows():
         target = (comparison.target or settings.target) if measure == "rounds_to" else None
-        what = _Wanted(section, settings, target)
+        what = _Wanted(section, settings, target, dynamic)
         pairs = tuple(filter(None, (_MEASURES[measure](*both, what) for both in runs)))
         yield _outcome(comparison, measure, what, pairs, asked)
 
@@ -205,6 +212,7 @@ class _Wanted(msgspec.Struct, frozen=True):
     section: Section | None
     settings: ScoreSettings
     target: float | None
+    dynamic: Dynamic | None
 
     def score(self, run: MethodResult, scores: Scores) -> float | None:
         if self.section is None:
@@ -223,8 +231,9 @@ def _outcome(
     threshold = comparison.threshold
     if threshold is None:
         threshold = 0.0 if measure in SCORES else 1.0
-    estimate = _estimate(measure, pairs) if len(pairs) > 1 else None
-    verdict: Verdict = "too few seeds" if pairs else "not measured"
+    scored = [pair for pair in pairs if all(pair.rounds)]
+    estimate = _estimate(measure, pairs) if len(scored) == len(pairs) > 1 else None
+    verdict: Verdict = "too few seeds" if len(scored) == len(pairs) == 1 else "not measured"
     if estimate is not None:
         verdict = verdict_of(estimate, comparison.expect, threshold)
     return Outcome(
@@ -236,6 +245,7 @@ def _outcome(
         threshold=threshold,
         target=what.target,
         paper=comparison.printed(what.section),
+        elsewhere=comparison.elsewhere,
         detail=comparison.detail,
         pairs=pairs,
         asked=asked,
@@ -293,7 +303,8 @@ def _average(measure: MeasureName, values: Sequence[float | None]) -> float | No
     if measure == "rounds_to":
         median = statistics.median(math.inf if value is None else value for value in values)
         return median if math.isfinite(median) else None
-    return statistics.fmean(value for value in values if value is not None)
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if len(known) == len(values) else None
 
 
 def _at(select: Select, run: MethodResult, other: MethodResult, what: _Wanted) -> Pair | None:
@@ -302,14 +313,36 @@ def _at(select: Select, run: MethodResult, other: MethodResult, what: _Wanted) -
     return _scored(run, other, what, both, (len(trained(run)), len(trained(other))))
 
 
+def _recovery(run: MethodResult, other: MethodResult, what: _Wanted) -> Pair | None:
+    """Mean scores of the rounds from the first in which a class is back."""
+    value, against = _mean_since_return(run, what), _mean_since_return(other, what)
+    if value is None or against is None:
+        return None
+    rounds = len(trained(run)), len(trained(other))
+    return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
+
+
+def _mean_since_return(run: MethodResult, what: _Wanted) -> float | None:
+    """None if there is no such round."""
+    if what.dynamic is None:
+        return None
+    later = [one for one in trained(run) if one.round_id > what.dynamic.every]
+    scores = [what.score(run, one.scores) for one in later]
+    known = [score for score in scores if score is not None]
+    return statistics.fmean(known) if known else None
+
+
 def _at_equal_bytes(run: MethodResult, other: MethodResult, what: _Wanted) -> Pair | None:
     """Scores where both have moved at most what the cheaper moves in its whole run.
 
     A method's final fit counts where its whole run is within the bytes.
     """
-    budget = _SLACK * min(_moved(run)[-1], _moved(other)[-1])
-    rounds = _rounds_within(run, budget), _rounds_within(other, budget)
-    both = _scores_after(run, rounds[0]), _scores_after(other, rounds[1])
+    budget = SLACK * min(moved(run)[-1], moved(other)[-1])
+    rounds = rounds_within(run, budget), rounds_within(other, budget)
+    both = scores_after(run, rounds[0]), scores_after(other, rounds[1])
+    if not all(rounds):
+        value, against = what.score(run, both[0]), what.score(other, both[1])
+        return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
     return _scored(run, other, what, both, rounds)
 
 
@@ -336,6 +369,7 @@ def _bytes(
 _MEASURES: dict[MeasureName, Callable[[MethodResult, MethodResult, _Wanted], Pair | None]] = {
     "last": partial(_at, "last"),
     "best": partial(_at, "best"),
+    "recovery": _recovery,
     "equal_bytes": _at_equal_bytes,
     "rounds_to": _rounds_to,
     "uplink": partial(_bytes, lambda one: one.bytes_up),
@@ -357,17 +391,19 @@ def _scored(
     return Pair(seed=run.seed, value=value, other=against, rounds=rounds)
 
 
-def _moved(run: MethodResult) -> list[float]:
+def moved(run: MethodResult) -> list[float]:
     """Bytes up and down per client after each round, beginning with none."""
     counts = (one.bytes_up + one.bytes_down for one in trained(run))
     return [total / max(run.clients, 1) for total in accumulate(counts, initial=0)]
 
 
-def _rounds_within(run: MethodResult, budget: float) -> int:
-    return sum(total <= budget for total in _moved(run)[1:])
+def rounds_within(run: MethodResult, budget: float) -> int:
+    """How many whole rounds a client has moved at most so many bytes after."""
+    return sum(total <= budget for total in moved(run)[1:])
 
 
-def _scores_after(run: MethodResult, rounds: int) -> Scores:
+def scores_after(run: MethodResult, rounds: int) -> Scores:
+    """As each section was scored last by then; a final fit counts where the run ends by then."""
     done = trained(run)
     if rounds == len(done):
         return quoted_scores(run, "last")

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from protofleet.datasets.federate import Partition, Split, Stratified
+from protofleet.datasets.federate import Natural, Partition, Split, Stratified
+from protofleet.datasets.joining import JoinClasses
 from protofleet.errors import InputError
 from protofleet.experiments.attacks import Hostile
 from protofleet.federation.settings import (
@@ -42,10 +43,14 @@ class DataSource(_Settings, frozen=True, kw_only=True):
     Attributes:
         name: key in ``protofleet.datasets.catalogue``.
         options: of its loader.
+        rename: class names that others take the place of; classes of one new name become one.
+        people: at most so many owners of examples, the first by name; None: all.
     """
 
     name: str
     options: dict[str, Any] = {}
+    rename: dict[str, str] = {}
+    people: Count | None = None
 
 
 class Dynamic(_Settings, frozen=True, kw_only=True):
@@ -70,6 +75,27 @@ class ModelSettings(_Settings, frozen=True, kw_only=True):
 
     name: str
     settings: dict[str, Any] = {}
+
+
+class PretrainingSettings(_Settings, frozen=True, kw_only=True):
+    """``[pretraining]``: initial values from a central training on people who are no clients.
+
+    Of a checkpoint's tensors those count that the method's model has under the same name; its head
+    stays as it was drawn.
+
+    Attributes:
+        objective: ``mae``: masked autoencoder, which looks at no label; or ``supervised``.
+        model: what is trained; None: each method's own model.
+        epochs, lr, batch_size, validation: as of ``protofleet pretrain``; the run's seed decides
+            the rest. The epoch of the best validation loss counts.
+    """
+
+    objective: Literal["mae", "supervised"] = "mae"
+    model: ModelSettings | None = None
+    epochs: Count = 20
+    lr: Annotated[float, Meta(gt=0)] = 5e-4
+    batch_size: Count = 64
+    validation: Annotated[float, Meta(ge=0, lt=1)] = 0.1
 
 
 class ScoreSettings(_Settings, frozen=True, kw_only=True):
@@ -160,10 +186,12 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         paper, table: what it reproduces, e.g. ``fedala`` and ``Table 2, CIFAR-10``.
         note: how it differs from the paper's.
         data: one or several data sets.
+        classes: of several data sets: all have the same, or their union or intersection counts.
         partition, split: who has which examples, and which of them test.
         partition_seed: of the division; absent: the run's seed.
         dynamic: classes that go and come back.
         model: of every method that names none.
+        pretraining: where its initial values come from; None: drawn by the seed.
         rounds: of every method that names no number.
         cohort: who takes part in a round: ``"all"``, a fraction (float) or a count (integer).
         seeds: one run each.
@@ -177,8 +205,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         methods: its rows.
 
     Raises:
-        ValueError: two methods of one label, a seed twice, or no such cohort; ``load_experiment``
-            tells it with the file's name.
+        ValueError: two methods of one label, a seed twice, no such cohort, or pretraining where
+            clients are no people; ``load_experiment`` tells it with the file's name.
     """
 
     title: str
@@ -190,6 +218,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     rounds: Count
     methods: Annotated[tuple[Method, ...], Meta(min_length=1)]
     note: str = ""
+    classes: JoinClasses = "equal"
+    pretraining: PretrainingSettings | None = None
     split: Split = Stratified()
     partition_seed: int | None = None
     dynamic: Dynamic | None = None
@@ -204,6 +234,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
         _check_differ("seeds", "seeds", self.seeds)
+        if self.pretraining and not isinstance(self.partition, Natural):
+            raise ValueError("`pretraining`: expected the partition 'natural': clients are people")
         for method in self.methods:
             if (cohort := self.cohort_of(method)) != "all":
                 _check_cohort(cohort)
@@ -254,6 +286,12 @@ def slug(method: Method) -> str:
     return re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-") or "method"
 
 
+def lines_of(source: DataSource) -> dict[str, Any]:
+    """A data set's fields, without choices that it does not make."""
+    values: dict[str, Any] = msgspec.to_builtins(source)
+    return {key: value for key, value in values.items() if key in {"name", "options"} or value}
+
+
 def digest(experiment: Experiment, method: Method) -> str:
     """Hash of all lines of a file that decide one method's numbers, seeds and rounds aside."""
     aggregation = experiment.aggregation_of(method)
@@ -267,8 +305,13 @@ def digest(experiment: Experiment, method: Method) -> str:
     )
     values = msgspec.to_builtins(alone, enc_hook=str)
     del values["score"]["spread"], values["diagnostics"], values["aggregation"]
+    # Results that were made before there was a choice stay those of the same lines.
+    values["data"] = [lines_of(source) for source in experiment.data]
+    if experiment.classes == "equal":
+        del values["classes"]
+    if experiment.pretraining is None:
+        del values["pretraining"]
     if aggregation == AggregationSettings():
-        # Results that were made before there was a choice stay those of the same lines.
         del values["methods"][0]["aggregation"]
     if method.privacy == PrivacySettings():
         del values["methods"][0]["privacy"]
@@ -307,6 +350,15 @@ def name_of(path: Path) -> str:
     """A committed experiment's name, or the file's own."""
     ours = {file: name for name, file in committed().items()}
     return ours.get(path.resolve(), path.stem)
+
+
+def expanded(names: Sequence[str]) -> list[str]:
+    """The names, with all its experiments in the place of a folder of committed ones."""
+    found: dict[str, None] = {}
+    for name in names:
+        inside = [one for one in committed() if one.startswith(f"{name.rstrip('/')}/")]
+        found |= dict.fromkeys(inside or [name])
+    return list(found)
 
 
 def find(name: str) -> Path:

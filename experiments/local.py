@@ -142,10 +142,16 @@ class _Engine:
     """
 
     def __init__(self, job: Job, plan: Plan) -> None:
+        if plan.config.cohort.over_selection > 1:
+            raise InputError(
+                "cohort.over_selection: in an experiment nobody drops out; leave it out, or use "
+                "a federation with devices"
+            )
         self._plan = plan
         self._clients = tuple(sorted(job.clients))
         self._server = Server.of(plan)
-        self._schedule = plan.schedule()
+        self._server_state = plan.server_init()
+        self._schedule = plan.schedule(lambda: self._server_state)
         self._references: Mapping[str, bytes] = {}
         self._baselines: dict[int, Tensors] = {}
         self._encoder = PayloadEncoder(plan.model, self._earlier, lambda coded: coded)
@@ -156,12 +162,18 @@ class _Engine:
     def rounds(self, run: _Progress, workers: Workers) -> Iterator[_Progress]:
         """Where the run stands after each round that is left; ``workers`` train the clients."""
         done = run.rounds
-        reached = RoundState(round_id=len(done) + 1, final=bool(done) and done[-1].final)
+        self._server_state = run.server
+        reached = RoundState(
+            round_id=len(done) + 1,
+            final=bool(done) and done[-1].final,
+            last_invited={client_id: one.round_id for client_id, one in run.clients.items()},
+        )
         self._state, actions = self._schedule.resume(reached, 0.0)
         for client_id in self._clients:
             actions += self._step(DeviceAppeared(client_id))
         while not any(isinstance(action, Finish) for action in actions):
             run = self._round(run, workers)
+            self._server_state = run.server
             actions = self._step(StateCommitted())
             yield run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -99,7 +99,7 @@ class _Watched:
     def __init__(self, workers: Workers, spec: WorkerSpec, probe: _Probe) -> None:
         self._workers, self._spec, self._probe = workers, spec, probe
 
-    def train(self, tasks: Sequence[WorkerTask]) -> list[WorkerResult]:
+    def train(self, tasks: Sequence[WorkerTask]) -> Iterable[WorkerResult]:
         if asked := self._probe.asked(tasks):
             files = self._spec.clients
             largest = max(asked, key=lambda one: files[one.client_id].own.stat().st_size)

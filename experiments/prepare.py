@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,13 +21,23 @@ from protofleet.bundle.keys import load_or_create_signing_key
 from protofleet.datasets import DeviceData
 from protofleet.datasets.catalogue import fingerprint, load
 from protofleet.datasets.federate import federate, pooled, without_classes
+from protofleet.datasets.joining import JoinClasses, first_people, joined, outsiders, renamed
 from protofleet.datasets.partition import label_removal
 from protofleet.datasets.pool import Pool
 from protofleet.durable import replace_whole
 from protofleet.errors import InputError
-from protofleet.experiments.config import Experiment, Method, ModelSettings
+from protofleet.experiments.config import (
+    DataSource,
+    Experiment,
+    Method,
+    ModelSettings,
+    lines_of,
+)
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.strategies.tasks import objectives_of
+
+if TYPE_CHECKING:
+    from protofleet.export.build import Recipe
 
 _LOSS = "cross_entropy"  # data sets have classes
 MERGED = "everybody"
@@ -89,7 +99,9 @@ class Preparation:
         """
         experiment = self.experiment
         drawn = seed if experiment.partition_seed is None else experiment.partition_seed
-        about = [experiment.data, experiment.partition, experiment.split, experiment.dynamic]
+        sources = [lines_of(source) for source in experiment.data]
+        about: list[Any] = [sources, experiment.partition, experiment.split, experiment.dynamic]
+        about += [experiment.classes] if experiment.classes != "equal" else []
         files = [fingerprint(source.name, self.data_root) for source in experiment.data]
         named = [_named_files(source.options) for source in experiment.data]
         key = _digest([*about, files, named, drawn, experiment.score.pooled_limit])
@@ -98,7 +110,7 @@ class Preparation:
         if (found := _read_index(index)) is not None:
             return found
         folder.mkdir(parents=True, exist_ok=True)
-        pool = _pool(msgspec.json.encode(experiment.data), self.data_root)
+        pool = self._pool(experiment.data)
         clients = federate(pool, experiment.partition, experiment.split, seed=drawn)
         prepared = _write(experiment, clients, folder, (drawn, key))
         # Relative, so that the results may be moved.
@@ -112,37 +124,65 @@ class Preparation:
         Programs are compiled once for a model; only the values differ between seeds.
 
         Raises:
-            InputError: no such model or setting, or it does not fit the data.
+            InputError: no such model or setting, it does not fit the data, or there is nobody to
+                pretrain on.
             ExportError: a program differs from PyTorch.
         """
         model = self.experiment.model_of(method)
         objectives = self._objectives(model)
-        made_by = [version(package) for package in ("protofleet", "torch")]
         named = _named_files(model.settings)
-        about = [model, objectives, data.classes, data.input_shape, made_by, named]
+        about = [model, objectives, data.classes, data.input_shape, _made_by(), named]
         key = _digest(about)[:16]
         folder = self.folder / "bundles"
-        seeded = folder / f"{key}-seed-{seed}.pfb"
+        start = self._start(model, seed, data)
+        after = "" if start is None else f"-{start.stem}"
+        seeded = folder / f"{key}-seed-{seed}{after}.pfb"
         if not seeded.exists():
-            from protofleet.export.build import (  # noqa: PLC0415 - torch
-                Recipe,
-                compile_model,
-                reseed,
-            )
+            from protofleet.export.build import compile_model, reseed  # noqa: PLC0415 - torch
 
             folder.mkdir(parents=True, exist_ok=True)
             signing = load_or_create_signing_key(folder / "signing-key.pem")
             compiled = folder / f"{key}.pfb"
-            recipe = Recipe(
-                name=model.name,
-                settings=model.settings,
-                classes=data.classes,
-                input_shape=data.input_shape,
-            )
+            recipe = _recipe(model, data)
+            if start is not None and not start.exists():
+                self._pretrain(model, seed, data, start)
             if not compiled.exists():
                 compile_model(recipe, objectives, compiled, signing)
-            reseed(compiled, recipe, seed, seeded, signing)
+            reseed(compiled, recipe, seed, seeded, signing, start=start)
         return seeded
+
+    def _start(self, model: ModelSettings, seed: int, data: PreparedData) -> Path | None:
+        """The checkpoint of the training before the first round, whether it is there or not."""
+        settings = self.experiment.pretraining
+        if settings is None:
+            return None
+        chosen = settings.model or model
+        key = _digest([settings, chosen, data.key, _named_files(chosen.settings), _made_by()])
+        return self.folder / "pretrained" / f"{key[:16]}-seed-{seed}.safetensors"
+
+    def _pretrain(self, model: ModelSettings, seed: int, data: PreparedData, path: Path) -> None:
+        settings = self.experiment.pretraining
+        if settings is None:
+            return
+        from protofleet.export.pretraining.recipes import pretrain_recipe  # noqa: PLC0415 - torch
+        from protofleet.export.pretraining.training import TrainOptions  # noqa: PLC0415 - torch
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = tuple(msgspec.structs.replace(one, people=None) for one in self.experiment.data)
+        others = outsiders(self._pool(whole), data.clients)
+        options = TrainOptions(
+            epochs=settings.epochs,
+            lr=settings.lr,
+            batch_size=settings.batch_size,
+            validation=settings.validation,
+            seed=seed,
+        )
+        recipe = _recipe(settings.model or model, data)
+        arrays: dict[str, NDArray[Any]] = {"x": others.x, "y": others.y}
+        pretrain_recipe(recipe, settings.objective, arrays, options, path)
+
+    def _pool(self, sources: tuple[DataSource, ...]) -> Pool:
+        return _pool(msgspec.json.encode(sources), self.experiment.classes, self.data_root)
 
     def _objectives(self, model: ModelSettings) -> tuple[str, ...]:
         """What the methods that train this model need."""
@@ -183,51 +223,31 @@ def _named_files(options: Mapping[str, Any]) -> list[tuple[str, int, int]]:
     return [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths if p.is_file()]
 
 
-@cache
-def _pool(sources: bytes, data_root: Path) -> Pool:
-    """All data sets of an experiment; kept, because every seed divides the same ones."""
-    pools = [
-        (source["name"], load(source["name"], data_root, source.get("options")))
-        for source in msgspec.json.decode(sources)
-    ]
-    return pools[0][1] if len(pools) == 1 else _joined(pools)
+def _made_by() -> list[str]:
+    return [version(package) for package in ("protofleet", "torch")]
 
 
-def _joined(pools: list[tuple[str, Pool]]) -> Pool:
-    classes, shape = pools[0][1].classes, pools[0][1].x.shape[1:]
-    for name, pool in pools:
-        if pool.classes != classes or pool.x.shape[1:] != shape or pool.client is None:
-            raise InputError(
-                f"data set '{name}': expected owners, classes {list(classes)} and examples "
-                f"{shape} as in '{pools[0][0]}', got {list(pool.classes)} and {pool.x.shape[1:]}"
-            )
-    every = [pool for _, pool in pools]
-    return Pool(
-        x=np.concatenate([pool.x for pool in every]),
-        y=np.concatenate([pool.y for pool in every]),
-        classes=classes,
-        client=np.concatenate([_prefixed(name, pool) for name, pool in pools]),
-        recording=_numbered([pool.recording for pool in every]),
-        follows=_stacked([pool.follows for pool in every]),
+def _recipe(model: ModelSettings, data: PreparedData) -> Recipe:
+    from protofleet.export.build import Recipe  # noqa: PLC0415 - torch
+
+    return Recipe(
+        name=model.name,
+        settings=model.settings,
+        classes=data.classes,
+        input_shape=data.input_shape,
     )
 
 
-def _prefixed(name: str, pool: Pool) -> NDArray[np.str_]:
-    return np.array([f"{name}-{owner}" for owner in ([] if pool.client is None else pool.client)])
-
-
-def _numbered(parts: list[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
-    """Recordings of several data sets under different numbers."""
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    shifts = np.cumsum([0, *(int(part.max(initial=-1)) + 1 for part in known)])
-    return np.concatenate([part + shift for part, shift in zip(known, shifts, strict=False)])
-
-
-def _stacked(parts: list[NDArray[np.bool_] | None]) -> NDArray[np.bool_] | None:
-    known = [part for part in parts if part is not None]
-    return np.concatenate(known) if len(known) == len(parts) else None
+@cache
+def _pool(sources: bytes, classes: JoinClasses, data_root: Path) -> Pool:
+    """All data sets of an experiment; kept, because every seed divides the same ones."""
+    pools = []
+    for source in msgspec.json.decode(sources, type=tuple[DataSource, ...]):
+        pool = renamed(load(source.name, data_root, source.options), source.rename)
+        pools.append(
+            (source.name, pool if source.people is None else first_people(pool, source.people))
+        )
+    return pools[0][1] if len(pools) == 1 else joined(pools, classes)
 
 
 def _write(

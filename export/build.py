@@ -30,7 +30,7 @@ from protofleet.bundle.manifest import (
     StrategyDecl,
     TensorDecl,
 )
-from protofleet.errors import ExportError
+from protofleet.errors import ExportError, InputError
 from protofleet.export import checks
 from protofleet.export.capture import CapturedProgram, capture, model_tensors
 from protofleet.export.capture.override_python import plain_python
@@ -40,6 +40,7 @@ from protofleet.export.formats import Format, WrittenPrograms, write_programs
 from protofleet.export.models import build_model, has_setting
 from protofleet.export.objectives import OBJECTIVES, InputDecl, Objective
 from protofleet.export.parity import ParityRecord, Runner, check_parity, device_runner
+from protofleet.export.pretraining.checkpoints import fill, load_checkpoint
 from protofleet.export.tflite import tflite_runner
 from protofleet.tensors import Layout, TaskName
 from protofleet.tensors.blobs import encode
@@ -337,11 +338,34 @@ def compile_model(
     export_bundle(build_recipe(recipe, 0), spec, out=path, key=key)
 
 
-def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519PrivateKey) -> None:
-    """Write the same programs with the initial values that a seed draws."""
+def reseed(  # noqa: PLR0913 - a bundle, and what makes another of it
+    compiled: Path,
+    recipe: Recipe,
+    seed: int,
+    path: Path,
+    key: Ed25519PrivateKey,
+    *,
+    start: Path | None = None,
+) -> None:
+    """Write the same programs with the initial values that a seed draws.
+
+    Args:
+        compiled: bundle with the programs.
+        recipe: its model.
+        seed: of the values.
+        path: of the new bundle.
+        key: signs it.
+        start: checkpoint whose tensors take the place of those of the same name, the head's aside.
+
+    Raises:
+        InputError: a tensor of the checkpoint has another shape, or none has a name of the model.
+    """
     bundle = Bundle.open(compiled, any_signer=True)
     manifest = bundle.manifest
-    params, buffers = initial_values(build_recipe(recipe, seed))
+    model = build_recipe(recipe, seed)
+    if start is not None:
+        _start_from(model, start, manifest.head)
+    params, buffers = initial_values(model)
     programs = manifest.programs.values()
     paths = {path for program in programs for path in (program.file, program.tflite) if path}
     files = {path: bundle.read(path) for path in paths}
@@ -349,6 +373,18 @@ def reseed(compiled: Path, recipe: Recipe, seed: int, path: Path, key: Ed25519Pr
     if buffers:
         files["state.safetensors"] = encode(buffers)
     write_bundle(path, manifest, files, key)
+
+
+def _start_from(model: nn.Module, start: Path, head: tuple[str, ...]) -> None:
+    tensors, _ = load_checkpoint(start)
+    own = model.state_dict()
+    common = {n: v for n, v in tensors.items() if n in own and n not in head}
+    _, unfit = fill(model, common)
+    if unfit or not common:
+        name = min(unfit or tensors)
+        got = tuple(tensors[name].shape)
+        wanted = f"{tuple(own[name].shape)}, got {got}" if name in own else "a tensor of the model"
+        raise InputError(f"checkpoint '{start}': tensor '{name}': expected {wanted}")
 
 
 def build_recipe(recipe: Recipe, seed: int) -> nn.Module:

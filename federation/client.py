@@ -40,6 +40,7 @@ class RoundConfig:
         final: whether it is the fit after the last round.
         codec: of the update.
         sends: what the client is to tell beside its tensors.
+        work: share of the local training that is asked for, above 0 up to 1.
     """
 
     round_id: int
@@ -47,6 +48,11 @@ class RoundConfig:
     final: bool = False
     codec: Codec = field(default_factory=Codec)
     sends: Sends = field(default_factory=Sends)
+    work: float = 1.0
+
+    def work_with(self, strategy: Strategy) -> float:
+        """The share that is done: all of it where the strategy allows no less."""
+        return self.work if self.work < 1 and strategy.description.partial_work else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +117,15 @@ class LocalLearner(Protocol):
         ...
 
     def train(
-        self, strategy: Strategy, state: ClientState | None, payload: Payload, *, seed: int
+        self,
+        strategy: Strategy,
+        state: ClientState | None,
+        payload: Payload,
+        *,
+        seed: int,
+        work: float,
     ) -> tuple[ClientState, Update]:
-        """One local round: the same arguments give the same bits."""
+        """One local round, or a share of it: the same arguments give the same bits."""
         ...
 
     def phase(self, name: Literal["encode"]) -> AbstractContextManager[None]:
@@ -184,7 +196,10 @@ def train_round(
             memory is as it was and is to be kept.
     """
     order = received.order
-    state, update = learner.train(strategy, memory.state, received.payload, seed=order.seed)
+    work = order.work_with(strategy)
+    state, update = learner.train(
+        strategy, memory.state, received.payload, seed=order.seed, work=work
+    )
     check_trained(state.tensors)
     # Most of an update are the state's very arrays.
     own = {name: v for name, v in update.tensors.items() if state.tensors.get(name) is not v}
@@ -198,6 +213,7 @@ def train_round(
             order.codec,
             memory.residual,
             sends=order.sends,
+            work=work,
         )
     check_trained(encoded.residual)
     return TrainedRound(

@@ -202,6 +202,7 @@ def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the ca
     residual: Tensors,
     *,
     sends: Sends = _ALL,
+    work: float = 1.0,
 ) -> Encoded:
     """The blob of an update, and what its client has to add to the next one.
 
@@ -212,6 +213,7 @@ def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the ca
         codec: how to encode.
         residual: what this function returned after the last round that counted.
         sends: what the client tells beside its tensors.
+        work: the share of the local training that was done.
     """
     record = UpdateRecord(
         client_id=update.client_id,
@@ -220,6 +222,7 @@ def encode_update(  # noqa: PLR0913 - what is sent and how, each named at the ca
         loss=update.loss if math.isfinite(update.loss) else None,
         evaluation=_to_record(update.evaluation),
         costs=costs,
+        work=work if work < 1 else msgspec.UNSET,
     )
     metadata = {_KEY: _fitting(sends.of_record(record))}
     return codecs.encode(update.tensors, baseline, codec, residual=residual, metadata=metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,9 +53,13 @@ class Plan:
         """The server's state before round 1, the same at every start."""
         return self.strategy.server_init(self.model, server_rng(self.config.seed, 0))
 
-    def schedule(self) -> Schedule:
-        """The rules of the federation file, and whether the strategy wants a final fit."""
-        config = self.config
+    def schedule(self, server_state: Callable[[], ServerState]) -> Schedule:
+        """The rules of the federation file, and what the strategy wants.
+
+        Args:
+            server_state: the committed one, by which the strategy may rank candidates.
+        """
+        config, rank = self.config, self.strategy.rank
         return SynchronousSchedule(
             rounds=config.rounds,
             seed=config.seed,
@@ -66,6 +71,9 @@ class Plan:
             grace_s=config.liveness.grace_s,
             final_fit=self.strategy.description.final_fit,
             is_drawn=self.privacy.draw if self.privacy else None,
+            over_selection=config.cohort.over_selection,
+            selection=config.cohort.selection,
+            rank=None if rank is None else lambda candidates: rank(server_state(), candidates),
         )
 
     @property
@@ -102,6 +110,7 @@ def make_plan(config: FederationConfig) -> Plan:
     min_batch = max((program.min_batch for program in bundle.manifest.programs.values()), default=1)
     check_batch_sizes(strategy.settings, min_batch)
     aggregator = _aggregator(config.aggregation, strategy.description)
+    _check_participation(config, strategy)
     sends = sends_of(config, strategy)
     strategy, privacy = make_private(config, bundle, strategy)
     return Plan(
@@ -114,6 +123,21 @@ def make_plan(config: FederationConfig) -> Plan:
         sends=sends,
         privacy=privacy,
     )
+
+
+def _check_participation(config: FederationConfig, strategy: Strategy) -> None:
+    name = strategy.description.name
+    if config.cohort.selection == "strategy" and strategy.rank is None:
+        raise InputError(
+            f"cohort.selection: strategy '{name}' does not say whom to invite first; use 'random' "
+            "or 'least_recent'"
+        )
+    if config.stragglers.budget_s is not None and not strategy.description.partial_work:
+        takers = sorted(one for one, its in DESCRIPTIONS.items() if its.partial_work)
+        raise InputError(
+            f"stragglers.budget_s: strategy '{name}' does not allow a part of the local training; "
+            f"leave it out, or use one of {', '.join(takers)}"
+        )
 
 
 def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:

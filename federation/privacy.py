@@ -128,6 +128,7 @@ def make_private(
             "that of a mean, in which the clip alone bounds a device's part; leave one of the two "
             "out"
         )
+    _check_cohort(config)
     adaptive, clip = None, chosen.clip
     if isinstance(clip, AdaptiveClip):
         adaptive = Quantile(quantile=clip.quantile, rate=clip.rate, budget=clip.budget)
@@ -147,6 +148,23 @@ def make_private(
     )
     _check_budget(privacy)
     return private(strategy, form, mechanism), privacy
+
+
+def _check_cohort(config: FederationConfig) -> None:
+    """Which devices count must not depend on what other devices are or do."""
+    cohort = config.cohort
+    wrong: dict[str, object] = {
+        "cohort.over_selection": cohort.over_selection if cohort.over_selection > 1 else None,
+        "cohort.selection": cohort.selection if cohort.selection == "strategy" else None,
+    }
+    if config.privacy.sampling == "secret" and cohort.selection != "random":
+        wrong["cohort.selection"] = cohort.selection
+    for name, value in wrong.items():
+        if value is not None:
+            raise InputError(
+                f"{name}: with the noise of [privacy] whether a device counts must not depend on "
+                f"others, got {value!r}; leave it out"
+            )
 
 
 def _private_strategies(bundle: Bundle) -> list[str]:

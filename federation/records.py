@@ -238,7 +238,10 @@ class EvaluationRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of an update but its tensors; ``loss`` is None where nothing was trained."""
+    """Everything of an update but its tensors; ``loss`` is None where nothing was trained.
+
+    ``work``: the share of the local training that was done; absent: all of it.
+    """
 
     client_id: str
     round_id: int
@@ -246,6 +249,12 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     loss: Annotated[float, msgspec.Meta(ge=-_FLOAT32, le=_FLOAT32)] | None = None
     evaluation: EvaluationRecord = EvaluationRecord()
     costs: Costs = Costs()
+    work: Annotated[float, msgspec.Meta(gt=0, le=1)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def share_of_work(self) -> float:
+        """How much of its local training the client did."""
+        return 1.0 if self.work is msgspec.UNSET else self.work
 
 
 class Sends(msgspec.Struct, frozen=True, kw_only=True):

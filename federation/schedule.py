@@ -46,8 +46,10 @@ class RoundState:
         gone_since: absent members → since when.
         deadline: when the open round ends.
         attempt: how often the open round was extended.
-        size: number of devices the open round was drawn with; substitutes do not change it.
+        size: how many updates the open round wants; neither those invited beyond that nor
+            substitutes change it.
         final: whether the open or closing round is the final fit.
+        last_invited: the last round to which each device was invited.
         paused: whether the operator wants no other round to open.
     """
 
@@ -65,6 +67,7 @@ class RoundState:
     attempt: int = 0
     size: int = 0
     final: bool = False
+    last_invited: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     paused: bool = False
 
     @property
@@ -149,10 +152,11 @@ ScheduleEvent = (
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """Start a round with this cohort: every member gets its task."""
+    """Start a round with this cohort: every member gets its task; ``size`` updates suffice."""
 
     round_id: int
     cohort: tuple[str, ...]
+    size: int
     final: bool = False
 
 

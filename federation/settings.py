@@ -17,6 +17,9 @@ from protofleet.wire.codecs import Codec, Kind
 
 Amount = int | float
 """A count (an integer, from 1) or a fraction (a float in (0, 1])."""
+Selection = Literal["random", "least_recent", "strategy"]
+"""Who is invited where not all are; ``CohortSettings``."""
+MOST_OVER_SELECTION = 10.0
 
 
 def _check_amount(name: str, amount: Amount) -> None:
@@ -97,15 +100,29 @@ class CohortSettings(_Settings, frozen=True, kw_only=True):
         size: ``"all"`` live devices, a fraction of them (float) or a count (integer).
         minimum: devices that must be live before a round opens.
         wait_s: how long the first round after a start still waits for more, once there are enough.
+        over_selection: so many times ``size`` are invited, and the round closes when ``size``
+            updates are in (Bonawitz et al., "Towards Federated Learning at Scale",
+            arXiv:1902.01046).
+        selection: ``random``; ``least_recent``: those whose last invitation is longest ago first;
+            ``strategy``: in the order that the strategy gives them. Equals are drawn at random.
     """
 
     size: Literal["all"] | Amount = "all"
     minimum: int = 1
     wait_s: float = 0.0
+    over_selection: float = 1.0
+    selection: Selection = "random"
 
     def __post_init__(self) -> None:
         if self.size != "all":
             _check_amount("size", self.size)
+        most, over = MOST_OVER_SELECTION, self.over_selection
+        _check("over_selection", 1 <= over <= most, f"a factor of 1 to {most:g}", over)
+        sampled = self.size != "all"
+        fits = sampled or over == 1
+        _check("over_selection", fits, 'a `size` other than "all" beside it', over)
+        fits = sampled or self.selection == "random"
+        _check("selection", fits, 'a `size` other than "all" beside it', self.selection)
         _check("minimum", self.minimum >= 1, "at least 1", self.minimum)
         _check("wait_s", self.wait_s >= 0, "seconds, not negative", self.wait_s)
 
@@ -124,6 +141,25 @@ class RoundSettings(_Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check("deadline_s", self.deadline_s > 0, "seconds above 0", self.deadline_s)
         _check_amount("quorum", self.quorum)
+
+
+class StragglerSettings(_Settings, frozen=True, kw_only=True):
+    """``[stragglers]``: slow devices do a part of their local training (FedProx, section 3.2).
+
+    Attributes:
+        budget_s: how long a device's local training is meant to take at most, by what its last
+            round took; absent: every device does all of it.
+        least_work: smallest share of the training that a device is asked for.
+    """
+
+    budget_s: float | None = None
+    least_work: float = 0.1
+
+    def __post_init__(self) -> None:
+        budget, least = self.budget_s, self.least_work
+        good = budget is None or 0 < budget < math.inf
+        _check("budget_s", good, "seconds above 0", budget)
+        _check("least_work", 0 < least <= 1, "a share above 0 up to 1.0", least)
 
 
 class LimitSettings(_Settings, frozen=True, kw_only=True):
@@ -338,6 +374,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     aggregation: AggregationSettings = AggregationSettings()
     cohort: CohortSettings = CohortSettings()
     round: RoundSettings = RoundSettings()
+    stragglers: StragglerSettings = StragglerSettings()
     limits: LimitSettings = LimitSettings()
     evaluation: EvaluationSettings = EvaluationSettings()
     liveness: LivenessSettings = LivenessSettings()

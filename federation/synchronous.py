@@ -16,8 +16,10 @@ its closing aggregates nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Literal, assert_never
 
@@ -45,7 +47,7 @@ from protofleet.federation.schedule import (
     UpdateRefused,
     UpdateStored,
 )
-from protofleet.federation.settings import Amount, count_of
+from protofleet.federation.settings import Amount, Selection, count_of
 
 _NOBODY: frozenset[str] = frozenset()
 
@@ -59,6 +61,9 @@ class SynchronousSchedule:
         is_drawn: whether the next live device is in the cohort, by chance and not by ``seed``. A
             round may then have nobody; nobody is substituted, and the deadline closes it whoever
             has answered, because the chance of each device must not depend on the others.
+        rank: the strategy's order of candidates, for the selection ``strategy``: those that it
+            names first are invited first. It gets them in an order drawn by ``seed``, so what it
+            leaves equal is drawn by chance.
     """
 
     rounds: int
@@ -71,6 +76,9 @@ class SynchronousSchedule:
     grace_s: float = 20.0
     final_fit: bool = False
     is_drawn: Callable[[], bool] | None = None
+    over_selection: float = 1.0
+    selection: Selection = "random"
+    rank: Callable[[Sequence[str]], Sequence[str]] | None = None
 
     def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
@@ -93,6 +101,7 @@ class SynchronousSchedule:
                     round_id=state.round_id + 1,
                     live=state.live,
                     warmed_up=state.warmed_up,
+                    last_invited=state.last_invited,
                     paused=state.paused,
                 )
             case Pause() | Resume():
@@ -161,19 +170,33 @@ class SynchronousSchedule:
 
 
 def draw(
-    schedule: SynchronousSchedule,
-    round_id: int,
-    attempt: int,
-    candidates: Collection[str],
-    size: int,
+    schedule: SynchronousSchedule, state: RoundState, candidates: Collection[str], size: int
 ) -> tuple[str, ...]:
-    """``size`` of the candidates, sorted; the same for the same seed, round and attempt."""
+    """``size`` of the candidates, sorted.
+
+    The same for the same seed, round and attempt, and, as the selection asks, the same invitations
+    before or the same server's state.
+    """
     ordered = sorted(candidates)
     if size >= len(ordered):
         return tuple(ordered)
-    rng = np.random.default_rng((schedule.seed, round_id, attempt))
-    chosen = rng.choice(len(ordered), size, replace=False)
-    return tuple(ordered[index] for index in sorted(chosen))
+    rng = np.random.default_rng((schedule.seed, state.round_id, state.attempt))
+    if schedule.selection == "random":
+        chosen = rng.choice(len(ordered), size, replace=False)
+        return tuple(ordered[index] for index in sorted(chosen))
+    shuffled = [ordered[index] for index in rng.permutation(len(ordered))]
+    if schedule.selection == "least_recent":
+        ranked: Iterable[str] = sorted(shuffled, key=lambda one: state.last_invited.get(one, 0))
+    else:
+        ranked = _ranked(schedule, shuffled)
+    return tuple(sorted(islice(ranked, size)))
+
+
+def _ranked(schedule: SynchronousSchedule, shuffled: Sequence[str]) -> Iterable[str]:
+    """As the strategy ranks them; those that it does not name come last."""
+    named = () if schedule.rank is None else schedule.rank(shuffled)
+    known = frozenset(shuffled)
+    return dict.fromkeys((*(one for one in named if one in known), *shuffled))
 
 
 def _is_final(schedule: SynchronousSchedule, round_id: int) -> bool:
@@ -233,7 +256,7 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
         return replace(state, enough_since=since), ()
     total, final = len(state.live), _is_final(schedule, state.round_id)
     size = total if final or schedule.size == "all" else count_of(schedule.size, total)
-    cohort = draw(schedule, state.round_id, 0, state.live, size)
+    cohort = draw(schedule, state, state.live, _invited(schedule, size))
     if schedule.is_drawn is not None and not final:
         cohort = tuple(device_id for device_id in sorted(state.live) if schedule.is_drawn())
         size = len(cohort)
@@ -246,14 +269,26 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
         deadline=now + schedule.deadline_s,
         size=size,
         final=final,
+        last_invited=_noted(state, cohort),
     )
-    return state, (OpenRound(state.round_id, cohort, final),)
+    return state, (OpenRound(state.round_id, cohort, size, final),)
+
+
+def _invited(schedule: SynchronousSchedule, size: int) -> int:
+    """How many are invited so that ``size`` updates come."""
+    return math.ceil(size * schedule.over_selection - 1e-9)  # 1.1 of 10 are 11, not 12
+
+
+def _noted(state: RoundState, invited: Collection[str]) -> Mapping[str, int]:
+    return MappingProxyType({**state.last_invited, **dict.fromkeys(invited, state.round_id)})
 
 
 def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
     by_chance = schedule.is_drawn is not None and not state.final
     reached = by_chance or len(state.delivered) >= _needed_updates(schedule, state)
-    if reached and (now >= state.deadline or not _remaining(schedule, state, now)):
+    surplus = schedule.over_selection > 1 and not state.final
+    full = surplus and len(state.delivered) >= state.size
+    if full or (reached and (now >= state.deadline or not _remaining(schedule, state, now))):
         closing = replace(state, phase=RoundPhase.CLOSING)
         return closing, (_close(closing),)
     if now < state.deadline:
@@ -279,13 +314,14 @@ def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tra
     attempt = state.attempt + 1
     spare = set(state.live) - set(state.cohort)
     remaining = len(state.cohort) - len(lost(schedule, state, now))
-    added = draw(schedule, state.round_id, attempt, spare, max(state.size - remaining, 0))
+    state = replace(state, attempt=attempt)
+    added = draw(schedule, state, spare, max(state.size - remaining, 0))
     state = replace(
         state,
         cohort=tuple(sorted((*state.cohort, *added))),
         deadline=now + schedule.deadline_s,
-        attempt=attempt,
         refused=_NOBODY,
+        last_invited=_noted(state, added),
     )
     needed = _needed_updates(schedule, state)
     return state, (ExtendRound(state.round_id, attempt, added, needed),)

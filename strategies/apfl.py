@@ -77,6 +77,7 @@ DESCRIPTION = replace(
         up=("parameters", "number of examples"),
         personal=("personal model", "its share of the mixture", "buffers of both models"),
     ),
+    partial_work=False,
 )
 _PERSONAL = "personal/" + PARAMS
 _ALPHA = "alpha"

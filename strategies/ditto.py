@@ -70,6 +70,7 @@ DESCRIPTION = Description(
     ),
     tasks=ALL_TASKS,
     takes_aggregator=True,
+    partial_work=True,
 )
 
 

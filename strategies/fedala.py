@@ -48,6 +48,7 @@ DESCRIPTION = Description(
     ),
     tasks=ALL_TASKS,
     takes_aggregator=True,
+    partial_work=True,
 )
 
 

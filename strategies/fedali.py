@@ -107,6 +107,7 @@ DESCRIPTION = Description(
     tasks=ALL_TASKS,
     takes_aggregator=True,
     alignment=True,
+    partial_work=True,
 )
 
 

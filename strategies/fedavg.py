@@ -57,6 +57,7 @@ DESCRIPTION = Description(
     ),
     tasks=ALL_TASKS,
     takes_aggregator=True,
+    partial_work=True,
 )
 
 

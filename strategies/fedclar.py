@@ -93,6 +93,7 @@ DESCRIPTION = replace(
         personal=("after the last round: fine-tuned head", "buffers of the model"),
     ),
     final_fit=True,
+    partial_work=False,
 )
 
 

@@ -78,6 +78,7 @@ DESCRIPTION = replace(
         up=("parameters", "number of examples"),
         personal=("what it has moved in all its rounds", "buffers of the model"),
     ),
+    partial_work=False,
 )
 _MOVED = "moved/"
 _POPULATION = "population"

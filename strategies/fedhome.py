@@ -86,6 +86,7 @@ DESCRIPTION = replace(
     tasks=("classification",),
     final_fit=True,
     features=True,
+    partial_work=False,
 )
 
 

@@ -63,6 +63,7 @@ DESCRIPTION = Description(
     ),
     takes_aggregator=True,
     features=True,
+    partial_work=True,
 )
 
 

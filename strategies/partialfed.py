@@ -87,6 +87,7 @@ DESCRIPTION = replace(
         up=("parameters (mode fix: of the loaded layers)", "number of examples"),
         personal=("own layers", "which layers to load", "buffers of the model"),
     ),
+    partial_work=False,
 )
 
 

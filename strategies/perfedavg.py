@@ -84,6 +84,7 @@ DESCRIPTION = replace(
         up=("parameters", "number of examples"),
         personal=("adapted model", "buffers of the model"),
     ),
+    partial_work=False,
 )
 _BATCHES = {"fo": 2, "hf": 3}
 

@@ -66,6 +66,7 @@ DESCRIPTION = replace(
         up=("parameters", "number of examples"),
         personal=("personal model", "buffers of the model"),
     ),
+    partial_work=False,
 )
 
 

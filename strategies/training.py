@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -199,27 +200,42 @@ def mean_gradient(network: Network, tools: TrainTools, training: Training) -> Te
 
 
 def passes(step: Callable[[ExampleRows], float], tools: TrainTools, training: Training) -> float:
-    """Call ``step`` for every batch of every epoch.
+    """Call ``step`` for every batch of every epoch, or for the first ones (``tools.work``).
 
     Returns:
-        The mean loss over the examples of the last epoch; NaN if there was no batch: no examples,
-        or fewer than the programs take.
+        The mean loss over the examples of the last epoch, as far as it went; NaN if there was no
+        batch: no examples, or fewer than the programs take.
     """
-    loss = math.nan
+    loss, left = math.nan, _most_steps(tools, training)
     for _ in range(training.epochs):
         total, seen = 0.0, 0
-        for rows in batches(len(tools.y), training, tools):
+        for rows in islice(batches(len(tools.y), training, tools), left):
             total += step(rows) * len(rows)
             seen += len(rows)
+            left = None if left is None else left - 1
         loss = total / seen if seen else math.nan
+        if left == 0:
+            break
     return loss
+
+
+def _most_steps(tools: TrainTools, training: Training) -> int | None:
+    """Steps that the share of work allows, at least one; None: all of them."""
+    if tools.work >= 1:
+        return None
+    per_epoch = len(list(_epoch_spans(len(tools.y), training, tools)))
+    return max(1, math.ceil(tools.work * training.epochs * per_epoch - 1e-9))
 
 
 def batches(count: int, training: Training, tools: TrainTools) -> Iterator[ExampleRows]:
     """One epoch in random order, in batches of ``spans``."""
     order = tools.rng.permutation(count)
+    return (order[part] for part in _epoch_spans(count, training, tools))
+
+
+def _epoch_spans(count: int, training: Training, tools: TrainTools) -> Iterator[slice]:
     stop = count - count % training.batch_size if training.drop_last else count
-    return (order[part] for part in spans(stop, training.batch_size, tools.min_batch))
+    return spans(stop, training.batch_size, tools.min_batch)
 
 
 def spans(count: int, size: int, min_batch: int) -> Iterator[slice]:

@@ -7,7 +7,7 @@ Shared tensors travel in payloads and updates; a client's personal tensors stay 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -270,6 +270,8 @@ class TrainTools:
         grad_fns: training programs by objective name, e.g. ``moon``, and ``TASK_LOSS``.
         rng: seeded by federation seed, client and round, so that a rerun gives the same bits.
         min_batch: fewest examples of a step (``Program.min_batch``).
+        work: share of the local training that is to be done, above 0 up to 1; less than 1 only
+            where ``Description.partial_work`` allows it.
     """
 
     name: str
@@ -278,6 +280,7 @@ class TrainTools:
     grad_fns: Mapping[str, GradFn]
     rng: np.random.Generator
     min_batch: int = 1
+    work: float = 1.0
 
     @property
     def can_train(self) -> bool:
@@ -380,6 +383,8 @@ class Description:
         features: devices ask for features (``ClientTools.features``).
         layers: devices ask for the activations of hidden layers (``ClientTools.layers``).
         alignment: the model must have alignment layers (ALP).
+        partial_work: a client may do a part of its local training (``TrainTools.work``): what it
+            sends still means the same, and the server needs to know nothing of it.
     """
 
     name: str
@@ -394,6 +399,7 @@ class Description:
     features: bool = False
     layers: bool = False
     alignment: bool = False
+    partial_work: bool = False
 
 
 ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")
@@ -449,6 +455,10 @@ class Strategy:
         aggregate: the server's state after a round. Permuting updates changes no bit.
         server_model: the global network, or None where the strategy has none.
         private: how differential privacy sums its updates; None: it cannot.
+        rank: from the server's state, candidates of the next round (``cohort.selection =
+            "strategy"``) in the order in which they are to be invited; those that it leaves out
+            come last. They come in an order drawn by the federation's seed: what is stable leaves
+            equals to chance. Pure, as all the rest; None: it has no say.
     """
 
     description: Description
@@ -466,6 +476,7 @@ class Strategy:
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
     server_model: Callable[[ServerState], Network | None]
     private: PrivateForm | None = None
+    rank: Callable[[ServerState, Sequence[str]], Sequence[str]] | None = None
 
 
 Factory = Callable[[Mapping[str, Any], Model], Strategy]

@@ -25,6 +25,10 @@ Word = Annotated[str, msgspec.Meta(max_length=64)]
 """What is kept of a peer fits memory, however many there are."""
 
 
+Condition = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,32}\Z")]
+"""Of a device's owner, for taking part: ``charging``, ``network``, …"""
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
     """Base of all records; the JSON field ``type`` names the record."""
 
@@ -68,8 +72,9 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     ``class_counts``: training samples of each class, only where the announced strategy asks for
     them; their sum is ``num_examples``. ``strategies``: names of those that the device's client can
     do; empty: it does not say, and is taken to know all. ``chunk_bytes``: most data of a chunk that
-    it takes, at least 256; 0: what a packet holds. ``handshake``: where the
-    federation has keys.
+    it takes, at least 256; 0: what a packet holds. ``held``: the owner's conditions that are not
+    met now; a device with any is there and not to be invited. ``handshake``: where the federation
+    has keys.
     """
 
     device_id: Word
@@ -82,6 +87,7 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     class_counts: tuple[int, ...] = ()
     strategies: Annotated[tuple[Word, ...], msgspec.Meta(max_length=256)] = ()
     chunk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    held: Annotated[tuple[Condition, ...], msgspec.Meta(max_length=16)] = ()
     handshake: DeviceHandshake | None = None
 
 
@@ -168,7 +174,8 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     ``deadline_s`` counts from reception, because clocks of devices differ. ``final``: this is the
     fit after the last round. ``update_codec`` and ``update_keep`` (the share that ``topk`` sends):
     how the update is to be encoded. ``scores`` and ``counts``: whether its record is to hold
-    scores, losses and costs, and numbers of examples. ``epoch``: as in the announcement.
+    scores, losses and costs, and numbers of examples. ``work``: the share of the local training
+    that is asked for, above 0 up to 1. ``epoch``: as in the announcement.
     """
 
     task: Literal["train", "finish"]
@@ -184,6 +191,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     update_keep: float = 0.1
     scores: bool = True
     counts: bool = True
+    work: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
 
 

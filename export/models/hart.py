@@ -4,7 +4,9 @@ Sources: Ek, Portet, Lalanda, "Transformer-based Models to Deal with Heterogeneo
 Human Activity Recognition" (arXiv:2209.11750); with ALP: FedAli (arXiv:2411.10595) and its
 published TensorFlow code.
 
-Input (B, 128, 6): columns 0-2 accelerometer, 3-5 gyroscope. Z = 8 tokens of 192 channels.
+Input (B, 128, 6): columns 0-2 accelerometer, 3-5 gyroscope. Z = 8 tokens of 192 channels. With
+``sensors=1`` the input is (B, 128, 3), and that sensor's patches fill all of a token's channels, so
+that everything after them is as it was.
 
 Deviations:
     - The reference overwrites the light-weight convolution's kernel by its softmax before every
@@ -40,7 +42,6 @@ PAPER_PROTOTYPES = (2048, 1024, 512, 256, 128, 64)
 """FedAli's prototype counts, from input to head."""
 
 _GROUPS = 4
-_SENSORS = 2
 _AXES = 3
 
 
@@ -50,6 +51,7 @@ class HartConfig(AlignmentConfig):
 
     Attributes:
         classes: C.
+        sensors: of three axes each: 2, or 1 for an accelerometer alone.
         window: samples per window.
         patch: samples per token.
         width: channels of a token, a multiple of 16.
@@ -70,10 +72,12 @@ class HartConfig(AlignmentConfig):
             (``strategies.training.REWRITTEN``).
 
     Raises:
-        InputError: sizes that do not fit together, or an unknown fidelity or light convolution.
+        InputError: sizes that do not fit together, another number of sensors, or an unknown
+            fidelity or light convolution.
     """
 
     classes: int = 6
+    sensors: int = 2
     window: int = 128
     patch: int = 16
     width: int = 192
@@ -91,6 +95,8 @@ class HartConfig(AlignmentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.sensors not in {1, 2}:
+            raise InputError(f"HART: expected 1 or 2 sensors of 3 axes, got {self.sensors}")
         if self.window % self.patch:
             raise InputError(f"HART: window {self.window} is no multiple of patch {self.patch}")
         if self.width % 16:
@@ -244,7 +250,7 @@ class HartBlock(nn.Module):
 
 
 class Hart(nn.Module):
-    """HART: windows (B, window, 6) float32 → logits (B, classes)."""
+    """HART: windows (B, window, 6) float32 → logits (B, classes); 3 columns for one sensor."""
 
     beta: Tensor | None
 
@@ -252,8 +258,10 @@ class Hart(nn.Module):
         super().__init__()
         self.config = config
         width = config.width
-        self.accelerometer_patches = dense(config.patch * _AXES, width // _SENSORS)
-        self.gyroscope_patches = dense(config.patch * _AXES, width // _SENSORS)
+        self.accelerometer_patches = dense(config.patch * _AXES, width // config.sensors)
+        self.gyroscope_patches = (
+            dense(config.patch * _AXES, width // config.sensors) if config.sensors > 1 else None
+        )
         self.position = nn.Parameter(torch.empty(config.tokens, width).uniform_(-0.05, 0.05))
         generator = generator_beside()
         self.blocks = nn.ModuleList(
@@ -271,11 +279,16 @@ class Hart(nn.Module):
     def patches(self, x: Tensor) -> Tensor:
         """Cut windows (B, window, 6) into patches (B, Z, 6·patch), accelerometer values first."""
         cut = torch.unflatten(x, 1, (self.config.tokens, self.config.patch))
+        if self.gyroscope_patches is None:
+            return cut.flatten(2)
         return torch.cat((cut[..., :_AXES].flatten(2), cut[..., _AXES:].flatten(2)), dim=2)
 
     def embed(self, patches: Tensor) -> Tensor:
         """Project patches (B, Z', 6·patch) to tokens (B, Z', width), without positions."""
-        acceleration, rotation = patches.chunk(_SENSORS, dim=2)
+        if self.gyroscope_patches is None:
+            tokens: Tensor = self.accelerometer_patches(patches)
+            return tokens
+        acceleration, rotation = patches.chunk(2, dim=2)
         return torch.cat(
             (self.accelerometer_patches(acceleration), self.gyroscope_patches(rotation)), dim=2
         )

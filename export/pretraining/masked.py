@@ -57,7 +57,8 @@ class MaskedAutoencoder(nn.Module):
         encoder: the model to pretrain.
         example: one input, (1, …) float32; its shape sizes the decoder.
         masked_share: share of hidden tokens.
-        decoder_width: channels of the decoder, a multiple of 16; None for half the encoder's.
+        decoder_width: channels of the decoder, a multiple of 16; None for half the encoder's,
+            rounded up to such a multiple.
         decoder_kernels: one HART block for each, with that kernel length.
 
     Raises:
@@ -88,7 +89,7 @@ class MaskedAutoencoder(nn.Module):
                 f"{tokens} tokens; some must be hidden and some visible"
             )
         patch_values = encoder.patches(example).shape[2]
-        narrow = decoder_width or width // 2
+        narrow = decoder_width or -(-width // 32) * 16
         config = HartConfig(width=narrow, kernels=decoder_kernels, dropout=0.1)
         self.mask_patch = nn.Parameter(torch.randn(patch_values))
         self.enter = dense(width, narrow)

@@ -39,6 +39,10 @@ def _waiting(figures: Figures) -> str:
     return f"since {figures['since'][11:19]} for {figures['awaited']}{hint}"
 
 
+def _held(figures: Figures) -> str:
+    return f"takes no part for now: {figures['reason']}"
+
+
 def _task(figures: Figures) -> str:
     return f"round {figures['round_id']}: {byte_text(figures['payload_bytes'])} to fetch"
 
@@ -94,6 +98,8 @@ def _short(value: Any) -> str:
 _LINES: dict[str, Callable[[Figures], str]] = {
     "moved": _moved,
     "joined": _joined,
+    "held": _held,
+    "free": lambda _figures: "may take part again",
     "waiting": _waiting,
     "task": _task,
     "trained": _trained,

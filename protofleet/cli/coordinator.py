@@ -117,6 +117,8 @@ def status(file: Path, *, as_json: bool) -> None:
         click.echo(f"{name}: {_updates(found)}{_missing(found)}")
     for refusal in found.refused:
         click.echo(f"not invited: {printable(refusal.reason)}")
+    for hold in found.held:
+        click.echo(f"held: {hold.device_id}: {', '.join(hold.conditions)}")
 
 
 @coordinator.command()
@@ -283,7 +285,8 @@ def _since(found: Status) -> str:
 
 
 def _updates(found: Status) -> str:
-    return f"{len(found.delivered)} of {len(found.cohort)} updates"
+    enough = f", {found.size} suffice" if found.size < len(found.cohort) else ""
+    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}"
 
 
 def _missing(found: Status) -> str:

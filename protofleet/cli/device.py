@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from protofleet.cli._broker import broker_options
+from protofleet.cli._policy import policy, policy_options
 from protofleet.cli._process import start_process
 from protofleet.cli._store import program_options
 from protofleet.cli._trust import trusted_keys
@@ -60,6 +61,7 @@ device.add_command(enroll)
 device.add_command(export_model)
 device.add_command(invite)
 device.add_command(list_)
+device.add_command(policy)
 device.add_command(predict)
 device.add_command(prepare)
 device.add_command(record)
@@ -116,6 +118,7 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Never send numbers of examples; strategies that need those of classes then wait.",
 )
 @click.option("--stay", is_flag=True, help="Wait for another run when the federation has finished.")
+@policy_options
 @_data_options
 def join(
     *,
@@ -128,6 +131,8 @@ def join(
     no_scores: bool,
     no_counts: bool,
     stay: bool,
+    policy_file: Path | None,
+    conditions: dict[str, Any],
     threads: int,
     as_json: bool,
     **source: Any,
@@ -154,6 +159,8 @@ def join(
         trusted=trusted,
         sends=Sends(scores=not no_scores, counts=not no_counts),
         stays=stay,
+        policy=policy_file,
+        conditions=conditions,
     )
     data = _load(source, trusted, pooled, later)
     status = run_device(options, data, _report_json if as_json else _report_line)

@@ -51,7 +51,6 @@ _Command = Callable[..., None]
 def _chosen(command: _Command) -> _Command:
     """What ``run`` and ``table`` have in common."""
     options = (
-        click.argument("name", metavar="FILE_OR_NAME"),
         click.option("--out", type=_FOLDER, help="Folder of the results; default: runs/NAME."),
         click.option(
             "--seeds", callback=_integers, metavar="1,2", help="Instead of the file's; any will do."
@@ -106,6 +105,7 @@ def list_(*, data_root: Path | None, check_data: bool, as_json: bool) -> None:
 
 
 @experiment.command()
+@click.argument("name", metavar="FILE_OR_NAME")
 @_chosen
 @_data_root
 @click.option(
@@ -181,41 +181,79 @@ def run(
 
 
 @experiment.command()
+@click.argument("names", metavar="FILE_OR_NAME...", nargs=-1, required=True)
 @_chosen
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option(
     "--plot",
     type=_FILE,
     callback=writable_picture,
-    help="Also draw curves to FILE, .png or .svg, and bars beside it.",
+    help="Also draw curves to FILE, .png or .svg, and bars beside it; of several experiments "
+    "scores over bytes.",
+)
+@click.option(
+    "--page",
+    type=_FILE,
+    callback=writable,
+    help="Of several experiments: write their page to FILE (docs/choosing.md is made so).",
 )
 def table(
     *,
-    name: str,
+    names: tuple[str, ...],
     out: Path | None,
     seeds: tuple[int, ...] | None,
     methods: tuple[str, ...],
     json_file: Path | None,
-    as_markdown: bool,
-    plot: Path | None,
+    page: Path | None,
+    **shown: Any,
 ) -> None:
-    """Print the table of what 'run' has stored so far, without training anything."""
+    r"""Print the table of what 'run' has stored so far, without training anything.
+
+    Of several experiments, or of a folder of them such as 'choosing', what they say together:
+    scores at equal rounds and at equal bytes, costs, and which method to take when. Their results
+    are looked for in OUT/NAME.
+
+    \b
+    The page of all methods:
+      protofleet experiment table choosing --page choosing.md --plot choosing.png
+    """
+    from protofleet.cli._overview import compare
+    from protofleet.errors import InputError
+    from protofleet.experiments.config import expanded, find, load_experiment
+
+    together = {name: load_experiment(find(name)) for name in expanded(names)}
+    known = {method.label for one in together.values() for method in one.methods}
+    if unknown := [label for label in methods if label not in known]:
+        raise InputError(f"method '{unknown[0]}': unknown; expected one of {', '.join(known)}")
+    if len(together) > 1:
+        asked = {
+            name: _narrowed(one, seeds, tuple(set(methods) & {m.label for m in one.methods}))
+            for name, one in together.items()
+        }
+        command = f"protofleet experiment table {' '.join(names)}"
+        compare(asked, out or Path("runs"), command, json_file=json_file, page=page, **shown)
+        return
+    if page is not None:
+        raise click.UsageError("--page is for several experiments; print one with --markdown")
+    ((name, whole),) = together.items()
+    _show_one(name, _narrowed(whole, seeds, methods), out, json_file=json_file, **shown)
+
+
+def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> None:
     from rich.console import Console
 
     from protofleet.errors import InputError
-    from protofleet.experiments.config import find, load_experiment
+    from protofleet.experiments.config import find
     from protofleet.experiments.store import load_results
 
-    path = find(name)
-    asked = _narrowed(load_experiment(path), seeds, methods)
-    folder = out or _default_folder(path)
+    folder = out or _default_folder(find(name))
     results = load_results(folder, asked)
     if not results:
         raise InputError(
             f"results '{folder}': expected runs of '{name}', found none; "
             f"make them with: protofleet experiment run {name}"
         )
-    _conclude(asked, results, Console(), json_file=json_file, plot=plot, as_markdown=as_markdown)
+    _conclude(asked, results, Console(), **shown)
 
 
 @experiment.command()

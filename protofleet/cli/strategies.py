@@ -68,4 +68,6 @@ def _describe(item: Description) -> str:
         rows["devices register"] = "training samples of each class"
     if item.final_fit:
         rows["final fit"] = "after the last round, on every device; scored, not aggregated"
+    if item.partial_work:
+        rows["less work"] = "a slow device may do a part of its local training"
     return "\n".join((click.style(item.name, bold=True), *in_rows(rows, indent=2)))

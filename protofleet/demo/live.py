@@ -61,6 +61,11 @@ class LiveView:
         if event["reason"] != "left":
             self._console.print(f"  {event['device_id']} is gone ({event['reason']})")
 
+    def _on_device_held(self, event: dict[str, Any]) -> None:
+        self._live = event["live"]
+        conditions = ", ".join(event["conditions"])
+        self._console.print(f"  {event['device_id']} may not take part: {conditions}")
+
     def _on_device_refused(self, event: dict[str, Any]) -> None:
         self._console.print(f"  {event['device_id']} refused: {event['reason']}")
 

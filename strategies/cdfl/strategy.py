@@ -190,6 +190,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         check=partial(_check, context),
         aggregate=partial(_aggregate, context),
         server_model=partial(_server_model, context),
+        rank=partial(_rank, context),
     )
 
 
@@ -219,6 +220,11 @@ def _downlink(context: _Context, state: ServerState, client_id: str) -> Payload:
     tensors = {name: state.tensors[name] for name in context.network.shapes}
     tensors[UPLOADS] = _FLAGS[is_asked(context.settings, state.tensors, client_id)]
     return Payload(round_id=state.round_id + 1, tensors=tensors)
+
+
+def _rank(context: _Context, state: ServerState, candidates: Sequence[str]) -> Sequence[str]:
+    """The next uploaders first: a round without any of them changes nothing."""
+    return sorted(candidates, key=lambda one: not is_asked(context.settings, state.tensors, one))
 
 
 def _client_update(

@@ -92,7 +92,7 @@ def test_rounds_that_devices_have_finished_since_are_given_up_by_wish(open_feder
     assert fed.state.round_id == 5
     with Ledger(tmp_path / "other", fed.plan.identity) as ledger:
         # Rounds 1, 4 and 5; of 2 and 3 it cannot be known.
-        assert ledger.most_invitations() == 5
+        assert ledger.devices.most_invitations() == 5
 
 
 def test_a_backup_beside_a_coordinator_in_a_hurry_is_of_one_commit(tiny, tmp_path):

@@ -87,8 +87,8 @@ def _run(folder: Path, schedule: SynchronousSchedule = _FINAL) -> None:
 
 def _perform(ledger: Ledger, server: ServerState, state: RoundState, action: ScheduleAction):
     match action:
-        case OpenRound(round_id, cohort, final):
-            ledger.open_round(round_id, cohort, 0.0, final=final)
+        case OpenRound(round_id, cohort, size, final):
+            ledger.open_round(round_id, cohort, 0.0, size=size, final=final)
             delivering = cohort
         case Invite(client_id):
             delivering = (client_id,)
@@ -191,8 +191,8 @@ def test_a_final_fit_leaves_the_tensors_and_is_told_apart(ram_path):
     without, found = _outcome(ram_path / "without"), _outcome(ram_path / "with")
     assert found[1] == without[1]
     assert [(done.round_id, done.final) for done in found[2]] == [(1, False), (2, False), (3, True)]
-    assert found[4] == RoundState(round_id=4, final=True)
-    assert without[4] == RoundState(round_id=3)
+    assert found[4] == RoundState(round_id=4, final=True, last_invited=dict.fromkeys(_CLIENTS, 3))
+    assert without[4] == RoundState(round_id=3, last_invited=dict.fromkeys(_CLIENTS, 2))
 
 
 def test_updates_have_the_class_counts_of_their_acceptance(tmp_path):

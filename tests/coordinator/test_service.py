@@ -22,7 +22,7 @@ from protofleet.coordinator.ledger_rows import Totals
 from protofleet.coordinator.status import read_status
 from protofleet.errors import UnavailableError
 from protofleet.federation.coding import decode_payload, initial_tensors
-from protofleet.federation.schedule import RoundPhase
+from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.settings import CodecSettings, CohortSettings, RoundSettings
 from protofleet.federation.synchronous import draw
 from protofleet.strategies.types import ServerState
@@ -398,11 +398,16 @@ def test_a_silent_device_that_is_heard_again_is_invited_again(open_federation, h
 _SAMPLED = {"rounds": 2, "cohort": CohortSettings(minimum=3, size=2)}
 
 
+def _drawn(plan, round_id):
+    schedule = plan.schedule(plan.server_init)
+    return draw(schedule, RoundState(round_id=round_id), "abc", 2)
+
+
 def test_a_restart_goes_on_with_the_same_cohort_and_gives_the_same_bits(open_federation):
     """Killed with one of two updates: only the other member is asked again, whoever else comes."""
     straight = open_federation(name="straight", **_SAMPLED)
     present = [straight.online(device_id) for device_id in "abc"]
-    one, two = (draw(straight.plan.schedule(), round_id, 0, "abc", 2) for round_id in (1, 2))
+    one, two = (_drawn(straight.plan, round_id) for round_id in (1, 2))
     begin = straight.delivers(one[0])
     rest = [
         *straight.delivers(one[1]),

@@ -85,6 +85,22 @@ def test_pool_is_normalised_by_one_scalar_per_sensor(data_root, people):
     assert np.abs(pool.x - expected).max() < 1e-4
 
 
+def test_the_accelerometer_alone_has_the_scale_that_it_has_beside_the_gyroscope(data_root):
+    alone = ucihar.ucihar_pool(data_root, channels="accelerometer")
+    assert np.array_equal(alone.x, ucihar.ucihar_pool(data_root).x[:, :, :3])
+
+
+def test_standardised_people_have_mean_zero_and_deviation_one_everywhere(data_root, people):
+    x = ucihar.ucihar_pool(data_root, channels="accelerometer", normalise="person").x
+    assert x.shape == (10299, 128, 3)
+    for subject in (1, 30):
+        mine = x[people.subject == subject].astype(np.float64)
+        assert np.abs(mine.mean(axis=0)).max() < 1e-5
+        assert np.abs(mine.std(axis=0) - 1).max() < 1e-5
+        raw = people.of(subject).x[:, 17, 2].astype(np.float64)
+        assert np.abs(mine[:, 17, 2] - (raw - raw.mean()) / raw.std()).max() < 1e-5
+
+
 def test_absent_zip_says_what_to_put_where(tmp_path):
     with pytest.raises(MissingDataError, match=r"put the published 'UCI HAR Dataset\.zip' at"):
         ucihar.load_ucihar(tmp_path)

@@ -132,6 +132,7 @@ class Device:
         self.programs = open_programs(self.bundle)
         self.data = LocalData(own=_own(1), later=((5, _own(3, 25)),))
         self.reports = []
+        self.participation = None
 
     def play(self, *steps, kind=Learner, told=True, stays=False):
         """A process of the device, killed when the script is through.
@@ -170,6 +171,7 @@ class Device:
             lambda *report: self.reports.append(report),
             who,
             stays=self._stays,
+            participation=self.participation,
         )
         return self.agent
 

@@ -40,22 +40,22 @@ class _HeldLearner(Learner):
 
     held = False
 
-    def train(self, strategy, state, payload, *, seed):
+    def train(self, strategy, state, payload, *, seed, work):
         if not self.held:
             self.held = True
             assert self.cancelled.wait(20)
-        return super().train(strategy, state, payload, seed=seed)
+        return super().train(strategy, state, payload, seed=seed, work=work)
 
 
 class _DeafLearner(_HeldLearner):
     """Its first round is cancelled too late: after its last step."""
 
-    def train(self, strategy, state, payload, *, seed):
+    def train(self, strategy, state, payload, *, seed, work):
         if not self.held:
             self.held = True
             assert self.cancelled.wait(20)
             self.cancelled.clear()
-        return super().train(strategy, state, payload, seed=seed)
+        return super().train(strategy, state, payload, seed=seed, work=work)
 
 
 def _bits(state):
@@ -231,8 +231,8 @@ def test_a_round_that_diverges_is_refused_and_the_device_goes_on(device, name, s
 
 def test_model_buffers_that_are_not_finite_are_not_committed(device):
     class Buffers(Learner):
-        def train(self, strategy, state, payload, *, seed):
-            state, update = super().train(strategy, state, payload, seed=seed)
+        def train(self, strategy, state, payload, *, seed, work):
+            state, update = super().train(strategy, state, payload, seed=seed, work=work)
             variance = np.array([1, np.nan, np.inf], np.float32)
             tensors = {**state.tensors, "state/norm.running_var": variance}
             return replace(state, tensors=tensors), update
@@ -295,10 +295,10 @@ def test_what_shows_only_in_training_is_told_and_the_device_stays(device, error,
     """Such as boxes that its data have not: the round does not wait for it."""
 
     class Unable(Learner):
-        def train(self, strategy, state, payload, *, seed):
+        def train(self, strategy, state, payload, *, seed, work):
             if payload.round_id == 1:
                 raise error
-            return super().train(strategy, state, payload, seed=seed)
+            return super().train(strategy, state, payload, seed=seed, work=work)
 
     device.play(CONNECTED, device.round(), device.round(2), kind=Unable)
     assert device.answers() == ["done", "strategy", "done"]
@@ -421,9 +421,9 @@ def test_a_final_fit_is_trained_as_one(device):
     seen = []
 
     class Spy(Learner):
-        def train(self, strategy, state, payload, *, seed):
+        def train(self, strategy, state, payload, *, seed, work):
             seen.append((payload.final, seed))
-            return super().train(strategy, state, payload, seed=seed)
+            return super().train(strategy, state, payload, seed=seed, work=work)
 
     ends = device.announced(round_id=1, rounds=1)
     device.play(CONNECTED, ends, device.round(2, final=True), kind=Spy)

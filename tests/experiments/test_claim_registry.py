@@ -84,11 +84,16 @@ def test_rows_are_every_measure_of_every_section():
         ("", "`sections`: expected at least one"),
         (_SECTION + 'measures = ["bytes"]\n', "none for bytes"),
         (_SECTION + 'measures = ["rounds_to"]\n', "`target`: expected one for `rounds_to`"),
+        (_SECTION + 'measures = ["recovery"]\n', "`recovery`: expected `[dynamic]` in one"),
         (_SECTION + 'measures = ["last", "rounds_to"]\n', "differences or ratios, got both"),
         (_SECTION + "paper = {global = 1.0}\n", "no 'global' in `sections`"),
         ('measures = ["uplink"]\nthreshold = 0.0\n', "a ratio above 0"),
         ('sections = ["loss", "personalisation"]\n', "a comparison of its own for 'loss'"),
         (_SECTION + "papers = 1.0\n", "papers"),
+        (
+            'sections = ["personalisation", "global"]\nelsewhere = {HHAR = 1.0}\n',
+            "`elsewhere`: expected a single section",
+        ),
     ],
 )
 def test_a_wrong_comparison_is_refused_with_the_field(folder, more, told):

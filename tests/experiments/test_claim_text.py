@@ -8,7 +8,7 @@ from paired_runs import a_run, store_runs, write_files
 from rich.console import Console
 
 from protofleet.experiments.claim_registry import load_claims
-from protofleet.experiments.claim_results import ClaimResult, progress_of, result_of
+from protofleet.experiments.claim_results import ClaimResult, digests_of, progress_of, result_of
 from protofleet.experiments.claim_text import page, show, show_progress, verdict_text
 from protofleet.experiments.config import FOLDER
 
@@ -31,11 +31,12 @@ def test_the_page_has_the_claim_its_setting_figures_and_verdict(result):
     assert (
         "| [fedx-better](#fedx-better): A scores higher than B. | Table 1: +2 | digits | "
         "A - B, personalisation, last round | +2.00 [-0.48, +4.48] | not decided; above +4.48 is "
-        "excluded; the paper's is inside | `protofleet experiment claims fedx-better` |"
+        "excluded; the paper: +2.00 (inside); elsewhere +5.00 (outside) | "
+        "`protofleet experiment claims fedx-better` |"
     ) in text
     assert (
         "| A - B, personalisation, last round | 62.00 / 60.00 | +2.00 [-0.48, +4.48] | "
-        "+2.00, inside | 3/3 | not decided; above +4.48 is excluded |"
+        "+2.00 (inside); elsewhere +5.00 (outside) | 3/3 | not decided; above +4.48 is excluded |"
     ) in text
     assert (
         "| A - B, loss, last round | 0.250 / 0.500 | -0.250 [-0.250, -0.250] | - | 3/3 | "
@@ -87,5 +88,7 @@ def test_the_committed_page_is_made_of_the_committed_figures():
     drawn = {path.stem.removeprefix("claims-"): path for path in docs.glob("images/claims-*.png")}
     pictures = {key: path.relative_to(docs).as_posix() for key, path in drawn.items()}
     assert (docs / "claims.md").read_text() == page(results, pictures)
-    assert [one.id for one in results] == [one.claim.id for one in load_claims()]
+    claims = load_claims()
+    assert [one.id for one in results] == [one.claim.id for one in claims]
+    assert [one.digests for one in results] == [digests_of(one.experiment) for one in claims]
     assert drawn.keys() <= {one.id for one in results}

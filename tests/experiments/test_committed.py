@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.datasets import catalogue
+from protofleet.datasets import catalogue, ucihar
 from protofleet.datasets.federate import Iid, federate
 from protofleet.errors import InputError
 from protofleet.experiments.config import Experiment, Method, committed, find, load_experiment
@@ -30,6 +30,8 @@ PAPERS = {"cdfl", "fedala", "fedali", "fedhp", "fedsub"}
 OURS = {"all", "codecs", "hostile", "privacy"}
 CLAIMS = "claims"
 """The folder of experiments that measure papers' claims, of any paper."""
+CHOOSING = "choosing"
+"""The folder of experiments with every method that fits a data set."""
 
 # Classes and shape of an example, as docs/data.md has them.
 FORMS = {
@@ -64,6 +66,11 @@ def _form(experiment: Experiment) -> tuple[int, tuple[int, ...]]:
     classes, shape = FORMS[source.name]
     if source.options.get("combined_classes"):
         classes = 9
+    if experiment.classes == "union":
+        named = [name for one in experiment.data for name in one.rename.values()]
+        classes = len({*named, *(ucihar.CLASSES if source.name == "ucihar" else ())})
+    if source.options.get("channels") == "accelerometer":
+        shape = (*shape[:-1], 3)
     return classes, (source.options["length"],) if "length" in source.options else shape
 
 
@@ -118,7 +125,7 @@ def _initial(module: torch.nn.Module, classes: int, shape: tuple[int, ...]) -> M
 
 def test_every_paper_has_experiments_at_full_size_and_small_ones():
     assert {name.split("/")[0] for name in SMALL} == PAPERS | OURS
-    assert {name.split("/")[0] for name in set(NAMES) - set(SMALL)} == PAPERS | {CLAIMS}
+    assert {name.split("/")[0] for name in set(NAMES) - set(SMALL)} == PAPERS | {CLAIMS, CHOOSING}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,6 +9,7 @@ from paired_runs import a_run
 
 from protofleet.errors import InputError
 from protofleet.experiments.claim_registry import Comparison
+from protofleet.experiments.claim_text import verdict_text
 from protofleet.experiments.comparisons import (
     Estimate,
     compare,
@@ -17,7 +18,7 @@ from protofleet.experiments.comparisons import (
     ratio,
     verdict_of,
 )
-from protofleet.experiments.config import ScoreSettings
+from protofleet.experiments.config import Dynamic, ScoreSettings
 
 SETTINGS = ScoreSettings(metric="accuracy", sections=("personalisation",))
 RNG = np.random.default_rng(5)
@@ -96,10 +97,11 @@ def test_too_few_values_have_no_interval():
         difference([1.0], [2.0])
 
 
-def compared(*runs, asked=3, settings=SETTINGS, **fields):
+def compared(*runs, asked=3, settings=SETTINGS, dynamic=None, **fields):
     by_label = {label: [run for run in runs if run.label == label] for label in "AB"}
     fields.setdefault("sections", ("personalisation",))
-    return list(compare(Comparison(method="A", against="B", **fields), by_label, settings, asked))
+    comparison = Comparison(method="A", against="B", **fields)
+    return list(compare(comparison, by_label, settings, asked, dynamic))
 
 
 def test_only_seeds_that_both_have_are_paired():
@@ -146,6 +148,25 @@ def test_a_final_fit_is_the_last_score():
     assert found.pairs[0].value == pytest.approx(80)
 
 
+def test_recovery_is_the_mean_from_the_first_return_on_without_the_final_fit():
+    """With a class back every two rounds, from round 3 on."""
+    (found,) = compared(
+        a_run("A", 1, [0.1, 0.9, 0.5, 0.7], final=1.0),
+        a_run("B", 1, [0.9, 0.1, 0.4, 0.6]),
+        measures=("recovery",),
+        dynamic=Dynamic(every=2),
+    )
+    (pair,) = found.pairs
+    assert (pair.value, pair.other) == (pytest.approx(60), pytest.approx(50))
+    (found,) = compared(
+        a_run("A", 1, [0.1]),
+        a_run("B", 1, [0.9]),
+        measures=("recovery",),
+        dynamic=Dynamic(every=2),
+    )
+    assert found.verdict == "not measured"
+
+
 def test_equal_bytes_stop_the_dearer_method_where_the_cheaper_ends():
     """A moves 1 kB a round and client for 3 rounds, B 1.5 kB: two rounds of B fit into 3 kB."""
     (found,) = compared(
@@ -168,10 +189,14 @@ def test_some_bytes_more_in_a_rounds_record_cost_no_round():
 
 
 def test_where_no_round_fits_equal_bytes_there_is_no_figure():
-    (found,) = compared(
-        a_run("A", 1, [0.5]), a_run("B", 1, [0.9], up=9000), measures=("equal_bytes",)
+    runs = [a_run("A", seed, [0.5]) for seed in (1, 2)]
+    runs += [a_run("B", seed, [0.9], up=9000) for seed in (1, 2)]
+    (found,) = compared(*runs, measures=("equal_bytes",), asked=2)
+    assert (found.verdict, found.estimate) == ("not measured", None)
+    assert found.averages == (pytest.approx(50), None)
+    assert verdict_text(found) == (
+        "not measured: not even one round of B is within the other's bytes"
     )
-    assert found.verdict == "not measured"
 
 
 def test_rounds_to_a_target_are_divided_and_averaged_as_medians():

@@ -108,6 +108,32 @@ def test_hart_is_its_description(prototypes):
     assert [len(block.convolution.kernel[0]) for block in model.blocks] == [3, 7, 15, 31, 31, 31]
 
 
+@pytest.mark.parametrize("prototypes", [(), (8, 4)], ids=["plain", "with ALP"])
+def test_hart_of_one_sensor_is_that_of_two_with_the_same_axes_twice(prototypes):
+    """The patches of one sensor fill the channels that two share; all else is as it was."""
+    settings = {"kernels": (3, 7), "width": 32, "head_width": 16, "prototypes": prototypes}
+    torch.manual_seed(4)
+    one = build_model("hart", sensors=1, **settings).double().eval()
+    two = build_model("hart", **settings).double().eval()
+    patches = "accelerometer_patches.", "gyroscope_patches."
+    tensors = {n: v for n, v in one.state_dict().items() if not n.startswith(patches)}
+    for part in ("weight", "bias"):
+        halves = one.get_parameter(patches[0] + part).detach().chunk(2)
+        tensors |= {prefix + part: half for prefix, half in zip(patches, halves, strict=True)}
+    two.load_state_dict(tensors)
+    x = torch.randn(5, 128, 3, dtype=torch.float64)
+    torch.testing.assert_close(one(x), two(torch.cat((x, x), dim=2)), rtol=1e-12, atol=1e-12)
+    assert set(two.state_dict()) - set(one.state_dict()) == {
+        "gyroscope_patches.weight",
+        "gyroscope_patches.bias",
+    }
+
+
+def test_another_number_of_sensors_is_refused():
+    with pytest.raises(InputError, match="expected 1 or 2 sensors of 3 axes, got 3"):
+        build_model("hart", sensors=3)
+
+
 class _Convolved(torch.nn.Module):
     """The convolution alone, tokens of 16 channels, and a linear layer on all it gives."""
 

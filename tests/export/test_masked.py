@@ -40,6 +40,21 @@ def test_the_masked_autoencoder_hides_five_of_eight_tokens():
     assert seen == [(3, 3, 32)]
 
 
+def test_the_decoder_s_width_is_a_multiple_of_16_for_every_encoder():
+    for width, narrow in ((32, 16), (48, 32), (192, 96)):
+        model = build_model("hart", **{**HART, "width": width})
+        autoencoder = MaskedAutoencoder(model, torch.zeros(1, 128, 6))
+        assert autoencoder.enter.out_features == narrow
+        assert torch.isfinite(autoencoder(torch.randn(2, 128, 6)))
+
+
+def test_one_sensor_is_reconstructed_too():
+    model = build_model("hart", sensors=1, **HART)
+    autoencoder = MaskedAutoencoder(model, torch.zeros(1, 128, 3))
+    assert autoencoder.leave[1].out_features == 16 * 3
+    assert torch.isfinite(autoencoder(torch.randn(2, 128, 3)))
+
+
 def test_the_masked_loss_is_the_squared_error_on_hidden_patches_alone():
     model = build_model("hart", **HART).eval()
     autoencoder = MaskedAutoencoder(model, torch.zeros(1, 128, 6)).eval()

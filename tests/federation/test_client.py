@@ -52,7 +52,8 @@ class _Learner:
         self.model = model
         self.log = []
 
-    def train(self, strategy, state, payload, *, seed):
+    def train(self, strategy, state, payload, *, seed, work):
+        assert work == 1
         self.log.append(("train", strategy, payload.round_id, payload.final, seed))
         rng = np.random.default_rng(payload.round_id)
         tensors = {

@@ -190,11 +190,11 @@ def test_secretly_drawn_cohorts_may_be_empty_and_nobody_is_substituted(tiny):
     record = plan.privacy.record(plan.server_init(), 1)
     assert record.epsilon == pytest.approx(sampled_epsilon(2.0, 0.25, 1, 1e-3))
     tosses = iter([False, True, False, False])
-    schedule = replace(plan.schedule(), is_drawn=lambda: next(tosses), minimum=3)
+    schedule = replace(plan.schedule(plan.server_init), is_drawn=lambda: next(tosses), minimum=3)
     state = RoundState()
     for name in "abc":
         state, actions = schedule.step(state, DeviceAppeared(name), 0.0)
-    assert actions == (OpenRound(1, ("b",), False),)  # noqa: FBT003 - the action's own order
+    assert actions == (OpenRound(1, ("b",), 1, False),)  # noqa: FBT003 - the action's own order
     assert schedule.step(state, Tick(), 1.0)[1] == ()
     closed, actions = schedule.step(state, Tick(), schedule.deadline_s)
     assert actions == (CloseRound(1, (), False),)  # noqa: FBT003 - as above
@@ -203,7 +203,7 @@ def test_secretly_drawn_cohorts_may_be_empty_and_nobody_is_substituted(tiny):
     state = RoundState()
     for name in "abc":
         state, actions = nobody.step(state, DeviceAppeared(name), 0.0)
-    assert actions == (OpenRound(1, (), False),)  # noqa: FBT003 - as above
+    assert actions == (OpenRound(1, (), 0, False),)  # noqa: FBT003 - as above
     assert nobody.step(state, Tick(), 0.1)[1] == (CloseRound(1, (), False),)  # noqa: FBT003
 
 

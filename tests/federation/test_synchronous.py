@@ -53,7 +53,7 @@ def test_a_round_opens_when_the_minimum_is_live():
     )
     assert (state.phase, actions) == (RoundPhase.WAITING, [])
     state, actions = _SCHEDULE.step(state, DeviceAppeared("c"), 3.0)
-    assert actions == (OpenRound(1, ("a", "b", "c")),)
+    assert actions == (OpenRound(1, ("a", "b", "c"), 3),)
     assert state.deadline == 103.0
 
 
@@ -71,7 +71,7 @@ def test_while_the_operator_pauses_the_open_round_ends_and_no_other_opens():
     assert (state.phase, state.round_id, state.paused) == (RoundPhase.WAITING, 2, True)
     assert _SCHEDULE.resume(state, 0.0)[0].paused
     _, actions = _SCHEDULE.step(state, Resume(), 501.0)
-    assert actions == (OpenRound(2, ("a", "b", "c")),)
+    assert actions == (OpenRound(2, ("a", "b", "c"), 3),)
 
 
 def test_the_first_round_waits_for_stragglers_and_later_ones_do_not():
@@ -81,7 +81,7 @@ def test_the_first_round_waits_for_stragglers_and_later_ones_do_not():
     )
     assert actions == []
     state, actions = _play(schedule, (5.0, Tick()), state=state)
-    assert actions == [OpenRound(1, ("a", "b"))]
+    assert actions == [OpenRound(1, ("a", "b"), 2)]
     state, actions = _play(
         schedule,
         (6.0, UpdateStored("a")),
@@ -89,7 +89,7 @@ def test_the_first_round_waits_for_stragglers_and_later_ones_do_not():
         (6.1, StateCommitted()),
         state=state,
     )
-    assert actions == [CloseRound(1, ("a", "b")), OpenRound(2, ("a", "b"))]
+    assert actions == [CloseRound(1, ("a", "b")), OpenRound(2, ("a", "b"), 2)]
 
 
 def test_a_round_closes_when_all_updates_are_in_and_the_last_one_finishes():
@@ -240,7 +240,7 @@ def _last_round_done(schedule=_FINAL):
 def test_after_the_last_round_every_live_device_makes_one_more_fit():
     """The sampled size does not bound it; its close and its end say what it was."""
     state, actions = _last_round_done()
-    assert actions == [OpenRound(2, ("a", "b", "c", "d"), final=True)]
+    assert actions == [OpenRound(2, ("a", "b", "c", "d"), 4, final=True)]
     assert (state.final, state.size) == (True, 4)
     state, actions = _play(_FINAL, *[(3.0, UpdateStored(d)) for d in "abcd"], state=state)
     assert actions == [CloseRound(2, ("a", "b", "c", "d"), final=True)]
@@ -279,7 +279,7 @@ def test_a_final_fit_is_resumed_as_what_it_was():
     state, actions = _FINAL.resume(RoundState(round_id=2), 0.0)
     assert (state.phase, actions) == (RoundPhase.WAITING, ())
     _, actions = _play(_FINAL, *[(1.0, DeviceAppeared(d)) for d in "ab"], state=state)
-    assert actions == [OpenRound(2, ("a", "b"), final=True)]
+    assert actions == [OpenRound(2, ("a", "b"), 2, final=True)]
 
 
 def test_updates_are_welcome_from_cohort_members_of_the_open_round_once():
@@ -296,13 +296,103 @@ def test_updates_are_welcome_from_cohort_members_of_the_open_round_once():
     assert _SCHEDULE.refusal(state, "x", 1).rule == "cohort"
 
 
+def _cohorts(schedule, names):
+    return [draw(schedule, RoundState(round_id=r), names, 3) for r in range(1, 30)]
+
+
+_SURPLUS = replace(_SCHEDULE, size=4, minimum=8, over_selection=1.5)
+
+
+def test_more_are_invited_than_needed_and_the_round_closes_when_enough_are_in():
+    state, actions = _opened(_SURPLUS, "abcdefgh")
+    (opened,) = actions[-1:]
+    assert (opened.size, len(opened.cohort)) == (4, 6)
+    first = opened.cohort[:4]
+    state, actions = _play(_SURPLUS, *[(1.0, UpdateStored(d)) for d in first[:3]], state=state)
+    assert actions == []
+    state, actions = _play(_SURPLUS, (1.0, UpdateStored(first[3])), state=state)
+    assert actions == [CloseRound(1, first)]
+    assert _SURPLUS.refusal(state, opened.cohort[4], 1).rule == "round"
+
+
+def test_the_surplus_stands_in_for_those_who_drop_out():
+    state, actions = _opened(_SURPLUS, "abcdefgh")
+    cohort = actions[-1].cohort
+    gone = [(1.0, DeviceDeparted(d)) for d in cohort[:2]]
+    _, actions = _play(_SURPLUS, *gone, *[(2.0, UpdateStored(d)) for d in cohort[2:]], state=state)
+    assert actions == [CloseRound(1, cohort[2:])]
+
+
+def test_of_a_tenth_more_than_ten_eleven_are_invited_and_no_more_than_are_there():
+    schedule = replace(_SCHEDULE, size=10, minimum=20, over_selection=1.1)
+    _, actions = _opened(schedule, [f"d{i}" for i in range(20)])
+    assert len(actions[-1].cohort) == 11
+    _, actions = _opened(replace(schedule, minimum=10), [f"d{i}" for i in range(10)])
+    assert (len(actions[-1].cohort), actions[-1].size) == (10, 10)
+
+
+def test_a_final_fit_invites_everybody_and_waits_for_everybody():
+    schedule = replace(_SURPLUS, rounds=1, final_fit=True, size=2, minimum=4)
+    state = RoundState(round_id=2, warmed_up=True)
+    state, actions = _play(schedule, *[(0.0, DeviceAppeared(d)) for d in "abcd"], state=state)
+    cohort = actions[-1].cohort
+    assert (actions[-1].final, actions[-1].size) == (True, len(cohort))
+    _, actions = _play(schedule, *[(1.0, UpdateStored(d)) for d in cohort[:-1]], state=state)
+    assert actions == []
+
+
+def _rounds(schedule, names, count, state=None):
+    """The cohorts of rounds in which everybody delivers."""
+    state, actions = _play(schedule, *[(0.0, DeviceAppeared(d)) for d in names], state=state)
+    cohorts = []
+    while len(cohorts) < count:
+        (opened,) = [action for action in actions if isinstance(action, OpenRound)]
+        cohorts.append(opened.cohort)
+        stored = [(1.0, UpdateStored(d)) for d in opened.cohort]
+        state, actions = _play(schedule, *stored, (1.0, StateCommitted()), state=state)
+    return cohorts
+
+
+def test_least_recent_invites_every_device_once_before_any_twice():
+    schedule = replace(_SCHEDULE, rounds=100, size=4, minimum=12, selection="least_recent")
+    names = [f"d{i}" for i in range(12)]
+    cohorts = _rounds(schedule, names, 9)
+    for turn in range(3):
+        assert sorted(sum(cohorts[3 * turn : 3 * turn + 3], ())) == sorted(names)
+    assert cohorts == _rounds(schedule, names[::-1], 9)
+    assert cohorts != _rounds(replace(schedule, seed=8), names, 9)
+
+
+def test_least_recent_goes_on_from_the_invitations_that_a_ledger_holds():
+    schedule = replace(_SCHEDULE, rounds=100, size=4, minimum=12, selection="least_recent")
+    names = [f"d{i}" for i in range(12)]
+    cohorts = _rounds(schedule, names, 5)
+    invited = {d: r for r, cohort in enumerate(cohorts[:2], 1) for d in cohort}
+    held, _ = schedule.resume(RoundState(round_id=3, last_invited=invited), 0.0)
+    assert _rounds(schedule, names, 3, held) == cohorts[2:]
+
+
+def test_the_strategy_ranks_and_chance_fills_up():
+    schedule = replace(
+        _SCHEDULE,
+        rounds=100,
+        size=3,
+        minimum=8,
+        selection="strategy",
+        rank=lambda _: ["h", "?", "g"],
+    )
+    cohorts = _rounds(schedule, "abcdefgh", 8)
+    assert all({"g", "h"} < set(cohort) for cohort in cohorts)
+    assert len(set(cohorts)) > 2
+
+
 def test_cohorts_depend_on_seed_round_and_devices_only():
     schedule = replace(_SCHEDULE, size=3)
     names = [f"d{i}" for i in range(20)]
-    cohorts = {r: draw(schedule, r, 0, names, 3) for r in range(1, 30)}
-    assert cohorts == {r: draw(schedule, r, 0, names[::-1], 3) for r in cohorts}
-    assert len(set(cohorts.values())) > 20
-    assert cohorts != {r: draw(replace(schedule, seed=8), r, 0, names, 3) for r in cohorts}
+    cohorts = _cohorts(schedule, names)
+    assert cohorts == _cohorts(schedule, names[::-1])
+    assert len(set(cohorts)) > 20
+    assert cohorts != _cohorts(replace(schedule, seed=8), names)
 
 
 def test_a_resumed_round_keeps_cohort_and_updates_and_gets_its_deadline_again():
@@ -349,10 +439,21 @@ _events = st.one_of(
     st.lists(st.tuples(st.floats(0, 60), _events), max_size=120),
     st.sampled_from(["all", 2, 0.5]),
     st.booleans(),
+    st.sampled_from([1.0, 1.3, 3.0]),
+    st.sampled_from(["random", "least_recent", "strategy"]),
 )
-def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit):
+def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit, over, selection):
     """Rounds open and close in order, only with a quorum, and count each member once."""
-    schedule = replace(_SCHEDULE, size=size, rounds=2, final_fit=final_fit)
+    schedule = replace(
+        _SCHEDULE,
+        size=size,
+        rounds=2,
+        final_fit=final_fit,
+        over_selection=over if size != "all" else 1.0,
+        selection=selection,
+        rank=lambda candidates: candidates[:1],
+    )
+    invited = {}
     state, now, opened, closed = RoundState(), 0.0, [], []
     for pause, event in timed:
         now += pause
@@ -361,6 +462,8 @@ def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit):
         for action in actions:
             if isinstance(action, OpenRound):
                 opened.append(action.round_id)
+                assert 1 <= action.size <= len(action.cohort)
+                invited |= dict.fromkeys(action.cohort, action.round_id)
                 assert not state.paused
                 assert action.final == (final_fit and action.round_id == 3)
                 assert before.live | state.live >= set(action.cohort)
@@ -368,7 +471,10 @@ def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit):
                 closed.append(action.round_id)
                 assert set(action.participants) <= set(state.cohort)
                 assert 2 * len(action.participants) >= state.size
+            elif isinstance(action, ExtendRound):
+                invited |= dict.fromkeys(action.added, action.round_id)
         assert state.delivered <= set(state.cohort)
+        assert state.last_invited == invited
     assert opened == list(range(1, len(opened) + 1))
     assert len(opened) <= 2 + final_fit
     assert closed == opened[: len(closed)]

@@ -198,7 +198,11 @@ class _FakeEndpoint:
         self._file(receipt.transfer_id).unlink(missing_ok=True)
 
     def _refuse(self, transfer_id: str, rule: str, reason: str) -> None:
-        self._settle(Receipt(transfer_id=transfer_id, status="reject", rule=rule, reason=reason))
+        receipt = Receipt(transfer_id=transfer_id, status="reject", rule=rule, reason=reason)
+        if any(offer.transfer_id == transfer_id for offer in self.expected):
+            self._settle(receipt)
+        else:  # nothing is kept of what was only offered
+            self.receipts.append(receipt)
 
 
 class FakeCoordinatorEndpoint(_FakeEndpoint):

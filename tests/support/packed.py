@@ -8,6 +8,6 @@ from protofleet.strategies.types import Update
 from protofleet.wire.codecs import Codec
 
 
-def pack_update(update: Update, costs: Costs) -> bytes:
-    """The raw blob of an update."""
-    return encode_update(update, costs, {}, Codec(), {}).blob
+def pack_update(update: Update, costs: Costs, *, work: float = 1.0) -> bytes:
+    """The raw blob of an update, made by so much of the local training."""
+    return encode_update(update, costs, {}, Codec(), {}, work=work).blob

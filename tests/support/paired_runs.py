@@ -36,6 +36,7 @@ method = "A"
 against = "B"
 sections = ["personalisation"]
 paper = 2.0
+elsewhere = {elsewhere = 5.0}
 
 [[claims.comparisons]]
 method = "A"

@@ -42,6 +42,7 @@ MESSAGES = {
         class_counts=(100, 20),
         strategies=("fedavg", "fedali"),
         chunk_bytes=3900,
+        held=("charging", "quiet-hours"),
     ),
     "announcement": Announcement(
         federation="lab",
@@ -65,6 +66,7 @@ MESSAGES = {
         seed=1,
         deadline_s=600.0,
         payload=_OFFER,
+        work=0.5,
     ),
     "need": Need(transfer_id=_OFFER.transfer_id, missing=((0, 1), (4, 7)), credit=4),
     "receipt": Receipt(transfer_id=_OFFER.transfer_id, status="reject", reason="late"),

@@ -61,7 +61,9 @@ export class Agent {
   #settleBy = Infinity;
   #waitingDue = Infinity;
   #waitingMs = WAITING_MS;
-  #held = false;
+  #held: readonly string[] = [];
+  /** Why the round in training is given up, once nobody waits for it. */
+  #over = "";
   #recount = false;
   #ending: Ending | null = null;
   #finished = false;
@@ -146,15 +148,18 @@ export class Agent {
     this.#end.wake();
   }
 
-  /** Does not train, and is not invited, until `release`; a round in training waits between two steps. */
-  hold(): void {
-    this.#held = true;
+  /**
+   * Does not train, and is not invited, until `release`; a round in training waits between two steps.
+   * `conditions`: of the owner, that are not met.
+   */
+  hold(conditions: readonly string[]): void {
+    this.#held = conditions;
     this.#learner.control.hold();
     this.#end.wake();
   }
 
   release(): void {
-    this.#held = false;
+    this.#held = [];
     this.#learner.control.release();
     this.#end.wake();
   }
@@ -210,6 +215,8 @@ export class Agent {
       return;
     }
     this.#mismatch = "";
+    const { roundId } = this.#progress();
+    if (announcement.round_id > roundId) await this.#endRound(`round ${roundId} is over`);
     this.#finished = announcement.phase === "finished";
     if (this.#finished) {
       const { journal } = this.#store;
@@ -220,6 +227,15 @@ export class Agent {
     } else {
       // An update in the outbox belongs to the data of its own round.
       await this.#reporter.register(announcement.strategy, this.#standing);
+    }
+  }
+
+  /** Nobody waits for the round in progress; what is in the outbox gets its answer. */
+  async #endRound(why: string): Promise<void> {
+    if (this.#phase === "receive") await this.#drop(why);
+    else if (this.#phase === "train") {
+      this.#over = why;
+      this.#learner.control.cancel();
     }
   }
 
@@ -425,7 +441,7 @@ export class Agent {
   async #onTrained(trained: TrainedRound | null): Promise<void> {
     if (trained === null && this.#ending !== null) return;
     if (trained === null || this.#next !== null || this.#round === null) {
-      await this.#drop("a newer task came");
+      await this.#drop(this.#over || "a newer task came");
       return;
     }
     const { transfer_id: transferId } = this.#round.payload;
@@ -478,6 +494,7 @@ export class Agent {
     this.#round = null;
     this.#sending = "";
     this.#settleBy = Infinity;
+    this.#over = "";
     this.#wait();
     const task = this.#next;
     this.#next = null;
@@ -491,9 +508,8 @@ export class Agent {
     this.#waitingDue = performance.now() + WAITING_MS;
   }
 
-  /** A round that is held is still this device's: what it takes part in, it stays in. */
   get #standing(): Standing {
-    return { phase: this.#phase, roundId: this.roundId, takesPart: !this.#held || this.#phase !== "idle" };
+    return { phase: this.#phase, roundId: this.roundId, held: this.#held };
   }
 
   #progress(): RoundProgress {

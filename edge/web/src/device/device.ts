@@ -424,18 +424,26 @@ export class PhoneDevice {
   }
 
   #obeyPolicy(): void {
-    if (this.#holdReason() === "") this.#agent?.release();
-    else this.#agent?.hold();
+    const conditions = this.#unmet().map(([condition]) => condition);
+    if (conditions.length === 0) this.#agent?.release();
+    else this.#agent?.hold(conditions);
     this.#changed();
+  }
+
+  /** The owner's conditions that are not met, as the coordinator and as the owner reads them. */
+  #unmet(): readonly (readonly [condition: string, text: string])[] {
+    const { wish, policy } = this.#store;
+    const all = [
+      [wish === "pause", "owner", DEVICE.paused],
+      [policy.onlyCharging && this.#phone.charging === false, "charging", DEVICE.notCharging],
+      [policy.onlyUnmetered && this.#phone.unmetered === false, "network", DEVICE.metered],
+    ] as const;
+    return all.flatMap(([unmet, condition, text]) => (unmet ? [[condition, text] as const] : []));
   }
 
   /** Why nothing is trained now; "": it may be. */
   #holdReason(): string {
-    const { wish, policy } = this.#store;
-    if (wish === "pause") return DEVICE.paused;
-    if (policy.onlyCharging && this.#phone.charging === false) return DEVICE.notCharging;
-    if (policy.onlyUnmetered && this.#phone.unmetered === false) return DEVICE.metered;
-    return "";
+    return this.#unmet()[0]?.[1] ?? "";
   }
 
   // --- what is shown

@@ -31,7 +31,12 @@ export interface Identity {
 }
 
 /** The retained record, or the last will. */
-export function presenceOf(who: Identity, status: Presence["status"], data: DataSummary): Presence {
+export function presenceOf(
+  who: Identity,
+  status: Presence["status"],
+  data: DataSummary,
+  held: readonly string[] = [],
+): Presence {
   return message("presence", {
     device_id: who.deviceId,
     boot_id: who.bootId,
@@ -42,6 +47,7 @@ export function presenceOf(who: Identity, status: Presence["status"], data: Data
     class_counts: [...data.classCounts],
     strategies: [...who.strategies],
     chunk_bytes: who.chunkBytes,
+    held: [...held],
   });
 }
 

@@ -1,7 +1,7 @@
 /** What the device publishes of itself: presence, heartbeat, and the bytes that it has paid. */
 
 import type { DeviceEndpoint } from "../wire/endpoint.ts";
-import type { Announcement, Presence } from "../wire/messages.ts";
+import type { Announcement } from "../wire/messages.ts";
 import type { DevicePhase } from "./decide.ts";
 import type { Learner } from "./learner.ts";
 import { type DataSummary, heartbeatOf, type Identity, presenceOf, PresenceTimer } from "./presence.ts";
@@ -30,8 +30,8 @@ export type AgentLearner = Pick<
 export interface Standing {
   readonly phase: DevicePhase;
   readonly roundId: number;
-  /** Whether it is to be invited to rounds. */
-  readonly takesPart: boolean;
+  /** The owner's conditions that are not met: with any it is not to be invited to rounds. */
+  readonly held: readonly string[];
 }
 
 export class Reporter {
@@ -42,7 +42,8 @@ export class Reporter {
   readonly #rollCall = new PresenceTimer();
   readonly #totalsBefore: ByteTotals;
   #summary: DataSummary;
-  #presented: Presence["status"] | null = null;
+  /** What held the device when it presented itself; null: it has not. */
+  #presented: string | null = null;
   #heartbeatDue = Infinity;
   #totalsDue = 0;
 
@@ -92,7 +93,7 @@ export class Reporter {
 
   /** Does what is due. */
   async advance(now: number, standing: Standing): Promise<void> {
-    const changed = this.#presented !== null && this.#presented !== statusOf(standing);
+    const changed = this.#presented !== null && this.#presented !== standing.held.join();
     if (now >= this.#rollCall.due || changed) {
       this.#rollCall.answered(now);
       await this.#present(standing);
@@ -120,16 +121,12 @@ export class Reporter {
   }
 
   async #present(standing: Standing): Promise<void> {
-    const status = statusOf(standing);
-    if (await this.#end.publish(presenceOf(this.#who, status, this.#summary))) this.#presented = status;
+    const { held } = standing;
+    if (await this.#end.publish(presenceOf(this.#who, "online", this.#summary, held))) this.#presented = held.join();
   }
 
   async #keepTotals(): Promise<void> {
     const { totals } = this;
     if (totals.up !== this.#store.totals.up) await this.#store.keepTotals(totals);
   }
-}
-
-function statusOf({ takesPart }: Standing): "online" | "left" {
-  return takesPart ? "online" : "left";
 }

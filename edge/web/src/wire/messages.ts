@@ -7,7 +7,7 @@
 
 import { RefusedError } from "../errors.ts";
 import {
-  BIG_WHOLE, BOOLEAN, COUNT, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, TEXT, WHOLE,
+  BIG_WHOLE, BOOLEAN, COUNT, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, TEXT, WHOLE,
   group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
 } from "./schema.ts";
 
@@ -18,6 +18,8 @@ export const MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64;
 /** Checked before it is kept anywhere or becomes a key of a store. */
 const TRANSFER_ID = textLike(/^[0-9a-f]{32}$/);
 const WORD = text(64);
+/** Of a device's owner, for taking part: `charging`, `network`, … */
+const CONDITION = textLike(/^[a-z0-9-]{1,32}$/);
 const MINOR = optional(WHOLE, PROTOCOL_MINOR);
 
 /**
@@ -49,6 +51,7 @@ const PRESENCE = schema("presence", {
   class_counts: optional(list(WHOLE), []),
   strategies: optional(list(WORD), []),
   chunk_bytes: optional(COUNT, 0),
+  held: optional(list(CONDITION), []),
   handshake: optional(nullable(DEVICE_HANDSHAKE), null),
 });
 
@@ -98,6 +101,7 @@ const TASK = schema("task", {
   update_keep: optional(NUMBER, 0.1),
   scores: optional(BOOLEAN, true),
   counts: optional(BOOLEAN, true),
+  work: optional(SHARE, 1),
   epoch: optional(COUNT, 0),
 });
 
@@ -138,14 +142,18 @@ type Schemas = typeof SCHEMAS;
 /**
  * Device → all, retained (`st/<dev>`); the last will is the same with `offline`. `class_counts`:
  * training samples of each class, only where the strategy asks for them. `strategies`: what the
- * device can do; empty: all. `chunk_bytes`: the largest chunk data that it takes; 0: no limit.
+ * device can do; empty: all. `chunk_bytes`: the largest chunk data that it takes; 0: no limit. `held`:
+ * the owner's conditions that are not met now; a device with any is not to be invited.
  */
 export interface Presence extends RecordOf<typeof PRESENCE> {}
 /** Coordinator → all, retained (`all/ctl`): where the federation stands. */
 export interface Announcement extends RecordOf<typeof ANNOUNCEMENT> {}
 /** Announces a blob that a transfer will carry; `base`: SHA-256 of what a codec refers to. */
 export interface TransferOffer extends RecordOf<typeof TRANSFER_OFFER> {}
-/** Coordinator → device: take part in a round, or finish. `seed` < 2^63; `deadline_s` from arrival. */
+/**
+ * Coordinator → device: take part in a round, or finish. `seed` < 2^63; `deadline_s` from arrival. `work`:
+ * the share of the local training that is asked for.
+ */
 export interface Task extends RecordOf<typeof TASK> {}
 /** Receiver → sender: the half-open chunk ranges still missing, and how many may be sent. */
 export interface Need extends RecordOf<typeof NEED> {}

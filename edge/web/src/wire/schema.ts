@@ -152,6 +152,9 @@ export const NUMBER: Field<number> = {
 
 export const NUMBER_FROM_0: Field<number> = checked(NUMBER, (value) => value >= 0, "a number from 0");
 
+/** A part of a whole, and not none of it. */
+export const SHARE: Field<number> = checked(NUMBER, (value) => value > 0 && value <= 1, "a share above 0 up to 1");
+
 export const BOOLEAN: Field<boolean> = {
   read: (value, where) => (typeof value === "boolean" ? value : fail(where, "true or false", value)),
   write: String,

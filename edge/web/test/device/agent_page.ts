@@ -381,24 +381,26 @@ const CASES: Readonly<Record<string, Case>> = {
     await again.close();
   },
 
-  "a held round waits, and an idle device that is held says that it has left": async (bench) => {
+  "a held round waits, and a device that is held says what holds it, in a round and idle": async (bench) => {
     bench.learner.free = false;
     bench.tell(task(1));
     await bench.did("expect 1a");
     bench.give(1);
     await bench.until(() => bench.learner.began.length === 1);
-    bench.agent.hold();
+    bench.agent.hold(["charging", "network"]);
     bench.learner.free = true;
     await new Promise((resolve) => setTimeout(resolve, 100));
-    const states = (): string[] => bench.end.published.flatMap((one) => (one.type === "presence" ? [one.status] : []));
-    equal([bench.agent.phase, states().includes("left")], ["train", false]);
+    const said = (): string[] =>
+      bench.end.published.flatMap((one) => (one.type === "presence" ? [[one.status, ...one.held].join(" ")] : []));
+    equal([bench.agent.phase, said().at(-1)], ["train", "online charging network"]);
     bench.agent.release();
     await bench.did("send 1");
-    bench.agent.hold();
+    equal(said().at(-1), "online");
+    bench.agent.hold(["owner"]);
     bench.deliver();
-    await bench.until(() => states().at(-1) === "left");
+    await bench.until(() => bench.agent.phase === "idle" && said().at(-1) === "online owner");
     bench.agent.release();
-    await bench.until(() => states().at(-1) === "online");
+    await bench.until(() => said().at(-1) === "online");
   },
 
   "class counts are told to a strategy that asks for them, and to no other": async (bench) => {

@@ -27,6 +27,7 @@ const MESSAGES: Readonly<Record<string, Message>> = {
     class_counts: [100, 20],
     strategies: ["fedavg", "fedali"],
     chunk_bytes: 3900,
+    held: ["charging", "quiet-hours"],
   }),
   announcement: message("announcement", {
     federation: "lab",
@@ -50,6 +51,7 @@ const MESSAGES: Readonly<Record<string, Message>> = {
     seed: 1n,
     deadline_s: 600,
     payload: OFFER,
+    work: 0.5,
   }),
   need: message("need", { transfer_id: OFFER.transfer_id, missing: [[0, 1], [4, 7]], credit: 4 }),
   receipt: message("receipt", { transfer_id: OFFER.transfer_id, status: "reject", reason: "late" }),

@@ -1,0 +1,309 @@
+"""The page of all methods on several data sets: Markdown, the same bytes for the same results."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from textwrap import fill
+
+from protofleet.experiments.config import Section
+from protofleet.experiments.decisions import SITUATIONS, Advice, Situation, advise, groups
+from protofleet.experiments.overview import DataSet, Entry, Measure, Overview, Place
+from protofleet.strategies.tasks import METRICS
+from protofleet.units import NOTHING
+
+_MOST_NAMED = 4
+_MEASURES: tuple[Measure, ...] = ("rounds", "bytes")
+"""What the tables show."""
+_TITLES: dict[Measure, str] = {
+    "rounds": "equal rounds",
+    "bytes": "equal bytes",
+    "tenth": "a tenth of these bytes",
+}
+_OWN_MODEL, _UNFITTED, _CLOSE = "°", "‡", "**"
+_COSTS = {
+    "mb": "bytes a round",
+    "train_ms": "processor time a round",
+    "kept_mb": "bytes kept between rounds",
+    "peak_mb": "memory",
+}
+_DIVISIONS = {"natural": "by person"}
+
+_TITLE = "# Which method should I take?"
+_INTRODUCTION = (
+    "Every method of [strategies.md](strategies.md) that fits, on small data sets, with one small "
+    "model for each kind of data and the same training. All figures are measured, and words that "
+    "name a method are computed from them: `{command}`."
+)
+_END = "**[The decision table](#what-to-take) stands at the end.** First what it is made of."
+_READING = """
+- *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
+  round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
+  have more rounds where a row says so, dearer ones fewer.
+- *Personalisation*: each device's own model on its own test part; *generalisation*: the same models
+  on all devices' test parts; *global*: the server's model there.
+- Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
+  ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
+  seeds.
+- Settings are published ones or defaults, none tuned for these data. {small}
+- Time: processor time of a device's local training in a round, without evaluation and without the
+  first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
+  one round, Python and runtime included.
+- {marks}"""
+
+_PAIRED = (
+    "a method is as good as the best unless the 95 % interval of their differences, seed by "
+    "seed, is above 0 (Student's t)."
+)
+_ADVICE = (
+    "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
+    "ranked anew on each data set. **Bold**: as good as the best, within the noise, on most of the "
+    "column's data sets, and of those the fewest points behind on average (these points; on how "
+    "many data sets). Then the others that are as good as often, and which of all these moves the "
+    "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
+    "figures show."
+)
+_CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
+_PICTURE = (
+    "Each method after each of its rounds, with a circle at its end. Named and joined: those that "
+    "no other beats with fewer bytes. Red: FedAvg, and its bytes."
+)
+_UNPAIRED = (
+    "a method is as good as the best unless it is further behind than the 95 % intervals over the "
+    "clients of both together (root of the sum of squares), which is wide: clients differ much "
+    "more than methods."
+)
+
+
+def page(found: Overview, command: str, picture: str | None) -> str:
+    """All of it.
+
+    Args:
+        found: with at least one data set.
+        command: that makes the page.
+        picture: path of the picture of scores over bytes, as seen from the page.
+    """
+    data_sets = found.data_sets
+    parts = [_introduction(data_sets, command), "## The data sets", _setting(data_sets)]
+    if found.missing:
+        parts.append(f"Not yet run: {', '.join(f'`{name}`' for name in found.missing)}.")
+    if picture is not None:
+        parts += [
+            f"![Score over the bytes that a client moves, a panel for each data set]({picture})",
+            _wrapped(_PICTURE),
+        ]
+    sections = dict.fromkeys(section for one in data_sets for section in one.sections)
+    parts.append("## All data sets together")
+    for section in sections:
+        parts += [
+            f"### {section.capitalize()}: points behind the best",
+            _overview(data_sets, section),
+        ]
+    for one in data_sets:
+        parts += [f"## {one.title}", _about(one), _table(one)]
+    parts += ["## What to take", _decisions(data_sets)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
+    fewest = min(len(one.seeds) for one in data_sets)
+    most = max(len(one.seeds) for one in data_sets)
+    seeds = str(fewest) if fewest == most else f"{fewest} to {most}"
+    noise = [_PAIRED] if fewest > 2 else [_UNPAIRED]
+    if fewest <= 2 < most:
+        noise = [f"with three seeds or more {_PAIRED}", f"With fewer, {_UNPAIRED}"]
+    marks = (
+        f"± is the standard deviation over the seeds. {_OWN_MODEL}: the method has a model of its "
+        f"own, and what it costs is its model's cost too. {_UNFITTED}: the method ends with a "
+        "final fit, and is scored here before it."
+    )
+    small = (
+        f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
+        "on data like these, and is no measure of what they reach."
+    )
+    values = {"noise": " ".join(noise), "small": small, "marks": marks}
+    points = [
+        _wrapped(f"- {' '.join(one.split())}", "  ")
+        for one in _READING.format(**values).split("\n- ")[1:]
+    ]
+    opening = _wrapped(_INTRODUCTION.format(command=command))
+    return "\n\n".join([_TITLE, opening, _END, "\n".join(points)])
+
+
+def _setting(data_sets: Sequence[DataSet]) -> str:
+    head = ["data set", "divided", "clients", "model", "score", "FedAvg's rounds",
+            "MB a client moves in them", "seeds"]  # fmt: skip
+    return _rows(
+        head,
+        [
+            [
+                f"[{one.table}](#{_anchor(one.title)})",
+                _DIVISIONS.get(one.partition, one.partition),
+                str(one.clients),
+                f"`{one.model}`",
+                METRICS[one.metric].label,
+                str(one.rounds),
+                f"{one.mb:.3g}",
+                f"{len(one.seeds)} of {one.asked}",
+            ]
+            for one in data_sets
+        ],
+    )
+
+
+def _overview(data_sets: Sequence[DataSet], section: Section) -> str:
+    """Rows by the mean over the data sets at equal rounds; those that lack some below."""
+    places: dict[str, list[dict[Measure, Place]]] = {}
+    for number, one in enumerate(data_sets):
+        for entry in one.entries:
+            found = {
+                measure: entry.places[measure][section]
+                for measure in _MEASURES
+                if section in entry.places.get(measure, {}) and not entry.bound
+            }
+            columns = places.setdefault(entry.label, [{} for _ in data_sets])
+            columns[number] = found
+    lines = [(_rank(columns), label, columns) for label, columns in places.items() if any(columns)]
+    lines.sort(key=lambda line: line[:2])
+    head = ["method", *(one.table for one in data_sets), "mean"]
+    return (
+        _rows(
+            head,
+            [
+                [
+                    label,
+                    *(" / ".join(_behind(places.get(m)) for m in _MEASURES) for places in columns),
+                    " / ".join(_mean_text(_mean_behind(columns, m)) for m in _MEASURES),
+                ]
+                for _, label, columns in lines
+            ],
+        )
+        + f"\n\n{_CELLS}"
+    )
+
+
+def _rank(columns: Sequence[dict[Measure, Place]]) -> tuple[int, float]:
+    """First those that ran on every data set; then by points behind."""
+    mean = _mean_behind(columns, "rounds")
+    return sum(not one for one in columns), math.inf if mean is None else mean
+
+
+def _mean_behind(columns: Sequence[dict[Measure, Place]], measure: Measure) -> float | None:
+    known = [
+        place.behind
+        for one in columns
+        if (place := one.get(measure)) is not None and place.behind is not None
+    ]
+    return statistics.fmean(known) if known else None
+
+
+def _mean_text(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.1f}"
+
+
+def _behind(place: Place | None) -> str:
+    if place is None or place.behind is None:
+        return NOTHING
+    return _bold(f"{place.behind:.1f}", place)
+
+
+def _about(one: DataSet) -> str:
+    text = f"`protofleet experiment run {one.name}`"
+    if one.missing:
+        text += f". Not run: {', '.join(one.missing)}"
+    return text + "."
+
+
+def _table(one: DataSet) -> str:
+    head = ["method"]
+    for measure in _MEASURES:
+        head += [f"{section}, {_TITLES[measure]}" for section in one.sections]
+    head += ["rounds at equal bytes", "MB a round", "÷ FedAvg", "time ÷ FedAvg", "kept MB",
+             "memory MB", "÷ FedAvg"]  # fmt: skip
+    return _rows(head, [_line(one, entry) for entry in one.entries])
+
+
+def _line(one: DataSet, entry: Entry) -> list[str]:
+    cells = [entry.label + (_OWN_MODEL if entry.own_model else "")]
+    for measure in _MEASURES:
+        cells += [_score(entry.places.get(measure, {}).get(section)) for section in one.sections]
+    at_bytes = [place.rounds for place in entry.places.get("bytes", {}).values()]
+    costs, ratios = entry.costs, entry.ratios
+    return [
+        *cells,
+        f"{at_bytes[0]:g}" if at_bytes else NOTHING,
+        _number(costs.mb, ".3g"),
+        _number(ratios.get("mb"), ".2f"),
+        _number(ratios.get("train_ms"), ".2f"),
+        _number(costs.kept_mb, ".3g"),
+        _number(costs.peak_mb, ".0f"),
+        _number(ratios.get("peak_mb"), ".2f"),
+    ]
+
+
+def _score(place: Place | None) -> str:
+    if place is None:
+        return NOTHING
+    spread = "" if place.std is None else f" ± {place.std:.1f}"
+    return _bold(f"{place.mean:.1f}", place) + spread + (_UNFITTED if place.unfitted else "")
+
+
+def _bold(text: str, place: Place) -> str:
+    close = place.as_good or place.behind == 0
+    return f"{_CLOSE}{text}{_CLOSE}" if close else text
+
+
+def _decisions(data_sets: Sequence[DataSet]) -> str:
+    kinds = groups(data_sets)
+    head = ["you want, or have", *(_group_title(of) for of in kinds.values())]
+    lines = [
+        [_wish(one), *(_advice(advise(one, of)) for of in kinds.values())] for one in SITUATIONS
+    ]
+    return f"{_wrapped(_ADVICE)}\n\n{_rows(head, lines)}"
+
+
+def _group_title(data_sets: Sequence[DataSet]) -> str:
+    return "; ".join(one.table for one in data_sets)
+
+
+def _wish(one: Situation) -> str:
+    if one.cost is None:
+        return f"{one.wish} ({one.section}, {_TITLES[one.measure]})"
+    return f"{one.wish}: at most {one.most:g} times FedAvg's {_COSTS[one.cost]} ({one.section})"
+
+
+def _advice(advice: Advice) -> str:
+    if not advice.candidates:
+        return NOTHING
+    first, *others = advice.equals
+    on = f"{first.good_on} of {advice.data_sets}"
+    text = f"**{first.label}** ({first.behind:.1f}; {on})"
+    if others:
+        named = ", ".join(f"{one.label} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
+        more = len(others) - _MOST_NAMED
+        text += f"; as good: {named}" + (f" and {more} more" if more > 0 else "")
+    light = advice.lightest
+    if light is not None and others:
+        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} times FedAvg's)"
+    return text
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else format(value, form)
+
+
+def _anchor(title: str) -> str:
+    """GitHub's anchor of a heading."""
+    kept = [c for c in title.lower() if c.isalnum() or c in " -_"]
+    return "".join(kept).replace(" ", "-")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _rows(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in (head, rule, *lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)

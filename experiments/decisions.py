@@ -1,0 +1,147 @@
+"""Which method for which situation: computed from the figures of ``overview``, by one rule.
+
+Data sets that are divided alike and use one model make a group. In a situation, methods beyond its
+budget on any data set of the group, or without a score on one, are left out; the rest is ranked
+again on each data set. Advised is the method that is as good as the best, within the noise, on most
+of them; among equals the one that is fewest points behind on average.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from protofleet.experiments.config import Section
+from protofleet.experiments.overview import DataSet, Entry, Measure, Place, ranked
+
+CostName = Literal["mb", "train_ms", "kept_mb", "peak_mb"]
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for.
+
+    Attributes:
+        wish: for people.
+        section, measure: by which score.
+        cost, most: what is scarce, and what a method may use of it, in FedAvg's; None: nothing.
+    """
+
+    wish: str
+    section: Section = "personalisation"
+    measure: Measure = "rounds"
+    cost: CostName | None = None
+    most: float = 1.0
+
+
+SITUATIONS = (
+    Situation(wish="Each device its own best model, whatever it costs"),
+    Situation(wish="The same, with FedAvg's bytes in all", measure="bytes"),
+    Situation(wish="A slow or dear link", measure="tenth"),
+    Situation(wish="Weak processor", cost="train_ms", most=1.25),
+    Situation(wish="Little storage", cost="kept_mb", most=1.05),
+    Situation(wish="Little memory", cost="peak_mb", most=1.05),
+    Situation(wish="Each device's model is to know everybody's data", section="generalisation"),
+    Situation(wish="One model, also for those who come later", section="global"),
+)
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A method within a situation's budget.
+
+    Attributes:
+        label: of the method.
+        behind: points behind the best of the candidates, the mean over the data sets.
+        good_on: on how many it is as good as the best, within the noise.
+        bytes_ratio: of a round to FedAvg's, the mean over the data sets.
+        alone: whether it is training without a federation.
+    """
+
+    label: str
+    behind: float
+    good_on: int
+    bytes_ratio: float | None
+    alone: bool
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """For a situation and a group.
+
+    Attributes:
+        data_sets: how many of the group tell.
+        candidates: best first; empty: no method is within the budget, or it was not measured.
+    """
+
+    data_sets: int
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def equals(self) -> tuple[Candidate, ...]:
+        """Those that are as good as the best on as many data sets as the first."""
+        most = self.candidates[0].good_on if self.candidates else 0
+        return tuple(one for one in self.candidates if one.good_on == most)
+
+    @property
+    def lightest(self) -> Candidate | None:
+        """Of the equals that federate, the one that moves the fewest bytes."""
+        known = {
+            one.label: (one.bytes_ratio, one)
+            for one in self.equals
+            if one.bytes_ratio is not None and not one.alone
+        }
+        return known[min(known, key=lambda label: (known[label][0], label))][1] if known else None
+
+
+Group = tuple[str, str]
+"""Kind of division, and model."""
+
+
+def groups(data_sets: Sequence[DataSet]) -> dict[Group, list[DataSet]]:
+    """Data sets that are divided alike and use one model, in their order."""
+    found: dict[Group, list[DataSet]] = {}
+    for one in data_sets:
+        found.setdefault((one.partition, one.model), []).append(one)
+    return found
+
+
+def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
+    """What to take in a situation, by the data sets of one group."""
+    tables = [dict(_allowed(situation, one)) for one in data_sets]
+    common = set.intersection(*(set(table) for table in tables)) if tables else set()
+    rankings = [
+        ranked({label: table[label][1].by_seed for label in sorted(common)}) for table in tables
+    ]
+    candidates = [
+        Candidate(
+            label=label,
+            behind=statistics.fmean(ranking[label][0] for ranking in rankings),
+            good_on=sum(ranking[label][1] is True for ranking in rankings),
+            bytes_ratio=_mean([table[label][0].ratios.get("mb") for table in tables]),
+            alone=tables[0][label][0].alone,
+        )
+        for label in common
+    ]
+    order = sorted(candidates, key=lambda one: (-one.good_on, one.behind, one.label))
+    return Advice(data_sets=len(data_sets), candidates=tuple(order))
+
+
+def _allowed(situation: Situation, one: DataSet) -> Iterator[tuple[str, tuple[Entry, Place]]]:
+    for entry in one.entries:
+        place = entry.places.get(situation.measure, {}).get(situation.section)
+        if entry.bound or place is None or not _within(situation, entry):
+            continue
+        yield entry.label, (entry, place)
+
+
+def _within(situation: Situation, entry: Entry) -> bool:
+    if situation.cost is None:
+        return True
+    used = entry.ratios.get(situation.cost)
+    return used is not None and used <= situation.most
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -1,0 +1,380 @@
+"""All methods on several data sets: scores at equal rounds and at equal bytes, and what they cost.
+
+FedAvg sets the measure of a data set: so many rounds as the file gives it, and the bytes that one
+of its clients moves in them, up and down. A method's score at equal rounds is that after as many
+rounds; at equal bytes that after the last whole round within the bytes (``comparisons``).
+
+Noise. From three seeds on, a method is as good as the best one unless the 95 % interval of their
+differences, seed by seed, is above 0 (Student's t). With fewer seeds the clients are all there is:
+unless the difference is beyond the root of the sum of squares of both 95 % intervals over clients.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+
+from protofleet.experiments.claim_results import current_runs
+from protofleet.experiments.comparisons import (
+    SLACK,
+    difference,
+    moved,
+    rounds_within,
+    scores_after,
+)
+from protofleet.experiments.config import Experiment, Method, Section
+from protofleet.experiments.intervals import half_interval
+from protofleet.experiments.store import MethodResult
+from protofleet.experiments.table import LOSS, score_of, trained
+from protofleet.federation.records import Spread
+from protofleet.strategies.scores import MetricName
+
+BASELINE, ALONE = "fedavg", "local"
+Measure = Literal["rounds", "bytes", "tenth"]
+"""Scores at equal rounds, at equal bytes, or at a tenth of these bytes."""
+_TENTH = 0.1
+_PAIRED = 3
+"""Seeds from which on differences are tested seed by seed."""
+_BySeed = Mapping[int, Spread]
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """One method's score of one kind on one data set.
+
+    Attributes:
+        by_seed: over the clients, in per cent.
+        mean, std: over the seeds; std None: one seed.
+        rounds: after how many, the median over the seeds.
+        unfitted: it ends with a final fit, which comes later.
+        behind: points behind the best; None: a bound, which is not ranked.
+        as_good: as the best, within the noise; None: noise unknown, or not ranked.
+    """
+
+    by_seed: dict[int, Spread]
+    mean: float
+    std: float | None
+    rounds: float
+    unfitted: bool
+    behind: float | None = None
+    as_good: bool | None = None
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """What a method costs a client, the mean over the seeds; None: not measured.
+
+    Attributes:
+        mb: up and down in a round, 10^6 bytes.
+        train_ms: processor time of a round's training, after the first round.
+        kept_mb: between rounds, 10^6 bytes.
+        peak_mb: largest resident memory, 10^6 bytes.
+    """
+
+    mb: float | None = None
+    train_ms: float | None = None
+    kept_mb: float | None = None
+    peak_mb: float | None = None
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One method on one data set.
+
+    Attributes:
+        label, strategy: of the experiment.
+        bound: central training, which no federation reaches.
+        alone: training without a federation.
+        own_model: its model is not the data set's.
+        places: its score by measure and section.
+        costs: of it.
+        ratios: the same divided by FedAvg's, by the fields' names.
+    """
+
+    label: str
+    strategy: str
+    bound: bool
+    alone: bool
+    own_model: bool
+    places: dict[Measure, dict[Section, Place]]
+    costs: Costs
+    ratios: dict[str, float]
+
+
+class DataSet(msgspec.Struct, frozen=True, kw_only=True):
+    """All methods on one data set.
+
+    Attributes:
+        name: of the experiment.
+        title, table: as in its file.
+        partition: kind of division.
+        model: of all methods without one of their own.
+        metric: what is scored.
+        clients: how many.
+        rounds: FedAvg's.
+        mb: that one of its clients moves in them, up and down, 10^6 bytes.
+        seeds: that all measured methods have finished; the figures are theirs alone.
+        asked: how many seeds there should be.
+        missing: methods without a finished run.
+        entries: by score of the first section at equal rounds, best first.
+    """
+
+    name: str
+    title: str
+    table: str
+    partition: str
+    model: str
+    metric: MetricName
+    sections: tuple[Section, ...]
+    clients: int
+    rounds: int
+    mb: float
+    seeds: tuple[int, ...]
+    asked: int
+    missing: tuple[str, ...]
+    entries: tuple[Entry, ...]
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """Several experiments together.
+
+    Attributes:
+        data_sets: those with results, in order.
+        missing: names of the others.
+        runs: what the figures come from, by experiment and method.
+    """
+
+    data_sets: tuple[DataSet, ...]
+    missing: tuple[str, ...]
+    runs: dict[str, dict[str, list[MethodResult]]]
+
+
+def overview(experiments: Mapping[str, Experiment], folder: Path) -> Overview:
+    """What is stored of several experiments.
+
+    Args:
+        experiments: by name.
+        folder: their results are in folders of it by these names.
+
+    Raises:
+        InputError: a result is none, or lacks its experiment's metric.
+    """
+    runs = {name: current_runs(one, folder / name) for name, one in experiments.items()}
+    every = {name: data_set(name, one, runs[name]) for name, one in experiments.items()}
+    return Overview(
+        data_sets=tuple(one for one in every.values() if one is not None),
+        missing=tuple(name for name, one in every.items() if one is None),
+        runs=runs,
+    )
+
+
+def data_set(
+    name: str, experiment: Experiment, found: Mapping[str, Sequence[MethodResult]]
+) -> DataSet | None:
+    """An experiment's results as a data set of the overview.
+
+    Args:
+        name: of the experiment.
+        experiment: its file.
+        found: finished runs by label.
+
+    Returns:
+        None: FedAvg has no finished run with a seed of all methods.
+
+    Raises:
+        InputError: a result lacks the experiment's metric.
+    """
+    by_seed = {label: {run.seed: run for run in runs} for label, runs in found.items() if runs}
+    base = next((m for m in experiment.methods if m.strategy == BASELINE and not m.model), None)
+    if base is None or base.label not in by_seed:
+        return None
+    seeds = tuple(sorted(set.intersection(*(set(runs) for runs in by_seed.values()))))
+    if not seeds:
+        return None
+    methods = [method for method in experiment.methods if method.label in by_seed]
+    runs = {m.label: [by_seed[m.label][seed] for seed in seeds] for m in methods}
+    entries = _entries(experiment, methods, runs, base)
+    return DataSet(
+        name=name,
+        title=experiment.title,
+        table=experiment.table,
+        partition=str(experiment.partition.__struct_config__.tag),
+        model=experiment.model.name,
+        metric=experiment.score.metric,
+        sections=_sections(experiment),
+        clients=runs[base.label][0].clients,
+        rounds=experiment.rounds_of(base),
+        mb=statistics.fmean(moved(run)[-1] for run in runs[base.label]) / 1e6,
+        seeds=seeds,
+        asked=len(experiment.seeds),
+        missing=tuple(m.label for m in experiment.methods if m.label not in by_seed),
+        entries=tuple(entries),
+    )
+
+
+def as_good(best: _BySeed, other: _BySeed) -> bool | None:
+    """Whether the best score is not above the other's beyond the noise (this module's rule).
+
+    Args:
+        best: scores by seed, over the clients.
+        other: of the same seeds.
+
+    Returns:
+        None: too few seeds, and no clients to differ.
+    """
+    ours, theirs = [one.mean for one in best.values()], [other[seed].mean for seed in best]
+    if ours == theirs:
+        return True
+    if len(best) >= _PAIRED:
+        return difference(ours, theirs).low <= 0
+    spreads = [*best.values(), *(other[seed] for seed in best)]
+    if any(one.n < 2 for one in spreads):
+        return None
+    # The clients' intervals of each seed; a mean over seeds narrows neither by assumption.
+    halves = [
+        statistics.fmean(half_interval(one) for one in scores.values()) for scores in (best, other)
+    ]
+    return statistics.fmean(ours) - statistics.fmean(theirs) <= math.hypot(*halves)
+
+
+def ranked(scores: Mapping[str, _BySeed]) -> dict[str, tuple[float, bool | None]]:
+    """Points behind the best of these, and whether that is within the noise, best first."""
+    if not scores:
+        return {}
+    means = {
+        label: statistics.fmean(one.mean for one in by_seed.values())
+        for label, by_seed in scores.items()
+    }
+    order = sorted(means, key=lambda label: (-means[label], label))
+    best = order[0]
+    return {
+        label: (means[best] - means[label], as_good(scores[best], scores[label])) for label in order
+    }
+
+
+def _sections(experiment: Experiment) -> tuple[Section, ...]:
+    return tuple(section for section in experiment.score.sections if section != LOSS)
+
+
+def _entries(
+    experiment: Experiment,
+    methods: Sequence[Method],
+    runs: Mapping[str, Sequence[MethodResult]],
+    base: Method,
+) -> list[Entry]:
+    budgets = {run.seed: SLACK * moved(run)[-1] for run in runs[base.label]}
+    rounds = experiment.rounds_of(base)
+    limits: dict[Measure, Callable[[MethodResult], int]] = {
+        "rounds": lambda run: min(rounds, len(trained(run))),
+        "bytes": lambda run: rounds_within(run, budgets[run.seed]),
+        "tenth": lambda run: rounds_within(run, _TENTH * budgets[run.seed]),
+    }
+    places: dict[str, dict[Measure, dict[Section, Place]]] = {m.label: {} for m in methods}
+    bounds = {method.label for method in methods if method.merged}
+    for measure, limit in limits.items():
+        for section in _sections(experiment):
+            # At equal rounds a longer run of the same method would be listed twice.
+            compared = {
+                m.label: runs[m.label]
+                for m in methods
+                if not (m.merged and measure != "rounds")
+                and not (measure == "rounds" and experiment.rounds_of(m) > rounds)
+            }
+            for label, place in _places(experiment, compared, section, limit, bounds).items():
+                places[label].setdefault(measure, {})[section] = place
+    costs = {m.label: _costs(runs[m.label]) for m in methods}
+    entries = [
+        Entry(
+            label=m.label,
+            strategy=m.strategy,
+            bound=m.merged,
+            alone=m.strategy == ALONE and not m.merged,
+            own_model=experiment.model_of(m) != experiment.model,
+            places=places[m.label],
+            costs=costs[m.label],
+            ratios={} if m.merged else _ratios(costs[m.label], costs[base.label]),
+        )
+        for m in methods
+    ]
+    return sorted(entries, key=lambda one: _order(one, _sections(experiment)[0]))
+
+
+def _order(entry: Entry, section: Section) -> tuple[float, str]:
+    for measure in get_args(Measure):
+        place = entry.places.get(measure, {}).get(section)
+        if place is not None:
+            return -place.mean, entry.label
+    return math.inf, entry.label
+
+
+def scores_of(
+    experiment: Experiment,
+    runs: Sequence[MethodResult],
+    section: Section,
+    limit: Callable[[MethodResult], int],
+) -> dict[int, Spread] | None:
+    """A section's score by seed, each after so many rounds; None: a run has none by then."""
+    found: dict[int, Spread] = {}
+    for run in runs:
+        done = limit(run)
+        score = done and score_of(run, scores_after(run, done), section, experiment.score.metric)
+        if not score:
+            return None
+        found[run.seed] = score
+    return found
+
+
+def _places(
+    experiment: Experiment,
+    runs: Mapping[str, Sequence[MethodResult]],
+    section: Section,
+    limit: Callable[[MethodResult], int],
+    bounds: set[str],
+) -> dict[str, Place]:
+    every = {label: scores_of(experiment, of, section, limit) for label, of in runs.items()}
+    scores = {label: by_seed for label, by_seed in every.items() if by_seed}
+    standings = ranked({label: one for label, one in scores.items() if label not in bounds})
+    found = {}
+    for label, by_seed in scores.items():
+        behind, good = standings.get(label, (None, None))
+        means = [one.mean for one in by_seed.values()]
+        found[label] = Place(
+            by_seed=by_seed,
+            mean=statistics.fmean(means),
+            std=statistics.pstdev(means) if len(means) > 1 else None,
+            rounds=statistics.median(map(limit, runs[label])),
+            unfitted=any(_is_before_fit(run, limit(run)) for run in runs[label]),
+            behind=behind,
+            as_good=good,
+        )
+    return found
+
+
+def _is_before_fit(run: MethodResult, rounds: int) -> bool:
+    return rounds < len(trained(run)) and any(one.final for one in run.rounds)
+
+
+def _costs(runs: Sequence[MethodResult]) -> Costs:
+    rounds = [one for run in runs for one in trained(run)]
+    takers = sum(one.participants for one in rounds)
+    # The first round opens programs and compiles kernels.
+    later = [one.costs for one in rounds if one.costs and one.round_id > 1]
+    kept = [one.costs.kept_bytes for run in runs for one in trained(run)[-1:] if one.costs]
+    peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
+    return Costs(
+        mb=sum(one.bytes_up + one.bytes_down for one in rounds) / takers / 1e6 if takers else None,
+        train_ms=1e3 * statistics.fmean(one.train_s for one in later) if later else None,
+        kept_mb=statistics.fmean(kept) / 1e6 if kept else None,
+        peak_mb=statistics.fmean(peaks) / 1e6 if peaks else None,
+    )
+
+
+def _ratios(costs: Costs, base: Costs) -> dict[str, float]:
+    found = {}
+    for name in costs.__struct_fields__:
+        value, per = getattr(costs, name), getattr(base, name)
+        if value is not None and per:
+            found[name] = value / per
+    return found

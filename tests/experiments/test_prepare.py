@@ -1,0 +1,84 @@
+"""Training before the first round: on whom, what of it a bundle starts from, and the same bits."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+
+from protofleet.bundle import Bundle
+from protofleet.errors import InputError
+from protofleet.experiments import prepare
+from protofleet.experiments.config import DataSource, Experiment, digest, lines_of
+
+_HART = {"sensors": 1, "kernels": [3], "width": 16, "heads": 1, "head_width": 8, "dropout": 0.0}
+_BASE = {
+    "title": "t",
+    "paper": "none",
+    "table": "none",
+    "data": [{"name": "hhar_windows"}],
+    "partition": {"kind": "natural", "clients": 8},
+    "model": {"name": "hart_alp", "settings": {**_HART, "prototypes": [4]}},
+    "pretraining": {"epochs": 1, "lr": 0.01, "model": {"name": "hart", "settings": _HART}},
+    "rounds": 1,
+    "seeds": [1],
+    "methods": [{"label": "FedAli", "strategy": "fedali"}],
+}
+
+
+def _experiment(**changes) -> Experiment:
+    return msgspec.convert({**_BASE, **changes}, Experiment)
+
+
+def test_clients_that_are_no_people_cannot_be_left_out():
+    with pytest.raises(msgspec.ValidationError, match="`pretraining`: expected the partition 'nat"):
+        _experiment(partition={"kind": "iid", "clients": 2})
+
+
+def test_results_without_pretraining_stay_those_of_the_same_lines():
+    assert lines_of(DataSource(name="hhar_windows")) == {"name": "hhar_windows", "options": {}}
+    plain = _experiment(pretraining=None)
+    assert digest(plain, plain.methods[0]) != digest(_experiment(), plain.methods[0])
+    people = _experiment(pretraining=None, data=[{"name": "hhar_windows", "people": 9}])
+    assert digest(plain, plain.methods[0]) != digest(people, plain.methods[0])
+
+
+def _params(path):
+    return Bundle.open(path, any_signer=True).model().params
+
+
+@pytest.mark.data
+@pytest.mark.slow(seconds=20)
+def test_a_bundle_starts_from_the_encoder_of_a_masked_training_and_keeps_its_head(
+    data_root, tmp_path, monkeypatch
+):
+    def bundle(folder, experiment, seed=1):
+        made = prepare.Preparation(
+            experiment=experiment, folder=tmp_path / folder, data_root=data_root
+        )
+        return made.bundle(experiment.methods[0], seed, made.data(seed))
+
+    seen = []
+    outsiders = prepare.outsiders
+
+    def watched(pool, clients):
+        others = outsiders(pool, clients)
+        seen.append(set(others.client))
+        return others
+
+    monkeypatch.setattr(prepare, "outsiders", watched)
+    first = bundle("a", _experiment())
+    assert bundle("a", _experiment()) == first
+    assert seen == [{"8"}], "once, on the ninth person"
+    again, other = bundle("b", _experiment()), bundle("b", _experiment(), seed=2)
+    drawn = bundle("a", _experiment(pretraining=None))
+    a, b, c, d = map(_params, (first, again, other, drawn))
+    for name in a:
+        assert np.array_equal(a[name], b[name]), "the same bits for the same seed"
+    assert not np.array_equal(a["accelerometer_patches.weight"], c["accelerometer_patches.weight"])
+    changed = {name for name in a if not np.array_equal(a[name], d[name])}
+    own = {name for name in a if name.startswith(("head.", "blocks.0.align."))}
+    assert changed == set(a) - own
+    wide = {**_BASE["pretraining"], "model": {"name": "hart", "settings": {**_HART, "width": 32}}}
+    with pytest.raises(InputError, match=r"tensor '.*': expected \(\d+.*\), got \(\d+"):
+        bundle("a", _experiment(pretraining=wide))
