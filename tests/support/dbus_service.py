@@ -41,10 +41,8 @@ def service(address: str, names: tuple[str, ...], properties: Properties) -> Ite
         assert link.recv(200).startswith(b"OK")
         link.sendall(b"BEGIN\r\n")
         stream = link.makefile("rb")
-        for serial, (member, body) in enumerate(
-            [("Hello", b""), *(("RequestName", _text(0, name) + _u32(0, name)) for name in names)],
-            1,
-        ):
+        asked = [("RequestName", _text(name) + _u32(0, name)) for name in names]
+        for serial, (member, body) in enumerate([("Hello", b""), *asked], 1):
             link.sendall(_call(serial, member, body))
             while _read(stream)[1].get(_REPLY) != serial:
                 pass
