@@ -372,6 +372,8 @@ class Agent:
         delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
+        elif not self._participation.may_transfer:
+            return
         elif self._phase is DevicePhase.IDLE and delivered and task.round_id == delivered.round_id:
             path = self._store.update_path()
             self._endpoint.send_update(path, delivered.round_id, delivered.coding)

@@ -9,12 +9,18 @@ from textwrap import fill
 
 from protofleet.experiments.config import Section
 from protofleet.experiments.decisions import SITUATIONS, Advice, Situation, advise, groups
-from protofleet.experiments.overview import MEASURES, DataSet, Entry, Measure, Overview, Place
+from protofleet.experiments.overview import DataSet, Entry, Measure, Overview, Place
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
 
 _MOST_NAMED = 4
-_TITLES: dict[Measure, str] = {"rounds": "equal rounds", "bytes": "equal bytes"}
+_MEASURES: tuple[Measure, ...] = ("rounds", "bytes")
+"""What the tables show."""
+_TITLES: dict[Measure, str] = {
+    "rounds": "equal rounds",
+    "bytes": "equal bytes",
+    "tenth": "a tenth of these bytes",
+}
 _OWN_MODEL, _UNFITTED, _CLOSE = "°", "‡", "**"
 _COSTS = {
     "mb": "bytes a round",
@@ -35,8 +41,8 @@ _READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
   have more rounds where a row says so, dearer ones fewer.
-- *Personalisation*: each device's own model on its own test part; *generalisation*: the same models
-  on all devices' test parts; *global*: the server's model there.
+- *Personalisation*: each device's own model, after its training in the round, on its own test part;
+  *generalisation*: the same models on all devices' test parts; *global*: the server's model there.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
   ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
   seeds.
@@ -53,8 +59,8 @@ _PAIRED = (
 _ADVICE = (
     "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
     "ranked anew on each data set. **Bold**: as good as the best, within the noise, on most of the "
-    "column's data sets, and of those the fewest points behind on average (points; on how many "
-    "data sets). Then the others that are as good as often, and which of all these moves the "
+    "column's data sets, and of those the fewest points behind on average (these points; on how "
+    "many data sets). Then the others that are as good as often, and which of all these moves the "
     "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
     "figures show."
 )
@@ -153,7 +159,7 @@ def _overview(data_sets: Sequence[DataSet], section: Section) -> str:
         for entry in one.entries:
             found = {
                 measure: entry.places[measure][section]
-                for measure in MEASURES
+                for measure in _MEASURES
                 if section in entry.places.get(measure, {}) and not entry.bound
             }
             columns = places.setdefault(entry.label, [{} for _ in data_sets])
@@ -167,8 +173,8 @@ def _overview(data_sets: Sequence[DataSet], section: Section) -> str:
             [
                 [
                     label,
-                    *(" / ".join(_behind(places.get(m)) for m in MEASURES) for places in columns),
-                    " / ".join(_mean_text(_mean_behind(columns, m)) for m in MEASURES),
+                    *(" / ".join(_behind(places.get(m)) for m in _MEASURES) for places in columns),
+                    " / ".join(_mean_text(_mean_behind(columns, m)) for m in _MEASURES),
                 ]
                 for _, label, columns in lines
             ],
@@ -211,7 +217,7 @@ def _about(one: DataSet) -> str:
 
 def _table(one: DataSet) -> str:
     head = ["method"]
-    for measure in MEASURES:
+    for measure in _MEASURES:
         head += [f"{section}, {_TITLES[measure]}" for section in one.sections]
     head += ["rounds at equal bytes", "MB a round", "÷ FedAvg", "time ÷ FedAvg", "kept MB",
              "memory MB", "÷ FedAvg"]  # fmt: skip
@@ -220,7 +226,7 @@ def _table(one: DataSet) -> str:
 
 def _line(one: DataSet, entry: Entry) -> list[str]:
     cells = [entry.label + (_OWN_MODEL if entry.own_model else "")]
-    for measure in MEASURES:
+    for measure in _MEASURES:
         cells += [_score(entry.places.get(measure, {}).get(section)) for section in one.sections]
     at_bytes = [place.rounds for place in entry.places.get("bytes", {}).values()]
     costs, ratios = entry.costs, entry.ratios
@@ -272,14 +278,14 @@ def _advice(advice: Advice) -> str:
         return NOTHING
     first, *others = advice.equals
     on = f"{first.good_on} of {advice.data_sets}"
-    text = f"**{first.label}** (-{first.behind:.1f}; {on})"
+    text = f"**{first.label}** ({first.behind:.1f}; {on})"
     if others:
-        named = ", ".join(f"{one.label} (-{one.behind:.1f})" for one in others[:_MOST_NAMED])
+        named = ", ".join(f"{one.label} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
         more = len(others) - _MOST_NAMED
         text += f"; as good: {named}" + (f" and {more} more" if more > 0 else "")
     light = advice.lightest
     if light is not None and others:
-        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} of FedAvg's)"
+        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} times FedAvg's)"
     return text
 
 

@@ -39,7 +39,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 SITUATIONS = (
     Situation(wish="Each device its own best model, whatever it costs"),
     Situation(wish="The same, with FedAvg's bytes in all", measure="bytes"),
-    Situation(wish="Slow link", cost="mb", most=0.1),
+    Situation(wish="A slow or dear link", measure="tenth"),
     Situation(wish="Weak processor", cost="train_ms", most=1.25),
     Situation(wish="Little storage", cost="kept_mb", most=1.05),
     Situation(wish="Little memory", cost="peak_mb", most=1.05),
@@ -85,13 +85,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lightest(self) -> Candidate | None:
-        """Of the equals that federate, the one that moves the fewest bytes."""
-        known = {
-            one.label: (one.bytes_ratio, one)
-            for one in self.equals
+        """Of the equals that federate, the one that moves the fewest bytes, to two digits."""
+        known = [
+            (float(f"{one.bytes_ratio:.2g}"), number, one)
+            for number, one in enumerate(self.equals)
             if one.bytes_ratio is not None and not one.alone
-        }
-        return known[min(known, key=lambda label: (known[label][0], label))][1] if known else None
+        ]
+        return min(known)[2] if known else None
 
 
 Group = tuple[str, str]

@@ -35,9 +35,9 @@ from protofleet.federation.records import Spread
 from protofleet.strategies.scores import MetricName
 
 BASELINE, ALONE = "fedavg", "local"
-Measure = Literal["rounds", "bytes"]
-"""Scores at equal rounds, or at equal bytes."""
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+Measure = Literal["rounds", "bytes", "tenth"]
+"""Scores at equal rounds, at equal bytes, or at a tenth of these bytes."""
+_TENTH = 0.1
 _PAIRED = 3
 """Seeds from which on differences are tested seed by seed."""
 _BySeed = Mapping[int, Spread]
@@ -269,6 +269,7 @@ def _entries(
     limits: dict[Measure, Callable[[MethodResult], int]] = {
         "rounds": lambda run: min(rounds, len(trained(run))),
         "bytes": lambda run: rounds_within(run, budgets[run.seed]),
+        "tenth": lambda run: rounds_within(run, _TENTH * budgets[run.seed]),
     }
     places: dict[str, dict[Measure, dict[Section, Place]]] = {m.label: {} for m in methods}
     bounds = {method.label for method in methods if method.merged}
@@ -278,7 +279,7 @@ def _entries(
             compared = {
                 m.label: runs[m.label]
                 for m in methods
-                if not (m.merged and measure == "bytes")
+                if not (m.merged and measure != "rounds")
                 and not (measure == "rounds" and experiment.rounds_of(m) > rounds)
             }
             for label, place in _places(experiment, compared, section, limit, bounds).items():
@@ -301,7 +302,7 @@ def _entries(
 
 
 def _order(entry: Entry, section: Section) -> tuple[float, str]:
-    for measure in MEASURES:
+    for measure in get_args(Measure):
         place = entry.places.get(measure, {}).get(section)
         if place is not None:
             return -place.mean, entry.label

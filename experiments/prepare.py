@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.bundle.keys import load_or_create_signing_key
 from protofleet.datasets import DeviceData
@@ -177,7 +178,7 @@ class Preparation:
             seed=seed,
         )
         recipe = _recipe(settings.model or model, data)
-        arrays = {"x": others.x, "y": others.y}
+        arrays: dict[str, NDArray[Any]] = {"x": others.x, "y": others.y}
         pretrain_recipe(recipe, settings.objective, arrays, options, path)
 
     def _pool(self, sources: tuple[DataSource, ...]) -> Pool:

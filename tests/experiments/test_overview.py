@@ -121,7 +121,9 @@ def test_equal_bytes_is_the_last_whole_round_within_what_fedavg_moves(table):
     assert at["Cheap, long"].mean == pytest.approx(84)
     assert (at["Fitted"].mean, at["Fitted"].unfitted) == (pytest.approx(70), True)
     assert at["FedAvg"].behind == pytest.approx(4)  # behind the long cheap one
-    assert "bytes" not in entry_of(table, "Central").places
+    assert set(entry_of(table, "Central").places) == {"rounds"}
+    # A tenth of the bytes, 40: not one round but of who moves nothing.
+    assert [one.label for one in table.entries if "tenth" in one.places] == ["Alone"]
 
 
 def test_equal_rounds_are_fedavgs_and_a_final_fit_counts(table):
@@ -231,6 +233,8 @@ def test_advice_is_the_method_as_good_on_most_data_sets_within_the_limit():
 def test_points_that_are_beaten_for_less_are_not_on_the_front():
     ends = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (3.0, 60.0), "d": (3.0, 55.0)}
     assert _overview_figure.pareto(ends) == ["a", "c"]
+    alike = {"a": (1.0, 50.0), "b": (1.005, 60.0), "c": (1.1, 55.0), "d": (1.1, 60.0)}
+    assert _overview_figure.pareto(alike) == ["b"]
 
 
 @pytest.fixture
@@ -262,8 +266,8 @@ def test_the_page_is_the_same_for_the_same_results_and_names_what_is_missing(sto
         "| Dear | **90.0** | - | **80.0** | **70.0** | - | 60.0 | 2 | 0.00015 | 1.50 | 1.00 | "
         "0.0015 | - | - |"
     )
-    (slow,) = [line for line in lines if line.startswith("| Slow link")]
-    assert slow.endswith("| **Alone** (-0.0; 1 of 1) |")
+    (slow,) = [line for line in lines if line.startswith("| A slow or dear link")]
+    assert slow.endswith("| **Alone** (0.0; 1 of 1) |")
     drawings = []
     for name in ("x.svg", "y.svg"):
         _overview_figure.draw(stored, tmp_path / name)
