@@ -233,7 +233,8 @@ class Agent:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
             last, name = announcement.round_id, announcement.federation
-            self._on_task(Task(task="finish", round_id=last, federation=name))
+            epoch = announcement.epoch
+            self._on_task(Task(task="finish", round_id=last, federation=name, epoch=epoch))
 
     def _commit_membership(self) -> None:
         """The federation runs this device's bundle: from here on the store belongs to both."""
@@ -372,6 +373,8 @@ class Agent:
         delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
+        elif not self._participation.may_transfer:
+            return
         elif self._phase is DevicePhase.IDLE and delivered and task.round_id == delivered.round_id:
             path = self._store.update_path()
             self._endpoint.send_update(path, delivered.round_id, delivered.coding)

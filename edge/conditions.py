@@ -23,6 +23,8 @@ ANSWER_S = 5.0
 BUSY_SHARE = 0.25
 """Of all processors' time; with more of it used by others the device is not idle."""
 _MOST_CHARS = 64 * 1024
+_TERMUX = "/data/data/com.termux/files/usr/bin"
+"""Where Android's programs are, also seen from a Debian within Termux."""
 _PLAUSIBLE_C = range(-40, 151)
 """Sensors that are broken or not there tell 0 K, 65 535 and the like."""
 _PLUGGED = {"PLUGGED_AC", "PLUGGED_USB", "PLUGGED_WIRELESS", "PLUGGED_DOCK"}
@@ -47,8 +49,10 @@ Run = Callable[[tuple[str, ...]], str]
 
 def run_program(command: tuple[str, ...]) -> str:
     """``Run`` on this machine."""
-    if shutil.which(command[0]) is None:
+    program = shutil.which(command[0]) or shutil.which(command[0], path=_TERMUX)
+    if program is None:
         return ""
+    command = (program, *command[1:])
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=ANSWER_S, check=False

@@ -11,6 +11,7 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from protofleet.experiments.comparisons import moved, scores_after
@@ -22,6 +23,8 @@ from protofleet.report._figures import BLUE, FAINT, INK, RED, STYLE
 _PANEL_IN = (5.2, 3.9)
 _COLUMNS = 2
 _MUTED = "#9aa5b1"
+_HALO = [withStroke(linewidth=2.2, foreground="white")]
+_ALIKE = 1.01
 _Curve = list[tuple[float, float]]
 
 
@@ -29,7 +32,8 @@ def draw(found: Overview, path: Path) -> None:
     """Draw the first section's score over the bytes that a client has moved, a panel a data set.
 
     Lines are means over the seeds, round by round; the end of each is a circle. Methods that no
-    other beats with fewer bytes are named and joined; FedAvg is red.
+    other beats with fewer bytes are named and joined; FedAvg is red, with its bytes as a dotted
+    line. Training alone moves nothing, so it is a level.
 
     Args:
         found: with at least one data set.
@@ -52,25 +56,29 @@ def draw(found: Overview, path: Path) -> None:
 
 def _panel(axes: Any, one: DataSet, found: Mapping[str, Sequence[MethodResult]]) -> None:
     curves: dict[str, _Curve] = {}
-    for entry in one.entries:
-        runs = [run for run in found[entry.label] if run.seed in one.seeds]
-        if not entry.bound and (curve := _curve(one, runs)):
-            curves[entry.label] = curve
-    strategies = {entry.label: entry for entry in one.entries}
+    entries = {entry.label: entry for entry in one.entries if not entry.bound}
+    for label in entries:
+        runs = [run for run in found[label] if run.seed in one.seeds]
+        if curve := _curve(one, runs):
+            curves[label] = curve
+    for label in [label for label, entry in entries.items() if entry.alone and label in curves]:
+        _level(axes, label, curves.pop(label)[-1][1])
     ends = {label: curve[-1] for label, curve in curves.items()}
     front = pareto(ends)
+    colours = dict.fromkeys(front, BLUE) | {
+        label: RED
+        for label, entry in entries.items()
+        if entry.strategy == BASELINE and not entry.own_model and label in curves
+    }
     for label, curve in curves.items():
-        entry = strategies[label]
-        base = entry.strategy == BASELINE and not entry.own_model
-        colour = RED if base else BLUE if label in front else _MUTED
-        strong = base or label in front
+        colour, strong = colours.get(label, _MUTED), label in colours
         axes.plot(*zip(*curve, strict=True), color=colour, lw=1.3 if strong else 0.8,
                   alpha=1 if strong else 0.55, zorder=3 if strong else 2)  # fmt: skip
         axes.plot(*curve[-1], "o", color=colour, ms=5 if strong else 3.5, mec="white", mew=0.5,
                   zorder=4)  # fmt: skip
     points = [ends[label] for label in front]
     axes.plot(*zip(*points, strict=True), color=INK, lw=0.9, ls=(0, (2, 2)), zorder=3)
-    _names(axes, {label: ends[label] for label in front})
+    _names(axes, {label: ends[label] for label in sorted(colours, key=ends.__getitem__)}, colours)
     axes.axvline(one.mb, color=RED, lw=0.8, ls=":", zorder=1)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -80,15 +88,30 @@ def _panel(axes: Any, one: DataSet, found: Mapping[str, Sequence[MethodResult]])
     axes.set(xlabel="MB that a client has moved", ylabel=f"{one.sections[0]} (%)")
 
 
+def _level(axes: Any, label: str, score: float) -> None:
+    axes.axhline(score, color=INK, lw=0.9, ls=(0, (6, 2)), zorder=1)
+    place = {"xytext": (4, 3), "textcoords": "offset points", "xycoords": ("axes fraction", "data")}
+    axes.annotate(
+        f"{label}: moves nothing", (0, score), fontsize=8, color=INK, path_effects=_HALO, **place
+    )
+
+
 def pareto(ends: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Of points (cost, score) those without another at most as dear that scores more, by cost."""
-    found: list[str] = []
-    best = -math.inf
-    for label in sorted(ends, key=lambda one: (ends[one][0], -ends[one][1], one)):
-        if ends[label][1] > best:
-            found.append(label)
-            best = ends[label][1]
-    return found
+    """Of points (cost, score) those without another as dear or less that scores more, by cost.
+
+    Costs within a hundredth are alike: bytes differ by less with the lengths of numbers.
+    """
+    order = sorted(ends, key=lambda one: (ends[one], one))
+    return [
+        label
+        for label in order
+        if not any(_beats(ends[other], ends[label]) for other in order if other != label)
+    ]
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    (cost, score), (per, against) = one, other
+    return cost <= _ALIKE * per and (score > against or (score == against and cost < per))
 
 
 def _curve(one: DataSet, runs: Sequence[MethodResult]) -> _Curve:
@@ -105,8 +128,8 @@ def _curve(one: DataSet, runs: Sequence[MethodResult]) -> _Curve:
     return found
 
 
-def _names(axes: Any, ends: Mapping[str, tuple[float, float]]) -> None:
-    """The front's names, right of and above its points; below where two are close together."""
+def _names(axes: Any, ends: Mapping[str, tuple[float, float]], colours: Mapping[str, str]) -> None:
+    """Names above their points; below where two are close together."""
     ordered = list(ends.items())
     above = [True] * len(ordered)
     for number, ((_, (x, y)), (_, (next_x, next_y))) in enumerate(pairwise(ordered)):
@@ -114,4 +137,5 @@ def _names(axes: Any, ends: Mapping[str, tuple[float, float]]) -> None:
         above[number + 1] = not above[number] if close else True
     for (label, point), up in zip(ordered, above, strict=True):
         axes.annotate(label, point, (0, 7 if up else -13), textcoords="offset points",
-                      ha="center", fontsize=8, fontweight="bold", color=BLUE, zorder=5)  # fmt: skip
+                      ha="center", path_effects=_HALO, fontsize=8, fontweight="bold",
+                      color=colours[label], zorder=5)  # fmt: skip

@@ -5,15 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 
 from protofleet.experiments.config import Section
 from protofleet.experiments.decisions import SITUATIONS, Advice, Situation, advise, groups
-from protofleet.experiments.overview import MEASURES, DataSet, Entry, Measure, Overview, Place
+from protofleet.experiments.overview import DataSet, Entry, Measure, Overview, Place
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
 
 _MOST_NAMED = 4
-_TITLES: dict[Measure, str] = {"rounds": "equal rounds", "bytes": "equal bytes"}
+_MEASURES: tuple[Measure, ...] = ("rounds", "bytes")
+"""What the tables show."""
+_TITLES: dict[Measure, str] = {
+    "rounds": "equal rounds",
+    "bytes": "equal bytes",
+    "tenth": "a tenth of these bytes",
+}
 _OWN_MODEL, _UNFITTED, _CLOSE = "°", "‡", "**"
 _COSTS = {
     "mb": "bytes a round",
@@ -23,33 +30,39 @@ _COSTS = {
 }
 _DIVISIONS = {"natural": "by person"}
 
-_INTRODUCTION = """# Which method should I take?
-
-Every method of [strategies.md](strategies.md) that fits, on small data sets, with one small model
-for each kind of data and the same training. What follows is computed from results, words included
-where they name a method: `{command}`.
-
-**[The decision table](#what-to-take) stands at the end.** First what it is made of.
-
-How to read it:
-
+_TITLE = "# Which method should I take?"
+_INTRODUCTION = (
+    "Every method of [strategies.md](strategies.md) that fits, on small data sets, with one small "
+    "model for each kind of data and the same training. All figures are measured, and words that "
+    "name a method are computed from them: `{command}`."
+)
+_END = "**[The decision table](#what-to-take) stands at the end.** First what it is made of."
+_READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
-  have more rounds where their rows say so, dearer ones fewer.
-- *Personalisation*: each device's own model on its own test part; *generalisation*: the same models
-  on all devices' test parts; *global*: the server's model there.
+  have more rounds where a row says so, dearer ones fewer.
+- *Personalisation*: each device's own model, after its training in the round, on its own test part;
+  *generalisation*: the same models on all devices' test parts; *global*: the server's model there.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
-  ranked apart. The best of many methods is flattered by its luck; a difference that matters to you
-  is worth more seeds.
+  ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
+  seeds.
 - Settings are published ones or defaults, none tuned for these data. {small}
 - Time: processor time of a device's local training in a round, without evaluation and without the
-  first round. Kept: what a device stores between rounds. Memory: peak of a device's process in one
-  round, Python and runtime included.
+  first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
+  one round, Python and runtime included.
 - {marks}"""
 
 _PAIRED = (
     "a method is as good as the best unless the 95 % interval of their differences, seed by "
     "seed, is above 0 (Student's t)."
+)
+_ADVICE = (
+    "Each column is a kind of data, each row a wish or a limit. Within the limit the methods are "
+    "ranked anew on each data set. **Bold**: as good as the best, within the noise, on most of the "
+    "column's data sets, and of those the fewest points behind on average (these points; on how "
+    "many data sets). Then the others that are as good as often, and which of all these moves the "
+    "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
+    "figures show."
 )
 _CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
 _PICTURE = (
@@ -57,7 +70,7 @@ _PICTURE = (
     "no other beats with fewer bytes. Red: FedAvg, and its bytes."
 )
 _UNPAIRED = (
-    "a method is as good as the best unless it is behind by more than the 95 % intervals over the "
+    "a method is as good as the best unless it is further behind than the 95 % intervals over the "
     "clients of both together (root of the sum of squares), which is wide: clients differ much "
     "more than methods."
 )
@@ -78,7 +91,7 @@ def page(found: Overview, command: str, picture: str | None) -> str:
     if picture is not None:
         parts += [
             f"![Score over the bytes that a client moves, a panel for each data set]({picture})",
-            _PICTURE,
+            _wrapped(_PICTURE),
         ]
     sections = dict.fromkeys(section for one in data_sets for section in one.sections)
     parts.append("## All data sets together")
@@ -109,7 +122,13 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
         f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
         "on data like these, and is no measure of what they reach."
     )
-    return _INTRODUCTION.format(command=command, noise=" ".join(noise), small=small, marks=marks)
+    values = {"noise": " ".join(noise), "small": small, "marks": marks}
+    points = [
+        _wrapped(f"- {' '.join(one.split())}", "  ")
+        for one in _READING.format(**values).split("\n- ")[1:]
+    ]
+    opening = _wrapped(_INTRODUCTION.format(command=command))
+    return "\n\n".join([_TITLE, opening, _END, "\n".join(points)])
 
 
 def _setting(data_sets: Sequence[DataSet]) -> str:
@@ -140,7 +159,7 @@ def _overview(data_sets: Sequence[DataSet], section: Section) -> str:
         for entry in one.entries:
             found = {
                 measure: entry.places[measure][section]
-                for measure in MEASURES
+                for measure in _MEASURES
                 if section in entry.places.get(measure, {}) and not entry.bound
             }
             columns = places.setdefault(entry.label, [{} for _ in data_sets])
@@ -154,8 +173,8 @@ def _overview(data_sets: Sequence[DataSet], section: Section) -> str:
             [
                 [
                     label,
-                    *(" / ".join(_behind(places.get(m)) for m in MEASURES) for places in columns),
-                    " / ".join(_mean_text(_mean_behind(columns, m)) for m in MEASURES),
+                    *(" / ".join(_behind(places.get(m)) for m in _MEASURES) for places in columns),
+                    " / ".join(_mean_text(_mean_behind(columns, m)) for m in _MEASURES),
                 ]
                 for _, label, columns in lines
             ],
@@ -198,7 +217,7 @@ def _about(one: DataSet) -> str:
 
 def _table(one: DataSet) -> str:
     head = ["method"]
-    for measure in MEASURES:
+    for measure in _MEASURES:
         head += [f"{section}, {_TITLES[measure]}" for section in one.sections]
     head += ["rounds at equal bytes", "MB a round", "÷ FedAvg", "time ÷ FedAvg", "kept MB",
              "memory MB", "÷ FedAvg"]  # fmt: skip
@@ -207,7 +226,7 @@ def _table(one: DataSet) -> str:
 
 def _line(one: DataSet, entry: Entry) -> list[str]:
     cells = [entry.label + (_OWN_MODEL if entry.own_model else "")]
-    for measure in MEASURES:
+    for measure in _MEASURES:
         cells += [_score(entry.places.get(measure, {}).get(section)) for section in one.sections]
     at_bytes = [place.rounds for place in entry.places.get("bytes", {}).values()]
     costs, ratios = entry.costs, entry.ratios
@@ -241,16 +260,11 @@ def _decisions(data_sets: Sequence[DataSet]) -> str:
     lines = [
         [_wish(one), *(_advice(advise(one, of)) for of in kinds.values())] for one in SITUATIONS
     ]
-    return (
-        "Each column is a kind of data, each row a wish or a limit. **Bold**: as good as the best "
-        "within the limit, within the noise, on most of the column's data sets, and of those the "
-        "fewest points behind on average; then the others that are as good as often, by points "
-        "behind, and which of all these moves the fewest bytes.\n\n" + _rows(head, lines)
-    )
+    return f"{_wrapped(_ADVICE)}\n\n{_rows(head, lines)}"
 
 
 def _group_title(data_sets: Sequence[DataSet]) -> str:
-    return ", ".join(one.table for one in data_sets)
+    return "; ".join(one.table for one in data_sets)
 
 
 def _wish(one: Situation) -> str:
@@ -264,14 +278,14 @@ def _advice(advice: Advice) -> str:
         return NOTHING
     first, *others = advice.equals
     on = f"{first.good_on} of {advice.data_sets}"
-    text = f"**{first.label}** (-{first.behind:.1f}; {on})"
+    text = f"**{first.label}** ({first.behind:.1f}; {on})"
     if others:
-        named = ", ".join(f"{one.label} (-{one.behind:.1f})" for one in others[:_MOST_NAMED])
+        named = ", ".join(f"{one.label} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
         more = len(others) - _MOST_NAMED
         text += f"; as good: {named}" + (f" and {more} more" if more > 0 else "")
     light = advice.lightest
     if light is not None and others:
-        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} of FedAvg's)"
+        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} times FedAvg's)"
     return text
 
 
@@ -283,6 +297,10 @@ def _anchor(title: str) -> str:
     """GitHub's anchor of a heading."""
     kept = [c for c in title.lower() if c.isalnum() or c in " -_"]
     return "".join(kept).replace(" ", "-")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return fill(text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _rows(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

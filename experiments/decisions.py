@@ -39,7 +39,7 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
 SITUATIONS = (
     Situation(wish="Each device its own best model, whatever it costs"),
     Situation(wish="The same, with FedAvg's bytes in all", measure="bytes"),
-    Situation(wish="Slow link", cost="mb", most=0.1),
+    Situation(wish="A slow or dear link", measure="tenth"),
     Situation(wish="Weak processor", cost="train_ms", most=1.25),
     Situation(wish="Little storage", cost="kept_mb", most=1.05),
     Situation(wish="Little memory", cost="peak_mb", most=1.05),
@@ -56,12 +56,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         behind: points behind the best of the candidates, the mean over the data sets.
         good_on: on how many it is as good as the best, within the noise.
         bytes_ratio: of a round to FedAvg's, the mean over the data sets.
+        alone: whether it is training without a federation.
     """
 
     label: str
     behind: float
     good_on: int
     bytes_ratio: float | None
+    alone: bool
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +85,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lightest(self) -> Candidate | None:
-        """Of the equals, the one that moves the fewest bytes."""
-        known = [one for one in self.equals if one.bytes_ratio is not None]
-        return min(known, key=lambda one: (one.bytes_ratio, one.label), default=None)
+        """Of the equals that federate, the one that moves the fewest bytes, to two digits."""
+        known = [
+            (float(f"{one.bytes_ratio:.2g}"), number, one)
+            for number, one in enumerate(self.equals)
+            if one.bytes_ratio is not None and not one.alone
+        ]
+        return min(known)[2] if known else None
 
 
 Group = tuple[str, str]
@@ -113,6 +119,7 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
             behind=statistics.fmean(ranking[label][0] for ranking in rankings),
             good_on=sum(ranking[label][1] is True for ranking in rankings),
             bytes_ratio=_mean([table[label][0].ratios.get("mb") for table in tables]),
+            alone=tables[0][label][0].alone,
         )
         for label in common
     ]

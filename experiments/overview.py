@@ -32,11 +32,12 @@ from protofleet.experiments.intervals import half_interval
 from protofleet.experiments.store import MethodResult
 from protofleet.experiments.table import LOSS, score_of, trained
 from protofleet.federation.records import Spread
+from protofleet.strategies.scores import MetricName
 
-BASELINE = "fedavg"
-Measure = Literal["rounds", "bytes"]
-"""Scores at equal rounds, or at equal bytes."""
-MEASURES: tuple[Measure, ...] = get_args(Measure)
+BASELINE, ALONE = "fedavg", "local"
+Measure = Literal["rounds", "bytes", "tenth"]
+"""Scores at equal rounds, at equal bytes, or at a tenth of these bytes."""
+_TENTH = 0.1
 _PAIRED = 3
 """Seeds from which on differences are tested seed by seed."""
 _BySeed = Mapping[int, Spread]
@@ -85,6 +86,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         label, strategy: of the experiment.
         bound: central training, which no federation reaches.
+        alone: training without a federation.
         own_model: its model is not the data set's.
         places: its score by measure and section.
         costs: of it.
@@ -94,6 +96,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     label: str
     strategy: str
     bound: bool
+    alone: bool
     own_model: bool
     places: dict[Measure, dict[Section, Place]]
     costs: Costs
@@ -123,7 +126,7 @@ class DataSet(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     partition: str
     model: str
-    metric: str
+    metric: MetricName
     sections: tuple[Section, ...]
     clients: int
     rounds: int
@@ -266,6 +269,7 @@ def _entries(
     limits: dict[Measure, Callable[[MethodResult], int]] = {
         "rounds": lambda run: min(rounds, len(trained(run))),
         "bytes": lambda run: rounds_within(run, budgets[run.seed]),
+        "tenth": lambda run: rounds_within(run, _TENTH * budgets[run.seed]),
     }
     places: dict[str, dict[Measure, dict[Section, Place]]] = {m.label: {} for m in methods}
     bounds = {method.label for method in methods if method.merged}
@@ -275,7 +279,7 @@ def _entries(
             compared = {
                 m.label: runs[m.label]
                 for m in methods
-                if not (m.merged and measure == "bytes")
+                if not (m.merged and measure != "rounds")
                 and not (measure == "rounds" and experiment.rounds_of(m) > rounds)
             }
             for label, place in _places(experiment, compared, section, limit, bounds).items():
@@ -286,6 +290,7 @@ def _entries(
             label=m.label,
             strategy=m.strategy,
             bound=m.merged,
+            alone=m.strategy == ALONE and not m.merged,
             own_model=experiment.model_of(m) != experiment.model,
             places=places[m.label],
             costs=costs[m.label],
@@ -297,7 +302,7 @@ def _entries(
 
 
 def _order(entry: Entry, section: Section) -> tuple[float, str]:
-    for measure in MEASURES:
+    for measure in get_args(Measure):
         place = entry.places.get(measure, {}).get(section)
         if place is not None:
             return -place.mean, entry.label

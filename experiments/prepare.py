@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.bundle.keys import load_or_create_signing_key
 from protofleet.datasets import DeviceData
@@ -177,7 +178,7 @@ class Preparation:
             seed=seed,
         )
         recipe = _recipe(settings.model or model, data)
-        arrays = {"x": others.x, "y": others.y}
+        arrays: dict[str, NDArray[Any]] = {"x": others.x, "y": others.y}
         pretrain_recipe(recipe, settings.objective, arrays, options, path)
 
     def _pool(self, sources: tuple[DataSource, ...]) -> Pool:
@@ -242,10 +243,13 @@ def _pool(sources: bytes, classes: JoinClasses, data_root: Path) -> Pool:
     """All data sets of an experiment; kept, because every seed divides the same ones."""
     pools = []
     for source in msgspec.json.decode(sources, type=tuple[DataSource, ...]):
-        pool = renamed(load(source.name, data_root, source.options), source.rename)
-        pools.append(
-            (source.name, pool if source.people is None else first_people(pool, source.people))
-        )
+        pool = load(source.name, data_root, source.options)
+        try:
+            pool = renamed(pool, source.rename)
+            pool = pool if source.people is None else first_people(pool, source.people)
+        except InputError as error:
+            raise InputError(f"data set '{source.name}', {error}") from error
+        pools.append((source.name, pool))
     return pools[0][1] if len(pools) == 1 else joined(pools, classes)
 
 

@@ -41,7 +41,8 @@ _LINES = 10
 """Of progress per run where no terminal shows a bar."""
 
 
-_RunJob = Callable[[Job, Watch], MethodResult]
+RunJob = Callable[[Job, Watch], MethodResult]
+"""Runs a job on an engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +118,7 @@ def run_experiment(
                 )
             _check_settings(experiment, jobs)
             for job in jobs:
-                result = _run(job, options.engine, run, console)
+                result = run_job(job, options.engine, run, console)
                 results.append(_with_memory(job, result, options) if options.memory else result)
         return results
 
@@ -146,30 +147,41 @@ def _chosen(experiment: Experiment, labels: Sequence[str] | None) -> list[Method
 
 
 @contextmanager
-def _local(options: RunOptions) -> Iterator[_RunJob]:
+def _local(options: RunOptions) -> Iterator[RunJob]:
     with processes(options.workers or os.cpu_count() or 1) as opened:
         yield lambda job, watch: run_local(job, opened=opened, watch=watch)
 
 
 @contextmanager
-def _mqtt(options: RunOptions) -> Iterator[_RunJob]:
+def _mqtt(options: RunOptions) -> Iterator[RunJob]:
     yield lambda job, watch: run_mqtt(job, broker=options.broker, watch=watch)
 
 
 @contextmanager
-def _ray(options: RunOptions) -> Iterator[_RunJob]:
+def _ray(options: RunOptions) -> Iterator[RunJob]:
     with ray_cluster(options.workers) as opened:
         yield lambda job, watch: run_local(job, opened=opened, watch=watch, engine="ray")
 
 
-_ENGINES: dict[Engine, Callable[[RunOptions], AbstractContextManager[_RunJob]]] = {
+_ENGINES: dict[Engine, Callable[[RunOptions], AbstractContextManager[RunJob]]] = {
     "local": _local,
     "mqtt": _mqtt,
     "ray": _ray,
 }
 
 
-def _run(job: Job, engine: Engine, run: _RunJob, console: Console) -> MethodResult:
+def run_job(job: Job, engine: Engine, run: RunJob, console: Console) -> MethodResult:
+    """Run one method with one seed, go on with it, or take what it has left when it finished.
+
+    Args:
+        job: what to run.
+        engine: what ``run`` is, for the result.
+        run: does it, and tells of every round.
+        console: progress goes here.
+
+    Raises:
+        InputError: the strategy, its settings, the model and the data do not fit.
+    """
     done = load_run(job.folder)
     plan = job.plan()
     identity = job.identity(plan, engine)

@@ -37,7 +37,7 @@ def compare(
         )
     if plot is not None:
         _overview_figure.draw(found, plot)
-    picture = plot and os.path.relpath(plot, page.parent if page else ".")
+    picture = None if plot is None else os.path.relpath(plot, page.parent if page else ".")
     text = _overview_text.page(found, command, picture)
     if page is not None:
         replace_whole(page, text.encode(), shared=True)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from rich.console import Console
 
+from protofleet.demo.methods import EXPORTED_FOR, Network
 from protofleet.demo.recipes import DemoData
 from protofleet.errors import ProtofleetError
 from protofleet.firmware_sim import die_with_parent
+from protofleet.threads import thread_variables
 
 _CENTRAL = "central"
 
@@ -29,41 +34,79 @@ def shown(arguments: Sequence[str]) -> str:
     return shlex.join(["protofleet", *arguments])
 
 
-def pretrain_arguments(prepared: DemoData, folder: Path, seed: int) -> list[str]:
-    """Central training, or its resumption."""
-    out = folder / _CENTRAL
-    arguments = ["pretrain", "--model", prepared.model, *_set_options(prepared.model_settings)]
+def pretrain_arguments(prepared: DemoData, network: Network, folder: Path, seed: int) -> list[str]:
+    """Central training into ``folder``, or its resumption."""
+    out, model = folder / _CENTRAL, prepared.models[network]
+    arguments = ["pretrain", "--model", model.name, *_set_options(model.settings)]
     arguments += [*prepared.pretrain, "--data", str(prepared.central), "--seed", str(seed)]
     return [*arguments, "--out", str(out), *(["--resume"] if out.exists() else [])]
 
 
-def export_arguments(prepared: DemoData, folder: Path, strategy: str) -> list[str]:
-    """Export of what the central training left."""
-    preprocessing = folder / "preprocessing.json"
+def export_arguments(
+    prepared: DemoData, network: Network, folder: Path, *, formats: str | None = None
+) -> list[str]:
+    """Export of what the central training has left in ``folder``; in every format by default."""
+    model, preprocessing = prepared.models[network], folder / "preprocessing.json"
     preprocessing.write_bytes(msgspec.json.format(msgspec.json.encode(prepared.preprocessing)))
     return [
-        *("export", prepared.model, *_set_options(prepared.model_settings)),
+        *("export", model.name, *_set_options(model.settings)),
         *("--checkpoint", str(folder / _CENTRAL / "model.safetensors")),
-        *("--strategy", strategy, "--classes", ",".join(prepared.classes)),
+        *("--strategy", EXPORTED_FOR[network], "--classes", ",".join(prepared.classes)),
         *("--preprocessing", str(preprocessing), "--out", str(folder / "bundle.pfb")),
+        *(() if formats is None else ("--formats", formats)),
     ]
 
 
-def run_step(arguments: Sequence[str]) -> None:
-    """Run a step to its end, its output on this terminal.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A command of ``protofleet``.
+
+    Attributes:
+        arguments: behind ``protofleet``.
+        log: where its output goes; None: to this terminal.
+    """
+
+    arguments: list[str]
+    log: Path | None = None
+
+
+def run_steps(steps: Sequence[Step], console: Console) -> None:
+    """Show steps, and run them to their ends, all at the same time.
+
+    They share the processor: numerical libraries of several processes that each have a thread for
+    every core wait for each other most of the time.
 
     Raises:
-        ProtofleetError: it failed; its own message stands above.
+        ProtofleetError: one failed; the message says where its own stands.
     """
-    process = subprocess.Popen(die_with_parent.command(invocation(*arguments)))
+    for step in steps:
+        beside = "" if step.log is None else f"   (beside it, output in {step.log})"
+        console.print(f"$ {shown(step.arguments)}{beside}", style="dim", soft_wrap=True)
+    threads = thread_variables(max(1, (os.cpu_count() or 1) // max(1, len(steps))))
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        status = process.wait()
+        processes += [_started(step, {**threads, **os.environ}) for step in steps]
+        statuses = [process.wait() for process in processes]
     except BaseException:
-        process.terminate()
-        process.wait()
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait()
         raise
-    if status:
-        raise ProtofleetError(f"'{shown(arguments[:1])}' failed; its message stands above")
+    for step, status in zip(steps, statuses, strict=True):
+        if status:
+            place = "above" if step.log is None else f"in '{step.log}'"
+            raise ProtofleetError(
+                f"'{shown(step.arguments[:1])}' failed; its message stands {place}"
+            )
+
+
+def _started(step: Step, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    command = die_with_parent.command(invocation(*step.arguments))
+    if step.log is None:
+        return subprocess.Popen(command, env=env)
+    with step.log.open("ab") as log:
+        return subprocess.Popen(command, env=env, stdout=log, stderr=log)
 
 
 def _set_options(settings: dict[str, Any]) -> list[str]:

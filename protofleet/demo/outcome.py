@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import platform
-import shutil
 from importlib.metadata import version
 from pathlib import Path
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from protofleet.bundle import Bundle
 from protofleet.edge.store import read_personal
-from protofleet.federation.records import DeviceRecord, Metrics, RunRecord, load_record
+from protofleet.federation.records import DeviceRecord, RunRecord, Scores, save_record
 from protofleet.report import (
+    ComparedMethod,
+    ComparedRecord,
     Prototypes,
     details_of_run,
     save_details,
@@ -35,25 +37,31 @@ _KINDS = {
 }
 
 
-def finish(title: str, folder: Path, console: Console, *, seconds: float) -> Path:
-    """Write the results of a finished run into ``folder`` and print the table.
+def with_comparison(run: RunRecord, compared: tuple[ComparedMethod, ...]) -> ComparedRecord:
+    """The run's record with the methods beside it."""
+    return ComparedRecord(**msgspec.structs.asdict(run), comparison=compared)
+
+
+def finish(
+    title: str, folder: Path, result: ComparedRecord, console: Console, *, seconds: float
+) -> Path:
+    """Write the results of a finished run into ``folder`` and print the tables.
 
     Args:
         title: the data in words.
         folder: the demonstration's folder.
-        console: where the table goes.
+        result: what came out.
+        console: where the tables go.
         seconds: wall time of this call.
 
     Returns:
         The report's path.
     """
-    run_dir = folder / "coordinator"
-    shutil.copyfile(run_dir / "result.json", folder / "result.json")
-    result = load_record(folder / "result.json", RunRecord)
+    save_record(result, folder / "result.json")
     bundle = Bundle.open(folder / "bundle.pfb", any_signer=True)
     packages = ("numpy", "onnxruntime", "torch")
     details = details_of_run(
-        run_dir,
+        folder / "coordinator",
         title=f"{result.strategy} on {title}",
         data=title,
         bundle=bundle.digest,
@@ -67,7 +75,8 @@ def finish(title: str, folder: Path, console: Console, *, seconds: float) -> Pat
     )
     save_details(details, folder / "details.json")
     report = write_report(folder)
-    _print(result, console)
+    console.print(_devices_table(result))
+    _print_scores(result, console)
     return report
 
 
@@ -95,14 +104,7 @@ def _prototypes(folder: Path, device_id: str) -> tuple[Prototypes, ...]:
     )
 
 
-def _print(result: RunRecord, console: Console) -> None:
-    scores = Table(title="scores, mean ± std over devices", title_justify="left")
-    for heading in ("", "macro-F1", "accuracy", "what it is"):
-        scores.add_column(heading)
-    for kind, meaning in _KINDS.items():
-        metrics = getattr(result.scores, "global_" if kind == "global" else kind)
-        if metrics is not None:
-            scores.add_row(kind, *_score_cells(metrics, over_devices=kind != "global"), meaning)
+def _devices_table(result: RunRecord) -> Table:
     devices = Table(title="what each device paid", title_justify="left")
     for heading in (
         "device",
@@ -115,14 +117,55 @@ def _print(result: RunRecord, console: Console) -> None:
         devices.add_column(heading, justify="left" if heading == "device" else "right")
     for device in result.devices:
         devices.add_row(*_device_cells(device))
-    console.print(devices)
-    console.print(scores)
+    return devices
 
 
-def _score_cells(metrics: Metrics, *, over_devices: bool) -> tuple[str, ...]:
+def _print_scores(result: ComparedRecord, console: Console) -> None:
+    """A row for each method, and one for what each network's methods started from."""
+    rounds = len(result.aggregated)
+    table = Table(
+        title=f"macro-F1 in %, before the first and after the last of {rounds} rounds",
+        title_justify="left",
+    )
+    for heading in ("", "trained", *_KINDS):
+        table.add_column(heading)
+    starts: dict[str, list[ComparedMethod]] = {}
+    for method in result.comparison:
+        starts.setdefault(method.network, []).append(method)
+    for methods in starts.values():
+        labels = ", ".join(method.label for method in methods)
+        table.add_row(f"before: {labels}", "central", *_score_cells(methods[0].start))
+    table.add_section()
+    for method in result.comparison:
+        where = "MQTT" if method.strategy == result.strategy else "no MQTT"
+        table.add_row(method.label, where, *_score_cells(method.last))
+    if not result.comparison:
+        table.add_row(result.strategy, "MQTT", *_score_cells(result.last))
+    console.print(table)
+    for note in _notes(result):
+        console.print(note, style="dim", soft_wrap=True)
+
+
+def _notes(result: ComparedRecord) -> list[str]:
+    notes = [f"{kind}: {meaning}" for kind, meaning in _KINDS.items()]
+    if result.comparison:
+        notes.append(
+            "no MQTT: by processes of this machine without a broker, which gives the same bits in "
+            "the same runtime (ONNX Runtime); data, seed, rounds and settings are alike"
+        )
+        notes.append("before: each method's model as it was pretrained centrally, in the same way")
+    notes.append("±: standard deviation over the devices; one seed on few data is no ranking")
+    return notes
+
+
+def _score_cells(scores: Scores) -> tuple[str, ...]:
+    """Of the three kinds; a method without a model at the server has no global score."""
+    found = [scores.sections.get(kind, {}).get("macro_f1") for kind in _KINDS]
     return tuple(
-        f"{one.mean:.4f} ± {one.std:.4f}" if over_devices else f"{one.mean:.4f}"
-        for one in (metrics["macro_f1"], metrics["accuracy"])
+        "-"
+        if one is None
+        else f"{100 * one.mean:.1f}" + (f" ± {100 * one.std:.1f}" if kind != "global" else "")
+        for kind, one in zip(_KINDS, found, strict=True)
     )
 
 

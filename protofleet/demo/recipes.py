@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Preprocessing
 from protofleet.datasets import DeviceData
+from protofleet.demo.methods import Network
 from protofleet.demo.settings import DemoSettings
 from protofleet.errors import InputError
 from protofleet.firmware_sim.imu import ImuProfile
@@ -49,6 +50,14 @@ _SYNTHETIC_PEOPLE = 12
 _SYNTHETIC_S = 90.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DemoModel:
+    """A model as ``protofleet pretrain`` and ``export`` are told of it: its name and settings."""
+
+    name: str
+    settings: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class DemoData:
     """Files and facts with which a demonstration goes on.
@@ -56,11 +65,11 @@ class DemoData:
     Attributes:
         title: the data in words.
         devices: the fleet.
+        own: ``.npz`` of ``DeviceData`` by device: what it has, or will have found, of its owner.
         pooled: ``.npz`` with the union of all test parts.
         central: ``.npz`` for the central training.
         pretrain: options of ``protofleet pretrain``.
-        model: name of the model.
-        model_settings: its settings.
+        models: by network.
         classes: class names.
         preprocessing: what the bundle tells about its input.
         strategy_settings: where the demonstration differs from the strategy's defaults.
@@ -68,11 +77,11 @@ class DemoData:
 
     title: str
     devices: tuple[VirtualDevice, ...]
+    own: dict[str, Path]
     pooled: Path
     central: Path
     pretrain: tuple[str, ...]
-    model: str
-    model_settings: dict[str, Any]
+    models: dict[Network, DemoModel]
     classes: tuple[str, ...]
     preprocessing: Preprocessing
     strategy_settings: dict[str, Any] = field(default_factory=dict)
@@ -115,15 +124,18 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> DemoData:
             classes=digits.CLASSES,
         )
     central = _save_central(folder, images[public], labels[public], digits.CLASSES)
-    prototypes: dict[str, Any] = {} if settings.strategy == "fedali" else {"prototypes": []}
+    own = _save_own(folder, data)
     return DemoData(
         title=f"scikit-learn's digits, Dirichlet({_DIGITS_ALPHA}) over {len(data)} devices",
-        devices=_ready_devices(folder, data),
+        devices=_ready_devices(own),
+        own=own,
         pooled=_save_pooled(folder, list(data.values())),
         central=central,
         pretrain=("--objective=supervised", "--epochs=25", "--lr=0.002", "--batch-size=32"),
-        model="vit_digits",
-        model_settings=prototypes,
+        models={
+            "aligned": DemoModel(name="vit_digits", settings={}),
+            "plain": DemoModel(name="vit_digits", settings={"prototypes": []}),
+        },
         classes=digits.CLASSES,
         preprocessing=Preprocessing(input_shape=(1, 8, 8)),
         strategy_settings={"optimiser": {"kind": "adam", "lr": 5e-4}},
@@ -155,22 +167,27 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
             name: split_in_time(normalise(windows, mean, std), ucihar.CLASSES)
             for name, windows in owners.items()
         }
-        devices = _ready_devices(folder, data)
+        own = _save_own(folder, data)
+        devices = _ready_devices(own)
     else:
         motions = {
             name: join_recordings(ucihar.recordings(windows), ucihar.RATE_HZ)
             for name, windows in owners.items()
         }
         devices, data = _moving_devices(folder, motions, preprocessing, ucihar.CLASSES)
+        own = _save_own(folder, data)
     central = [normalise(people.of(s), mean, std).x for s in order[settings.participants :]]
     return DemoData(
         title=f"UCI-HAR, {settings.participants} people ({settings.sensors} windows)",
         devices=devices,
+        own=own,
         pooled=_save_pooled(folder, list(data.values())),
         central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),
         pretrain=("--objective=mae", "--epochs=6"),
-        model="hart_alp" if settings.strategy == "fedali" else "hart",
-        model_settings={"pretrained": True},
+        models={
+            "aligned": DemoModel(name="hart_alp", settings={"pretrained": True}),
+            "plain": DemoModel(name="hart", settings={"pretrained": True}),
+        },
         classes=ucihar.CLASSES,
         preprocessing=preprocessing,
     )
@@ -226,14 +243,19 @@ def _profile(number: int) -> str:
     return list(PROFILES)[number % len(PROFILES)]
 
 
-def _ready_devices(folder: Path, data: dict[str, DeviceData]) -> tuple[VirtualDevice, ...]:
-    devices = []
+def _save_own(folder: Path, data: dict[str, DeviceData]) -> dict[str, Path]:
+    own = {name: folder / "data" / f"{name}.npz" for name in data}
     (folder / "data").mkdir(exist_ok=True)
-    for number, (name, one) in enumerate(data.items()):
-        path = folder / "data" / f"{name}.npz"
-        one.save(path)
-        devices.append(VirtualDevice(id=name, data=path, profile=_profile(number)))
-    return tuple(devices)
+    for name, one in data.items():
+        one.save(own[name])
+    return own
+
+
+def _ready_devices(own: dict[str, Path]) -> tuple[VirtualDevice, ...]:
+    return tuple(
+        VirtualDevice(id=name, data=path, profile=_profile(number))
+        for number, (name, path) in enumerate(own.items())
+    )
 
 
 def _save_pooled(folder: Path, data: Sequence[DeviceData]) -> Path:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +17,37 @@ from protofleet.broker.folder import find_mosquitto
 from protofleet.bundle import Bundle
 from protofleet.demo.browsers import check_browsers, running_browsers
 from protofleet.demo.commands import (
+    Step,
     export_arguments,
     pretrain_arguments,
-    run_step,
-    shown,
+    run_steps,
 )
+from protofleet.demo.comparison import compare
 from protofleet.demo.live import LiveView
-from protofleet.demo.outcome import finish
+from protofleet.demo.methods import METHODS, NETWORKS, Network
+from protofleet.demo.outcome import finish, with_comparison
 from protofleet.demo.recipes import FLEET_SEED, RECIPES, DemoData, dealt_backends
 from protofleet.demo.settings import DemoSettings
+from protofleet.federation.records import RunRecord, load_record
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.firmware_sim.profile import FleetFile
 from protofleet.firmware_sim.rehearsal import rehearse
+from protofleet.report import ComparedMethod
 from protofleet.wire.broker_access import BrokerAccess
 
+_BUNDLE, _OTHER = "bundle.pfb", "comparison"
 _DEADLINE_S = 3600.0  # a rehearsal waits for every device, so that a seed gives one result
+
+
+@dataclass(frozen=True, slots=True)
+class _Heading:
+    """Headings of so many steps."""
+
+    console: Console
+    steps: int
+
+    def show(self, number: int, title: str) -> None:
+        self.console.rule(f"{number}/{self.steps}  {title}")
 
 
 def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
@@ -51,33 +68,80 @@ def run_demo(settings: DemoSettings, folder: Path, console: Console) -> Path:
         check_browsers()
     settings.bind(folder)
     started = time.monotonic()
-    console.rule(f"1/4  data: {settings.data}")
+
+    heading = _Heading(console, 5 if settings.compare else 4)
+    heading.show(1, f"data: {settings.data}")
     prepared = RECIPES[settings.data](settings, folder)
     console.print(prepared.title)
-    bundle = _make_bundle(settings, prepared, folder, console)
+    bundles = _make_bundles(settings, prepared, folder, heading)
+    run = _run_of(settings, folder)
+    if run is None:
+        heading.show(4, f"{_fleet(settings)}, strategy {settings.strategy}")
+        bundle = Bundle.open(folder / _BUNDLE, any_signer=True)
+        with _broker(settings.broker, console) as broker:
+            _federate(settings, prepared, (folder, broker, bundle), console)
+        run = load_record(folder / "coordinator" / "result.json", RunRecord)
+    compared: tuple[ComparedMethod, ...] = ()
+    if settings.compare:
+        others = " and ".join(m.label for name, m in METHODS.items() if name != settings.strategy)
+        heading.show(5, f"{others} on the same data, without a broker")
+        compared = compare(settings, prepared, bundles, run, console)
+    result = with_comparison(run, compared)
+    return finish(prepared.title, folder, result, console, seconds=time.monotonic() - started)
+
+
+def _run_of(settings: DemoSettings, folder: Path) -> RunRecord | None:
+    """What the fleet has left if it has finished; None if not."""
+    file = folder / "coordinator" / "result.json"
+    run = load_record(file, RunRecord) if file.is_file() else None
+    return run if run and len(run.rounds) == settings.rounds else None
+
+
+def _fleet(settings: DemoSettings) -> str:
     browsers = f", {settings.browsers} in browsers" if settings.browsers else ""
-    console.rule(
-        f"4/4  {settings.devices} device processes{browsers}, strategy {settings.strategy}"
+    return f"{settings.devices} device processes{browsers}"
+
+
+def _make_bundles(
+    settings: DemoSettings, prepared: DemoData, folder: Path, heading: _Heading
+) -> dict[Network, Path]:
+    """The bundle of the run and, to compare, that of the other network: made side by side."""
+    own = METHODS[settings.strategy].network
+    places = {own: folder}
+    if settings.compare:
+        places |= {network: folder / _OTHER for network in NETWORKS if network != own}
+    missing = {name: place for name, place in places.items() if not (place / _BUNDLE).exists()}
+    if missing:
+        for place in missing.values():
+            place.mkdir(exist_ok=True)
+        _pretrain_and_export(settings, prepared, missing, heading)
+    return {network: place / _BUNDLE for network, place in places.items()}
+
+
+def _pretrain_and_export(
+    settings: DemoSettings, prepared: DemoData, places: Mapping[Network, Path], heading: _Heading
+) -> None:
+    own = METHODS[settings.strategy].network
+
+    def run(arguments: Callable[[Network, Path], list[str]]) -> None:
+        steps = [
+            Step(
+                arguments=arguments(network, place),
+                log=None if network == own else place / "log.txt",
+            )
+            for network, place in places.items()
+        ]
+        run_steps(steps, heading.console)
+
+    heading.show(2, "central training")
+    run(lambda network, place: pretrain_arguments(prepared, network, place, settings.seed))
+    heading.show(3, "export to ONNX and TFLite programs, checked against PyTorch")
+    # Devices may run either format, the engine without a broker runs the first.
+    run(
+        lambda network, place: export_arguments(
+            prepared, network, place, formats=None if network == own else "onnx"
+        )
     )
-    with _broker(settings.broker, console) as broker:
-        _federate(settings, prepared, (folder, broker, bundle), console)
-    return finish(prepared.title, folder, console, seconds=time.monotonic() - started)
-
-
-def _make_bundle(
-    settings: DemoSettings, prepared: DemoData, folder: Path, console: Console
-) -> Bundle:
-    path = folder / "bundle.pfb"
-    if not path.exists():
-        pretrain = pretrain_arguments(prepared, folder, settings.seed)
-        console.rule("2/4  central training")
-        console.print(f"$ {shown(pretrain)}", style="dim", soft_wrap=True)
-        run_step(pretrain)
-        export = export_arguments(prepared, folder, settings.strategy)
-        console.rule("3/4  export to ONNX and TFLite programs, checked against PyTorch")
-        console.print(f"$ {shown(export)}", style="dim", soft_wrap=True)
-        run_step(export)
-    return Bundle.open(path, any_signer=True)
 
 
 @contextmanager

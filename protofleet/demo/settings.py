@@ -22,6 +22,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         strategy: key in ``protofleet.strategies.STRATEGIES``.
         devices: number of device processes.
         browsers: number of headless browsers beside them.
+        compare: whether the other methods are trained on the same data, to be shown beside it.
         rounds: rounds to aggregate.
         seed: of everything random.
         broker: a running broker and the credentials for it, or None to start one.
@@ -41,6 +42,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
     sensors: Literal["playback", "published"]
     backend: Literal["auto", "onnx", "litert", "mixed"] = "auto"
     browsers: int = 0
+    compare: bool = True
 
     @property
     def participants(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protofleet.report._compare import Difference, compare
+from protofleet.report.comparison import ComparedMethod, ComparedRecord
 from protofleet.report.details import (
     Confusion,
     Details,
@@ -22,6 +23,8 @@ from protofleet.report.details import (
 )
 
 __all__ = [
+    "ComparedMethod",
+    "ComparedRecord",
     "Confusion",
     "Details",
     "Difference",

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from protofleet.federation.records import DeviceRecord, Metrics, RoundRecord, Scores
+from protofleet.report.comparison import ComparedMethod
 from protofleet.report.details import Confusion, Latencies, Prototypes
 from protofleet.strategies.tasks import METRICS, TASKS
 from protofleet.units import unit_of
@@ -71,6 +72,40 @@ def scores_by_round(rounds: Sequence[RoundRecord]) -> bytes:
             largest = 100 if metric.is_share else np.inf
             low, high = np.clip(mean - std, 0, largest), np.clip(mean + std, 0, largest)
             axes.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
+        axes.set(xlabel="Round", ylabel=metric.title[0].upper() + metric.title[1:])
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        _legend_above(axes)
+
+    return _drawn(draw)
+
+
+def compared_by_round(
+    methods: Sequence[ComparedMethod], pick: Callable[[Scores], Metrics | None]
+) -> bytes | None:
+    """The task's first score of one kind, a line for each method; round 0 is before the first.
+
+    None where no method has such scores.
+    """
+    headline = TASKS[methods[0].last.task].headline
+    metric = METRICS[headline]
+    curves = []
+    looks = zip((GREEN, ORANGE, BLUE, RED, PURPLE, SKY), _MARKERS, strict=False)
+    # A method looks alike in all figures, also where another has no such scores.
+    for method, look in zip(methods, looks, strict=False):
+        scored = [(pick(one) or {}).get(headline) for one in (method.start, *method.rounds)]
+        points = [(r, metric.scaled(one.mean)) for r, one in enumerate(scored) if one is not None]
+        if any(round_id for round_id, _ in points):
+            curves.append((method.label, look, points))
+    if not curves:
+        return None
+
+    def draw(axes: Any) -> None:
+        for label, (colour, marker), points in curves:
+            x, y = zip(*points, strict=True)
+            axes.plot(
+                x, y, color=colour, marker=marker, ms=3.5, lw=1.8, label=label,
+                markevery=max(1, len(x) // 12),
+            )  # fmt: skip
         axes.set(xlabel="Round", ylabel=metric.title[0].upper() + metric.title[1:])
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         _legend_above(axes)

@@ -21,6 +21,7 @@ from protofleet.federation.records import (
     load_record,
 )
 from protofleet.report import _figures
+from protofleet.report.comparison import ComparedMethod, ComparedRecord
 from protofleet.report.details import Details, Latencies, Prototypes, details_of_folder
 from protofleet.strategies.scores import MetricName
 from protofleet.strategies.tasks import METRICS, TASKS
@@ -69,6 +70,15 @@ class _Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _ComparedRow:
+    """One row of the methods' table: who, trained where, a cell for each kind and score."""
+
+    name: str
+    trained: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Targets:
     """A table with a row for each target or label: its name and its scores."""
 
@@ -84,6 +94,11 @@ _MEANINGS = {
     "Personalisation": "Each device's own model, on that device's own test data.",
     "Generalisation": "Each device's own model, on the test data of all devices together.",
     "Global": "The coordinator's one model, on the test data of all devices together.",
+}
+_KINDS: dict[str, Callable[[Scores], Metrics | None]] = {
+    "Personalisation": lambda scores: scores.personalisation,
+    "Generalisation": lambda scores: scores.generalisation,
+    "Global": lambda scores: scores.global_,
 }
 _TASK_MEANINGS: dict[TaskName, str] = {
     "classification": "Macro-F1 is the mean over classes of the harmonic mean of precision and "
@@ -106,13 +121,13 @@ def write_report(run_dir: Path) -> Path:
         InputError: a field is missing or of a wrong type.
     """
     details = details_of_folder(run_dir)
-    result = load_record(run_dir / "result.json", RunRecord)
+    result = load_record(run_dir / "result.json", ComparedRecord)
     page = run_dir / "report.html"
     replace_whole(page, render(result, details).encode(), shared=True)
     return page
 
 
-def render(result: RunRecord, details: Details) -> str:
+def render(result: ComparedRecord, details: Details) -> str:
     """The page."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -132,6 +147,9 @@ def render(result: RunRecord, details: Details) -> str:
         headlines=_headlines(result.scores),
         further=[*_further(result.scores), *_last_round(result)],
         targets=_targets(result.scores),
+        kinds=tuple(_KINDS),
+        metrics=[METRICS[name].label for name in _compared_metrics(result)],
+        compared=_compared_rows(result),
         meaning=_TASK_MEANINGS[result.scores.task],
         final_fit=any(item.final for item in result.rounds),
         facts=_facts(result, details),
@@ -142,15 +160,10 @@ def render(result: RunRecord, details: Details) -> str:
 
 
 def _headlines(scores: Scores) -> list[_Headline]:
-    found = {
-        "Personalisation": scores.personalisation,
-        "Generalisation": scores.generalisation,
-        "Global": scores.global_,
-    }
     return [
         _headline(name, metrics, scores)
-        for name, metrics in found.items()
-        if metrics is not None and TASKS[scores.task].headline in metrics
+        for name, pick in _KINDS.items()
+        if (metrics := pick(scores)) is not None and TASKS[scores.task].headline in metrics
     ]
 
 
@@ -187,6 +200,44 @@ def _further(scores: Scores) -> list[tuple[str, str, str]]:
             mean, std = metric.page_text(spread.mean), metric.page_text(spread.std)
             rows.append((f"{name}, {metric.label}{unit}", mean, std))
     return rows
+
+
+def _compared_metrics(result: ComparedRecord) -> tuple[MetricName, ...]:
+    """The task's first two scores: more columns would not fit."""
+    return TASKS[result.scores.task].metrics[:2]
+
+
+def _compared_rows(result: ComparedRecord) -> list[_ComparedRow]:
+    """What each network starts from, then what each method has come to."""
+    starts: dict[str, list[ComparedMethod]] = {}
+    for method in result.comparison:
+        starts.setdefault(method.network, []).append(method)
+    before = [
+        _ComparedRow(
+            name=f"before: {', '.join(method.label for method in methods)}",
+            trained=f"{network}, trained centrally",
+            cells=_compared_cells(methods[0].start, result),
+        )
+        for network, methods in starts.items()
+    ]
+    after = [
+        _ComparedRow(
+            name=method.label, trained=method.trained, cells=_compared_cells(method.last, result)
+        )
+        for method in result.comparison
+    ]
+    return [*before, *after]
+
+
+def _compared_cells(scores: Scores, result: ComparedRecord) -> tuple[str, ...]:
+    cells = []
+    for kind, pick in _KINDS.items():
+        for name in _compared_metrics(result):
+            found = (pick(scores) or {}).get(name)
+            std = "" if found is None or kind == "Global" else METRICS[name].page_text(found.std)
+            mean = units.NOTHING if found is None else METRICS[name].page_text(found.mean)
+            cells.append(f"{mean} ± {std}" if std else mean)
+    return tuple(cells)
 
 
 def _last_round(result: RunRecord) -> list[tuple[str, str, str]]:
@@ -265,9 +316,10 @@ def _per_round(result: RunRecord) -> str:
     return f"{up} up, {down} down"
 
 
-def _pictures(result: RunRecord, details: Details) -> list[Picture]:
+def _pictures(result: ComparedRecord, details: Details) -> list[Picture]:
     return [
         *_score_pictures(result),
+        *_compared_pictures(result),
         *_byte_pictures(result),
         *_latency_pictures(details),
         *_confusion_pictures(details),
@@ -293,6 +345,33 @@ def _score_pictures(result: RunRecord) -> list[Picture]:
             uri=_uri(_figures.scores_by_round(rounds)),
         )
     ]
+
+
+def _compared_pictures(result: ComparedRecord) -> list[Picture]:
+    methods = result.comparison
+    found = []
+    for kind, pick in _KINDS.items():
+        svg = _figures.compared_by_round(methods, pick) if methods else None
+        if svg is None:
+            continue
+        headline = TASKS[result.scores.task].headline
+        label = METRICS[headline].label
+        ends = [
+            f"{one.label} {METRICS[headline].page_text(metrics[headline].mean)}"
+            for one in methods
+            if (metrics := pick(one.last)) and headline in metrics
+        ]
+        found.append(
+            Picture(
+                key=f"compared-{kind.lower()}",
+                title=f"{kind} of the methods",
+                caption=f"{label[0].upper()}{label[1:]}; round 0 is before the first round.",
+                alt=f"Line plot of {kind.lower()} for {len(ends)} methods by round. "
+                f"Last round: {', '.join(ends)}.",
+                uri=_uri(svg),
+            )
+        )
+    return found
 
 
 def _byte_pictures(result: RunRecord) -> list[Picture]:

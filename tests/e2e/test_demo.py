@@ -12,10 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from protofleet.demo import browsers
+from protofleet.demo import browsers, load_settings
+from protofleet.demo.comparison import make_job
+from protofleet.demo.recipes import RECIPES
 from protofleet.errors import UnavailableError
+from protofleet.experiments.local import run_local
+from protofleet.experiments.processes import processes
+from protofleet.federation.records import load_record
+from protofleet.report import ComparedRecord
 
-pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=15), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.mosquitto, pytest.mark.slow(seconds=25), pytest.mark.timeout(900)]
 
 _DEMO = [sys.executable, "-m", "protofleet", "demo"]
 
@@ -36,47 +42,93 @@ def _processes_of(folder):
     return found
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A run of two devices that was interrupted in its second round and then resumed."""
-    base = tmp_path_factory.mktemp("demo")
-    folder = base / "run"
-    options = ["--devices", "2", "--rounds", "3", "--seed", "5", "--out", str(folder)]
-    first = subprocess.Popen(
-        [*_DEMO, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=base,
+def _interrupted(options, sign, base, folder):
+    """Output of a run that is interrupted after a line that starts with ``sign``."""
+    process = subprocess.Popen(
+        [*_DEMO, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=base
     )
-    for line in first.stdout:
-        if line.startswith("round   1/3"):
+    output = ""
+    for line in process.stdout:
+        output += line
+        if line.startswith(sign):
             break
-    first.send_signal(signal.SIGINT)
-    rest = first.stdout.read()
-    assert first.wait(60) == 130, rest
+    process.send_signal(signal.SIGINT)
+    output += process.stdout.read()
+    assert process.wait(60) == 130, output
     deadline = time.monotonic() + 30
     while stray := _processes_of(folder):
         assert time.monotonic() < deadline, stray
         time.sleep(0.1)
-    assert f"protofleet demo --out {folder}" in rest.replace("\n", " ")
+    assert f"protofleet demo --out {folder}" in output.replace("\n", " ")
+    return output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of two devices, interrupted in the fleet's second round, in the comparison, resumed."""
+    base = tmp_path_factory.mktemp("demo")
+    folder = base / "run"
+    options = ["--devices", "2", "--rounds", "3", "--seed", "5", "--out", str(folder)]
+    _interrupted(options, "round   1/3", base, folder)
+    second = _interrupted(["--out", str(folder)], "seed 5, Local", base, folder)
     again = subprocess.run(
         [*_DEMO, "--out", str(folder)], capture_output=True, text=True, check=False, cwd=base
     )
     assert again.returncode == 0, again.stdout + again.stderr
-    return folder, again.stdout
+    return folder, second, again.stdout
 
 
 def test_interrupted_run_goes_on_where_it_was(run):
-    folder, output = run
-    assert "round   1/3" not in output
-    assert "round   3/3" in output
-    assert "personalisation" in output
+    folder, second, third = run
+    assert "round   1/3" not in second
+    assert "round   3/3" in second
+    assert "device processes" not in third
+    assert "seed 5, FedAvg" in third
     assert not _processes_of(folder)
 
 
+def test_the_table_shows_the_methods_and_what_they_start_from(run):
+    """A row each; Local has no model at the server."""
+    _, _, output = run
+    rows = [line.split("│")[1:-1] for line in output.splitlines() if line.startswith("│")]
+    cells = {row[0].strip(): [cell.strip() for cell in row[1:]] for row in rows}
+    assert {"before: FedAli", "Local", "FedAvg", "FedAli"} <= cells.keys()
+    assert cells["Local"][-1] == "-"
+    assert all("±" in cell for name in ("Local", "FedAvg", "FedAli") for cell in cells[name][1:3])
+
+
+def test_the_methods_stand_beside_each_other_in_the_result(run):
+    folder, *_ = run
+    result = load_record(folder / "result.json", ComparedRecord)
+    methods = {method.strategy: method for method in result.comparison}
+    assert list(methods) == ["local", "fedavg", "fedali"]
+    assert methods["local"].start == methods["fedavg"].start != methods["fedali"].start
+    assert methods["local"].last.global_ is None
+    for method in methods.values():
+        assert len(method.rounds) == 3
+        assert method.start.global_["accuracy"].mean > 0.5
+        # One model on everybody's test parts, whoever evaluates it.
+        spread = method.start.generalisation["accuracy"]
+        assert (spread.mean, spread.std) == (method.start.global_["accuracy"].mean, 0)
+    assert methods["fedali"].rounds == tuple(one.scores for one in result.rounds)
+    assert methods["fedali"].last == result.last
+
+
+def test_the_engine_without_a_broker_gives_the_scores_of_the_devices(run):
+    """What the comparison rests on: the fleet's own method, run again as the others are."""
+    folder, *_ = run
+    settings = load_settings(folder)
+    job = make_job(
+        "fedali", settings, RECIPES[settings.data](settings, folder), folder / "bundle.pfb"
+    )
+    with processes(2) as opened:
+        again = run_local(job, opened=opened, watch=lambda _: None)
+    result = load_record(folder / "result.json", ComparedRecord)
+    assert [one.scores for one in again.rounds] == [one.scores for one in result.rounds]
+
+
 def test_result_has_every_promised_field(run):
-    folder, _ = run
+    folder, *_ = run
     result = json.loads((folder / "result.json").read_text())
     assert (result["strategy"], result["seed"]) == ("fedali", 5)
     assert [one["round_id"] for one in result["rounds"]] == [1, 2, 3]
@@ -97,15 +149,23 @@ def test_result_has_every_promised_field(run):
 
 
 def test_report_is_one_file_with_its_pictures(run):
-    folder, _ = run
+    folder, *_ = run
     page = (folder / "report.html").read_text()
     assert not re.search(r'(src|href)="https?:', page)
-    for heading in ("Scores by round", "Traffic by round", "latency", "Confusion", "Prototypes"):
+    for heading in (
+        "Scores by round",
+        "Methods beside each other",
+        "Personalisation of the methods",
+        "Traffic by round",
+        "latency",
+        "Confusion",
+        "Prototypes",
+    ):
         assert heading in page
 
 
 def test_other_settings_in_the_same_folder_are_refused(run):
-    folder, _ = run
+    folder, *_ = run
     other = [*_DEMO, "--out", str(folder), "--strategy", "fedavg"]
     refused = subprocess.run(other, capture_output=True, text=True, check=False)
     assert refused.returncode == 1
@@ -144,7 +204,7 @@ def test_a_browser_trains_beside_the_devices_under_a_name_of_its_own(run, tmp_pa
     folder = tmp_path / "run"
     folder.mkdir()
     shutil.copy(run[0] / "bundle.pfb", folder)
-    options = ["--devices", "2", "--browsers", "1", "--rounds", "1", "--seed", "5"]
+    options = ["--devices", "2", "--browsers", "1", "--rounds", "1", "--seed", "5", "--no-compare"]
     command = [*_DEMO, *options, "--out", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

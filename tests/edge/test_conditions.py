@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
+from dbus_service import bus, service
 
 from protofleet.edge.conditions import PlatformReader, local_minute, run_program
 from protofleet.edge.policy import ASKABLE, Platform
@@ -199,3 +201,22 @@ def test_a_program_that_is_not_there_or_fails_says_nothing():
     assert run_program(("no-such-program-at-all",)) == ""
     assert run_program(("false",)) == ""
     assert run_program(("echo", "yes")) == "yes\n"
+
+
+@pytest.mark.skipif(
+    not (shutil.which("busctl") and shutil.which("dbus-daemon")), reason="no D-Bus here"
+)
+def test_busctl_asks_a_real_bus(tmp_path, monkeypatch):
+    """UPower and NetworkManager are played by a service; bus and busctl are the real ones."""
+    told = {
+        ("org.freedesktop.UPower", "OnBattery"): ("b", 0),
+        ("org.freedesktop.UPower.Device", "IsPresent"): ("b", 1),
+        ("org.freedesktop.UPower.Device", "Percentage"): ("d", 81.5),
+        ("org.freedesktop.NetworkManager", "Metered"): ("u", 4),
+    }
+    names = ("org.freedesktop.UPower", "org.freedesktop.NetworkManager")
+    with bus() as address, service(address, names, told):
+        monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", address)
+        reader = PlatformReader(tmp_path)
+        found = reader.read(frozenset({"charging", "battery", "network"}))
+    assert found == Platform(charging=True, battery_percent=81.5, unmetered=True)

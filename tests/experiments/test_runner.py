@@ -160,7 +160,7 @@ def test_two_runs_do_not_share_a_folder(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_central_training_is_one_client_with_all_data(run):
+def test_central_training_is_one_client_with_all_data(run, tmp_path):
     merged = experiment(
         methods=[{"label": "central", "strategy": "local", "merged": True}], cohort=2
     )
@@ -168,6 +168,11 @@ def test_central_training_is_one_client_with_all_data(run):
     assert result.clients == result.rounds[0].participants == 1
     scores = result.scores
     assert scores.personalisation["accuracy"].mean == scores.generalisation["accuracy"].mean
+    assert result.peak_bytes is None
+    (measured,) = run(merged, memory=True)  # of a run that was finished before
+    assert 5e7 < measured.peak_bytes < 5e9
+    assert measured.rounds == result.rounds
+    assert load_results(tmp_path / "runs", merged) == [measured]
 
 
 def test_seeds_divide_the_data_differently_unless_the_file_fixes_the_division(tmp_path):

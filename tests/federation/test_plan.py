@@ -8,7 +8,12 @@ from tiny_bundle import tiny_bundle, trust_in_tests
 from protofleet.bundle import Bundle, write_bundle
 from protofleet.errors import InputError
 from protofleet.federation.plan import make_plan
-from protofleet.federation.settings import AggregationSettings, StrategySettings
+from protofleet.federation.settings import (
+    AggregationSettings,
+    CohortSettings,
+    StragglerSettings,
+    StrategySettings,
+)
 from protofleet.strategies.aggregation import MEAN
 from protofleet.strategies.optimisers import Adam
 from protofleet.strategies.tasks import TASKS
@@ -45,6 +50,27 @@ def test_batches_that_the_programs_do_not_take_are_refused_at_the_start(tiny, tm
     assert plan(batch_size=2).bundle.manifest.programs["train"].min_batch == 2
     with pytest.raises(InputError, match=r"setting 'batch_size': expected at least 2, got 1"):
         plan(batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"cohort": CohortSettings(size=1, selection="strategy")},
+            "cohort.selection: strategy 'fedavg' does not say whom to invite first",
+        ),
+        (
+            {
+                "strategy": StrategySettings(name="feddyn"),
+                "stragglers": StragglerSettings(budget_s=1.0),
+            },
+            "stragglers.budget_s: strategy 'feddyn' does not allow .*use one of ditto, .*fedprox",
+        ),
+    ],
+)
+def test_what_the_strategy_does_not_allow_is_refused_at_the_start(tiny, changes, message):
+    with pytest.raises(InputError, match=message):
+        make_plan(msgspec.structs.replace(tiny.plan.config, **changes))
 
 
 def _with(tiny, strategy, **aggregation):

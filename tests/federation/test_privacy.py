@@ -30,12 +30,14 @@ from protofleet.wire.codecs import Coding
 _NOISY = {"noise_multiplier": 2.0, "devices": 10, "delta": 1e-3}
 
 
-def _plan(tiny, *, strategy="fedavg", size="all", rounds=2, aggregation="mean", **privacy):
+def _plan(
+    tiny, *, strategy="fedavg", size="all", cohort=None, rounds=2, aggregation="mean", **privacy
+):
     config = msgspec.structs.replace(
         tiny.plan.config,
         rounds=rounds,
         strategy=StrategySettings(name=strategy),
-        cohort=CohortSettings(size=size),
+        cohort=CohortSettings(size=size, **(cohort or {})),
         aggregation=AggregationSettings(kind=aggregation),
         privacy=PrivacySettings(**privacy),
     )
@@ -50,6 +52,14 @@ def _plan(tiny, *, strategy="fedavg", size="all", rounds=2, aggregation="mean", 
         ({"aggregation": "median"}, "aggregation 'median' .* the noise of .* that of a mean"),
         ({"devices": None}, "privacy.devices: expected how many .* cohort.size is 'all'"),
         ({"delta": 0.1}, "privacy.delta: expected less than one device's share of all, 0.1"),
+        (
+            {"size": 5, "cohort": {"over_selection": 1.3}},
+            "cohort.over_selection: with the noise .* must not depend on others, got 1.3",
+        ),
+        (
+            {"size": 0.5, "sampling": "secret", "cohort": {"selection": "least_recent"}},
+            "cohort.selection: with the noise .* must not depend on others, got 'least_recent'",
+        ),
         ({"sampling": "secret"}, "sampling = 'secret': expected cohort.size as a fraction"),
         (
             {"rounds": 100, "epsilon_budget": 8.0},

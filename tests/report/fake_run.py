@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from protofleet.federation.records import (
@@ -14,9 +15,12 @@ from protofleet.federation.records import (
     RunRecord,
     Scores,
     Spread,
+    load_record,
     save_record,
 )
 from protofleet.report import (
+    ComparedMethod,
+    ComparedRecord,
     Confusion,
     Details,
     Latencies,
@@ -59,6 +63,28 @@ def write_run(
     )
     save_details(details, folder / "details.json")
     return folder
+
+
+def write_comparison(folder: Path) -> ComparedRecord:
+    """Put two methods beside the run in ``folder``; the second has no model at the server."""
+    result = load_record(folder / "result.json", ComparedRecord)
+    scores = tuple(item.scores for item in result.rounds)
+    own = ComparedMethod(
+        label="FedAli",
+        strategy="fedali",
+        network="the model with alignment layers",
+        trained="devices, over MQTT",
+        start=scores[0],
+        rounds=scores,
+        last=scores[-1],
+    )
+    alone = tuple(msgspec.structs.replace(one, global_=None) for one in scores)
+    other = msgspec.structs.replace(
+        own, label="Local <b>", strategy="local", network="another", rounds=alone, last=alone[-1]
+    )
+    compared = msgspec.structs.replace(result, comparison=(other, own))
+    save_record(compared, folder / "result.json")
+    return compared
 
 
 def _round(rng, round_id, devices):

@@ -7,11 +7,12 @@ from html.parser import HTMLParser
 import msgspec
 import numpy as np
 import pytest
-from report.fake_run import CLASSES, write_run
+from report.fake_run import CLASSES, write_comparison, write_run
 
 from protofleet.errors import InputError, MissingDataError
 from protofleet.federation.records import RunRecord, Scores, Spread, load_record, save_record
 from protofleet.report import (
+    ComparedRecord,
     Details,
     load_details,
     save_details,
@@ -109,6 +110,26 @@ def test_the_page_tells_the_codec_and_what_a_device_pays_for_a_round(tmp_path):
     assert "2.29 kB up, 1.71 kB down" in text
 
 
+def test_methods_stand_beside_each_other_with_what_they_start_from(tmp_path):
+    folder = write_run(tmp_path / "run", devices=2, rounds=3)
+    result = write_comparison(folder)
+    page = _page(folder)
+    text = " ".join(page.text)
+    pictures = [key for key in page.pictures if key.startswith("compared-")]
+    assert pictures == [
+        f"compared-{kind}" for kind in ("personalisation", "generalisation", "global")
+    ]
+    alts = {key: page.pictures[key]["alt"] for key in pictures}
+    assert "for 2 methods" in alts["compared-personalisation"]
+    assert "for 1 methods" in alts["compared-global"]
+    for method in result.comparison:
+        assert f"before: {method.label}" in page.text
+        assert method.label in page.text
+        found = method.last.personalisation["macro_f1"]
+        assert f"{100 * found.mean:.1f} ± {100 * found.std:.1f}" in text
+    assert "Methods beside each other" not in _page(write_run(tmp_path / "alone", rounds=1)).text
+
+
 def test_a_strategy_without_prototypes_and_a_run_with_one_device_are_shown(tmp_path):
     page = _page(write_run(tmp_path / "run", devices=1, rounds=1, prototypes=False))
     assert "The strategy fedavg has no prototypes to show." in page.text
@@ -128,7 +149,7 @@ def test_names_from_the_fleet_cannot_write_into_the_page(run):
     """A device chooses its own id, a bundle its provenance."""
     evil = "<script>alert(1)</script>"
     details = Details(title=evil, data=evil, provenance={evil: evil})
-    assert "<script" not in render(load_record(run / "result.json", RunRecord), details)
+    assert "<script" not in render(load_record(run / "result.json", ComparedRecord), details)
 
 
 def test_the_same_run_gives_the_same_page(tmp_path):
@@ -147,7 +168,7 @@ def test_more_layers_groups_and_devices_than_fit_are_thinned(tmp_path):
     )
     page = _Page(
         render(
-            load_record(folder / "result.json", RunRecord),
+            load_record(folder / "result.json", ComparedRecord),
             Details(title="t", data="d", classes=CLASSES, prototypes=layers),
         )
     )

@@ -210,6 +210,9 @@ def test_the_better_half_by_accuracy_on_validation_images_uploads_next():
     server = aggregate(strategy, updates)
     assert asked(strategy, server, "abcde") == ["b", "c", "e"]
     assert asked(cdfl(newcomers=False), server, "abcde") == ["b", "c"]
+    # They are invited first where not all are, others in the order in which they come.
+    assert strategy.rank(server, list("dcbae")) == ["c", "b", "e", "d", "a"]
+    assert strategy.rank(before, list("dcbae")) == list("dcbae")
     more, fewer = (cdfl(newcomers=False, uploaders=share) for share in (0.75, 0))
     assert asked(more, aggregate(more, updates), "abcde") == ["a", "b", "c"]
     assert asked(fewer, aggregate(fewer, updates), "abcde") == ["b"]

@@ -31,7 +31,7 @@ async function open(url: string, batch: number): Promise<Calls> {
   const labels = BigInt64Array.from({ length: batch }, (_, at) => BigInt(at % classes));
   const y: Tensor = { dtype: "int64", shape: [batch], data: labels };
   const gradFn = programs.gradFns.get(TASK_LOSS)!;
-  const tools = { name: "bench", x, y, gradFns: programs.gradFns, rng, minBatch: programs.minBatch };
+  const tools = { name: "bench", x, y, gradFns: programs.gradFns, rng, minBatch: programs.minBatch, work: 1 };
   const trainer = new Trainer(bundle.model().network, tools, initials(TRAINING));
   const rows = Int32Array.from({ length: batch }, (_, at) => at);
   const { network } = bundle.model();

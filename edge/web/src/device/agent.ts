@@ -62,6 +62,8 @@ export class Agent {
   #waitingDue = Infinity;
   #waitingMs = WAITING_MS;
   #held: readonly string[] = [];
+  /** Why the round in training is given up, once nobody waits for it. */
+  #over = "";
   #recount = false;
   #ending: Ending | null = null;
   #finished = false;
@@ -213,16 +215,27 @@ export class Agent {
       return;
     }
     this.#mismatch = "";
+    const { roundId } = this.#progress();
+    if (announcement.round_id > roundId) await this.#endRound(`round ${roundId} is over`);
     this.#finished = announcement.phase === "finished";
     if (this.#finished) {
       const { journal } = this.#store;
       if (this.#phase !== "idle" || journal.pending !== null) {
-        const { round_id: round, federation } = announcement;
-        await this.#onTask(message("task", { task: "finish", round_id: round, federation }));
+        const { round_id: round, federation, epoch } = announcement;
+        await this.#onTask(message("task", { task: "finish", round_id: round, federation, epoch }));
       }
     } else {
       // An update in the outbox belongs to the data of its own round.
       await this.#reporter.register(announcement.strategy, this.#standing);
+    }
+  }
+
+  /** Nobody waits for the round in progress; what is in the outbox gets its answer. */
+  async #endRound(why: string): Promise<void> {
+    if (this.#phase === "receive") await this.#drop(why);
+    else if (this.#phase === "train") {
+      this.#over = why;
+      this.#learner.control.cancel();
     }
   }
 
@@ -428,7 +441,7 @@ export class Agent {
   async #onTrained(trained: TrainedRound | null): Promise<void> {
     if (trained === null && this.#ending !== null) return;
     if (trained === null || this.#next !== null || this.#round === null) {
-      await this.#drop("a newer task came");
+      await this.#drop(this.#over || "a newer task came");
       return;
     }
     const { transfer_id: transferId } = this.#round.payload;
@@ -481,6 +494,7 @@ export class Agent {
     this.#round = null;
     this.#sending = "";
     this.#settleBy = Infinity;
+    this.#over = "";
     this.#wait();
     const task = this.#next;
     this.#next = null;

@@ -96,7 +96,8 @@ export class Learner implements LocalLearner {
   async round(strategy: Strategy, store: Store, received: ReceivedPayload, last: number): Promise<TrainedRound> {
     this.control.begin();
     this.#split = this.#examples.split(last);
-    this.#expectedSteps = this.#lastSteps || stepsOf(store.journal.settings, this.#split.train.y.shape[0]!);
+    const all = stepsOf(store.journal.settings, this.#split.train.y.shape[0]!);
+    this.#expectedSteps = this.#lastSteps || Math.ceil(received.order.work * all);
     const started = performance.now();
     const memory = await memoryOf(store);
     const before = await this.#score(strategy, memory.state ?? strategy.clientInit());
@@ -112,6 +113,7 @@ export class Learner implements LocalLearner {
     state: ClientState | null,
     payload: Payload,
     seed: bigint,
+    work = 1,
   ): Promise<readonly [ClientState, Update]> {
     const { x, y } = this.#split.train;
     const rng = await clientRng(seed, payload.roundId, this.#deviceId);
@@ -125,6 +127,7 @@ export class Learner implements LocalLearner {
         gradFns: this.#timed(),
         rng,
         minBatch: this.#programs.minBatch,
+        work,
       },
       predict: (network, examples) => this.#programs.predict(network, examples),
       features: (network, examples) => this.#programs.features(network, examples),
@@ -161,7 +164,9 @@ export class Learner implements LocalLearner {
 
   #timed(): Map<string, GradFn> {
     const timed = (gradFn: GradFn): GradFn => async (network, batch, rng) => {
-      await this.control.between();
+      // How fast the phone is says nothing of its waits.
+      if (this.control.held) await this.meter.within("idle", () => this.control.between());
+      else await this.control.between();
       const started = performance.now();
       const step = await gradFn(network, batch, rng);
       this.meter.step(performance.now() - started);

@@ -20,6 +20,11 @@ export class TrainingControl {
     this.#free ??= new Promise((resolve) => (this.#release = resolve));
   }
 
+  /** Whether the next step waits. */
+  get held(): boolean {
+    return this.#free !== null;
+  }
+
   release(): void {
     this.#free = null;
     this.#release();

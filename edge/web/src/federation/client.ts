@@ -3,6 +3,7 @@
  */
 
 import { DivergedError } from "../errors.ts";
+import { workOf } from "../strategies/index.ts";
 import { checkTensors } from "../strategies/types.ts";
 import type { ClientState, Model, Payload, Strategy, TensorForms, Update } from "../strategies/types.ts";
 import { checkFinite, decode } from "../tensors/safetensors.ts";
@@ -20,6 +21,8 @@ export interface RoundConfig {
   readonly final: boolean;
   readonly codec: Codec;
   readonly sends: Sends;
+  /** Share of the local training that is asked for. */
+  readonly work: number;
 }
 
 /** What a client keeps from the last round that counted; no state before the first. */
@@ -53,6 +56,7 @@ export interface LocalLearner {
     state: ClientState | null,
     payload: Payload,
     seed: bigint,
+    work: number,
   ): Promise<readonly [ClientState, Update]>;
   /** What the round has cost, once it is trained. */
   costs(strategy: Strategy, state: ClientState): Promise<Costs>;
@@ -66,6 +70,7 @@ export function orderOf(task: Task): RoundConfig {
     final: task.final,
     codec: codecOf(task.update_codec, task.update_keep),
     sends: { scores: task.scores, counts: task.counts },
+    work: task.work,
   };
 }
 
@@ -111,12 +116,13 @@ export async function trainRound(
   memory: ClientMemory,
   { order, payload, raw }: ReceivedPayload,
 ): Promise<TrainedRound> {
-  const [state, update] = await learner.train(strategy, memory.state, payload, order.seed);
+  const work = workOf(strategy.name, order.work);
+  const [state, update] = await learner.train(strategy, memory.state, payload, order.seed, work);
   checkTrained(state.tensors);
   checkTrained(update.tensors);
   const costs = await learner.costs(strategy, state);
   const { task } = learner.model;
-  const record = updateRecord(update, costs, order.sends, task, MOST_RECORD_CHARS);
+  const record = updateRecord(update, costs, { ...order.sends, work }, task, MOST_RECORD_CHARS);
   const encoded = await encode(update.tensors, updateBaseline(learner.model, payload.tensors), order.codec, {
     residual: memory.residual,
     metadata: { update: record },

@@ -20,11 +20,16 @@ export interface Sends {
   readonly counts: boolean;
 }
 
+/** What an update tells: also the share of the training that was done, where that is not all of it. */
+export interface Told extends Sends {
+  readonly work?: number;
+}
+
 /** The record as JSON, without statistics that do not fit into `mostChars`. */
 export function updateRecord(
   update: Update,
   costs: Costs,
-  sends: Sends,
+  sends: Told,
   task: TaskName,
   mostChars: number,
 ): string {
@@ -33,6 +38,7 @@ export function updateRecord(
     client_id: clientId,
     round_id: roundId,
     num_examples: sends.counts ? numExamples : Math.min(numExamples, 1),
+    ...(sends.work === undefined || sends.work >= 1 ? {} : { work: sends.work }),
   };
   if (!sends.scores) return JSON.stringify(head);
   const more = { loss: finite(loss), costs: costsRecord(costs) };

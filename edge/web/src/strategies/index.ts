@@ -38,6 +38,16 @@ export const STRATEGIES: ReadonlyMap<string, Factory> = new Map([
 /** Strategies that look at classes, and so know no other task. */
 const OF_CLASSES: ReadonlySet<string> = new Set(["fedhp", "fedproto", "moon", "protohar"]);
 
+/** Strategies of which a client may do a part of its training, as `partial_work` of the Python ones says. */
+const PARTIAL_WORK: ReadonlySet<string> = new Set([
+  "ditto", "fedala", "fedali", "fedavg", "fedavg_c", "fedper", "fedprox", "moon", "scaffold",
+]);
+
+/** The share of its training that a client does where `asked` is asked for. */
+export function workOf(name: string, asked: number): number {
+  return PARTIAL_WORK.has(name) ? asked : 1;
+}
+
 /**
  * The strategy of a task for a model; throws InputError for an unknown name or setting, a wrong
  * value, or a model or a task that does not fit.

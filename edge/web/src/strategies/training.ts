@@ -144,10 +144,10 @@ export async function meanGradient(network: Network, tools: TrainTools, training
 }
 
 /**
- * Calls `step` for every batch of every epoch.
+ * Calls `step` for every batch of every epoch, or for the first ones (`tools.work`).
  *
- * Returns the mean loss over the examples of the last epoch; NaN if there was no batch: no examples, or
- * fewer than the programs take.
+ * Returns the mean loss over the examples of the last epoch, as far as it went; NaN if there was no batch: no
+ * examples, or fewer than the programs take.
  */
 export async function passes(
   step: (rows: ExampleRows) => Promise<number>,
@@ -155,23 +155,36 @@ export async function passes(
   training: Training,
 ): Promise<number> {
   let loss = NaN;
-  for (let epoch = 0; epoch < training.epochs; epoch += 1) {
+  let left = mostSteps(tools, training);
+  for (let epoch = 0; epoch < training.epochs && left > 0; epoch += 1) {
     let total = 0;
     let seen = 0;
-    for (const rows of batches(countOf(tools), training, tools)) {
+    for (const rows of batches(countOf(tools), training, tools).slice(0, left)) {
       total += (await step(rows)) * rows.length;
       seen += rows.length;
+      left -= 1;
     }
     loss = seen > 0 ? total / seen : NaN;
   }
   return loss;
 }
 
+/** Steps that the share of work allows, at least one. */
+function mostSteps(tools: TrainTools, training: Training): number {
+  if (tools.work >= 1) return Infinity;
+  const perEpoch = epochSpans(countOf(tools), training, tools).length;
+  return Math.max(1, Math.ceil(tools.work * training.epochs * perEpoch - 1e-9));
+}
+
 /** One epoch in random order, in batches of `spans`. */
 export function batches(count: number, training: Training, tools: TrainTools): ExampleRows[] {
   const order = tools.rng.permutation(count);
+  return epochSpans(count, training, tools).map(([a, b]) => order.subarray(a, b));
+}
+
+function epochSpans(count: number, training: Training, tools: TrainTools): [number, number][] {
   const stop = training.dropLast ? count - (count % training.batchSize) : count;
-  return spans(stop, training.batchSize, tools.minBatch).map(([a, b]) => order.subarray(a, b));
+  return spans(stop, training.batchSize, tools.minBatch);
 }
 
 /**

@@ -88,6 +88,8 @@ export interface TrainTools {
   readonly gradFns: ReadonlyMap<string, GradFn>;
   readonly rng: Generator;
   readonly minBatch: number;
+  /** Share of the training that is to be done, above 0 up to 1. */
+  readonly work: number;
 }
 
 export interface ClientTools {

@@ -158,7 +158,7 @@ async function toolsOf({ programs, model, outputs, data }: Opened, client: strin
   const rng = await clientRng(golden.seed, payload.roundId, client);
   return {
     clientId: client,
-    training: { name: `client '${client}'`, x, y, gradFns: programs.gradFns, rng, minBatch: programs.minBatch },
+    training: { name: `client '${client}'`, x, y, gradFns: programs.gradFns, rng, minBatch: programs.minBatch, work: 1 },
     predict: (network, examples) => programs.predict(network, examples),
     features: (network, examples) => programs.features(network, examples),
     evaluate: (network, score) => evaluator.evaluate(network, score),

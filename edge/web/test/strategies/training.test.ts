@@ -3,9 +3,10 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { defaultRng } from "../../src/runtime/random.ts";
-import { batches, checkBatchSizes, spans, train, Trainer } from "../../src/strategies/training.ts";
+import { batches, checkBatchSizes, type ExampleRows, passes, spans, train, Trainer } from "../../src/strategies/training.ts";
 import { sgd, TRAINING } from "../../src/strategies/training_settings.ts";
 import type { Training } from "../../src/strategies/training_settings.ts";
+import { workOf } from "../../src/strategies/index.ts";
 import { initials } from "../../src/strategies/settings.ts";
 import type { GradFn, TrainTools } from "../../src/strategies/types.ts";
 import { float32, Layout, TensorMap } from "../../src/tensors/tensors.ts";
@@ -37,6 +38,7 @@ function toolsOf(x: number[], gradFn: GradFn = towardsMean, minBatch = 1): Train
     gradFns: new Map([["task_loss", gradFn]]),
     rng: defaultRng([1n]),
     minBatch,
+    work: 1,
   };
 }
 
@@ -52,6 +54,22 @@ test("a batch of all examples moves the parameter where the formula says, in the
   assert.equal(trained.network.params, network.params);
   assert.equal(trained.loss, 0.5);
   assert.equal(trained.steps, 2);
+});
+
+test("less work is the first steps of all of them, as in the Python device", async () => {
+  const differing = { epochs: 3, batchSize: 4 };
+  const seen = async (work: number): Promise<number[][]> => {
+    const rows: number[][] = [];
+    const step = async (some: ExampleRows): Promise<number> => rows.push([...some]);
+    await passes(step, { ...toolsOf([1, 2, 3, 4, 5, 6, 7, 8, 9, 10]), work }, training(differing));
+    return rows;
+  };
+  const whole = await seen(1);
+  assert.equal(whole.length, 9);
+  assert.deepEqual(await seen(0.5), whole.slice(0, 5));
+  assert.deepEqual(await seen(1 / 3), whole.slice(0, 3));
+  assert.deepEqual(await seen(1e-9), whole.slice(0, 1));
+  assert.deepEqual([workOf("fedprox", 0.5), workOf("fedproto", 0.5)], [0.5, 1]);
 });
 
 test("the proximal term pulls towards its reference, and clipping bounds the gradient before", async () => {

@@ -1,0 +1,40 @@
+"""Methods beside each other: what a demonstration adds to ``result.json``."""
+
+from __future__ import annotations
+
+import msgspec
+
+from protofleet.federation.records import RunRecord, Scores
+
+
+class ComparedMethod(msgspec.Struct, frozen=True, kw_only=True):
+    """One method on the same data, with the same seed and as many rounds as the others.
+
+    Attributes:
+        label: its name, for people.
+        strategy: key in ``protofleet.strategies.STRATEGIES``.
+        network: what it trains, in words; methods of one network start from the same values.
+        trained: where it was trained, in a few words.
+        start: before the first round, of the pretrained model that its devices start from.
+        rounds: after each round.
+        last: as each section was scored last; the best round is not chosen, because it would be
+            chosen on the test parts.
+    """
+
+    label: str
+    strategy: str
+    network: str
+    trained: str
+    start: Scores
+    rounds: tuple[Scores, ...]
+    last: Scores
+
+
+class ComparedRecord(RunRecord, frozen=True, kw_only=True):
+    """``result.json`` of a demonstration; a coordinator's reads as one that compares nothing.
+
+    Attributes:
+        comparison: the run's own method and others, in the order in which they are shown.
+    """
+
+    comparison: tuple[ComparedMethod, ...] = ()

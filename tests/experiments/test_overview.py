@@ -1,0 +1,285 @@
+"""Several experiments together: equal bytes, noise, costs, advice, the page; worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from protofleet.cli.main import main
+from protofleet.experiments import _overview_figure, _overview_text
+from protofleet.experiments.config import Experiment, digest, expanded
+from protofleet.experiments.decisions import Situation, advise, groups
+from protofleet.experiments.overview import as_good, data_set, overview, ranked
+from protofleet.experiments.store import MethodResult, run_folder, save_result
+from protofleet.federation.records import ClientCosts, RoundRecord, Scores, Spread
+
+_METHODS = [
+    {"label": "FedAvg", "strategy": "fedavg"},
+    {"label": "Dear", "strategy": "scaffold"},
+    {"label": "Cheap", "strategy": "fedproto"},
+    {"label": "Cheap, long", "strategy": "fedproto", "rounds": 8},
+    {"label": "Fitted", "strategy": "fedavg_c"},
+    {"label": "Alone", "strategy": "local"},
+    {"label": "Central", "strategy": "local", "merged": True},
+]
+
+
+def an_experiment(title="Digits", kind="iid", seeds=(1, 2, 3), methods=_METHODS) -> Experiment:
+    partition = {"kind": kind, "clients": 2} | ({"alpha": 0.1} if kind == "dirichlet" else {})
+    return msgspec.convert(
+        {
+            "title": title,
+            "paper": "choosing",
+            "table": title,
+            "data": [{"name": "digits"}],
+            "partition": partition,
+            "model": {"name": "mlp"},
+            "rounds": 4,
+            "seeds": seeds,
+            "methods": methods,
+            "score": {"metric": "accuracy", "select": "last"},
+        },
+        Experiment,
+    )
+
+
+def scores(own, server=None, std=0.1):
+    found = {"personalisation": {"accuracy": {"mean": own, "std": std, "n": 9}}}
+    if server is not None:
+        found["global"] = {"accuracy": {"mean": server, "std": 0, "n": 1}}
+    return msgspec.convert(found, Scores)
+
+
+def a_run(experiment, label, own, *, seed=1, size=100, fit=None, train_s=0.5, peak=None):
+    """A round for each of ``own``; two clients that move ``size`` bytes each in a round."""
+    method = next(one for one in experiment.methods if one.label == label)
+    rounds = [(score, False) for score in own] + ([(fit, True)] if fit is not None else [])
+    return MethodResult(
+        experiment="x",
+        label=label,
+        strategy=method.strategy,
+        seed=seed,
+        identity="",
+        engine="local",
+        finished=True,
+        rounds=tuple(
+            RoundRecord(
+                round_id=number + 1,
+                final=final,
+                seconds=1,
+                participants=2,
+                bytes_up=size,
+                bytes_down=size,
+                scores=scores(score, server=None if final else score - 0.1),
+                # What a first round costs is no measure.
+                costs=ClientCosts(train_s=train_s if number else 99.0, kept_bytes=size * 10),
+            )
+            for number, (score, final) in enumerate(rounds)
+        ),
+        clients=2,
+        peak_bytes=peak,
+        digest=digest(experiment, method),
+    )
+
+
+def found(experiment, *runs):
+    by_label = {}
+    for run in runs:
+        by_label.setdefault(run.label, []).append(run)
+    return data_set("x", experiment, by_label)
+
+
+def entry_of(table, label):
+    return next(one for one in table.entries if one.label == label)
+
+
+@pytest.fixture
+def table():
+    experiment = an_experiment()
+    return found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8], peak=100),
+        a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9], size=150, train_s=1.0, peak=130),
+        a_run(experiment, "Cheap", [0.3, 0.4, 0.5, 0.6], size=50),
+        a_run(experiment, "Cheap, long", [0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.82, 0.84], size=50),
+        a_run(experiment, "Fitted", [0.5, 0.6, 0.7, 0.8], size=101, fit=0.95),
+        a_run(experiment, "Alone", [0.4, 0.5, 0.6, 0.7], size=0),
+        a_run(experiment, "Central", [0.9, 0.9, 0.95, 0.99]),
+    )
+
+
+def test_equal_bytes_is_the_last_whole_round_within_what_fedavg_moves(table):
+    """FedAvg's 4 rounds move 400 bytes a client: 2 rounds of 150, 8 of 50, 3 of 101."""
+    at = {
+        label: entry_of(table, label).places["bytes"]["personalisation"]
+        for label in ("FedAvg", "Dear", "Cheap", "Cheap, long", "Fitted", "Alone")
+    }
+    assert {label: place.rounds for label, place in at.items()} == {
+        "FedAvg": 4, "Dear": 2, "Cheap": 4, "Cheap, long": 8, "Fitted": 3, "Alone": 4,
+    }  # fmt: skip
+    assert at["Dear"].mean == pytest.approx(70)
+    assert at["Cheap, long"].mean == pytest.approx(84)
+    assert (at["Fitted"].mean, at["Fitted"].unfitted) == (pytest.approx(70), True)
+    assert at["FedAvg"].behind == pytest.approx(4)  # behind the long cheap one
+    assert set(entry_of(table, "Central").places) == {"rounds"}
+    # A tenth of the bytes, 40: not one round but of who moves nothing.
+    assert [one.label for one in table.entries if "tenth" in one.places] == ["Alone"]
+
+
+def test_equal_rounds_are_fedavgs_and_a_final_fit_counts(table):
+    places = {one.label: one.places.get("rounds", {}) for one in table.entries}
+    means = {label: one["personalisation"].mean for label, one in places.items() if one}
+    assert means == pytest.approx(
+        {"FedAvg": 80, "Dear": 90, "Cheap": 60, "Fitted": 95, "Alone": 70, "Central": 99}
+    )
+    assert not places["Cheap, long"]  # it would be the cheap one again
+    assert places["Central"]["personalisation"].behind is None
+    assert places["Fitted"]["personalisation"].behind == 0
+    assert [one.label for one in table.entries][:3] == ["Central", "Fitted", "Dear"]
+
+
+def test_costs_are_divided_by_fedavgs(table):
+    dear = entry_of(table, "Dear")
+    assert dear.ratios == pytest.approx({"mb": 1.5, "train_ms": 2, "kept_mb": 1.5, "peak_mb": 1.3})
+    assert dear.costs.train_ms == pytest.approx(1000)
+    assert "peak_mb" not in entry_of(table, "Cheap").ratios
+    assert table.mb == pytest.approx(400e-6)
+
+
+def test_a_method_that_cannot_afford_a_round_has_no_score_at_equal_bytes():
+    experiment = an_experiment()
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8]),
+        a_run(experiment, "Dear", [0.9] * 4, size=500),
+    )
+    assert "bytes" not in entry_of(table, "Dear").places
+    assert entry_of(table, "FedAvg").places["bytes"]["personalisation"].behind == 0
+
+
+def test_figures_are_those_of_the_seeds_that_all_methods_have_finished():
+    experiment = an_experiment()
+    table = found(
+        experiment,
+        *(a_run(experiment, "FedAvg", [0.5 + seed / 10] * 4, seed=seed) for seed in (1, 2)),
+        a_run(experiment, "Dear", [0.9] * 4, seed=2),
+    )
+    assert (table.seeds, table.asked) == ((2,), 3)
+    assert set(table.missing) == {"Cheap", "Cheap, long", "Fitted", "Alone", "Central"}
+    assert entry_of(table, "FedAvg").places["rounds"]["personalisation"].mean == pytest.approx(70)
+    nothing = found(experiment, a_run(experiment, "Dear", [0.9] * 4))
+    assert nothing is None
+
+
+def spreads(*means, std=10.0, n=9):
+    return {seed: Spread(mean=mean, std=std, n=n) for seed, mean in enumerate(means)}
+
+
+def test_from_three_seeds_on_noise_is_that_of_the_differences():
+    """Differences 1, 1 and 1.3: 1.1 ± 0.43, though the seeds are 10 points apart."""
+    best = spreads(80, 90, 85.3)
+    assert as_good(best, spreads(79, 89, 84)) is False
+    assert as_good(best, spreads(81, 86, 85)) is True
+
+
+def test_with_fewer_seeds_noise_is_that_of_the_clients():
+    """Nine clients of standard deviation 10 have 95 % intervals of ± 8.15; together ± 11.5."""
+    assert as_good(spreads(80), spreads(69)) is True
+    assert as_good(spreads(80), spreads(68)) is False
+    assert as_good(spreads(80, n=1), spreads(79, n=1)) is None
+    assert as_good(spreads(80, n=1), spreads(80, n=1)) is True
+
+
+def test_equals_are_in_the_order_of_their_labels():
+    assert list(ranked({"b": spreads(5), "a": spreads(5), "c": spreads(6)})) == ["c", "a", "b"]
+    assert ranked({}) == {}
+
+
+def _two(table_of):
+    """Two data sets that are divided alike; each with its own best."""
+    first, second = an_experiment("One"), an_experiment("Two")
+    return [table_of(first, 0.9, 0.8), table_of(second, 0.7, 0.85)]
+
+
+def test_advice_is_the_method_as_good_on_most_data_sets_within_the_limit():
+    def table_of(experiment, dear, cheap):
+        runs = []
+        for seed in (1, 2, 3):
+            runs += [
+                a_run(experiment, "FedAvg", [0.6] * 4, seed=seed),
+                a_run(experiment, "Dear", [dear] * 4, seed=seed, size=150),
+                a_run(experiment, "Cheap", [cheap] * 4, seed=seed, size=50),
+                a_run(experiment, "Alone", [0.5] * 4, seed=seed, size=0),
+                a_run(experiment, "Central", [0.99] * 4, seed=seed),
+            ]
+        return found(experiment, *runs)
+
+    both = _two(table_of)
+    assert list(groups(both).values()) == [both]
+    advice = advise(Situation(wish="free"), both)
+    # Cheap is 10 behind on one and best on the other; Dear best on one and 15 behind.
+    assert [(one.label, one.good_on) for one in advice.candidates] == [
+        ("Cheap", 1), ("Dear", 1), ("FedAvg", 0), ("Alone", 0),
+    ]  # fmt: skip
+    assert advice.candidates[0].behind == pytest.approx(5)
+    assert [one.label for one in advice.equals] == ["Cheap", "Dear"]
+    assert advice.lightest.label == "Cheap"
+    limited = advise(Situation(wish="slow link", cost="mb", most=0.2), both)
+    assert [one.label for one in limited.candidates] == ["Alone"]
+    assert limited.lightest is None  # it takes no federation
+    assert advise(Situation(wish="memory", cost="peak_mb"), both).candidates == ()
+
+
+def test_points_that_are_beaten_for_less_are_not_on_the_front():
+    ends = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (3.0, 60.0), "d": (3.0, 55.0)}
+    assert _overview_figure.pareto(ends) == ["a", "c"]
+    alike = {"a": (1.0, 50.0), "b": (1.005, 60.0), "c": (1.1, 55.0), "d": (1.1, 60.0)}
+    assert _overview_figure.pareto(alike) == ["b"]
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Two experiments, of which one has runs."""
+    experiments = {"one": an_experiment("One"), "two": an_experiment("Two", kind="dirichlet")}
+    one = experiments["one"]
+    for run in (
+        *(a_run(one, "FedAvg", [0.5, 0.6, 0.7, 0.8], seed=seed, peak=100) for seed in (1, 2)),
+        a_run(one, "Dear", [0.6, 0.7, 0.8, 0.9], size=150),
+        a_run(one, "Alone", [0.4, 0.5, 0.6, 0.7], size=0),
+        a_run(one, "Cheap", [0.1], size=50),  # stopped after a round: not what the file asks for
+    ):
+        method = next(method for method in one.methods if method.label == run.label)
+        save_result(run_folder(tmp_path / "one", method, run.seed), run)
+    return overview(experiments, tmp_path)
+
+
+def test_the_page_is_the_same_for_the_same_results_and_names_what_is_missing(stored, tmp_path):
+    page = _overview_text.page(stored, "protofleet experiment table one two", "images/x.png")
+    assert page == _overview_text.page(
+        stored, "protofleet experiment table one two", "images/x.png"
+    )
+    lines = page.splitlines()
+    assert "Not yet run: `two`." in lines
+    assert "| [One](#one) | iid | 2 | `mlp` | accuracy | 4 | 0.0004 | 1 of 3 |" in lines
+    (dear,) = [line for line in lines if line.startswith("| Dear | **90.0**")]
+    assert dear == (
+        "| Dear | **90.0** | - | **80.0** | **70.0** | - | 60.0 | 2 | 0.00015 | 1.50 | 1.00 | "
+        "0.0015 | - | - |"
+    )
+    (slow,) = [line for line in lines if line.startswith("| A slow or dear link")]
+    assert slow.endswith("| **Alone** (0.0; 1 of 1) |")
+    drawings = []
+    for name in ("x.svg", "y.svg"):
+        _overview_figure.draw(stored, tmp_path / name)
+        drawings.append((tmp_path / name).read_bytes())
+    assert drawings[0] == drawings[1]
+
+
+def test_several_names_and_a_folder_of_experiments_are_compared(tmp_path, capsys):
+    names = expanded(["choosing"])
+    assert "choosing/ucihar" in names
+    assert expanded(["digits.toml", "choosing/wisdm"]) == ["digits.toml", "choosing/wisdm"]
+    with pytest.raises(SystemExit) as ended:
+        main(["experiment", "table", "choosing", "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    assert "found none that are finished; make them with" in capsys.readouterr().err
