@@ -97,6 +97,17 @@ _LINES: dict[type[events.Report], Any] = {
         f"[yellow]another coordinator[/yellow] of federation '{_safe(e.federation)}' seems to run "
         "on this broker, and to invite its devices; end one of the two"
     ),
+    events.LeaseAwaited: lambda e: (
+        f"[yellow]another coordinator[/yellow] serves this federation (epoch {e.epoch}); "
+        + (
+            "waits for its end"
+            if e.alive
+            else f"takes over if nothing is heard of it for {duration_text(e.silent_s)}"
+        )
+    ),
+    events.LeaseLost: lambda e: (
+        f"[red]replaced[/red]: another coordinator has taken over (epoch {e.by_epoch})"
+    ),
     events.Withheld: lambda e: (
         f"[dim]and {e.count} more of {e.kind} in the last {e.seconds:.0f} s[/dim]"
     ),
@@ -146,6 +157,7 @@ _LINES: dict[type[events.Report], Any] = {
     events.Stopped: lambda e: (
         f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
     ),
+    events.Failed: lambda e: f"[red]ended[/red]: {_safe(e.reason)}",
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"
         f"{_scores(e.scores, 'best ')}; "

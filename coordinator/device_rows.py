@@ -68,12 +68,17 @@ class DeviceRows:
         return dict(rows)
 
     def most_invitations(self) -> int:
-        """Rounds to which the device was invited that was to most, without the final fit."""
+        """Rounds to which the device was invited that was to most, without the final fit.
+
+        Of rounds that were given up (``backup.restore``) nothing is known but their number: it may
+        have been there.
+        """
         row = self._db.execute(
             "SELECT max(invited) FROM (SELECT count(*) AS invited FROM members"
             " JOIN rounds USING (round_id) WHERE NOT final GROUP BY device_id)"
         ).fetchone()
-        return row[0] or 0
+        given_up = self._db.execute("SELECT value FROM meta WHERE key = 'given_up'").fetchone()
+        return (row[0] or 0) + int(given_up[0])
 
     def past_rounds(self, device_id: str, before: int) -> Iterator[PastRound]:
         """A device's latest rounds before one, the last first."""

@@ -53,6 +53,25 @@ class AnotherCoordinator(Report, frozen=True, kw_only=True, tag="another_coordin
     federation: str
 
 
+class LeaseAwaited(Report, frozen=True, kw_only=True, tag="lease_awaited"):
+    """Another coordinator has the lease of this federation.
+
+    ``alive``: it was heard now, and its end is waited for; else this one takes over unless the
+    other is heard within ``silent_s``.
+    """
+
+    epoch: int
+    alive: bool
+    silent_s: float
+
+
+class LeaseLost(Report, frozen=True, kw_only=True, tag="lease_lost"):
+    """Another coordinator has taken over while this one was cut off, or by its operator's wish."""
+
+    epoch: int
+    by_epoch: int
+
+
 class Withheld(Report, frozen=True, kw_only=True, tag="withheld"):
     """So many events of one ``kind`` were not reported in the last ``seconds``."""
 
@@ -233,6 +252,12 @@ class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
     result: str
 
 
+class Failed(Report, frozen=True, kw_only=True, tag="failed"):
+    """One of several federations of a process has ended; the others go on."""
+
+    reason: str
+
+
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):
     """All rounds are committed and the results written."""
 
@@ -244,8 +269,10 @@ class Finished(Report, frozen=True, kw_only=True, tag="finished"):
 Sink = Callable[[Report], None]
 
 
-def to_line(report: Report, time_s: float) -> str:
-    """One line of JSON, safe on a terminal."""
+def to_line(report: Report, time_s: float, federation: str = "") -> str:
+    """One line of JSON, safe on a terminal; with the federation where a process has several."""
     fields = msgspec.to_builtins(report)
-    line = msgspec.json.encode({"event": fields.pop("event"), "time_s": time_s, **fields}).decode()
+    named = {"federation": federation} if federation else {}
+    head = {"event": fields.pop("event"), "time_s": time_s, **named}
+    line = msgspec.json.encode(head | fields).decode()
     return printable(line)

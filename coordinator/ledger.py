@@ -7,6 +7,8 @@ then the act itself. A file that no row refers to is rubbish of a crash and is s
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
 import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Mapping
@@ -18,6 +20,7 @@ import msgspec
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
 from protofleet.coordinator.device_rows import DeviceRows
+from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
     SCHEMA,
@@ -43,6 +46,10 @@ from protofleet.wire.messages import TransferOffer
 
 FORMAT = 4
 """Of the database; a run folder of another one is refused."""
+LOCK_S = 0.5
+"""Who looks whether a coordinator runs has its lock for a moment."""
+_FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"}
+"""What a new run's database says of itself, beside its identity."""
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
@@ -55,6 +62,7 @@ class Ledger:
     Args:
         folder: the run folder; made if absent.
         identity: what makes two starts the same run (federation, bundle, strategy, seed, …).
+        patience_s: how long the end of another coordinator in the folder is waited for.
 
     Raises:
         InputError: the folder belongs to a run of another identity, others may read it, or the
@@ -62,7 +70,9 @@ class Ledger:
         UnavailableError: another coordinator uses the folder.
     """
 
-    def __init__(self, folder: Path, identity: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: Path, identity: Mapping[str, str], *, patience_s: float = LOCK_S
+    ) -> None:
         self.folder = folder
         self.spool = folder / "spool"
         self.states = folder / "states"
@@ -70,7 +80,7 @@ class Ledger:
         for made in (folder, self.spool, self.states):
             make_private_folder(made, "run folder")
         taken = f"run folder {folder}: another coordinator is running in it"
-        self._lock = lock(folder / "lock", taken=taken)
+        self._lock = lock(folder / "lock", taken=taken, patience_s=patience_s)
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
@@ -99,12 +109,15 @@ class Ledger:
         ).fetchone()
         paused = self.control.read().wish is not Wish.RUN
         if row is None:
-            return RoundState(paused=paused)
+            return RoundState(round_id=self.next_round, paused=paused)
         round_id, phase, size, attempt, final = row
         invited = self.devices.last_invited()
         if phase == "committed":
             return RoundState(
-                round_id=round_id + 1, final=bool(final), last_invited=invited, paused=paused
+                round_id=max(round_id + 1, self.next_round),
+                final=bool(final),
+                last_invited=invited,
+                paused=paused,
             )
         members = self._db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
@@ -443,6 +456,11 @@ class Ledger:
         return self._meta("run_id")
 
     @property
+    def next_round(self) -> int:
+        """No round before this one opens: they were given up when the folder was restored."""
+        return int(self._meta("next_round"))
+
+    @property
     def announced(self) -> int:
         """No announcement of an earlier process had a higher sequence."""
         return int(self._meta("announced"))
@@ -451,6 +469,24 @@ class Ledger:
         """Keep a bound of the sequences of announcements that are about to go out."""
         with self._db:
             self._db.execute("UPDATE meta SET value = ? WHERE key = 'announced'", (str(sequence),))
+
+    def tenure(self, boot_id: str) -> Tenure:
+        """What the folder knows of leases; ``boot_id`` is that of this process.
+
+        The process before this one has ended for certain where its folder is this very one, whose
+        lock this one has, and no copy.
+        """
+        epoch, former, place = self._meta("lease").split(" ")
+        here = os.fstat(self._lock.fileno())
+        ours = f"{platform.node()}:{here.st_dev}:{here.st_ino}".replace(" ", "_")
+
+        def note(epoch: int) -> None:
+            with self._db:
+                self._db.execute(
+                    "UPDATE meta SET value = ? WHERE key = 'lease'", (f"{epoch} {boot_id} {ours}",)
+                )
+
+        return Tenure(epoch=int(epoch), boot_id=former if place == ours else "", note=note)
 
     def _meta(self, key: str) -> str:
         found: str = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0]
@@ -472,7 +508,7 @@ class Ledger:
         with self._db:
             self._db.executemany(
                 "INSERT OR IGNORE INTO meta (key, value) VALUES (?, ?)",
-                {**identity, "run_id": secrets.token_hex(8), "announced": "0"}.items(),
+                {**_FIRST, "run_id": secrets.token_hex(8), **identity}.items(),
             )
 
     def _spool_file(self, round_id: int, device_id: str) -> Path:

@@ -34,6 +34,11 @@ class Operation:
         before, self._order = self._order, self._control.read()
         return self._order.serial != before.serial
 
+    @property
+    def pending(self) -> bool:
+        """Whether the order in force was given and not obeyed by any process."""
+        return self._order.taken < self._order.serial
+
     def event(self) -> schedule.ScheduleEvent:
         """What the order in force means to the schedule."""
         return schedule.Resume() if self._order.wish is Wish.RUN else schedule.Pause()
@@ -41,6 +46,7 @@ class Operation:
     def taken(self) -> None:
         """The order in force is obeyed."""
         self._control.take(self._order)
+        self._order = self._order._replace(taken=self._order.serial)
 
     def ends(self, state: RoundState) -> bool:
         """Whether the process is to end in this state, with rounds left."""

@@ -194,9 +194,9 @@ class Reporter:
         event = events.DeviceRefused(device_id=device_id, rule=error.rule, reason=str(error))
         return self._tell(event, (device_id, error.rule))
 
-    def another_coordinator(self, announcement: Announcement) -> None:
-        """Somebody else announces this federation."""
-        self._tell(events.AnotherCoordinator(federation=announcement.federation), "it")
+    def another_coordinator(self, announcement: Announcement) -> bool:
+        """Somebody else announces this federation; whether that was told."""
+        return self._tell(events.AnotherCoordinator(federation=announcement.federation), "it")
 
     def may_answer(self, device_id: str, error: RefusedError) -> bool:
         """Whether to announce the federation to a refused device this time."""

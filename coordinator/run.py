@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 import msgspec
 
-from protofleet.coordinator.control import extended_rounds
+from protofleet.coordinator import events
+from protofleet.coordinator.control import extended_rounds, is_served
 from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
 from protofleet.coordinator.events import Sink
-from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.lease import Claim, Lease, kept
+from protofleet.coordinator.ledger import LOCK_S, Ledger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
@@ -29,9 +34,29 @@ from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Succession:
+    """What to do where another coordinator serves the federation: without either, refuse.
+
+    Attributes:
+        wait: for its end, in its folder or on the broker.
+        take_over: from one on the broker that is alive.
+    """
+
+    wait: bool = False
+    take_over: bool = False
+
+
 @contextmanager
-def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
+def open_service(
+    config: FederationConfig, sink: Sink, succession: Succession | None = None
+) -> Iterator[Service]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
+
+    Args:
+        config: the federation file.
+        sink: told what happens.
+        succession: after another coordinator; None: refused beside one.
 
     Raises:
         InputError: bundle, strategy, settings, pooled data or run folder do not fit, or a run
@@ -40,7 +65,7 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             the block.
     """
     try:
-        with _open(config, sink) as service:
+        with _open(config, sink, succession or Succession()) as service:
             yield service
     except BrokenPipeError:
         raise
@@ -55,13 +80,17 @@ def open_service(config: FederationConfig, sink: Sink) -> Iterator[Service]:
 
 
 @contextmanager
-def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
+def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Iterator[Service]:
     rounds = max(config.rounds, extended_rounds(config.run_dir))
     config = msgspec.structs.replace(config, rounds=rounds)
     plan = make_plan(config)
     manifest = plan.bundle.manifest
     server = Server.of(plan)
-    with Ledger(config.run_dir, plan.identity) as ledger, ExitStack() as stack:
+    patience_s = math.inf if succession.wait else LOCK_S
+    if succession.wait and is_served(config.run_dir):
+        sink(events.LeaseAwaited(epoch=0, alive=True, silent_s=0.0))
+    ledger = Ledger(config.run_dir, plan.identity, patience_s=patience_s)
+    with ledger, ExitStack() as stack:
         _check_rounds(config, ledger.state())
         results = Results(
             ledger,
@@ -81,13 +110,24 @@ def _open(config: FederationConfig, sink: Sink) -> Iterator[Service]:
             credentials = open_credentials(members, ledger, plan.bundle.digest)
             protection = CoordinatorProtection(credentials)
             stack.enter_context(answering(config.keys, config.federation, config.broker))
+        endpoint = _make_endpoint(config, ledger, protection, server.expected.max_bytes)
+        claim = Claim(
+            federation=config.federation,
+            boot_id=secrets.token_hex(8),
+            lease_s=config.liveness.lease_s,
+            take_over=succession.take_over,
+            wait=succession.wait,
+        )
+        lease = Lease(claim, ledger.tenure(claim.boot_id), endpoint.publish_lease, sink)
+        stack.enter_context(kept(lease))
         yield Service(
             server,
             ledger,
-            _make_endpoint(config, ledger, protection, server.expected.max_bytes),
+            endpoint,
             results=results,
             sink=sink,
             members=members,
+            lease=lease,
         )
 
 

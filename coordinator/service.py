@@ -15,6 +15,7 @@ import msgspec
 
 from protofleet.coordinator import events
 from protofleet.coordinator.held import HeldDevices
+from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, Totals
 from protofleet.coordinator.members import Members, Revocations
@@ -51,6 +52,10 @@ _BROKER_S = 60.0
 """How long a finished run waits for a lost broker, to tell the devices."""
 
 
+class _EndedError(Exception):
+    """``Service.end`` was called."""
+
+
 class Service:
     """One run of one federation; made by ``run.open_service``.
 
@@ -61,6 +66,7 @@ class Service:
         results: what is written after each round.
         sink: told what happens.
         members: of a federation with keys; who is revoked leaves.
+        lease: without which another coordinator may serve the same federation.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, each named at the call
@@ -72,6 +78,7 @@ class Service:
         results: Results,
         sink: events.Sink,
         members: Members | None = None,
+        lease: Lease | None = None,
     ) -> None:
         plan = server.plan
         self._server, self._plan, self._config = server, plan, plan.config
@@ -79,8 +86,11 @@ class Service:
         self._ledger, self._endpoint = ledger, endpoint
         self._results, self._sink = results, sink
         self._revocations = None if members is None else Revocations(members)
-        self._boot_id = secrets.token_hex(8)
-        self._server_state = ledger.server_state() or plan.server_init()
+        self._lease = lease
+        self._ended = False
+        self._boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
+        state = ledger.server_state() or plan.server_init()
+        self._server_state = replace(state, round_id=max(state.round_id, ledger.next_round - 1))
         self._state = RoundState()
         self._payloads = Payloads(plan, ledger)
         self._accepted_ids = set(ledger.transfer_ids())
@@ -102,34 +112,50 @@ class Service:
             num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
-    def run(self) -> events.Finished | events.Stopped:
+    def end(self) -> None:
+        """Let ``run`` return soon, resumably, as a signal would; from any thread."""
+        self._ended = True
+        self._endpoint.wake()
+
+    def run(self) -> events.Finished | events.Stopped | None:
         """Run all rounds that are left, or until the operator stops; the results are written then.
+
+        Returns:
+            The last event; None after ``end``.
 
         Raises:
             UnavailableError: the broker refuses this coordinator for good.
         """
         try:
             self._endpoint.start()
+            self._tell_start()
+            waiting = self._await_lease()
             self._resume()
+            for event in waiting:
+                self._act_on(event)
             while self._state.phase is not RoundPhase.FINISHED:
                 if self._operation.ends(self._state):
                     return self._stop()
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
+        except _EndedError:
+            return None
         finally:
+            if self._lease is not None:
+                self._lease.release()
             self._endpoint.close()
 
-    def _resume(self) -> None:
+    def _tell_start(self) -> None:
         found = self._ledger.state()
         resumed = replace(found, paused=False) != RoundState()
-        self._state, actions = self._schedule.resume(found, time.monotonic())
+        state, _ = self._schedule.resume(found, time.monotonic())
         self._sink(
             events.Started(
                 federation=self._config.federation,
                 strategy=self._plan.strategy.description.name,
                 rounds=self._config.rounds,
-                round_id=self._state.round_id,
+                round_id=state.round_id,
                 seed=self._config.seed,
                 resumed=resumed,
                 bundle=self._plan.bundle.digest,
@@ -137,10 +163,27 @@ class Service:
                 run_dir=str(self._ledger.folder),
             )
         )
+
+    def _await_lease(self) -> list[Event]:
+        """What has come until no other coordinator can be acting, or until the operator ends it."""
+        passed: list[Event] = []
+        lease = self._lease
+        while lease is not None and lease.idle and not self._operation.ends(self._state):
+            self._check_ended()
+            passed = lease.pass_on(self._endpoint.poll(_POLL_S))
+            if lease.idle and passed:
+                self._act_on(passed.pop())  # the link is down: no more can come of it
+            self._operation.news()
+        return passed
+
+    def _resume(self) -> None:
+        self._state, actions = self._schedule.resume(self._ledger.state(), time.monotonic())
         if self._state.phase is RoundPhase.OPEN:
             self._reporter.opened(self._state, resumed=True)
         for action in actions:
             self._do(action)
+        if self._operation.pending:
+            self._obey()
 
     def _watch(self) -> None:
         """What comes with time alone, or from the operator."""
@@ -149,6 +192,8 @@ class Service:
             self._obey()
         if self._operation.report(self._state):
             self._announce()
+        if self._idle:
+            return
         for device_id in self._registry.mark_silent(now):
             self._depart(device_id, "silent")
         if self._revocations is not None:
@@ -174,7 +219,25 @@ class Service:
         self._apply(self._operation.event())
         self._operation.taken()
 
+    @property
+    def _idle(self) -> bool:
+        """Whether another coordinator may have the lease: nothing is done until that is known."""
+        return self._lease is not None and self._lease.idle
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._lease is None else self._lease.epoch
+
+    def _check_ended(self) -> None:
+        if self._ended:
+            raise _EndedError
+
     def _handle(self, event: Event | None) -> None:
+        self._check_ended()
+        for passed in [event] if self._lease is None else self._lease.pass_on(event):
+            self._act_on(passed)
+
+    def _act_on(self, event: Event | None) -> None:
         match event:
             case None:
                 pass
@@ -257,8 +320,12 @@ class Service:
             self._reporter.refused(device_id, RefusedError("device-id", _TWINS.format(device_id)))
 
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
-        if not retained and announcement.boot_id != self._boot_id:
-            self._reporter.another_coordinator(announcement)
+        if retained or announcement.boot_id == self._boot_id:
+            return
+        if self._lease is not None:
+            self._lease.outranked(announcement.epoch)
+        if self._reporter.another_coordinator(announcement) and announcement.epoch < self._epoch:
+            self._announce()  # it was cut off, and does not know yet: what is retained must be ours
 
     def _register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
         if self._server.expected.class_counts and self._class_counts.get(device_id) != class_counts:
@@ -448,6 +515,7 @@ class Service:
             update_keep=self._config.codec.keep,
             scores=self._plan.sends.scores,
             counts=self._plan.sends.counts,
+            epoch=self._epoch,
         )
         self._totals.invited(clients)
         for device_id in clients:
@@ -569,15 +637,20 @@ class Service:
 
     def _await_broker(self) -> None:
         until = time.monotonic() + _BROKER_S
-        while not self._endpoint.connected and time.monotonic() < until:
+        while (self._idle or not self._endpoint.connected) and time.monotonic() < until:
             self._handle(self._endpoint.poll(_POLL_S))
 
     def _finish_task(self) -> Task:
         return Task(
-            task="finish", round_id=self._state.round_id, federation=self._config.federation
+            task="finish",
+            round_id=self._state.round_id,
+            federation=self._config.federation,
+            epoch=self._epoch,
         )
 
     def _announce(self, *, hold: str = "") -> None:
+        if self._idle:
+            return
         phase: Literal["waiting", "training", "finished"] = "training"
         if self._state.phase is RoundPhase.WAITING:
             phase = "waiting"
@@ -595,6 +668,7 @@ class Service:
                 layout_hash=self._plan.bundle.manifest.layout_hash,
                 roll_call=self._roll_call.number,
                 spread_s=self._roll_call.spread_s,
+                epoch=self._epoch,
                 hold=hold or self._operation.hold(self._state),
             )
         )

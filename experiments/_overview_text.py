@@ -41,8 +41,8 @@ _READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
   have more rounds where a row says so, dearer ones fewer.
-- *Personalisation*: each device's own model on its own test part; *generalisation*: the same models
-  on all devices' test parts; *global*: the server's model there.
+- *Personalisation*: each device's own model, after its training in the round, on its own test part;
+  *generalisation*: the same models on all devices' test parts; *global*: the server's model there.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
   ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
   seeds.

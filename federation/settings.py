@@ -215,15 +215,18 @@ class LivenessSettings(_Settings, frozen=True, kw_only=True):
         silent_after_s: a device that sent nothing for so long is taken for gone.
         grace_s: a cohort member that is gone for so long no longer keeps the round open.
         farewell_s: how long the end of a run waits for the devices' last heartbeats.
+        lease_s: a coordinator that has not answered another one for so long is taken for dead.
     """
 
     silent_after_s: float = 150.0
     grace_s: float = 20.0
     farewell_s: float = 3.0
+    lease_s: float = 30.0
 
     def __post_init__(self) -> None:
         for name in ("silent_after_s", "grace_s", "farewell_s"):
             _check(name, getattr(self, name) >= 0, "seconds, not negative", getattr(self, name))
+        _check("lease_s", 1 <= self.lease_s <= 86_400, "1 to 86400 seconds", self.lease_s)
 
 
 class CodecSettings(_Settings, frozen=True, kw_only=True):

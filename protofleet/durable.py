@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -16,6 +17,7 @@ from protofleet.private_files import opener
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; what a crash leaves under it may be removed."""
+_AGAIN_S = 0.05
 
 
 def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
@@ -65,17 +67,30 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def lock(path: Path, *, taken: str) -> IO[bytes]:
+def lock(path: Path, *, taken: str, patience_s: float = 0.0) -> IO[bytes]:
     """Own ``path``, made if absent, until the returned file is closed or the process ends.
+
+    Another process's end is waited for up to ``patience_s``.
 
     Raises:
         UnavailableError: with the message ``taken``: another process owns it.
         OSError: it cannot be made.
     """
     file = open(path, "ab", opener=opener)  # noqa: SIM115 - the caller closes it
+    until = time.monotonic() + patience_s
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_AGAIN_S)
+            else:
+                return file
     except OSError as error:
         file.close()
         raise UnavailableError(taken) from error
-    return file
+    except BaseException:
+        file.close()
+        raise

@@ -45,6 +45,7 @@ from protofleet.wire.link import (
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
+    LeaseRecord,
     Message,
     Presence,
     Task,
@@ -79,6 +80,7 @@ Event = Connected | Disconnected | PeerMessage | Received | Delivered | Rejected
 _MESSAGES: dict[Channel, type[Message]] = {
     Channel.ANNOUNCEMENT: Announcement,
     Channel.DOWN_TASK: Task,
+    Channel.LEASE: LeaseRecord,
     Channel.PRESENCE: Presence,
     Channel.UP_STATUS: Heartbeat,
     Channel.UP_OFFER: TransferOffer,
@@ -86,6 +88,7 @@ _MESSAGES: dict[Channel, type[Message]] = {
 _RECORD_CHANNELS: dict[type[Message], Channel] = {
     Announcement: Channel.ANNOUNCEMENT,
     Heartbeat: Channel.UP_STATUS,
+    LeaseRecord: Channel.LEASE,
     Presence: Channel.PRESENCE,
     Task: Channel.DOWN_TASK,
 }
@@ -196,18 +199,20 @@ class _Endpoint:
         self._link.close()
         self._receiver.close()
 
-    def _publish(self, message: Message, device_id: str) -> bool:
+    def _publish(self, message: Message, device_id: str, *, retain: bool = True) -> bool:
         channel = _RECORD_CHANNELS.get(type(message))
         if channel is None:
             raise InputError(f"{type(message).__name__}: travels only inside a transfer")
         if channel is Channel.ANNOUNCEMENT:
             topic = self._topics.announcement
+        elif channel is Channel.LEASE:
+            topic = self._topics.lease
         else:
             topic = self._topics.of(channel, device_id)
         payload = self._protection.write(message, topic, device_id)
         if payload is None:
             return False
-        return self._link.publish(topic, payload, retain=channel in RETAINED)
+        return self._link.publish(topic, payload, retain=retain and channel in RETAINED)
 
     @_on_disk()
     def _expect(self, device_id: str, offer: TransferOffer) -> None:
@@ -475,6 +480,10 @@ class CoordinatorEndpoint(_Endpoint):
             False if the link is down: it is due again on ``Connected``.
         """
         return self._publish(announcement, "")
+
+    def publish_lease(self, lease: LeaseRecord) -> bool:
+        """Tell other coordinators who serves the federation; False if the link is down."""
+        return self._publish(lease, "", retain=lease.step != "claim")
 
     def end_session(self, device_id: str, serial: int) -> bool:
         """A grant is no longer in force; whether the device was here with it."""

@@ -19,6 +19,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
 
 TransferId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Checked before it is kept anywhere or becomes a file's name."""
+MOST_EPOCH = 2**48
+"""Of leases: seconds since 1970, or a little more, for ever."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
 """What is kept of a peer fits memory, however many there are."""
 
@@ -110,8 +112,28 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     roll_call: Annotated[int, msgspec.Meta(ge=0)] = 0
     spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     hold: Word = ""
-    epoch: Annotated[int, msgspec.Meta(ge=0)] = 0
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
     handshake: CoordinatorHandshake | None = None
+
+
+class LeaseRecord(Message, frozen=True, kw_only=True, tag="lease"):
+    """Coordinator → coordinators (``all/lease``): who serves the federation, and for how long.
+
+    ``step``: ``claim`` asks who does, ``held`` says that the sender does, ``released`` that it does
+    not any more; the last two are retained. ``epoch``: of the sender's lease, higher than of every
+    lease before it; 0 in a claim. ``valid_s``: how long others wait for an answer of a holder that
+    is silent. ``nonce``: 32 hex digits, new in each record. ``answers``: nonce of the claim that it
+    answers. ``certificate``: as in ``CoordinatorHandshake``, where the federation has keys.
+    """
+
+    federation: Word
+    boot_id: Word
+    step: Literal["claim", "held", "released"]
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)]
+    valid_s: Annotated[float, msgspec.Meta(ge=0.0, le=86_400.0)]
+    nonce: Word
+    answers: Word = ""
+    certificate: Annotated[str, msgspec.Meta(max_length=4096)] = ""
 
 
 class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
@@ -170,7 +192,7 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     scores: bool = True
     counts: bool = True
     work: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    epoch: Annotated[int, msgspec.Meta(ge=0)] = 0
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
 
 
 class Need(Message, frozen=True, kw_only=True, tag="need"):

@@ -37,6 +37,7 @@ from protofleet.wire.messages import (
     Announcement,
     CoordinatorHandshake,
     DeviceHandshake,
+    LeaseRecord,
     Message,
     Presence,
     TransferOffer,
@@ -185,7 +186,9 @@ class DeviceProtection(_Keyed):
         announcement = _unverified(payload, kind)
         handshake = _handshake(announcement)
         trusted = self._successor(handshake.rotations)
-        certificate = _certified(announcement, payload, topic, (self._own.federation, trusted))
+        certificate = _certified(
+            handshake.certificate, payload, announcement, topic, (self._own.federation, trusted)
+        )
         if handshake.sequence < self._announced:
             raise RefusedError(
                 "replay",
@@ -299,7 +302,10 @@ class CoordinatorProtection(_Keyed):
         self._peers: dict[str, _Peer] = {}
 
     def write(self, message: Message, topic: str, device_id: str) -> bytes | None:
-        """An announcement signed, anything else sealed for the device."""
+        """An announcement or a lease signed, anything else sealed for the device."""
+        if isinstance(message, LeaseRecord):
+            certified = replace(message, certificate=self._own.certificate)
+            return _signed(self._own.key, certified, topic)
         if not isinstance(message, Announcement):
             return super().write(message, topic, device_id)
         self._announced = max(self._announced + 1, int(time.time() * 1000))
@@ -323,9 +329,16 @@ class CoordinatorProtection(_Keyed):
         """
         if issubclass(kind, Announcement):
             announced = _unverified(payload, kind)
-            own = self._own
-            _certified(announced, payload, topic, (own.federation, own.federation_key))
+            theirs = _handshake(announced)
+            self._certified(theirs.certificate, payload, announced, topic)
+            _check_handshake(theirs)
+            # Devices have heard it: what this process announces has to come after it.
+            self._announced = max(self._announced, theirs.sequence)
             return announced
+        if issubclass(kind, LeaseRecord):
+            lease = _unverified(payload, kind)
+            self._certified(lease.certificate, payload, lease, topic)
+            return lease
         if not issubclass(kind, Presence):
             return super().read(payload, topic, device_id, kind)
         presence = _unverified(payload, kind)
@@ -371,6 +384,10 @@ class CoordinatorProtection(_Keyed):
             return False
         del self._peers[device_id]
         return True
+
+    def _certified(self, certificate: str, payload: bytes, record: Message, topic: str) -> None:
+        own = self._own
+        _certified(certificate, payload, record, topic, (own.federation, own.federation_key))
 
     def _last_will(
         self,
@@ -457,14 +474,12 @@ def _handshake(announcement: Announcement) -> CoordinatorHandshake:
 
 
 def _certified(
-    announcement: Announcement, payload: bytes, topic: str, federation: tuple[str, bytes]
+    text: str, payload: bytes, record: Message, topic: str, federation: tuple[str, bytes]
 ) -> CoordinatorCertificate:
-    """The certificate of an announcement, which its key has signed; a federation's name and key."""
+    """The certificate in a record that its key has signed; a federation's name and key."""
     name, key = federation
-    certificate = read_statement(
-        _handshake(announcement).certificate, CoordinatorCertificate, [key], federation=name
-    )
-    _verify(bytes.fromhex(certificate.key), payload, announcement, topic)
+    certificate = read_statement(text, CoordinatorCertificate, [key], federation=name)
+    _verify(bytes.fromhex(certificate.key), payload, record, topic)
     return certificate
 
 

@@ -26,6 +26,7 @@ class Channel(Enum):
     """What a topic carries; the value is the topic below the federation, without the device."""
 
     ANNOUNCEMENT = "all/ctl"
+    LEASE = "all/lease"
     PRESENCE = "st"
     UP_OFFER = "up/m"
     UP_CHUNK = "up/c"
@@ -37,7 +38,7 @@ class Channel(Enum):
 
 
 class TopicAddress(NamedTuple):
-    """A parsed topic: its channel and the device it names ('' for ``all/ctl``)."""
+    """A parsed topic: its channel and the device it names ('' below ``all``)."""
 
     channel: Channel
     device_id: str
@@ -112,6 +113,11 @@ class Topics:
         """Retained announcement, coordinator → all."""
         return self._join(Channel.ANNOUNCEMENT.value)
 
+    @property
+    def lease(self) -> str:
+        """Retained lease, coordinator → coordinators."""
+        return self._join(Channel.LEASE.value)
+
     def of(self, channel: Channel, device_id: str) -> str:
         """The topic of a channel that belongs to one device.
 
@@ -129,8 +135,12 @@ class Topics:
         return (self.announcement, self._join(f"dn/{check_device_id(device_id)}/+"))
 
     def coordinator_filters(self) -> tuple[str, ...]:
-        """What the coordinator subscribes to; the announcement, because another one may run."""
-        return (self._join("up/+/+"), self._join("st/+"), self.announcement)
+        """What the coordinator subscribes to.
+
+        The lease and the announcement, because another one may run; first, because a broker may
+        have more presences for it than its queue holds.
+        """
+        return (self.lease, self.announcement, self._join("up/+/+"), self._join("st/+"))
 
     def enrolment_request(self, device_id: str) -> str:
         """Where an invited device asks for its grant.
@@ -164,7 +174,8 @@ class Topics:
         parts = topic[len(prefix) :].split("/")
         head, rest = parts[0], parts[1:]
         if head == "all":
-            return TopicAddress(Channel.ANNOUNCEMENT, "") if rest == ["ctl"] else None
+            for_all = _FOR_ALL.get("/".join(parts))
+            return None if for_all is None else TopicAddress(for_all, "")
         if not rest or not _ID.fullmatch(rest[0]) or _is_reserved(rest[0]):
             return None
         channel = _BY_PARTS.get((head, *rest[1:]))
@@ -181,11 +192,13 @@ _BY_PARTS = {
 }
 
 
-RETAINED = frozenset({Channel.ANNOUNCEMENT, Channel.PRESENCE})
+_FOR_ALL = {channel.value: channel for channel in Channel if channel.value.startswith("all/")}
+RETAINED = frozenset({Channel.ANNOUNCEMENT, Channel.LEASE, Channel.PRESENCE})
 """Channels whose messages are retained; those of others never count."""
 
 
 def is_retained(topic: str) -> bool:
     """Whether messages of this topic are retained, in any federation."""
     levels = topic.split("/")[PREFIX.count("/") + 2 :]
-    return levels == ["all", "ctl"] or (len(levels) == 2 and levels[0] == Channel.PRESENCE.value)
+    of_a_device = len(levels) == 2 and levels[0] == Channel.PRESENCE.value
+    return of_a_device or "/".join(levels) in _FOR_ALL

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,8 +18,10 @@ from protofleet.cli._verbosity import start_logging, verbosity
 from protofleet.printable import printable
 
 if TYPE_CHECKING:
+    from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
     from protofleet.coordinator.status import Status
+    from protofleet.federation.settings import FederationConfig
 
 
 @click.group()
@@ -32,35 +36,62 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 
 
 @coordinator.command()
-@_FILE
+@click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @broker_overrides
 @trust_option
+@click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")
+@click.option("--take-over", is_flag=True, help="Replace another coordinator on the broker.")
 @_JSON
-def run(file: Path, *, broker: GivenBroker, trust_files: tuple[Path, ...], as_json: bool) -> None:
-    """Run the rounds of the federation FILE (TOML), or resume them.
+def run(
+    files: tuple[Path, ...],
+    *,
+    broker: GivenBroker,
+    trust_files: tuple[Path, ...],
+    wait: bool,
+    take_over: bool,
+    as_json: bool,
+) -> None:
+    """Run the rounds of the federation FILES (TOML), or resume them.
 
     Every setting is explained in docs/coordinator.md. Killed or interrupted at any time, the same
-    command goes on where the run stood. With --json each line is one event.
+    command goes on where the run stood. Of several federations one that fails leaves the others.
+    With --json each line is one event.
     """
     # Compiled kernels would cost 50 MB here and gain little: averaging is memory-bound, and k-means
     # is mostly matrix products.
     os.environ.setdefault("PROTOFLEET_NUMBA", "0")
     start_logging()
+    from protofleet.cli._several import Served, serve_all
+    from protofleet.coordinator.events import Failed
+    from protofleet.coordinator.run import Succession, open_service
+
+    configs = [_config(file, broker, trust_files) for file in files]
+    succession = Succession(wait=wait, take_over=take_over)
+    open_sink = _json_sink if as_json else _text_sink
+    with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
+        if len(configs) == 1:
+            with open_service(configs[0], open_sink(""), succession) as service:
+                service.run()
+            return
+        sinks = [open_sink(config.federation) for config in configs]
+        several = [
+            Served(config.federation, partial(open_service, config, sink, succession), sink)
+            for config, sink in zip(configs, sinks, strict=True)
+        ]
+        if not serve_all(several, lambda one, reason: one.sink(Failed(reason=reason))):
+            sys.exit(1)
+
+
+def _config(file: Path, broker: GivenBroker, trust_files: tuple[Path, ...]) -> FederationConfig:
+    """A federation file with what the command line says."""
     import msgspec
 
-    from protofleet.coordinator.run import open_service
     from protofleet.federation.settings import load_config
 
     config = load_config(file)
     trusted = (*config.trusted, *as_hex(trust_files))
     access = broker.over(config.broker)
-    config = msgspec.structs.replace(config, trusted=trusted, broker=access)
-    sink = _json_sink() if as_json else _text_sink()
-    with (
-        on_interrupt(f"to resume: protofleet coordinator run {file}"),
-        open_service(config, sink) as service,
-    ):
-        service.run()
+    return msgspec.structs.replace(config, trusted=trusted, broker=access)
 
 
 @coordinator.command()
@@ -150,6 +181,68 @@ def extend(file: Path, *, rounds: int, trust_files: tuple[Path, ...], as_json: b
     _order(file, rounds, as_json=as_json)
 
 
+_ARCHIVE = click.argument("archive", type=click.Path(dir_okay=False, path_type=Path))
+
+
+@coordinator.command()
+@_FILE
+@_ARCHIVE
+@click.option("--without-keys", is_flag=True, help="Leave the coordinator's key of this run out.")
+@_JSON
+def backup(file: Path, archive: Path, *, without_keys: bool, as_json: bool) -> None:
+    """Write the run of the federation FILE into ARCHIVE, also while it runs.
+
+    ARCHIVE is as secret as the run folder: readable by you alone. The federation file, the bundle,
+    test data and the federation's keys are no part of it.
+    """
+    from protofleet.coordinator.backup import back_up
+    from protofleet.federation.settings import load_config
+
+    listed = back_up(load_config(file).run_dir, archive, keys=not without_keys)
+    _tell_backup(listed, f"'{archive}': backup", as_json=as_json)
+
+
+@coordinator.command()
+@_FILE
+@_ARCHIVE
+@click.option(
+    "--next-round",
+    type=click.IntRange(min=1),
+    help="Go on with this round: devices have finished those before it.",
+)
+@_JSON
+def restore(file: Path, archive: Path, *, next_round: int | None, as_json: bool) -> None:
+    """Make the run folder that the federation FILE names from ARCHIVE; it must not exist yet.
+
+    Every file is checked before any is in place.
+    """
+    from protofleet.coordinator import backup as backups
+    from protofleet.federation.settings import load_config
+
+    config = load_config(file)
+    listed = backups.restore(
+        archive, config.run_dir, federation=config.federation, next_round=next_round or 0
+    )
+    _tell_backup(listed, f"run folder {config.run_dir}: restored", as_json=as_json)
+
+
+def _tell_backup(listed: BackupList, what: str, *, as_json: bool) -> None:
+    import msgspec
+
+    from protofleet.units import byte_text, clock_text
+
+    if as_json:
+        click.echo(msgspec.json.encode(listed).decode())
+        return
+    size = sum(one.bytes for one in listed.files)
+    where = f"round {listed.round_id} ({listed.phase})" if listed.round_id else "no round yet"
+    keys = "with" if listed.keys else "without"
+    click.echo(
+        f"{what} of federation {printable(listed.federation)} of {clock_text(listed.made_s)}: "
+        f"{where}, {len(listed.files)} files, {byte_text(size)}, {keys} the coordinator's key"
+    )
+
+
 def _order(file: Path, wanted: str | int, *, as_json: bool) -> None:
     """Write an order, by name or a number of rounds, into a run's ledger; tell what came of it."""
     from contextlib import closing
@@ -202,16 +295,18 @@ def _missing(found: Status) -> str:
     return (f", waits for {shown}" if shown else "") + (f" and {more} more" if more > 0 else "")
 
 
-def _json_sink() -> Sink:
+def _json_sink(federation: str) -> Sink:
+    """Prints events as JSON; with the federation's name, unless that is empty."""
     from protofleet.coordinator.events import to_line
 
     def sink(report: Report) -> None:
-        click.echo(to_line(report, round(time.time(), 3)))
+        click.echo(to_line(report, round(time.time(), 3), federation))
 
     return sink
 
 
-def _text_sink() -> Sink:
+def _text_sink(federation: str) -> Sink:
+    """Prints events for a person; with the federation's name, unless that is empty."""
     from rich.console import Console
 
     from protofleet.coordinator.console import is_routine, to_text
@@ -219,13 +314,15 @@ def _text_sink() -> Sink:
 
     console = Console(highlight=False, soft_wrap=True, emoji=False)
     chosen = verbosity()
+    named = f"[bold]{federation}[/bold]: " if federation else ""
 
     def sink(report: Report) -> None:
         if chosen < 0 and is_routine(report):
             return
         stamp = time.strftime("%H:%M:%S")
-        console.print(f"[dim]{stamp}[/dim] {to_text(report)}")
+        console.print(f"[dim]{stamp}[/dim] {named}{to_text(report)}")
         if chosen > 0:
-            console.print(to_line(report, round(time.time(), 3)), style="dim", markup=False)
+            line = to_line(report, round(time.time(), 3), federation)
+            console.print(line, style="dim", markup=False)
 
     return sink

@@ -28,6 +28,7 @@ _DEVICES = {"coordinator", "a", "b"}
 # Topic: who may publish there, who may receive from there.
 _TABLE = {
     "all/ctl": ({"coordinator"}, _DEVICES),
+    "all/lease": ({"coordinator"}, _DEVICES),
     "all/c/0123": ({"coordinator"}, _DEVICES),
     "st/a": ({"coordinator", "a"}, {"coordinator"}),
     "st/b": ({"coordinator", "b"}, {"coordinator"}),
@@ -66,7 +67,7 @@ def test_the_table_has_every_channel():
     known = {_BASE + tail for tail in _TABLE}
     for channel in Channel:
         of_all = channel.value.startswith("all")
-        assert (topics.announcement if of_all else topics.of(channel, "a")) in known
+        assert (_BASE + channel.value if of_all else topics.of(channel, "a")) in known
 
 
 @pytest.mark.parametrize("tail", _TABLE)

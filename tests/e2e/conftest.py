@@ -68,6 +68,10 @@ class Process:
         self._popen.kill()
         self._popen.wait(10)
 
+    def signal(self, number: int) -> None:
+        """Any other one."""
+        self._popen.send_signal(number)
+
     def terminate(self) -> None:
         """SIGTERM."""
         self._popen.terminate()
@@ -118,9 +122,9 @@ class Federation:
         """The union of all test parts."""
         return self.folder / "pooled.npz"
 
-    def start_coordinator(self) -> Process:
+    def start_coordinator(self, *options: str) -> Process:
         """Run or resume the federation."""
-        arguments = ["coordinator", "run", str(self.file), "--json"]
+        arguments = ["coordinator", "run", str(self.file), "--json", *options]
         return self._start(arguments, "coordinator")
 
     def start_device(self, name: str, python: str = sys.executable, **options: str) -> Process:

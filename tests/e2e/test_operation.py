@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import signal
 import time
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -72,4 +75,133 @@ def test_paused_killed_extended_stopped_and_resumed_it_ends_in_the_same_bits(
     assert third.finish() == 0, third.log
     assert third.events[0]["rounds"] == 16
     assert [device.finish() for device in devices] == [0] * 3
+    assert _model(run) == _model(calm)
+
+
+@pytest.mark.slow(seconds=14)
+def test_a_second_coordinator_is_refused_follows_the_dead_or_replaces_the_living(
+    make_federation, tmp_path, key
+):
+    """The others have folders of their own, so that no lock is between them."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    run = make_federation("run", bundle, 2)
+    run.write(rounds=60, extra="[liveness]\nlease_s = 2.0\n")
+    first = run.start_coordinator()
+    devices = [run.start_device(name) for name in run.devices]
+    first.wait_for(_of("round_closed", round_id=2))
+    _say("pause", run.file)
+    first.wait_for(lambda event: event["event"] == "paused")
+
+    beside = _copied(run, "beside")
+    refused = beside.start_coordinator()
+    assert refused.finish() == 1
+    assert "another coordinator serves it" in refused.log
+    assert [one["event"] for one in refused.events] == ["started"]
+    here = run.start_coordinator()
+    assert here.finish() == 1
+    assert "another coordinator is running in it" in here.log
+
+    second = beside.start_coordinator("--take-over")
+    assert first.finish() == 1
+    assert "another coordinator has taken over" in first.log
+    assert first.events[-1]["event"] == "lease_lost"
+    _say("resume", beside.file)
+    second.wait_for(lambda event: event["event"] == "round_closed")
+    _say("pause", beside.file)
+    second.wait_for(lambda event: event["event"] == "paused")
+    second.kill()
+
+    after = _copied(beside, "after")
+    third = after.start_coordinator("--wait")
+    third.wait_for(lambda event: event["event"] == "lease_awaited")
+    _say("resume", after.file)
+    assert third.finish() == 0, third.log
+    assert [device.finish() for device in devices] == [0] * 2
+    closed = [one for one in third.events if one["event"] == "round_closed"]
+    assert closed[-1]["round_id"] == 60
+    assert all(one["participants"] == 2 for one in closed)
+
+
+def _copied(federation, name):
+    """The federation with a copy of its folder, taken while it is in use by nobody or somebody."""
+    folder = federation.folder.parent / name
+    shutil.copytree(federation.folder, folder, ignore=shutil.ignore_patterns("store-*"))
+    return replace(federation, folder=folder)
+
+
+@pytest.mark.slow(seconds=10)
+def test_two_federations_in_one_process_end_each_on_its_own(make_federation, tmp_path, key):
+    """One fails while the other has an open round; Ctrl-C leaves both to be resumed."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    home, lab = make_federation("home", bundle, 2), make_federation("lab", bundle, 1)
+    home.write(rounds=30)
+    lab.write(rounds=30)
+    lab.file.write_text(lab.file.read_text().replace('federation = "home"', 'federation = "lab"'))
+    both = home.start_coordinator(str(lab.file))
+    devices = [home.start_device(name) for name in home.devices]
+    both.wait_for(_of("started", federation="lab"))
+    other = lab.start_device("device0", federation="lab")
+    both.wait_for(_of("round_closed", federation="home", round_id=1))
+    both.wait_for(_of("round_closed", federation="lab", round_id=1))
+    shutil.rmtree(lab.run_dir / "spool")  # its disk is gone
+    shutil.rmtree(lab.run_dir / "states")
+    both.wait_for(_of("failed", federation="lab"))
+    last = max(one["round_id"] for one in both.events if one["event"] == "round_closed")
+    both.wait_for(
+        lambda event: (
+            event["event"] == "finished"
+            or (event["event"] == "round_closed" and event["round_id"] > last)
+        ),
+    )
+    both.terminate()
+    assert both.finish() in (143, 1)
+    assert {one["federation"] for one in both.events} == {"home", "lab"}
+    other.terminate()
+    again = home.start_coordinator()
+    assert again.finish() == 0, again.log
+    assert [device.finish() for device in devices] == [0] * 2
+
+
+@pytest.mark.slow(seconds=14)
+def test_moved_to_another_folder_in_a_round_after_receipts_were_given(
+    make_federation, tmp_path, key
+):
+    """The first coordinator is killed behind the backup; what it received since counts once."""
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    calm, run = make_federation("calm", bundle, 3), make_federation("run", bundle, 3)
+    calm.write(rounds=4)
+    run.write(rounds=4, extra="[liveness]\nlease_s = 2.0\n")
+    undisturbed = calm.start_coordinator()
+    devices = [calm.start_device(name) for name in calm.devices]
+    assert undisturbed.finish() == 0, undisturbed.log
+    assert [device.finish() for device in devices] == [0] * 3
+
+    first = run.start_coordinator()
+    late = [run.start_device(name) for name in run.devices[1:]]
+    first.wait_for(_of("device_online", live=2))
+    for device in late:
+        device.signal(signal.SIGSTOP)
+    early = run.start_device(run.devices[0])
+    first.wait_for(_of("update_received", round_id=1, device_id="device0"))
+    _say("backup", run.file, run.folder / "run.tar")
+    late[0].signal(signal.SIGCONT)
+    first.wait_for(_of("update_received", round_id=1, device_id="device1"))
+    late[0].wait_for(_of("delivered", round_id=1))
+    first.kill()
+    late[1].signal(signal.SIGCONT)
+
+    run.run_dir.rename(run.folder / "dead")
+    listed = _say("restore", run.file, run.folder / "run.tar")
+    assert (listed["federation"], listed["round_id"], listed["phase"]) == ("home", 1, "open")
+    second = run.start_coordinator()
+    assert second.finish() == 0, second.log
+    assert [device.finish() for device in (early, *late)] == [0] * 3
+    received = [
+        one["device_id"]
+        for one in second.events
+        if (one["event"], one.get("round_id")) == ("update_received", 1)
+    ]
+    assert sorted(received) == ["device1", "device2"]
+    closed = [one for one in second.events if one["event"] == "round_closed"]
+    assert [one["participants"] for one in closed] == [3] * 4
     assert _model(run) == _model(calm)

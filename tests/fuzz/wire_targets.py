@@ -228,9 +228,10 @@ def _signed_statement(body: bytes) -> None:
 
 def _topics() -> Iterator[bytes]:
     for channel in Channel:
-        if channel is not Channel.ANNOUNCEMENT:
+        if not channel.value.startswith("all"):
             yield _TOPICS.of(channel, "pi-7").encode()
     yield _ALL.encode()
+    yield _TOPICS.lease.encode()
 
 
 def _parse_topic(data: bytes) -> None:

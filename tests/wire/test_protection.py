@@ -10,7 +10,14 @@ from keyed import BUNDLE, Keyed, renamed
 
 from protofleet.errors import RefusedError
 from protofleet.wire.identity import KeyRotation, public_bytes, sign_statement
-from protofleet.wire.messages import Announcement, Heartbeat, Presence, TransferOffer, encode
+from protofleet.wire.messages import (
+    Announcement,
+    Heartbeat,
+    LeaseRecord,
+    Presence,
+    TransferOffer,
+    encode,
+)
 from protofleet.wire.protection import (
     CoordinatorProtection,
     DeviceProtection,
@@ -33,6 +40,9 @@ _ANNOUNCEMENT = Announcement(
     strategy="fedavg",
     bundle=BUNDLE,
     layout_hash="ef" * 32,
+)
+_LEASE = LeaseRecord(
+    federation="lab", boot_id="c1", step="held", epoch=7, valid_s=30.0, nonce="ab" * 16
 )
 _ONLINE = Presence(device_id="pi-7", boot_id="b1", status="online")
 _BEAT = Heartbeat(
@@ -307,3 +317,38 @@ def test_a_blobs_key_is_one_per_grid(keyed):
     found = {end.content_key("ab" * 32, size) for size in (256, 512)}
     found.add(CoordinatorProtection(keyed.coordinator()).content_key("ab" * 32, 256))
     assert len(found) == 3
+
+
+def test_a_lease_is_believed_from_certified_coordinators_alone(keyed):
+    """Nobody else can end one, or keep one out."""
+    ours, theirs = keyed.coordinator(), CoordinatorProtection(keyed.coordinator())
+    sent = CoordinatorProtection(ours).write(_LEASE, _TOPICS.lease, "")
+    assert theirs.read(sent, _TOPICS.lease, "", LeaseRecord).epoch == 7
+    wrong = CoordinatorProtection(replace(ours, key=Ed25519PrivateKey.generate()))
+    stranger = CoordinatorProtection(Keyed().coordinator())
+    higher = sent.replace(b'"epoch":7', b'"epoch":8')
+    cases = {
+        higher: "signature",
+        encode(_LEASE): "signature",
+        wrong.write(_LEASE, _TOPICS.lease, ""): "signature",
+        stranger.write(_LEASE, _TOPICS.lease, ""): "statement",
+        b"\0" * 64 + encode(_LEASE): "statement",
+    }
+    for payload, rule in cases.items():
+        with pytest.raises(RefusedError) as refused:
+            theirs.read(payload, _TOPICS.lease, "", LeaseRecord)
+        assert refused.value.rule == rule
+    with pytest.raises(RefusedError, match="lease"):
+        theirs.read(sent, _ALL, "", LeaseRecord)
+
+
+def test_what_a_successor_announces_comes_after_all_that_was_announced(keyed, monkeypatch):
+    """Its machine's clock may be hours behind."""
+    before = CoordinatorProtection(keyed.coordinator())
+    after = CoordinatorProtection(keyed.coordinator())
+    device = DeviceProtection(keyed.device())
+    sent = before.write(_ANNOUNCEMENT, _ALL, "")
+    device.read(sent, _ALL, "", Announcement)
+    monkeypatch.setattr("protofleet.wire.protection.time.time", lambda: 1.0)
+    after.read(sent, _ALL, "", Announcement)
+    device.read(after.write(_ANNOUNCEMENT, _ALL, ""), _ALL, "", Announcement)

@@ -79,9 +79,10 @@ def test_foreign_topics_are_not_parsed(topic):
 def test_a_device_needs_at_most_four_subscriptions():
     assert Topics("lab").device_filters("a") == ("fl/v2/lab/all/ctl", "fl/v2/lab/dn/a/+")
     assert Topics("lab").coordinator_filters() == (
+        "fl/v2/lab/all/lease",
+        "fl/v2/lab/all/ctl",
         "fl/v2/lab/up/+/+",
         "fl/v2/lab/st/+",
-        "fl/v2/lab/all/ctl",
     )
 
 
@@ -96,12 +97,13 @@ def test_accounts_of_other_purposes_are_no_devices(name):
     assert topics.parse(f"{PREFIX}/home/up/invited/m") is not None
 
 
-def test_announcements_and_presences_alone_are_retained():
+def test_announcements_leases_and_presences_alone_are_retained():
     topics = Topics("home")
-    kept = {channel for channel in Channel if channel is not Channel.ANNOUNCEMENT}
-    kept = {channel for channel in kept if is_retained(topics.of(channel, "a"))}
+    kept = {channel for channel in _OF_DEVICES if is_retained(topics.of(channel, "a"))}
     assert kept == {Channel.PRESENCE}
     assert is_retained(topics.announcement)
+    assert is_retained(topics.lease)
+    assert topics.parse(topics.lease) == (Channel.LEASE, "")
     assert not is_retained(f"{PREFIX}/home/all/ctl/x")
 
 

@@ -1,0 +1,91 @@
+"""Several federations in one process, each in a thread of its own: one's end is not another's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from protofleet.coordinator.events import Sink
+from protofleet.coordinator.service import Service
+from protofleet.errors import ProtofleetError
+
+_LOOK_S = 0.2
+
+
+class Served:
+    """One federation of the process.
+
+    Args:
+        name: of the federation.
+        open_service: opens its coordinator, in the thread that runs it.
+        sink: takes its events.
+
+    Attributes:
+        failure: why it has ended before its time; empty: it has not.
+    """
+
+    def __init__(
+        self, name: str, open_service: Callable[[], AbstractContextManager[Service]], sink: Sink
+    ) -> None:
+        self.name, self.sink, self.failure = name, sink, ""
+        self._open = open_service
+        self._service: Service | None = None
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Serve it to its end, or that of its patience with what went wrong."""
+        try:
+            with self._open() as service:
+                self._service = service
+                if not self._ended.is_set():
+                    service.run()
+        except ProtofleetError as error:
+            self.failure = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever ends one leaves the others alone
+            self.failure = f"something that should not happen: {type(error).__name__}: {error}"
+
+    def end(self) -> None:
+        """Let ``run`` return soon, resumably; from any thread."""
+        self._ended.set()
+        if self._service is not None:
+            self._service.end()
+
+
+def serve_all(several: Sequence[Served], failed: Callable[[Served, str], None]) -> bool:
+    """Serve federations beside each other until all have ended; whether none has failed.
+
+    Args:
+        several: each with a folder of its own.
+        failed: told at once, in a thread, of one that has failed, and why.
+    """
+
+    def serve(one: Served) -> None:
+        one.run()
+        if one.failure:
+            failed(one, one.failure)
+
+    threads = [
+        threading.Thread(target=serve, args=(one,), name=f"protofleet-{one.name}")
+        for one in several
+    ]
+    with _ended(several, threads):
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            for thread in threads:
+                thread.join(_LOOK_S)  # signals come between
+    return not any(one.failure for one in several)
+
+
+@contextmanager
+def _ended(several: Sequence[Served], threads: Sequence[threading.Thread]) -> Iterator[None]:
+    """However the block ends, the federations are asked to end, and waited for."""
+    try:
+        yield
+    finally:
+        for one in several:
+            one.end()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
