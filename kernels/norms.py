@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-_PART = 1 << 15
-"""Numbers at a time: as float64 they stay in the cache."""
+from protofleet.kernels.native.switch import backend
 
 
 def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) -> float:
@@ -21,26 +19,6 @@ def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) ->
         values: floats of any shape.
         start: of the same shape.
     """
-    flat = values.reshape(-1)
     other = None if start is None else start.reshape(-1)
-    size = min(_PART, flat.size)
-    return _sum(flat, other, (np.empty(size), np.empty(size)))
-
-
-def _sum(
-    values: NDArray[Any],
-    start: NDArray[Any] | None,
-    memory: tuple[NDArray[np.float64], NDArray[np.float64]],
-) -> float:
-    if values.size <= _PART:
-        apart = memory[0][: values.size]
-        np.copyto(apart, values)
-        if start is not None:
-            other = memory[1][: values.size]
-            np.copyto(other, start)
-            np.subtract(apart, other, out=apart)
-        return float(np.add.reduce(np.square(apart, out=apart)))
-    middle = values.size // 2
-    middle -= middle % 8  # where NumPy's sum in pairs divides
-    left, right = (None, None) if start is None else (start[:middle], start[middle:])
-    return _sum(values[:middle], left, memory) + _sum(values[middle:], right, memory)
+    found: float = backend("norms").squares(values.reshape(-1), other)
+    return found
