@@ -26,7 +26,7 @@ def squares(values: NDArray[Any], start: NDArray[Any] | None) -> float:
     if not (_fits(values) and _fits(other)):
         return plain.squares(values, start)
     sums = np.empty(_DEPTH)
-    sum_squares(values, other, np.empty(_DEPTH, np.int64), sums)
+    sum_squares(values, other, np.empty(_DEPTH, np.int64), sums, np.empty(_LEAF))
     return float(sums[0])
 
 
@@ -35,12 +35,18 @@ def _fits(values: NDArray[Any]) -> bool:
     return values.dtype == np.float32 and flags.c_contiguous and flags.aligned
 
 
-@kernel("f4[1]", "f4[1]", "i8[1] out", "f8[1] out")
-def sum_squares(values: Floats, start: Floats, sizes: Indices, sums: NDArray[np.float64]) -> None:
+@kernel("f4[1]", "f4[1]", "i8[1] out", "f8[1] out", "f8[1] out")
+def sum_squares(
+    values: Floats,
+    start: Floats,
+    sizes: Indices,
+    sums: NDArray[np.float64],
+    leaf: NDArray[np.float64],
+) -> None:
     """``sums[0]`` becomes the sum; an empty ``start`` stands for zeros.
 
     ``sizes`` holds the parts that are still to be summed, the next one last; 0 says that the last
-    two sums are to be added.
+    two sums are to be added. ``leaf`` is memory for the squares of a part.
     """
     sizes[0] = values.size
     left, done, at = 1, 0, 0
@@ -51,11 +57,11 @@ def sum_squares(values: Floats, start: Floats, sizes: Indices, sums: NDArray[np.
         if size == 0:
             done -= 1
             sums[done - 1] += sums[done]
-        elif size <= _LEAF:
-            stop = at + size
-            sums[done] = _leaf(values[at:stop], start[at : min(stop, start.size)])
+        elif size <= leaf.size:
+            _square(values[at : at + size], start[at : at + size], leaf)
+            sums[done] = _added(leaf, size)
             done += 1
-            at = stop
+            at += size
         else:
             middle = size // 2
             middle -= middle % 8
@@ -66,52 +72,32 @@ def sum_squares(values: Floats, start: Floats, sizes: Indices, sums: NDArray[np.
 
 
 @helper()
-def _leaf(values: Floats, start: Floats) -> float:
-    if start.size > 0:
-        return _apart(values, start)
-    return _alone(values)
+def _square(values: Floats, start: Floats, out: NDArray[np.float64]) -> None:
+    """A loop of its own, so that it runs in vector lanes."""
+    if start.size == 0:
+        for i in range(values.size):
+            out[i] = np.float64(values[i]) * np.float64(values[i])
+    else:
+        for i in range(values.size):
+            apart = np.float64(values[i]) - np.float64(start[i])
+            out[i] = apart * apart
 
 
 @helper()
-def _apart(values: Floats, start: Floats) -> float:
-    whole = values.size - values.size % 8
+def _added(values: NDArray[np.float64], size: int) -> float:
+    """The sum of the first ``size`` as NumPy adds them up: in eight lanes, then what is left."""
+    whole = size - size % 8
     a = b = c = d = e = f = g = h = 0.0
     for i in range(0, whole, 8):
-        a += _square(values[i], start[i])
-        b += _square(values[i + 1], start[i + 1])
-        c += _square(values[i + 2], start[i + 2])
-        d += _square(values[i + 3], start[i + 3])
-        e += _square(values[i + 4], start[i + 4])
-        f += _square(values[i + 5], start[i + 5])
-        g += _square(values[i + 6], start[i + 6])
-        h += _square(values[i + 7], start[i + 7])
+        a += values[i]
+        b += values[i + 1]
+        c += values[i + 2]
+        d += values[i + 3]
+        e += values[i + 4]
+        f += values[i + 5]
+        g += values[i + 6]
+        h += values[i + 7]
     total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    for i in range(whole, values.size):
-        total += _square(values[i], start[i])
+    for i in range(whole, size):
+        total += values[i]
     return total
-
-
-@helper()
-def _alone(values: Floats) -> float:
-    zero = np.float32(0)
-    whole = values.size - values.size % 8
-    a = b = c = d = e = f = g = h = 0.0
-    for i in range(0, whole, 8):
-        a += _square(values[i], zero)
-        b += _square(values[i + 1], zero)
-        c += _square(values[i + 2], zero)
-        d += _square(values[i + 3], zero)
-        e += _square(values[i + 4], zero)
-        f += _square(values[i + 5], zero)
-        g += _square(values[i + 6], zero)
-        h += _square(values[i + 7], zero)
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    for i in range(whole, values.size):
-        total += _square(values[i], zero)
-    return total
-
-
-@helper()
-def _square(value: np.float32, start: np.float32) -> float:
-    apart = np.float64(value) - np.float64(start)
-    return apart * apart
