@@ -118,7 +118,16 @@ def check_finite(tensors: Tensors, *, rule: str = "finite") -> None:
 
 def is_finite(value: NDArray[Any]) -> bool:
     """Whether no number is NaN or infinite; integers are none."""
-    return value.dtype.kind != "f" or bool(np.isfinite(value).all())
+    if value.dtype.kind != "f":
+        return True
+    return (value.dtype == np.float32 and _has_finite_norm(value)) or bool(np.isfinite(value).all())
+
+
+def _has_finite_norm(value: NDArray[np.float32]) -> bool:
+    """Whether the sum of squares is finite, so that every number is: one pass without a copy."""
+    flat = value.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(flat, flat))
 
 
 _Entry = tuple[np.dtype[Any], tuple[int, ...], int, int]

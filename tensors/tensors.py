@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -208,6 +208,48 @@ class Model:
     def network(self) -> Network:
         """The values as a network; they are not to be written."""
         return Network(params=self.params, buffers=self.buffers)
+
+
+def vector_of(tensors: Tensors, layout: Layout) -> NDArray[np.float32]:
+    """All numbers one behind the other: a view where they lie so already, else a copy.
+
+    Args:
+        tensors: float32.
+        layout: their names, in the order of the vector.
+
+    Returns:
+        ``(layout.size,) float32``, read-only.
+
+    Raises:
+        InputError: a tensor of ``layout`` is absent, surplus, or of another shape.
+    """
+    check_names(tensors, layout)
+    vector = _adjacent([tensors[name] for name in layout.shapes])
+    if vector is None:
+        vector = TensorMap.pack(tensors, layout).buffer
+    vector.flags.writeable = False
+    return vector
+
+
+def _adjacent(arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32] | None:
+    """One view of all, if they lie one behind the other in the memory of one array."""
+    base = arrays[0].base if arrays else None
+    if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    first = end = _address(arrays[0])
+    for array in arrays:
+        if array.base is not base or array.dtype != np.float32 or _address(array) != end:
+            return None
+        if not array.flags.c_contiguous:
+            return None
+        end += array.nbytes
+    start = first - _address(base)
+    return base.reshape(-1).view(np.uint8)[start : start + end - first].view(np.float32)
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def check_names(tensors: Tensors, layout: Layout) -> None:

@@ -10,7 +10,19 @@ from protofleet.kernels import squared_distance
 
 @pytest.mark.parametrize(
     "shape",
-    [(0,), (1,), (7,), (128,), (129,), (1_003,), (1 << 15,), ((1 << 15) + 1,), (999_983,), (40_000, 3), (3, 7, 129, 65)],
+    [
+        (0,),
+        (1,),
+        (7,),
+        (128,),
+        (129,),
+        (1_003,),
+        (1 << 15,),
+        ((1 << 15) + 1,),
+        (999_983,),
+        (40_000, 3),
+        (3, 7, 129, 65),
+    ],
 )
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
 def test_the_sum_has_numpys_bits(shape, dtype, backend):  # noqa: ARG001 - either
