@@ -77,8 +77,9 @@ def show_progress(found: Mapping[str, Progress], console: Console) -> None:
         if missing := _missing(one):
             told = f"{name} lacks seeds {'; '.join(missing)}"
             console.print(told, style="dim", markup=False, highlight=False)
-        if one.older:
-            told = f"{name}: {one.older} runs of another version of the file do not count"
+        if one.other:
+            runs = "1 run" if one.other == 1 else f"{one.other} runs"
+            told = f"{name}: {runs} of other settings or rounds than the file's: not counted"
             console.print(told, style="dim", markup=False, highlight=False)
 
 
