@@ -21,7 +21,7 @@ _TITLES: dict[Measure, str] = {
     "bytes": "equal bytes",
     "tenth": "a tenth of these bytes",
 }
-_OWN_MODEL, _UNFITTED, _CLOSE = "°", "‡", "**"
+_OWN_MODEL, _EARLY, _UNFITTED, _CLOSE = "°", "†", "‡", "**"
 _COSTS = {
     "mb": "bytes a round",
     "train_ms": "processor time a round",
@@ -40,7 +40,8 @@ _END = "**[The decision table](#what-to-take) stands at the end.** First what it
 _READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
-  have more rounds where a row says so, dearer ones fewer.
+  have more rounds where a row says so, dearer ones fewer; what is sent for a
+  final fit is not counted.
 - *Personalisation*: each device's own model, after its training in the round, on its own test part;
   *generalisation*: the same models on all devices' test parts; *global*: the server's model there.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
@@ -72,7 +73,7 @@ _PICTURE = (
 _UNPAIRED = (
     "a method is as good as the best unless it is further behind than the 95 % intervals over the "
     "clients of both together (root of the sum of squares), which is wide: clients differ much "
-    "more than methods."
+    "more than methods. The server's model has no such interval, so that only the best is bold."
 )
 
 
@@ -115,8 +116,9 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
         noise = [f"with three seeds or more {_PAIRED}", f"With fewer, {_UNPAIRED}"]
     marks = (
         f"± is the standard deviation over the seeds. {_OWN_MODEL}: the method has a model of its "
-        f"own, and what it costs is its model's cost too. {_UNFITTED}: the method ends with a "
-        "final fit, and is scored here before it."
+        f"own, and what it costs is its model's cost too. {_EARLY}: as in its paper, each device's "
+        "model is scored as it arrives, before the training in the round. "
+        f"{_UNFITTED}: the method ends with a final fit, and is scored here before it."
     )
     small = (
         f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
@@ -225,7 +227,8 @@ def _table(one: DataSet) -> str:
 
 
 def _line(one: DataSet, entry: Entry) -> list[str]:
-    cells = [entry.label + (_OWN_MODEL if entry.own_model else "")]
+    marks = (_OWN_MODEL if entry.own_model else "") + (_EARLY if entry.early else "")
+    cells = [entry.label + marks]
     for measure in _MEASURES:
         cells += [_score(entry.places.get(measure, {}).get(section)) for section in one.sections]
     at_bytes = [place.rounds for place in entry.places.get("bytes", {}).values()]

@@ -7,9 +7,9 @@ import pytest
 
 from protofleet.cli.main import main
 from protofleet.experiments import _overview_figure, _overview_text
-from protofleet.experiments.config import Experiment, digest, expanded
+from protofleet.experiments.config import Experiment, digest, expanded, load_experiment
 from protofleet.experiments.decisions import Situation, advise, groups
-from protofleet.experiments.overview import as_good, data_set, overview, ranked
+from protofleet.experiments.overview import Overview, as_good, data_set, overview, ranked
 from protofleet.experiments.store import MethodResult, run_folder, save_result
 from protofleet.federation.records import ClientCosts, RoundRecord, Scores, Spread
 
@@ -138,6 +138,59 @@ def test_equal_rounds_are_fedavgs_and_a_final_fit_counts(table):
     assert [one.label for one in table.entries][:3] == ["Central", "Fitted", "Dear"]
 
 
+def test_bytes_that_differ_by_a_thousandth_cost_no_round():
+    experiment = an_experiment()
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8], size=100_000),
+        a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9], size=100_020),
+    )
+    assert entry_of(table, "Dear").places["bytes"]["personalisation"].rounds == 4
+
+
+def test_equal_bytes_are_those_of_the_same_seed():
+    """FedAvg moves 400 bytes with seed 1 and 800 with seed 2: two and four rounds of 200."""
+    experiment = an_experiment()
+    runs = [a_run(experiment, "FedAvg", [0.5] * 4, seed=seed, size=100 * seed) for seed in (1, 2)]
+    runs += [
+        a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9], seed=seed, size=200) for seed in (1, 2)
+    ]
+    place = entry_of(found(experiment, *runs), "Dear").places["bytes"]["personalisation"]
+    assert {seed: one.mean for seed, one in place.by_seed.items()} == pytest.approx({1: 70, 2: 90})
+    assert (place.rounds, place.std) == (3, pytest.approx(10))
+
+
+def test_fedavg_on_a_model_of_its_own_sets_no_measure():
+    other = {"label": "FedAvg, small", "strategy": "fedavg", "rounds": 2}
+    methods = [other | {"model": {"name": "cnn"}}, *_METHODS]
+    experiment = an_experiment(methods=methods)
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg, small", [0.1, 0.2], size=10),
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8]),
+        a_run(experiment, "Central", [0.9] * 4),
+    )
+    assert (table.rounds, table.mb) == (4, pytest.approx(400e-6))
+    assert entry_of(table, "FedAvg, small").own_model
+    assert [one.label for one in table.entries if one.alone] == []
+    assert entry_of(table, "Central").ratios == {}
+
+
+def test_a_method_that_is_scored_before_training_is_marked():
+    experiment = an_experiment()
+    early = a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9])
+    more = {"after_fit": early.rounds[0].scores.personalisation}
+    rounds = [
+        msgspec.structs.replace(one, scores=msgspec.structs.replace(one.scores, more=more))
+        for one in early.rounds
+    ]
+    early = msgspec.structs.replace(early, rounds=tuple(rounds))
+    table = found(experiment, early, a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8]))
+    assert [one.label for one in table.entries if one.early] == ["Dear"]
+    text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
+    assert "| Dear† | " in text
+
+
 def test_costs_are_divided_by_fedavgs(table):
     dear = entry_of(table, "Dear")
     assert dear.ratios == pytest.approx({"mb": 1.5, "train_ms": 2, "kept_mb": 1.5, "peak_mb": 1.3})
@@ -186,7 +239,9 @@ def test_with_fewer_seeds_noise_is_that_of_the_clients():
     """Nine clients of standard deviation 10 have 95 % intervals of ± 8.15; together ± 11.5."""
     assert as_good(spreads(80), spreads(69)) is True
     assert as_good(spreads(80), spreads(68)) is False
+    assert as_good(spreads(80, 90), spreads(79.9, 89.9)) is True
     assert as_good(spreads(80, n=1), spreads(79, n=1)) is None
+    assert as_good(spreads(80), spreads(79, n=1)) is None
     assert as_good(spreads(80, n=1), spreads(80, n=1)) is True
 
 
@@ -283,3 +338,48 @@ def test_several_names_and_a_folder_of_experiments_are_compared(tmp_path, capsys
         main(["experiment", "table", "choosing", "--out", str(tmp_path)])
     assert ended.value.code == 1
     assert "found none that are finished; make them with" in capsys.readouterr().err
+
+
+_FILE = """
+title = "Digits"
+paper = "x"
+table = "1"
+rounds = 4
+partition = {kind = "iid", clients = 2}
+model = {name = "mlp"}
+data = [{name = "digits"}]
+score = {metric = "accuracy", select = "last"}
+"""
+
+
+def test_some_methods_of_several_experiments_are_compared_where_they_are(
+    tmp_path, monkeypatch, capsys
+):
+    """The second one has neither of the two, and so no say."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.toml").write_text(
+        _FILE
+        + """
+        methods = [{label = "FedAvg", strategy = "fedavg"}, {label = "Dear", strategy = "scaffold"},
+                   {label = "Alone", strategy = "local"}]"""
+    )
+    other = 'methods = [{label = "Average", strategy = "fedavg"}]'
+    (tmp_path / "two.toml").write_text(_FILE + other)
+    one = load_experiment(tmp_path / "one.toml")
+    for method in one.methods:
+        run = a_run(one, method.label, [0.5, 0.6, 0.7, 0.8])
+        save_result(run_folder(tmp_path / "runs" / "one", method, 1), run)
+
+    def table(*labels):
+        chosen = [word for label in labels for word in ("--methods", label)]
+        with pytest.raises(SystemExit) as ended:
+            main(["experiment", "table", "one.toml", "two.toml", "--markdown", *chosen])
+        return ended.value.code or 0
+
+    assert table("Dear", "FedAvg") == 0
+    printed = capsys.readouterr().out
+    assert "| Dear | " in printed
+    assert "| Alone | " not in printed
+    assert "Not yet run" not in printed
+    assert table("Dear") == 1
+    assert "--methods: expected FedAvg among them" in capsys.readouterr().err
