@@ -78,7 +78,7 @@ def test_the_terminal_shows_which_seeds_are_missing(tmp_path):
     assert "0 to 1 of 3" in printed
     assert "30 s" in printed  # 15 rounds of 2 s
     assert "one lacks seeds 1, 3 (A); 1-3 (B)" in printed
-    assert "1 runs of another version of the file do not count" in printed
+    assert "one: 1 run of other settings or rounds than the file's: not counted" in printed
 
 
 def test_the_committed_page_is_made_of_the_committed_figures():
@@ -91,4 +91,16 @@ def test_the_committed_page_is_made_of_the_committed_figures():
     claims = load_claims()
     assert [one.id for one in results] == [one.claim.id for one in claims]
     assert [one.digests for one in results] == [digests_of(one.experiment) for one in claims]
+    for one, found in zip(claims, results, strict=True):
+        words = one.claim.claim, one.claim.printed, one.claim.setting
+        assert (found.claim, found.printed, found.setting) == words
+        compared = [
+            (each.method, each.against, *row, each.printed(row[1]), each.expect)
+            for each in one.claim.comparisons
+            for row in each.rows()
+        ]
+        assert compared == [
+            (each.method, each.against, each.measure, each.section, each.paper, each.expect)
+            for each in found.outcomes
+        ]
     assert drawn.keys() <= {one.id for one in results}
