@@ -153,9 +153,8 @@ def _stranger(federation):
 
 
 def _raw(link, channel):
-    topic = _TOPICS.announcement
-    if channel is not Channel.ANNOUNCEMENT:
-        topic = _TOPICS.of(channel, _DEVICE)
+    for_all = {Channel.ANNOUNCEMENT: _TOPICS.announcement, Channel.LEASE: _TOPICS.lease}
+    topic = for_all.get(channel) or _TOPICS.of(channel, _DEVICE)
     for bad in (b"", b"{", b"\xff" * 64, b'{"type":"task"}', b"[" * 60_000, b'"\\ud800"', b"9" * 9):
         link.publish(topic, bad)
 
