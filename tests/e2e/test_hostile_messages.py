@@ -19,7 +19,15 @@ from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.link import Connected, Link, LinkOptions
-from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer, encode
+from protofleet.wire.messages import (
+    MOST_EPOCH,
+    Announcement,
+    Heartbeat,
+    Presence,
+    Task,
+    TransferOffer,
+    encode,
+)
 from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfer import describe
 
@@ -161,7 +169,9 @@ def _raw(link, channel):
 
 def _publish_all(link, bundle):
     for _, task in _tasks():
-        link.publish(_TOPICS.of(Channel.DOWN_TASK, _DEVICE), encode(task))
+        # Whoever hears announcements knows the epoch.
+        known = msgspec.structs.replace(task, epoch=MOST_EPOCH)
+        link.publish(_TOPICS.of(Channel.DOWN_TASK, _DEVICE), encode(known))
     for _, announcement in _announcements(bundle):
         link.publish(_TOPICS.announcement, encode(announcement))
     for channel, name, record in _from_devices(bundle):
