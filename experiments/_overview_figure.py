@@ -24,6 +24,7 @@ _PANEL_IN = (5.2, 3.9)
 _COLUMNS = 2
 _MUTED = "#9aa5b1"
 _HALO = [withStroke(linewidth=2.2, foreground="white")]
+_ALIKE = 1.01
 _Curve = list[tuple[float, float]]
 
 
@@ -96,14 +97,21 @@ def _level(axes: Any, label: str, score: float) -> None:
 
 
 def pareto(ends: Mapping[str, tuple[float, float]]) -> list[str]:
-    """Of points (cost, score) those without another at most as dear that scores more, by cost."""
-    found: list[str] = []
-    best = -math.inf
-    for label in sorted(ends, key=lambda one: (ends[one][0], -ends[one][1], one)):
-        if ends[label][1] > best:
-            found.append(label)
-            best = ends[label][1]
-    return found
+    """Of points (cost, score) those without another as dear or less that scores more, by cost.
+
+    Costs within a hundredth are alike: bytes differ by less with the lengths of numbers.
+    """
+    order = sorted(ends, key=lambda one: (ends[one], one))
+    return [
+        label
+        for label in order
+        if not any(_beats(ends[other], ends[label]) for other in order if other != label)
+    ]
+
+
+def _beats(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    (cost, score), (per, against) = one, other
+    return cost <= _ALIKE * per and (score > against or (score == against and cost < per))
 
 
 def _curve(one: DataSet, runs: Sequence[MethodResult]) -> _Curve:

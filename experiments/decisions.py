@@ -85,13 +85,13 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lightest(self) -> Candidate | None:
-        """Of the equals that federate, the one that moves the fewest bytes."""
-        known = {
-            one.label: (one.bytes_ratio, one)
-            for one in self.equals
+        """Of the equals that federate, the one that moves the fewest bytes, to two digits."""
+        known = [
+            (float(f"{one.bytes_ratio:.2g}"), number, one)
+            for number, one in enumerate(self.equals)
             if one.bytes_ratio is not None and not one.alone
-        }
-        return known[min(known, key=lambda label: (known[label][0], label))][1] if known else None
+        ]
+        return min(known)[2] if known else None
 
 
 Group = tuple[str, str]

@@ -233,6 +233,8 @@ def test_advice_is_the_method_as_good_on_most_data_sets_within_the_limit():
 def test_points_that_are_beaten_for_less_are_not_on_the_front():
     ends = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (3.0, 60.0), "d": (3.0, 55.0)}
     assert _overview_figure.pareto(ends) == ["a", "c"]
+    alike = {"a": (1.0, 50.0), "b": (1.005, 60.0), "c": (1.1, 55.0), "d": (1.1, 60.0)}
+    assert _overview_figure.pareto(alike) == ["b"]
 
 
 @pytest.fixture
