@@ -233,7 +233,8 @@ class Agent:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
             last, name = announcement.round_id, announcement.federation
-            self._on_task(Task(task="finish", round_id=last, federation=name))
+            epoch = announcement.epoch
+            self._on_task(Task(task="finish", round_id=last, federation=name, epoch=epoch))
 
     def _commit_membership(self) -> None:
         """The federation runs this device's bundle: from here on the store belongs to both."""

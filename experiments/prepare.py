@@ -243,10 +243,13 @@ def _pool(sources: bytes, classes: JoinClasses, data_root: Path) -> Pool:
     """All data sets of an experiment; kept, because every seed divides the same ones."""
     pools = []
     for source in msgspec.json.decode(sources, type=tuple[DataSource, ...]):
-        pool = renamed(load(source.name, data_root, source.options), source.rename)
-        pools.append(
-            (source.name, pool if source.people is None else first_people(pool, source.people))
-        )
+        pool = load(source.name, data_root, source.options)
+        try:
+            pool = renamed(pool, source.rename)
+            pool = pool if source.people is None else first_people(pool, source.people)
+        except InputError as error:
+            raise InputError(f"data set '{source.name}', {error}") from error
+        pools.append((source.name, pool))
     return pools[0][1] if len(pools) == 1 else joined(pools, classes)
 
 

@@ -230,7 +230,8 @@ def train_round(
 def check_trained(tensors: Tensors) -> None:
     """Raise DivergedError, naming the tensor, unless every number is finite."""
     for name, value in tensors.items():
-        if value.dtype.kind == "f" and (bad := int((~np.isfinite(value)).sum())):
+        if not blobs.is_finite(value):
+            bad = int((~np.isfinite(value)).sum())
             raise DivergedError(
                 f"tensor '{name}': {bad} of its {value.size} values are NaN or infinite after "
                 "local training; lower the learning rate, or look for extreme values in the data"

@@ -112,8 +112,13 @@ def decode(
 def check_finite(tensors: Tensors, *, rule: str = "finite") -> None:
     """Raise RefusedError if a float tensor holds a NaN or an infinity."""
     for name, value in tensors.items():
-        if value.dtype.kind == "f" and not np.isfinite(value).all():
+        if not is_finite(value):
             raise RefusedError(rule, f"tensor '{name}': expected finite numbers, got NaN or inf")
+
+
+def is_finite(value: NDArray[Any]) -> bool:
+    """Whether no number is NaN or infinite; integers are none."""
+    return value.dtype.kind != "f" or bool(np.isfinite(value).all())
 
 
 _Entry = tuple[np.dtype[Any], tuple[int, ...], int, int]

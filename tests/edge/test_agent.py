@@ -388,8 +388,8 @@ def test_an_announcement_of_another_bundle_may_be_of_an_older_run(device):
 
 def test_a_federation_that_finished_while_a_device_was_away_lets_it_leave(device):
     """One that never took part waits: the announcement may be of an older run."""
-    finished = _last_round(device, phase="finished", retained=True)
-    device.play(CONNECTED, finished, device.round(), device.delivered, told=False)
+    finished = _last_round(device, phase="finished", retained=True, epoch=7)
+    device.play(CONNECTED, finished, device.round(epoch=7), device.delivered, told=False)
     assert (device.left, device.sent()) == (None, [1])
     device.play(CONNECTED, finished, told=False)
     assert device.left

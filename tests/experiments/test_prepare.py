@@ -43,6 +43,24 @@ def test_results_without_pretraining_stay_those_of_the_same_lines():
     assert digest(plain, plain.methods[0]) != digest(people, plain.methods[0])
 
 
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({"rename": {"ten": "10"}}, r"data set 'digits', rename: 'ten' is no class; .* 0, 1, 2"),
+        ({"people": 3}, "data set 'digits', people: the data set has no owners"),
+    ],
+)
+def test_a_data_set_that_lacks_what_is_asked_is_named(tmp_path, source, told):
+    experiment = _experiment(
+        pretraining=None,
+        data=[{"name": "digits", **source}],
+        partition={"kind": "iid", "clients": 2},
+    )
+    made = prepare.Preparation(experiment=experiment, folder=tmp_path, data_root=tmp_path)
+    with pytest.raises(InputError, match=told):
+        made.data(1)
+
+
 def _params(path):
     return Bundle.open(path, any_signer=True).model().params
 

@@ -221,8 +221,8 @@ export class Agent {
     if (this.#finished) {
       const { journal } = this.#store;
       if (this.#phase !== "idle" || journal.pending !== null) {
-        const { round_id: round, federation } = announcement;
-        await this.#onTask(message("task", { task: "finish", round_id: round, federation }));
+        const { round_id: round, federation, epoch } = announcement;
+        await this.#onTask(message("task", { task: "finish", round_id: round, federation, epoch }));
       }
     } else {
       // An update in the outbox belongs to the data of its own round.

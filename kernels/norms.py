@@ -1,0 +1,46 @@
+"""Sums of squares of whole models, without a copy of the model in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_PART = 1 << 15
+"""Numbers at a time: as float64 they stay in the cache."""
+
+
+def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) -> float:
+    """The sum of the squares of ``values - start``, of ``values`` alone without ``start``.
+
+    Every difference is taken in float64, and they are added up in pairs as NumPy does, so that the
+    sum is ``np.square(values.astype(np.float64) - start).sum()`` to the last bit.
+
+    Args:
+        values: floats of any shape.
+        start: of the same shape.
+    """
+    flat = values.reshape(-1)
+    other = None if start is None else start.reshape(-1)
+    size = min(_PART, flat.size)
+    return _sum(flat, other, (np.empty(size), np.empty(size)))
+
+
+def _sum(
+    values: NDArray[Any],
+    start: NDArray[Any] | None,
+    memory: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> float:
+    if values.size <= _PART:
+        apart = memory[0][: values.size]
+        np.copyto(apart, values)
+        if start is not None:
+            other = memory[1][: values.size]
+            np.copyto(other, start)
+            np.subtract(apart, other, out=apart)
+        return float(np.add.reduce(np.square(apart, out=apart)))
+    middle = values.size // 2
+    middle -= middle % 8  # where NumPy's sum in pairs divides
+    left, right = (None, None) if start is None else (start[:middle], start[middle:])
+    return _sum(values[:middle], left, memory) + _sum(values[middle:], right, memory)
