@@ -135,6 +135,7 @@ def test_equal_rounds_are_fedavgs_and_a_final_fit_counts(table):
     assert not places["Cheap, long"]  # it would be the cheap one again
     assert places["Central"]["personalisation"].behind is None
     assert places["Fitted"]["personalisation"].behind == 0
+    assert not places["Fitted"]["personalisation"].unfitted
     assert [one.label for one in table.entries][:3] == ["Central", "Fitted", "Dear"]
 
 
@@ -210,6 +211,15 @@ def test_a_method_that_cannot_afford_a_round_has_no_score_at_equal_bytes():
     assert entry_of(table, "FedAvg").places["bytes"]["personalisation"].behind == 0
 
 
+def test_a_method_that_cannot_afford_a_round_with_one_seed_has_no_score_of_the_other():
+    experiment = an_experiment()
+    runs = [a_run(experiment, "FedAvg", [0.5] * 4, seed=seed, size=100 * seed) for seed in (1, 2)]
+    runs += [a_run(experiment, "Dear", [0.9] * 4, seed=seed, size=500) for seed in (1, 2)]
+    table = found(experiment, *runs)
+    assert table.seeds == (1, 2)
+    assert "bytes" not in entry_of(table, "Dear").places
+
+
 def test_figures_are_those_of_the_seeds_that_all_methods_have_finished():
     experiment = an_experiment()
     table = found(
@@ -283,6 +293,28 @@ def test_advice_is_the_method_as_good_on_most_data_sets_within_the_limit():
     assert [one.label for one in limited.candidates] == ["Alone"]
     assert limited.lightest is None  # it takes no federation
     assert advise(Situation(wish="memory", cost="peak_mb"), both).candidates == ()
+
+
+def test_data_sets_of_another_division_or_model_are_another_group():
+    one = found(an_experiment(), a_run(an_experiment(), "FedAvg", [0.5] * 4))
+    others = [
+        msgspec.structs.replace(one, model="cnn"),
+        msgspec.structs.replace(one, partition="x"),
+    ]
+    assert list(groups([one, *others, one]).values()) == [[one, one], [others[0]], [others[1]]]
+
+
+def test_advised_is_what_ran_on_every_data_set_and_unknown_noise_is_no_praise():
+    """The server's model has no clients: with one seed nothing but the best is known to be good."""
+    first, second = an_experiment("One"), an_experiment("Two")
+    both = [
+        found(first, *(a_run(first, label, [0.6] * 4) for label in ("FedAvg", "Dear"))),
+        found(second, a_run(second, "FedAvg", [0.6] * 4)),
+    ]
+    assert [one.label for one in advise(Situation(wish="free"), both).candidates] == ["FedAvg"]
+    runs = [a_run(first, "FedAvg", [0.6] * 4), a_run(first, "Dear", [0.601] * 4)]
+    advice = advise(Situation(wish="one model", section="global"), [found(first, *runs)])
+    assert [(one.label, one.good_on) for one in advice.candidates] == [("Dear", 1), ("FedAvg", 0)]
 
 
 def test_points_that_are_beaten_for_less_are_not_on_the_front():
