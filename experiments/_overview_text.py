@@ -14,6 +14,10 @@ from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
 
 _MOST_NAMED = 4
+_WIDE = 140
+_TOO_NARROW = (
+    f"Its table takes {_WIDE} columns of a terminal; `--markdown` or `--page FILE` writes it."
+)
 _MEASURES: tuple[Measure, ...] = ("rounds", "bytes")
 """What the tables show."""
 _TITLES: dict[Measure, str] = {
@@ -77,13 +81,14 @@ _UNPAIRED = (
 )
 
 
-def page(found: Overview, command: str, picture: str | None) -> str:
+def page(found: Overview, command: str, picture: str | None, *, columns: int | None = None) -> str:
     """All of it.
 
     Args:
         found: with at least one data set.
         command: that makes the page.
         picture: path of the picture of scores over bytes, as seen from the page.
+        columns: of a terminal, which may be too narrow for the table of a data set; None: none is.
     """
     data_sets = found.data_sets
     parts = [_introduction(data_sets, command), "## The data sets", _setting(data_sets)]
@@ -101,8 +106,9 @@ def page(found: Overview, command: str, picture: str | None) -> str:
             f"### {section.capitalize()}: points behind the best",
             _overview(data_sets, section),
         ]
+    narrow = columns is not None and columns < _WIDE
     for one in data_sets:
-        parts += [f"## {one.title}", _about(one), _table(one)]
+        parts += [f"## {one.title}", _about(one), _TOO_NARROW if narrow else _table(one)]
     parts += ["## What to take", _decisions(data_sets)]
     return "\n\n".join(parts) + "\n"
 

@@ -52,4 +52,6 @@ def compare(
     if as_markdown:
         click.echo(text, nl=False)
     elif page is None:
-        Console().print(Markdown(text))
+        console = Console()
+        text = _overview_text.page(found, command, picture, columns=console.width)
+        console.print(Markdown(text))

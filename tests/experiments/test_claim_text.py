@@ -69,6 +69,19 @@ def test_the_terminal_shows_what_is_claimed_and_what_was_found(result):
     assert "loss" not in printed  # a detail
 
 
+def test_the_terminal_says_once_that_nothing_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    (claim,) = load_claims(tmp_path / "papers")
+    console = Console(file=io.StringIO(), width=100)
+    show([result_of(claim, tmp_path)], console)
+    (told,) = console.file.getvalue().splitlines()[1:]
+    assert told == (
+        "  A - B, personalisation, last round (0/3 seeds): not measured; the paper +2.00; "
+        "elsewhere +5.00"
+    )
+
+
 def test_the_terminal_shows_which_seeds_are_missing(tmp_path):
     experiment = write_files(tmp_path)
     store_runs(tmp_path, experiment, a_run("A", 2, [0.5] * 3), a_run("A", 1, [0.5] * 3, key="old"))

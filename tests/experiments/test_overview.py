@@ -355,6 +355,9 @@ def test_the_page_is_the_same_for_the_same_results_and_names_what_is_missing(sto
     )
     (slow,) = [line for line in lines if line.startswith("| A slow or dear link")]
     assert slow.endswith("| **Alone** (0.0; 1 of 1) |")
+    narrow, wide = (_overview_text.page(stored, "x", None, columns=n) for n in (80, 140))
+    assert ("| Dear | **90.0**" in narrow, "| Dear | **90.0**" in wide) == (False, True)
+    assert "Its table takes 140 columns" in narrow
     drawings = []
     for name in ("x.svg", "y.svg"):
         _overview_figure.draw(stored, tmp_path / name)
