@@ -8,7 +8,14 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.decisions import SITUATIONS, Advice, Situation, advise, groups
+from protofleet.experiments.decisions import (
+    SITUATIONS,
+    Advice,
+    Candidate,
+    Situation,
+    advise,
+    groups,
+)
 from protofleet.experiments.overview import DataSet, Entry, Measure, Overview, Place
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
@@ -67,7 +74,8 @@ _ADVICE = (
     "column's data sets, and of those the fewest points behind on average (these points; on how "
     "many data sets). Then the others that are as good as often, and which of all these moves the "
     "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
-    "figures show."
+    f"figures show. {_OWN_MODEL}: it has a model of its own, and what is better may be the model, "
+    "not the method: the rows of FedAvg on that model tell."
 )
 _CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
 _PICTURE = (
@@ -287,15 +295,19 @@ def _advice(advice: Advice) -> str:
         return NOTHING
     first, *others = advice.equals
     on = f"{first.good_on} of {advice.data_sets}"
-    text = f"**{first.label}** ({first.behind:.1f}; {on})"
+    text = f"**{_named(first)}** ({first.behind:.1f}; {on})"
     if others:
-        named = ", ".join(f"{one.label} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
+        named = ", ".join(f"{_named(one)} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
         more = len(others) - _MOST_NAMED
         text += f"; as good: {named}" + (f" and {more} more" if more > 0 else "")
     light = advice.lightest
     if light is not None and others:
-        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} times FedAvg's)"
+        text += f"; fewest bytes: {_named(light)} ({light.bytes_ratio:.2g} times FedAvg's)"
     return text
+
+
+def _named(one: Candidate) -> str:
+    return one.label + (_OWN_MODEL if one.own_model else "")
 
 
 def _number(value: float | None, form: str) -> str:

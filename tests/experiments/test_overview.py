@@ -167,13 +167,19 @@ def test_fedavg_on_a_model_of_its_own_sets_no_measure():
     experiment = an_experiment(methods=methods)
     table = found(
         experiment,
-        a_run(experiment, "FedAvg, small", [0.1, 0.2], size=10),
+        a_run(experiment, "FedAvg, small", [0.9, 0.95], size=10),
         a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8]),
         a_run(experiment, "Central", [0.9] * 4),
     )
     assert (table.rounds, table.mb) == (4, pytest.approx(400e-6))
     assert entry_of(table, "FedAvg, small").own_model
     assert [one.label for one in table.entries if one.alone] == []
+    advice = advise(Situation(wish="free"), [table])
+    assert {one.label: one.own_model for one in advice.candidates} == {
+        "FedAvg": False, "FedAvg, small": True,
+    }  # fmt: skip
+    text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
+    assert "**FedAvg, small°** (0.0; 1 of 1)" in text
     assert entry_of(table, "Central").ratios == {}
 
 
