@@ -36,7 +36,7 @@ def renamed(pool: Pool, names: Mapping[str, str]) -> Pool:
 
 
 def first_people(pool: Pool, count: int) -> Pool:
-    """The examples of at most so many owners, the first by name.
+    """The examples of at most so many owners, the first by name as text: ``10`` is before ``2``.
 
     Raises:
         InputError: the data set has no owners.
@@ -82,6 +82,7 @@ def joined(pools: Sequence[tuple[str, Pool]], classes: JoinClasses = "equal") ->
         client=np.concatenate([_prefixed(name, pool) for name, pool in every]),
         recording=_counted_on([pool.recording for _, pool in every]),
         follows=_stacked([pool.follows for _, pool in every]),
+        is_test=_stacked([pool.is_test for _, pool in every]),
     )
 
 

@@ -97,7 +97,8 @@ def ucihar_pool(
         root: folder with ``ucihar/UCI HAR Dataset.zip`` in it.
         channels: ``accelerometer`` leaves the angular velocity out: ``(10299, 128, 3)``.
         normalise: one scalar mean and deviation per sensor, over all people; ``person``: one for
-            each person, time step and axis, as ``hhar_windows`` and ``wisdm_windows`` have it.
+            each person, time step and axis, as ``hhar_windows`` and ``wisdm_windows`` have it. Both
+            are taken over all windows, those that will test among them.
 
     Raises:
         MissingDataError: the zip is not there; the message says what to put where.

@@ -205,8 +205,9 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         methods: its rows.
 
     Raises:
-        ValueError: two methods of one label, a seed twice, no such cohort, or pretraining where
-            clients are no people; ``load_experiment`` tells it with the file's name.
+        ValueError: two methods of one label, a seed or a data set twice, no such cohort, or
+            pretraining where clients are no people; ``load_experiment`` tells it with the file's
+            name.
     """
 
     title: str
@@ -234,6 +235,8 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
         _check_differ("seeds", "seeds", self.seeds)
+        # One example twice would train and test.
+        _check_differ("data", "data sets", [source.name for source in self.data])
         if self.pretraining and not isinstance(self.partition, Natural):
             raise ValueError("`pretraining`: expected the partition 'natural': clients are people")
         for method in self.methods:

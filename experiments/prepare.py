@@ -144,10 +144,11 @@ class Preparation:
             signing = load_or_create_signing_key(folder / "signing-key.pem")
             compiled = folder / f"{key}.pfb"
             recipe = _recipe(model, data)
-            if start is not None and not start.exists():
-                self._pretrain(model, seed, data, start)
             if not compiled.exists():
                 compile_model(recipe, objectives, compiled, signing)
+            # Compiled before, because it takes less long until what is wrong shows.
+            if start is not None and not start.exists():
+                self._pretrain(model, seed, data, (compiled, start))
             reseed(compiled, recipe, seed, seeded, signing, start=start)
         return seeded
 
@@ -160,13 +161,20 @@ class Preparation:
         key = _digest([settings, chosen, data.key, _named_files(chosen.settings), _made_by()])
         return self.folder / "pretrained" / f"{key[:16]}-seed-{seed}.safetensors"
 
-    def _pretrain(self, model: ModelSettings, seed: int, data: PreparedData, path: Path) -> None:
+    def _pretrain(
+        self, model: ModelSettings, seed: int, data: PreparedData, files: tuple[Path, Path]
+    ) -> None:
+        """Train what a model's compiled bundle is to start from."""
         settings = self.experiment.pretraining
         if settings is None:
             return
+        from protofleet.export.build import check_start  # noqa: PLC0415 - torch
         from protofleet.export.pretraining.recipes import pretrain_recipe  # noqa: PLC0415 - torch
         from protofleet.export.pretraining.training import TrainOptions  # noqa: PLC0415 - torch
 
+        compiled, path = files
+        recipe = _recipe(settings.model or model, data)
+        check_start(compiled, _recipe(model, data), recipe)
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = tuple(msgspec.structs.replace(one, people=None) for one in self.experiment.data)
         others = outsiders(self._pool(whole), data.clients)
@@ -177,7 +185,6 @@ class Preparation:
             validation=settings.validation,
             seed=seed,
         )
-        recipe = _recipe(settings.model or model, data)
         arrays: dict[str, NDArray[Any]] = {"x": others.x, "y": others.y}
         pretrain_recipe(recipe, settings.objective, arrays, options, path)
 

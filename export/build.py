@@ -364,7 +364,8 @@ def reseed(  # noqa: PLR0913 - a bundle, and what makes another of it
     manifest = bundle.manifest
     model = build_recipe(recipe, seed)
     if start is not None:
-        _start_from(model, start, manifest.head)
+        tensors, _ = load_checkpoint(start)
+        fill(model, _in_common(model, tensors, manifest.head, f"checkpoint '{start}'"))
     params, buffers = initial_values(model)
     programs = manifest.programs.values()
     paths = {path for program in programs for path in (program.file, program.tflite) if path}
@@ -375,16 +376,39 @@ def reseed(  # noqa: PLR0913 - a bundle, and what makes another of it
     write_bundle(path, manifest, files, key)
 
 
-def _start_from(model: nn.Module, start: Path, head: tuple[str, ...]) -> None:
-    tensors, _ = load_checkpoint(start)
+def check_start(compiled: Path, recipe: Recipe, trained: Recipe) -> None:
+    """Raise InputError where ``reseed`` could not start from a checkpoint of another recipe.
+
+    Args:
+        compiled: bundle of the first one.
+        recipe: what is to start.
+        trained: what the checkpoint will be of.
+    """
+    head = Bundle.open(compiled, any_signer=True).manifest.head
+    tensors = build_recipe(trained, 0).state_dict()
+    told = f"pretraining of '{trained.name}' for '{recipe.name}'"
+    _in_common(build_recipe(recipe, 0), tensors, head, told)
+
+
+def _in_common(
+    model: nn.Module, tensors: Mapping[str, Tensor], head: tuple[str, ...], told: str
+) -> dict[str, Tensor]:
+    """Those of other tensors that a model has under the same name, its head's aside."""
     own = model.state_dict()
     common = {n: v for n, v in tensors.items() if n in own and n not in head}
-    _, unfit = fill(model, common)
-    if unfit or not common:
-        name = min(unfit or tensors)
-        got = tuple(tensors[name].shape)
-        wanted = f"{tuple(own[name].shape)}, got {got}" if name in own else "a tensor of the model"
-        raise InputError(f"checkpoint '{start}': tensor '{name}': expected {wanted}")
+    if not common:
+        raise InputError(
+            f"{told}: expected tensors that the model has beside its head, such as "
+            f"'{next((n for n in own if n not in head), '')}', got none of them"
+        )
+    for name, value in common.items():
+        if value.shape != own[name].shape:
+            wanted, got = tuple(own[name].shape), tuple(value.shape)
+            raise InputError(
+                f"{told}: tensor '{name}': expected {wanted}, got {got}; give both models the same "
+                "sizes"
+            )
+    return common
 
 
 def build_recipe(recipe: Recipe, seed: int) -> nn.Module:

@@ -82,11 +82,9 @@ def compare(
 
 def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: Path) -> Job:
     """A method on the data of every device, as the engine without a broker takes it."""
-    network = METHODS[strategy].network
-    model, method = (
-        prepared.models[network],
-        Method(label=METHODS[strategy].label, strategy=strategy),
-    )
+    shown = METHODS[strategy]
+    model = prepared.models[shown.network]
+    method = Method(label=shown.label, strategy=strategy)
     experiment = Experiment(
         title=prepared.title,
         paper="",
@@ -112,14 +110,18 @@ def make_job(strategy: str, settings: DemoSettings, prepared: DemoData, bundle: 
 
 
 def _data(settings: DemoSettings, prepared: DemoData) -> PreparedData:
-    """The devices' files; the folder holds one demonstration, so its settings tell them apart."""
+    """The devices' files; the folder holds one demonstration, so its settings tell them apart.
+
+    It may go on with another broker, on which nothing of this depends.
+    """
+    decisive = msgspec.structs.replace(settings, broker=None)
     return PreparedData(
         clients={name: ClientFiles(own=path.resolve()) for name, path in prepared.own.items()},
         merged=prepared.central.resolve(),
         pooled=prepared.pooled.resolve(),
         classes=prepared.classes,
         input_shape=prepared.preprocessing.input_shape,
-        key=msgspec.json.encode(settings, enc_hook=str).decode(),
+        key=msgspec.json.encode(decisive, enc_hook=str).decode(),
     )
 
 

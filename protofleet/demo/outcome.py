@@ -122,9 +122,9 @@ def _devices_table(result: RunRecord) -> Table:
 
 def _print_scores(result: ComparedRecord, console: Console) -> None:
     """A row for each method, and one for what each network's methods started from."""
-    rounds = len(result.aggregated)
+    before = "before the first and " if result.comparison else ""
     table = Table(
-        title=f"macro-F1 in %, before the first and after the last of {rounds} rounds",
+        title=f"macro-F1 in %, {before}after the last of {len(result.aggregated)} rounds",
         title_justify="left",
     )
     for heading in ("", "trained", *_KINDS):

@@ -43,6 +43,13 @@ Backend = Literal["auto", "onnx", "litert"]
 FLEET_SEED = 0
 """Seed of the sensors' faults: the same people carry the same sensors whatever is trained."""
 
+_UNALIGNED = {"beta": 0.0}
+"""Of the aligned network before the first round.
+
+FedAli's own first round is without a share of the prototypes, whatever the bundle holds, and would
+throw away what the central training has fitted with one; the strategy sets the share by round.
+"""
+
 _DIGITS_PUBLIC = 0.25  # share of the digits that the central training may see
 _DIGITS_ALPHA = 0.5
 _TEST_FRACTION = 0.3
@@ -133,7 +140,7 @@ def prepare_digits(settings: DemoSettings, folder: Path) -> DemoData:
         central=central,
         pretrain=("--objective=supervised", "--epochs=25", "--lr=0.002", "--batch-size=32"),
         models={
-            "aligned": DemoModel(name="vit_digits", settings={}),
+            "aligned": DemoModel(name="vit_digits", settings=_UNALIGNED),
             "plain": DemoModel(name="vit_digits", settings={"prototypes": []}),
         },
         classes=digits.CLASSES,
@@ -151,13 +158,7 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
     from protofleet.datasets import ucihar  # noqa: PLC0415 - only where used
     from protofleet.datasets.windows import normalise, split_in_time  # noqa: PLC0415 - as above
 
-    if settings.data_root is None:
-        raise InputError("--data uci-har: give --data-root, the folder with 'ucihar/' in it")
-    if settings.participants > 30:
-        raise InputError(f"--devices: UCI-HAR has 30 people, got {settings.participants}")
-    if settings.browsers and settings.sensors != "published":
-        raise InputError("--browsers with --data uci-har: give --sensors published, too")
-    people = ucihar.load_ucihar(settings.data_root)
+    people = ucihar.load_ucihar(_uci_har_root(settings))
     mean, std = ucihar.normalisation(people.windows)
     preprocessing = _uci_har_preprocessing(mean, std)
     order = np.random.default_rng(settings.seed).permutation(np.arange(1, 31)).tolist()
@@ -185,12 +186,23 @@ def prepare_uci_har(settings: DemoSettings, folder: Path) -> DemoData:
         central=_save_central(folder, np.concatenate(central or _synthetic(preprocessing))),
         pretrain=("--objective=mae", "--epochs=6"),
         models={
-            "aligned": DemoModel(name="hart_alp", settings={"pretrained": True}),
+            "aligned": DemoModel(name="hart_alp", settings={"pretrained": True, **_UNALIGNED}),
             "plain": DemoModel(name="hart", settings={"pretrained": True}),
         },
         classes=ucihar.CLASSES,
         preprocessing=preprocessing,
     )
+
+
+def _uci_har_root(settings: DemoSettings) -> Path:
+    """The folder of data, if UCI-HAR can be shown as asked."""
+    if settings.data_root is None:
+        raise InputError("--data uci-har: give --data-root, the folder with 'ucihar/' in it")
+    if settings.participants > 30:
+        raise InputError(f"--devices: UCI-HAR has 30 people, got {settings.participants}")
+    if settings.browsers and settings.sensors != "published":
+        raise InputError("--browsers with --data uci-har: give --sensors published, too")
+    return settings.data_root
 
 
 def _uci_har_preprocessing(mean: tuple[float, ...], std: tuple[float, ...]) -> Preprocessing:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -58,7 +59,7 @@ class DemoSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not has_settings(folder):
             folder.mkdir(parents=True, exist_ok=True)
             data = msgspec.json.format(msgspec.json.encode(self, enc_hook=str))
-            (folder / _FILE).write_bytes(data)
+            replace_whole(folder / _FILE, data)  # a broker's URL may hold a password
             return
         before = load_settings(folder)
         for name in self.__struct_fields__:

@@ -83,13 +83,24 @@ def test_other_classes_shapes_or_no_owners_are_refused():
 
 def test_recordings_of_several_data_sets_have_numbers_of_their_own():
     parts = [
-        (name, _pool([0, 0], ("x",), recording=np.arange(2), follows=np.array([False, True])))
+        (
+            name,
+            _pool(
+                [0, 0],
+                ("x",),
+                recording=np.arange(2),
+                follows=np.array([False, True]),
+                is_test=np.array([True, False]),
+            ),
+        )
         for name in "pq"
     ]
     pool = joined(parts)
     assert pool.recording.tolist() == [0, 1, 2, 3]
     assert pool.follows.tolist() == [False, True] * 2
-    assert joined([*parts, ("r", _pool([0], ("x",)))]).recording is None
+    assert pool.is_test.tolist() == [True, False] * 2
+    some = joined([*parts, ("r", _pool([0], ("x",)))])
+    assert (some.recording, some.follows, some.is_test) == (None, None, None)
 
 
 @pytest.mark.data

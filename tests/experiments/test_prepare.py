@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 
 from protofleet.bundle import Bundle
+from protofleet.datasets.catalogue import load
 from protofleet.errors import InputError
 from protofleet.experiments import prepare
 from protofleet.experiments.config import DataSource, Experiment, digest, lines_of
+from protofleet.export.pretraining import recipes
 
 _HART = {"sensors": 1, "kernels": [3], "width": 16, "heads": 1, "head_width": 8, "dropout": 0.0}
 _BASE = {
@@ -33,6 +35,12 @@ def _experiment(**changes) -> Experiment:
 def test_clients_that_are_no_people_cannot_be_left_out():
     with pytest.raises(msgspec.ValidationError, match="`pretraining`: expected the partition 'nat"):
         _experiment(partition={"kind": "iid", "clients": 2})
+
+
+def test_a_data_set_is_named_once():
+    """Else a person's windows would be there twice, to train and to test."""
+    with pytest.raises(msgspec.ValidationError, match="`data`: expected data sets that differ"):
+        _experiment(data=[{"name": "hhar_windows"}, {"name": "hhar_windows", "people": 2}])
 
 
 def test_results_without_pretraining_stay_those_of_the_same_lines():
@@ -61,6 +69,10 @@ def test_a_data_set_that_lacks_what_is_asked_is_named(tmp_path, source, told):
         made.data(1)
 
 
+_WIDE = r"'hart' for 'hart_alp': tensor '.*': expected \(\d+.*\), got \(\d+.*give both models"
+_FOREIGN = r"'mlp' for 'hart_alp': expected tensors that the model has beside its head, such as '"
+
+
 def _params(path):
     return Bundle.open(path, any_signer=True).model().params
 
@@ -76,18 +88,25 @@ def test_a_bundle_starts_from_the_encoder_of_a_masked_training_and_keeps_its_hea
         )
         return made.bundle(experiment.methods[0], seed, made.data(seed))
 
-    seen = []
-    outsiders = prepare.outsiders
+    seen, train = [], recipes.pretrain_recipe
 
-    def watched(pool, clients):
-        others = outsiders(pool, clients)
-        seen.append(set(others.client))
-        return others
+    def watched(recipe, objective, arrays, options, path):
+        seen.append((recipe.name, objective, arrays["x"], options))
+        train(recipe, objective, arrays, options, path)
 
-    monkeypatch.setattr(prepare, "outsiders", watched)
+    monkeypatch.setattr(recipes, "pretrain_recipe", watched)
     first = bundle("a", _experiment())
     assert bundle("a", _experiment()) == first
-    assert seen == [{"8"}], "once, on the ninth person"
+    ((name, objective, x, options),) = seen  # once, on the ninth person
+    pool = load("hhar_windows", data_root)
+    assert np.array_equal(x, pool.x[pool.client == "8"])
+    assert (name, objective, options.epochs, options.lr, options.seed) == (
+        "hart",
+        "mae",
+        1,
+        0.01,
+        1,
+    )
     again, other = bundle("b", _experiment()), bundle("b", _experiment(), seed=2)
     drawn = bundle("a", _experiment(pretraining=None))
     a, b, c, d = map(_params, (first, again, other, drawn))
@@ -97,6 +116,11 @@ def test_a_bundle_starts_from_the_encoder_of_a_masked_training_and_keeps_its_hea
     changed = {name for name in a if not np.array_equal(a[name], d[name])}
     own = {name for name in a if name.startswith(("head.", "blocks.0.align."))}
     assert changed == set(a) - own
-    wide = {**_BASE["pretraining"], "model": {"name": "hart", "settings": {**_HART, "width": 32}}}
-    with pytest.raises(InputError, match=r"tensor '.*': expected \(\d+.*\), got \(\d+"):
-        bundle("a", _experiment(pretraining=wide))
+    assert len(seen) == 3
+    for other, told in (
+        ({"name": "hart", "settings": {**_HART, "width": 32}}, _WIDE),
+        ({"name": "mlp", "settings": {"inputs": 384, "hidden": [8]}}, _FOREIGN),
+    ):
+        with pytest.raises(InputError, match=told):
+            bundle("a", _experiment(pretraining={**_BASE["pretraining"], "model": other}))
+    assert len(seen) == 3, "told before anything is trained"
