@@ -49,6 +49,30 @@ def test_results_without_pretraining_stay_those_of_the_same_lines():
     assert digest(plain, plain.methods[0]) != digest(_experiment(), plain.methods[0])
     people = _experiment(pretraining=None, data=[{"name": "hhar_windows", "people": 9}])
     assert digest(plain, plain.methods[0]) != digest(people, plain.methods[0])
+    union = _experiment(pretraining=None, classes="union")
+    assert digest(plain, plain.methods[0]) != digest(union, union.methods[0])
+
+
+def test_data_prepared_before_there_was_a_choice_stay_those_of_the_same_lines(
+    tmp_path, monkeypatch
+):
+    keys, hashed = [], prepare._digest
+    monkeypatch.setattr(prepare, "_digest", lambda parts: keys.append(parts) or hashed(parts))
+    folders = []
+    for classes in ("equal", "union"):
+        experiment = _experiment(
+            pretraining=None,
+            classes=classes,
+            data=[{"name": "digits"}],
+            partition={"kind": "iid", "clients": 2},
+        )
+        made = prepare.Preparation(experiment=experiment, folder=tmp_path, data_root=tmp_path)
+        folders.append(made.data(1).merged.parent)
+    plain, union = keys
+    assert plain[0] == [{"name": "digits", "options": {}}]
+    assert [part for part in union if part not in plain] == ["union"]
+    assert len(union) == len(plain) + 1
+    assert folders[0] != folders[1]
 
 
 @pytest.mark.parametrize(
