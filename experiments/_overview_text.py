@@ -8,12 +8,23 @@ from collections.abc import Iterable, Sequence
 from textwrap import fill
 
 from protofleet.experiments.config import Section
-from protofleet.experiments.decisions import SITUATIONS, Advice, Situation, advise, groups
+from protofleet.experiments.decisions import (
+    SITUATIONS,
+    Advice,
+    Candidate,
+    Situation,
+    advise,
+    groups,
+)
 from protofleet.experiments.overview import DataSet, Entry, Measure, Overview, Place
 from protofleet.strategies.tasks import METRICS
 from protofleet.units import NOTHING
 
 _MOST_NAMED = 4
+_WIDE = 140
+_TOO_NARROW = (
+    f"Its table takes {_WIDE} columns of a terminal; `--markdown` or `--page FILE` writes it."
+)
 _MEASURES: tuple[Measure, ...] = ("rounds", "bytes")
 """What the tables show."""
 _TITLES: dict[Measure, str] = {
@@ -21,7 +32,7 @@ _TITLES: dict[Measure, str] = {
     "bytes": "equal bytes",
     "tenth": "a tenth of these bytes",
 }
-_OWN_MODEL, _UNFITTED, _CLOSE = "°", "‡", "**"
+_OWN_MODEL, _EARLY, _UNFITTED, _CLOSE = "°", "†", "‡", "**"
 _COSTS = {
     "mb": "bytes a round",
     "train_ms": "processor time a round",
@@ -40,7 +51,8 @@ _END = "**[The decision table](#what-to-take) stands at the end.** First what it
 _READING = """
 - *Equal rounds*: the score after as many rounds as FedAvg has. *Equal bytes*: after the last whole
   round within the bytes that a client of FedAvg moves in its rounds, up and down; cheaper methods
-  have more rounds where a row says so, dearer ones fewer.
+  have more rounds where a row says so, dearer ones fewer; what is sent for a
+  final fit is not counted.
 - *Personalisation*: each device's own model, after its training in the round, on its own test part;
   *generalisation*: the same models on all devices' test parts; *global*: the server's model there.
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
@@ -62,27 +74,30 @@ _ADVICE = (
     "column's data sets, and of those the fewest points behind on average (these points; on how "
     "many data sets). Then the others that are as good as often, and which of all these moves the "
     "fewest bytes. Where training alone is among them, a federation has gained nothing that these "
-    "figures show."
+    f"figures show. {_OWN_MODEL}: it has a model of its own, and what is better may be the model, "
+    "not the method: the rows of FedAvg on that model tell."
 )
 _CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
 _PICTURE = (
     "Each method after each of its rounds, with a circle at its end. Named and joined: those that "
-    "no other beats with fewer bytes. Red: FedAvg, and its bytes."
+    "no other method that federates beats with fewer bytes; training alone is the dashed line. "
+    "Red: FedAvg, and its bytes."
 )
 _UNPAIRED = (
     "a method is as good as the best unless it is further behind than the 95 % intervals over the "
     "clients of both together (root of the sum of squares), which is wide: clients differ much "
-    "more than methods."
+    "more than methods. The server's model has no such interval, so that only the best is bold."
 )
 
 
-def page(found: Overview, command: str, picture: str | None) -> str:
+def page(found: Overview, command: str, picture: str | None, *, columns: int | None = None) -> str:
     """All of it.
 
     Args:
         found: with at least one data set.
         command: that makes the page.
         picture: path of the picture of scores over bytes, as seen from the page.
+        columns: of a terminal, which may be too narrow for the table of a data set; None: none is.
     """
     data_sets = found.data_sets
     parts = [_introduction(data_sets, command), "## The data sets", _setting(data_sets)]
@@ -100,8 +115,9 @@ def page(found: Overview, command: str, picture: str | None) -> str:
             f"### {section.capitalize()}: points behind the best",
             _overview(data_sets, section),
         ]
+    narrow = columns is not None and columns < _WIDE
     for one in data_sets:
-        parts += [f"## {one.title}", _about(one), _table(one)]
+        parts += [f"## {one.title}", _about(one), _TOO_NARROW if narrow else _table(one)]
     parts += ["## What to take", _decisions(data_sets)]
     return "\n\n".join(parts) + "\n"
 
@@ -115,8 +131,9 @@ def _introduction(data_sets: Sequence[DataSet], command: str) -> str:
         noise = [f"with three seeds or more {_PAIRED}", f"With fewer, {_UNPAIRED}"]
     marks = (
         f"± is the standard deviation over the seeds. {_OWN_MODEL}: the method has a model of its "
-        f"own, and what it costs is its model's cost too. {_UNFITTED}: the method ends with a "
-        "final fit, and is scored here before it."
+        f"own, and what it costs is its model's cost too. {_EARLY}: as in its paper, each device's "
+        "model is scored as it arrives, before the training in the round. "
+        f"{_UNFITTED}: the method ends with a final fit, and is scored here before it."
     )
     small = (
         f"Few examples, few rounds, {seeds} seed{'' if seeds == '1' else 's'}: this orders methods "
@@ -225,7 +242,8 @@ def _table(one: DataSet) -> str:
 
 
 def _line(one: DataSet, entry: Entry) -> list[str]:
-    cells = [entry.label + (_OWN_MODEL if entry.own_model else "")]
+    marks = (_OWN_MODEL if entry.own_model else "") + (_EARLY if entry.early else "")
+    cells = [entry.label + marks]
     for measure in _MEASURES:
         cells += [_score(entry.places.get(measure, {}).get(section)) for section in one.sections]
     at_bytes = [place.rounds for place in entry.places.get("bytes", {}).values()]
@@ -278,15 +296,19 @@ def _advice(advice: Advice) -> str:
         return NOTHING
     first, *others = advice.equals
     on = f"{first.good_on} of {advice.data_sets}"
-    text = f"**{first.label}** ({first.behind:.1f}; {on})"
+    text = f"**{_named(first)}** ({first.behind:.1f}; {on})"
     if others:
-        named = ", ".join(f"{one.label} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
+        named = ", ".join(f"{_named(one)} ({one.behind:.1f})" for one in others[:_MOST_NAMED])
         more = len(others) - _MOST_NAMED
         text += f"; as good: {named}" + (f" and {more} more" if more > 0 else "")
     light = advice.lightest
     if light is not None and others:
-        text += f"; fewest bytes: {light.label} ({light.bytes_ratio:.2g} times FedAvg's)"
+        text += f"; fewest bytes: {_named(light)} ({light.bytes_ratio:.2g} times FedAvg's)"
     return text
+
+
+def _named(one: Candidate) -> str:
+    return one.label + (_OWN_MODEL if one.own_model else "")
 
 
 def _number(value: float | None, form: str) -> str:

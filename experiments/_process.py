@@ -81,35 +81,33 @@ class Worker:
         self._memory = memory
         self._spec: WorkerSpec | None = None
         self._trainer: ClientTrainer | None = None
+        self._order: RoundConfig | None = None
+        self._seen: dict[Span, memoryview] = {}
 
     def begin(self, spec: WorkerSpec) -> None:
         """Another run: nothing of the one before is needed any more."""
         self._memory.end = 0
-        self._spec, self._trainer = spec, None
+        self._spec, self._trainer, self._order = spec, None, None
 
     def train(self, asked: SharedTasks) -> list[SharedResult]:
         """Train one client after the other."""
         if self._trainer is None:
             assert self._spec is not None  # noqa: S101 - begin was called before
             self._trainer = ClientTrainer(self._spec)
-        seen: dict[Span, memoryview] = {}
-        return [self._train(self._trainer, one, asked.order, seen) for one in asked.tasks]
+        if asked.order != self._order:  # in a round payloads are written once each
+            self._order, self._seen = asked.order, {}
+        return [self._train(self._trainer, one, asked.order) for one in asked.tasks]
 
-    def _train(
-        self,
-        trainer: ClientTrainer,
-        task: SharedTask,
-        order: RoundConfig,
-        seen: dict[Span, memoryview],
-    ) -> SharedResult:
+    def _train(self, trainer: ClientTrainer, task: SharedTask, order: RoundConfig) -> SharedResult:
         for span in (task.payload, task.baseline):
-            seen.setdefault(span, self._memory.read(span))
+            if span not in self._seen:
+                self._seen[span] = self._memory.read(span)
         whole = WorkerTask(
             client_id=task.client_id,
             order=order,
-            payload=seen[task.payload],
+            payload=self._seen[task.payload],
             coding=task.coding,
-            baseline=seen[task.baseline],
+            baseline=self._seen[task.baseline],
             before=0 if task.kept is None else task.kept.round_id,
         )
         trained = trainer.trained(whole, self._kept(task.kept))
@@ -119,7 +117,7 @@ class Worker:
             state=self._write(state.tensors, place and place.state),
             residual=self._write(trained.round.residual, place and place.residual),
         )
-        update = self._memory.write([trained.round.blob], task.update_place)
+        update = self._memory.write(trained.round.parts, task.update_place)
         kept_bytes = kept.state.size + kept.residual.size
         result = trained.result(task.client_id, b"", kept_bytes)
         return SharedResult(

@@ -198,8 +198,9 @@ def chosen_claims(claims: Sequence[RegisteredClaim], ids: Sequence[str]) -> list
     known = [one.claim.id for one in claims]
     for name in ids:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3) or known
-            raise InputError(f"claim '{name}': not known; did you mean {' or '.join(near)}?")
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+            raise InputError(f"claim '{name}': not known; {hint}")
     return [one for one in claims if not ids or one.claim.id in ids]
 
 

@@ -28,22 +28,23 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
         experiment: its name.
         done: label → seeds that are finished, as the file is now.
         asked: seeds that there should be.
-        older: runs of other settings than the file's, which do not count.
-        rounds_left: of all methods and seeds.
+        other: runs of other settings than the file's, or finished ones of another number of rounds,
+            which do not count.
+        rounds_left: of all methods and seeds; a final fit is none.
         seconds_left: they will take, from the rounds that have been measured; None: none has.
     """
 
     experiment: str
     done: dict[str, tuple[int, ...]]
     asked: tuple[int, ...]
-    older: int
+    other: int
     rounds_left: int
     seconds_left: float | None
 
     @property
     def finished(self) -> bool:
-        """Whether nothing is left to run."""
-        return self.rounds_left == 0
+        """Whether nothing is left to run, not even a final fit."""
+        return all(set(seeds) == set(self.asked) for seeds in self.done.values())
 
 
 class ClaimResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,7 +148,10 @@ def progress_of(name: str, experiment: Experiment, folder: Path) -> Progress:
         experiment=name,
         done={label: tuple(run.seed for run in runs) for label, runs in current.items()},
         asked=experiment.seeds,
-        older=sum(len(runs) - len(ours[label]) for label, runs in stored.items()),
+        other=sum(
+            len(runs) - len(current[label]) - sum(not run.finished for run in ours[label])
+            for label, runs in stored.items()
+        ),
         rounds_left=sum(left.values()),
         seconds_left=_seconds_left(left, ours),
     )
@@ -180,7 +184,8 @@ def run_missing(
 def _rounds_left(experiment: Experiment, method: Method, runs: Sequence[MethodResult]) -> int:
     whole = experiment.rounds_of(method)
     missing = len(experiment.seeds) - sum(is_current(one, experiment, method) for one in runs)
-    return missing * whole - sum(len(trained(one)) for one in runs if not one.finished)
+    begun = (len(trained(one)) for one in runs if not one.finished)
+    return missing * whole - sum(min(done, whole) for done in begun)
 
 
 def _seconds_left(

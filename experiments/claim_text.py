@@ -57,11 +57,13 @@ def show(results: Sequence[ClaimResult], console: Console) -> None:
     for result in results:
         console.print(f"[bold]{escape(result.id)}[/bold]: {escape(result.claim)}", highlight=False)
         for one in _headlines(result):
-            told = f"  {label_of(one)} ({_seeds(one)} seeds): {_figure(one)}"
+            told = f"  {label_of(one)} ({_seeds(one)} seeds): "
+            told += verdict_text(one) if one.estimate is None else _figure(one)
             if one.paper is not None:
                 told += f"; the paper {_paper(one)}"
             console.print(told, markup=False, highlight=False)
-            console.print(f"  {verdict_text(one)}", style="bold", markup=False, highlight=False)
+            if one.estimate is not None:
+                console.print(f"  {verdict_text(one)}", style="bold", markup=False, highlight=False)
 
 
 def show_progress(found: Mapping[str, Progress], console: Console) -> None:
@@ -77,8 +79,9 @@ def show_progress(found: Mapping[str, Progress], console: Console) -> None:
         if missing := _missing(one):
             told = f"{name} lacks seeds {'; '.join(missing)}"
             console.print(told, style="dim", markup=False, highlight=False)
-        if one.older:
-            told = f"{name}: {one.older} runs of another version of the file do not count"
+        if one.other:
+            runs = "1 run" if one.other == 1 else f"{one.other} runs"
+            told = f"{name}: {runs} of other settings or rounds than the file's: not counted"
             console.print(told, style="dim", markup=False, highlight=False)
 
 

@@ -57,6 +57,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         good_on: on how many it is as good as the best, within the noise.
         bytes_ratio: of a round to FedAvg's, the mean over the data sets.
         alone: whether it is training without a federation.
+        own_model: whether its model is another than the group's.
     """
 
     label: str
@@ -64,6 +65,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     good_on: int
     bytes_ratio: float | None
     alone: bool
+    own_model: bool
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,6 +122,7 @@ def advise(situation: Situation, data_sets: Sequence[DataSet]) -> Advice:
             good_on=sum(ranking[label][1] is True for ranking in rankings),
             bytes_ratio=_mean([table[label][0].ratios.get("mb") for table in tables]),
             alone=tables[0][label][0].alone,
+            own_model=any(table[label][0].own_model for table in tables),
         )
         for label in common
     ]

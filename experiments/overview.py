@@ -35,6 +35,7 @@ from protofleet.federation.records import Spread
 from protofleet.strategies.scores import MetricName
 
 BASELINE, ALONE = "fedavg", "local"
+AFTER_FIT: Section = "after_fit"
 Measure = Literal["rounds", "bytes", "tenth"]
 """Scores at equal rounds, at equal bytes, or at a tenth of these bytes."""
 _TENTH = 0.1
@@ -88,6 +89,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         bound: central training, which no federation reaches.
         alone: training without a federation.
         own_model: its model is not the data set's.
+        early: its own models are scored as they arrive, before the device's training in the round;
+            such a strategy has the scores after it as ``after_fit``.
         places: its score by measure and section.
         costs: of it.
         ratios: the same divided by FedAvg's, by the fields' names.
@@ -98,6 +101,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     bound: bool
     alone: bool
     own_model: bool
+    early: bool
     places: dict[Measure, dict[Section, Place]]
     costs: Costs
     ratios: dict[str, float]
@@ -292,6 +296,7 @@ def _entries(
             bound=m.merged,
             alone=m.strategy == ALONE and not m.merged,
             own_model=experiment.model_of(m) != experiment.model,
+            early=any(_is_scored_early(run) for run in runs[m.label]),
             places=places[m.label],
             costs=costs[m.label],
             ratios={} if m.merged else _ratios(costs[m.label], costs[base.label]),
@@ -350,6 +355,10 @@ def _places(
             as_good=good,
         )
     return found
+
+
+def _is_scored_early(run: MethodResult) -> bool:
+    return any(AFTER_FIT in one.scores.more for one in run.rounds)
 
 
 def _is_before_fit(run: MethodResult, rounds: int) -> bool:

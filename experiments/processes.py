@@ -98,7 +98,7 @@ class _Pool:
                 [*command, *map(str, (os.getpid(), theirs.fileno(), own, *files))],
                 pass_fds=(theirs.fileno(), *files),
                 env={**os.environ, **thread_variables(1)},
-                start_new_session=True,  # Ctrl-C on the terminal is for this process alone
+                process_group=0,  # Ctrl-C on the terminal is for this process alone
             )
         self._started.append(child)
         return Connection(ours.detach())

@@ -11,8 +11,10 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
 from protofleet.federation.coding import DecodedUpdate, largest_blob
@@ -89,8 +91,7 @@ def admit(
             f"'{update.client_id[:_MOST_CHARS]}' and round {update.round_id}",
         )
     _check_evaluation(update.evaluation, expected)
-    check_finite(update.tensors)
-    _check_norms(update.tensors, expected.max_norm)
+    _check_numbers(update.tensors, expected.max_norm)
     if expected.class_counts:
         _check_counts(update)
     expected.check(update)
@@ -136,15 +137,22 @@ def _check_evaluation(evaluation: Evaluation, expected: ExpectedUpdate) -> None:
             expected.task.check(f"evaluation '{name}'", statistics, expected.outputs)
 
 
-def _check_norms(tensors: Tensors, limit: float) -> None:
-    """Keep numbers out whose squares or sums overflow: they would make the next state infinite."""
-    for name, value in tensors.items():
-        if value.dtype.kind != "f":
-            continue
-        flat = value.reshape(-1).astype(np.result_type(value, np.float32), copy=False)
-        with np.errstate(over="ignore"):
-            norm = math.sqrt(float(np.dot(flat, flat)))
+def _check_numbers(tensors: Tensors, limit: float) -> None:
+    """Every number is finite, and no tensor so long that its squares or sums overflow.
+
+    Those would make the next state infinite.
+    """
+    norms = {name: _norm(value) for name, value in tensors.items() if value.dtype.kind == "f"}
+    if not all(map(math.isfinite, norms.values())):
+        check_finite(tensors)  # else they are, as a norm is not where one of its numbers is not
+    for name, norm in norms.items():
         if norm > limit:
             raise RefusedError(
                 "norm", f"tensor '{name}': expected a norm of at most {limit:g}, got {norm:g}"
             )
+
+
+def _norm(value: NDArray[Any]) -> float:
+    flat = value.reshape(-1).astype(np.result_type(value, np.float32), copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.sqrt(float(np.dot(flat, flat)))

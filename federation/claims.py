@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import RefusedError
 from protofleet.federation.records import UpdateRecord
+from protofleet.kernels import squared_distance
 from protofleet.strategies.types import Update, Updates
 from protofleet.tensors import Tensors
 
@@ -82,11 +83,9 @@ def _grouped(
     for name, value, start in values:
         if value.dtype.kind != "f":
             continue
-        apart = value.astype(np.float64)
-        if start is not None and start.shape == value.shape:
-            apart -= start
+        same = start is not None and start.shape == value.shape
         group = name.partition("/")[0]
-        squares[group] = squares.get(group, 0.0) + float(np.square(apart, out=apart).sum())
+        squares[group] = squares.get(group, 0.0) + squared_distance(value, start if same else None)
     return {group: math.sqrt(square) for group, square in squares.items()}
 
 

@@ -6,7 +6,7 @@ A device and every engine that stands in for one run the same three steps: ``rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -96,7 +96,7 @@ class TrainedRound:
         state, residual: to keep then (``ClientMemory``).
         update: what the strategy made.
         costs: of the round.
-        blob: the update as it travels.
+        parts: the update as it travels, some of it in the memory of ``update``.
         coding: for its offer.
     """
 
@@ -104,8 +104,13 @@ class TrainedRound:
     residual: Tensors
     update: Update
     costs: Costs
-    blob: bytes
+    parts: Sequence[bytes | memoryview]
     coding: Coding
+
+    @property
+    def blob(self) -> bytes:
+        """The parts as one; made anew each time."""
+        return b"".join(self.parts)
 
 
 class LocalLearner(Protocol):
@@ -221,7 +226,7 @@ def train_round(
         residual=encoded.residual,
         update=update,
         costs=spent,
-        blob=encoded.blob,
+        parts=encoded.parts,
         # A raw update names nothing, and a hash takes as long as a small model's step.
         coding=encoded.coding("" if order.codec.is_raw else received.reference),
     )
@@ -230,7 +235,8 @@ def train_round(
 def check_trained(tensors: Tensors) -> None:
     """Raise DivergedError, naming the tensor, unless every number is finite."""
     for name, value in tensors.items():
-        if value.dtype.kind == "f" and (bad := int((~np.isfinite(value)).sum())):
+        if not blobs.is_finite(value):
+            bad = int((~np.isfinite(value)).sum())
             raise DivergedError(
                 f"tensor '{name}': {bad} of its {value.size} values are NaN or infinite after "
                 "local training; lower the learning rate, or look for extreme values in the data"

@@ -157,8 +157,9 @@ def encode_payload(
     """
     encoded = codecs.encode(payload, baseline, codec, reference=reference)
     coding = encoded.coding(reference)
-    raw = codecs.to_raw(encoded.blob, baseline, coding, max_bytes=_NO_LIMIT)
-    return CodedPayload(blob=encoded.blob, coding=coding, raw=raw)
+    blob = encoded.blob
+    raw = codecs.to_raw(blob, baseline, coding, max_bytes=_NO_LIMIT)
+    return CodedPayload(blob=blob, coding=coding, raw=raw)
 
 
 def decode_payload(

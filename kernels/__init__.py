@@ -35,6 +35,7 @@ from protofleet.kernels.mean import WeightedMean
 from protofleet.kernels.native.pool import set_threads
 from protofleet.kernels.native.switch import numba_enabled
 from protofleet.kernels.native.warm import Warmed, warm
+from protofleet.kernels.norms import squared_distance
 from protofleet.kernels.pixelise import pixelise
 from protofleet.kernels.simplex import gram, simplex_minimum
 from protofleet.kernels.sinkhorn import SinkhornResult, sinkhorn
@@ -91,6 +92,7 @@ __all__ = [
     "shuffle_encode",
     "simplex_minimum",
     "sinkhorn",
+    "squared_distance",
     "topk_decode",
     "topk_encode",
     "uniform_loss",

@@ -26,12 +26,14 @@ from protofleet.strategies.types import (
     Update,
     Updates,
 )
-from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors
+from protofleet.tensors import Layout, Model, Network, TensorMap, Tensors, vector_of
 
 PARAMS = "params/"
 BUFFERS = "state/"
 CHANGE = "change/"
 
+_HELD_BYTES = 32 << 20
+"""Of a round's updates: so few are not packed anew each time that a rule goes through them."""
 _SHOWN = 8
 """Names in a message; a model may have hundreds."""
 
@@ -201,6 +203,7 @@ def combine_updates(  # noqa: PLR0913 - what is combined of whom, how, and who l
     Raises:
         InputError: two updates of one client, or a tensor that is absent or of another shape.
     """
+    vectors: dict[int, NDArray[np.float32]] = {}
     visited: set[int] = set()
 
     def read() -> Iterator[tuple[NDArray[Any], int]]:
@@ -211,9 +214,14 @@ def combine_updates(  # noqa: PLR0913 - what is combined of whom, how, and who l
             if position not in visited:
                 visited.add(position)
                 visit(position, update)
-            tensors = {n: update.tensors[n] for n in layout.shapes if n in update.tensors}
-            weight = update.num_examples if by_examples else 1
-            yield TensorMap.pack(tensors, layout).buffer, weight
+            vector = vectors.get(position)
+            if vector is None:
+                tensors = {n: update.tensors[n] for n in layout.shapes if n in update.tensors}
+                vector = vector_of(tensors, layout)
+                whole = sum(value.nbytes for value in update.tensors.values())  # a view holds it
+                if whole * len(updates) <= _HELD_BYTES:
+                    vectors[position] = vector
+            yield vector, update.num_examples if by_examples else 1
 
     before = TensorMap.pack({name: old[name] for name in layout.shapes}, layout).buffer
     combined = aggregator.combine(before, TermsReader(read, len(updates)))

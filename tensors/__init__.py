@@ -10,6 +10,7 @@ from protofleet.tensors.tensors import (
     Tensors,
     TensorSpec,
     check_names,
+    vector_of,
 )
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "TensorSpec",
     "Tensors",
     "check_names",
+    "vector_of",
 ]

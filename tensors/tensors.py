@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -106,9 +106,7 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
     @classmethod
     def zeros(cls, layout: Layout) -> Self:
         """A map of zeros."""
-        raw = np.zeros(layout.size * 4 + _ALIGNMENT, np.uint8)
-        start = -raw.ctypes.data % _ALIGNMENT
-        return cls(layout, raw[start : start + layout.size * 4].view(np.float32))
+        return cls(layout, _aligned(np.zeros, layout.size))
 
     @classmethod
     def pack(cls, tensors: Tensors, layout: Layout | None = None) -> Self:
@@ -119,16 +117,16 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
         """
         layout = layout or Layout.of({name: value.shape for name, value in tensors.items()})
         check_names(tensors, layout)
-        packed = cls.zeros(layout)
+        packed = cls(layout, _aligned(np.empty, layout.size))
         for name, view in packed.items():
             view[...] = tensors[name]
         return packed
 
     def copy(self) -> Self:
         """An independent, writable copy."""
-        other = type(self).zeros(self.layout)
-        other.buffer[...] = self.buffer
-        return other
+        other = _aligned(np.empty, self.layout.size)
+        other[...] = self.buffer
+        return type(self)(self.layout, other)
 
     def __getitem__(self, name: str) -> NDArray[np.float32]:
         return self._views[name]
@@ -138,6 +136,13 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
 
     def __len__(self) -> int:
         return len(self._views)
+
+
+def _aligned(make: Callable[..., NDArray[np.uint8]], size: int) -> NDArray[np.float32]:
+    """A buffer of ``size`` floats, at the start of a cache line, in memory that ``make`` gives."""
+    raw = make(size * 4 + _ALIGNMENT, np.uint8)
+    start = -raw.__array_interface__["data"][0] % _ALIGNMENT
+    return raw[start : start + size * 4].view(np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,6 +208,48 @@ class Model:
     def network(self) -> Network:
         """The values as a network; they are not to be written."""
         return Network(params=self.params, buffers=self.buffers)
+
+
+def vector_of(tensors: Tensors, layout: Layout) -> NDArray[np.float32]:
+    """All numbers one behind the other: a view where they lie so already, else a copy.
+
+    Args:
+        tensors: float32.
+        layout: their names, in the order of the vector.
+
+    Returns:
+        ``(layout.size,) float32``, read-only.
+
+    Raises:
+        InputError: a tensor of ``layout`` is absent, surplus, or of another shape.
+    """
+    check_names(tensors, layout)
+    vector = _adjacent([tensors[name] for name in layout.shapes])
+    if vector is None:
+        vector = TensorMap.pack(tensors, layout).buffer
+    vector.flags.writeable = False
+    return vector
+
+
+def _adjacent(arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32] | None:
+    """One view of all, if they lie one behind the other in the memory of one array."""
+    base = arrays[0].base if arrays else None
+    if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
+        return None
+    first = end = _address(arrays[0])
+    for array in arrays:
+        if array.base is not base or array.dtype != np.float32 or _address(array) != end:
+            return None
+        if not array.flags.c_contiguous:
+            return None
+        end += array.nbytes
+    start = first - _address(base)
+    return base.reshape(-1).view(np.uint8)[start : start + end - first].view(np.float32)
+
+
+def _address(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def check_names(tensors: Tensors, layout: Layout) -> None:

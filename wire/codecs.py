@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar, get_args
 
@@ -118,16 +118,21 @@ class Encoded:
     """A blob to send.
 
     Attributes:
-        blob: its bytes.
+        parts: its bytes, some of them in the memory of the tensors that it is made of.
         codec: as an offer names it.
         raw_bytes: size before compression.
         residual: by tensor, what the sender has to add the next time; empty without memory.
     """
 
-    blob: bytes
+    parts: Sequence[bytes | memoryview]
     codec: str
     raw_bytes: int
     residual: Tensors
+
+    @property
+    def blob(self) -> bytes:
+        """The parts as one; made anew each time."""
+        return b"".join(self.parts)
 
     def coding(self, reference: str) -> Coding:
         """For the offer; of a raw blob nothing needs to be said."""
@@ -172,8 +177,8 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
     """
     about = dict(metadata or {})
     if codec.kind == RAW:
-        blob = blobs.encode(tensors, about)
-        return Encoded(blob=blob, codec=RAW, raw_bytes=len(blob), residual={})
+        parts = blobs.encoded_parts(tensors, about)
+        return Encoded(parts=parts, codec=RAW, raw_bytes=sum(map(len, parts)), residual={})
     coder = _Coder(codec, baseline, residual)
     # In one order, whatever order the sender holds them in: a restart sends the same bytes.
     plain = {name: value for name, value in sorted(tensors.items()) if not coder.take(name, value)}
@@ -184,7 +189,7 @@ def encode(  # noqa: PLR0913 - what and for whom; all but the first three have d
         about[_REFERENCE] = reference
     blob = blobs.encode({**plain, **coder.streams.tensors()}, about)
     sent = zlib.compress(blob, ZLIB_LEVEL) if codec.compressed else blob
-    return Encoded(blob=sent, codec=codec.name, raw_bytes=len(blob), residual=coder.left)
+    return Encoded(parts=[sent], codec=codec.name, raw_bytes=len(blob), residual=coder.left)
 
 
 class _Coder:

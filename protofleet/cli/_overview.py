@@ -14,7 +14,7 @@ from protofleet.durable import replace_whole
 from protofleet.errors import InputError
 from protofleet.experiments import _overview_figure, _overview_text
 from protofleet.experiments.config import Experiment
-from protofleet.experiments.overview import overview
+from protofleet.experiments.overview import BASELINE, overview
 
 
 def compare(
@@ -28,6 +28,11 @@ def compare(
     as_markdown: bool,
 ) -> None:
     """Print what several experiments say together, and write what was asked for."""
+    if not any(m.strategy == BASELINE for one in asked.values() for m in one.methods):
+        raise InputError(
+            "--methods: expected FedAvg among them, because it sets how many rounds and bytes are "
+            "compared; add --methods FedAvg"
+        )
     found = overview(asked, folder)
     if not found.data_sets:
         raise InputError(
@@ -47,4 +52,6 @@ def compare(
     if as_markdown:
         click.echo(text, nl=False)
     elif page is None:
-        Console().print(Markdown(text))
+        console = Console()
+        text = _overview_text.page(found, command, picture, columns=console.width)
+        console.print(Markdown(text))

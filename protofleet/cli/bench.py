@@ -332,3 +332,40 @@ _command("memory", "Peak memory of a device, with and without Numba, and with Li
 _command("rounds", "Rounds over Mosquitto, without and with keys: seconds, bytes, memory.")
 _command("floods", "Rounds while strangers and members flood the broker; long.")
 _command("parity", "Every program of every model against PyTorch; long.", _only_model)
+
+
+@bench.command()
+@_quick
+@_json
+@click.option(
+    "--data-root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("data"),
+    envvar="PROTOFLEET_DATA",
+    show_default=True,
+    show_envvar=True,
+    help="Folder of the published data sets; without UCI-HAR in it, random data of its shape.",
+)
+@click.option(
+    "--flower",
+    metavar="PYTHON",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Interpreter with flwr[simulation], to measure beside.",
+)
+@click.option("--cores", type=click.IntRange(1), help="Of either side.  [default: all]")
+@_only_model
+def experiments(json_file: Path | None, **options: Any) -> None:
+    """The local engine of experiments, beside a plain PyTorch loop and Flower.
+
+    Clients per second: with training and scoring beside the loop, without training beside
+    Flower's simulation engine. docs/benchmarks.md tells how to make an environment for that.
+    """
+    from protofleet.benchmarks import experiments as engine
+
+    result, rows = _started(), []
+    for row in engine.run(engine.Options(**options), lambda line: click.echo(line, err=True)):
+        rows.append(row)
+        result.rows.append(row)
+        if json_file is not None:
+            result.write(json_file)
+    engine.show(rows, click.echo)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,7 +207,7 @@ def table(
     page: Path | None,
     **shown: Any,
 ) -> None:
-    r"""Print the table of what 'run' has stored so far, without training anything.
+    """Print the table of what 'run' has stored so far, without training anything.
 
     Of several experiments, or of a folder of them such as 'choosing', what they say together:
     scores at equal rounds and at equal bytes, costs, and which method to take when. Their results
@@ -216,27 +216,31 @@ def table(
     \b
     The page of all methods:
       protofleet experiment table choosing --page choosing.md --plot choosing.png
-    """
+    """  # noqa: D301 - click's mark for lines to keep
     from protofleet.cli._overview import compare
     from protofleet.errors import InputError
-    from protofleet.experiments.config import expanded, find, load_experiment
+    from protofleet.experiments.config import expanded, find, load_experiment, name_of
 
-    together = {name: load_experiment(find(name)) for name in expanded(names)}
-    known = {method.label for one in together.values() for method in one.methods}
+    given = expanded(names)
+    together = {name_of(find(name)): load_experiment(find(name)) for name in given}
+    if len(together) < len(given):
+        raise InputError(f"experiments {', '.join(given)}: expected files of names that differ")
+    known = dict.fromkeys(method.label for one in together.values() for method in one.methods)
     if unknown := [label for label in methods if label not in known]:
         raise InputError(f"method '{unknown[0]}': unknown; expected one of {', '.join(known)}")
     if len(together) > 1:
         asked = {
-            name: _narrowed(one, seeds, tuple(set(methods) & {m.label for m in one.methods}))
+            name: _narrowed(one, seeds, labels)
             for name, one in together.items()
+            if (labels := [m.label for m in one.methods if not methods or m.label in methods])
         }
         command = f"protofleet experiment table {' '.join(names)}"
         compare(asked, out or Path("runs"), command, json_file=json_file, page=page, **shown)
         return
     if page is not None:
         raise click.UsageError("--page is for several experiments; print one with --markdown")
-    ((name, whole),) = together.items()
-    _show_one(name, _narrowed(whole, seeds, methods), out, json_file=json_file, **shown)
+    (whole,) = together.values()
+    _show_one(given[0], _narrowed(whole, seeds, methods), out, json_file=json_file, **shown)
 
 
 def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> None:
@@ -273,9 +277,13 @@ def _show_one(name: str, asked: Experiment, out: Path | None, **shown: Any) -> N
     help="Also write the page of all chosen claims to FILE (docs/claims.md is made so).",
 )
 @click.option(
-    "--json", "json_file", type=_FILE, callback=writable, help="Also write every seed's figures."
+    "--json",
+    "json_file",
+    type=_FILE,
+    callback=writable,
+    help="Write every seed's figures to FILE.",
 )
-@click.option("--pictures", type=_FOLDER, help="Also draw FOLDER/claims-CLAIM.png for each.")
+@click.option("--pictures", type=_FOLDER, help="Also draw claims-CLAIM.png for each in it.")
 @click.option(
     "--claims", "folder", type=_FOLDER, help="With files of claims, instead of Protofleet's own."
 )
@@ -300,11 +308,11 @@ def claims(
     data_root: Path | None,
     **options: Any,
 ) -> None:
-    r"""Test what the papers claim, method against method over the same seeds.
+    """Test what the papers claim, method against method over the same seeds.
 
     A CLAIM is a name such as fedali-generalisation; without any, all are tested. Experiments that
-    measure them run as 'run' would run them, into FOLDER/NAME; what is finished is not repeated,
-    and an interruption costs nothing: give the command again. Then every claim is printed with the
+    measure them run as 'run' would run them, into OUT/NAME; what is finished is not repeated, and
+    an interruption costs nothing: give the command again. Then every claim is printed with the
     difference that was measured, its 95 % interval over the seeds, and the verdict: reproduced or
     refuted (the whole interval is on one side) or not decided.
 
@@ -317,7 +325,7 @@ def claims(
       protofleet experiment claims --status --markdown claims.md --pictures images
 
     Claims stand in experiments/claims/papers/ (docs/experiments.md, "Claims").
-    """
+    """  # noqa: D301 - click's mark for lines to keep
     from rich.console import Console
 
     from protofleet.errors import UnavailableError
@@ -438,7 +446,7 @@ def _write_json(path: Path, asked: Experiment, found: Table, results: list[Metho
 
 
 def _narrowed(
-    whole: Experiment, seeds: tuple[int, ...] | None, labels: tuple[str, ...]
+    whole: Experiment, seeds: tuple[int, ...] | None, labels: Sequence[str]
 ) -> Experiment:
     """The experiment with the seeds and methods that were asked for."""
     import msgspec

@@ -11,12 +11,14 @@ Rows, such as prototypes, are clipped one by one over the clients that hold them
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.kernels import squared_distance
 from protofleet.strategies.aggregation.aggregator import (
     Aggregator,
     Rows,
@@ -95,8 +97,7 @@ def clipped(
 
 
 def _norm(vector: Vector, old: Vector) -> float:
-    apart = np.subtract(vector, old, dtype=np.float64)
-    return float(np.sqrt(np.square(apart, out=apart).sum()))
+    return math.sqrt(squared_distance(vector, old))
 
 
 def _threshold(norms: NDArray[np.float64], multiple: float) -> float:

@@ -19,7 +19,15 @@ from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.link import Connected, Link, LinkOptions
-from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer, encode
+from protofleet.wire.messages import (
+    MOST_EPOCH,
+    Announcement,
+    Heartbeat,
+    Presence,
+    Task,
+    TransferOffer,
+    encode,
+)
 from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfer import describe
 
@@ -153,16 +161,17 @@ def _stranger(federation):
 
 
 def _raw(link, channel):
-    topic = _TOPICS.announcement
-    if channel is not Channel.ANNOUNCEMENT:
-        topic = _TOPICS.of(channel, _DEVICE)
+    for_all = {Channel.ANNOUNCEMENT: _TOPICS.announcement, Channel.LEASE: _TOPICS.lease}
+    topic = for_all.get(channel) or _TOPICS.of(channel, _DEVICE)
     for bad in (b"", b"{", b"\xff" * 64, b'{"type":"task"}', b"[" * 60_000, b'"\\ud800"', b"9" * 9):
         link.publish(topic, bad)
 
 
 def _publish_all(link, bundle):
     for _, task in _tasks():
-        link.publish(_TOPICS.of(Channel.DOWN_TASK, _DEVICE), encode(task))
+        # Whoever hears announcements knows the epoch.
+        known = msgspec.structs.replace(task, epoch=MOST_EPOCH)
+        link.publish(_TOPICS.of(Channel.DOWN_TASK, _DEVICE), encode(known))
     for _, announcement in _announcements(bundle):
         link.publish(_TOPICS.announcement, encode(announcement))
     for channel, name, record in _from_devices(bundle):

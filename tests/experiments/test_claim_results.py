@@ -32,7 +32,7 @@ def test_unfinished_runs_other_settings_and_other_lengths_do_not_count(place):
     assert (result.seeds_done, result.seeds_asked) == (1, 3)
     progress = progress_of("one.toml", experiment, place / "runs" / "one")
     assert progress.done == {"A": (1, 3), "B": (1, 2)}
-    assert (progress.older, progress.finished) == (1, False)
+    assert (progress.other, progress.finished) == (1, False)
     # A's seed 2 has all of its 3 rounds to come, B's seed 3 has 2; each takes 2 s.
     assert (progress.rounds_left, progress.seconds_left) == (5, 10.0)
 
@@ -52,6 +52,44 @@ def test_a_whole_experiment_leaves_nothing(place):
     store_runs(place, experiment, *runs)
     progress = progress_of("one.toml", experiment, place)
     assert (progress.finished, progress.seconds_left) == (True, 0.0)
+
+
+def test_a_run_without_its_final_fit_is_not_finished(place):
+    """All of its rounds are done, and yet it has to go on."""
+    experiment = write_files(place)
+    runs = [a_run(label, seed, [0.5] * 3) for label in "AB" for seed in (1, 2)]
+    runs += [a_run("A", 3, [0.5] * 3), a_run("B", 3, [0.5] * 3, finished=False)]
+    store_runs(place, experiment, *runs)
+    progress = progress_of("one.toml", experiment, place)
+    assert (progress.rounds_left, progress.other, progress.finished) == (0, 0, False)
+
+
+def test_finished_runs_of_another_length_are_told_and_longer_ones_leave_no_debt(place):
+    experiment = write_files(place)
+    runs = [a_run("A", 1, [0.5] * 2), a_run("A", 2, [0.5] * 5, finished=False)]
+    store_runs(place, experiment, *runs)
+    progress = progress_of("one.toml", experiment, place)
+    assert (progress.other, progress.done["A"]) == (1, ())
+    assert progress.rounds_left == 3 + 0 + 3 + 9
+
+
+def test_the_rest_takes_what_each_methods_rounds_took_without_final_fits(place):
+    """A's rounds take 2 s, B's 10; 3 of A and 6 of B are left."""
+    experiment = write_files(place)
+    runs = [a_run("A", seed, [0.5] * 3, final=0.9) for seed in (1, 2)]
+    slow = [
+        msgspec.structs.replace(
+            run,
+            rounds=tuple(
+                msgspec.structs.replace(one, seconds=900.0 if one.final else 10.0)
+                for one in run.rounds
+            ),
+        )
+        for run in [a_run("B", 1, [0.5] * 3, final=0.9)]
+    ]
+    store_runs(place, experiment, *runs, *slow)
+    progress = progress_of("one.toml", experiment, place)
+    assert (progress.rounds_left, progress.seconds_left) == (9, 3 * 2.0 + 6 * 10.0)
 
 
 def test_a_result_survives_json(place):

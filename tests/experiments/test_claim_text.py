@@ -69,6 +69,19 @@ def test_the_terminal_shows_what_is_claimed_and_what_was_found(result):
     assert "loss" not in printed  # a detail
 
 
+def test_the_terminal_says_once_that_nothing_is_measured(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_files(tmp_path)
+    (claim,) = load_claims(tmp_path / "papers")
+    console = Console(file=io.StringIO(), width=100)
+    show([result_of(claim, tmp_path)], console)
+    (told,) = console.file.getvalue().splitlines()[1:]
+    assert told == (
+        "  A - B, personalisation, last round (0/3 seeds): not measured; the paper +2.00; "
+        "elsewhere +5.00"
+    )
+
+
 def test_the_terminal_shows_which_seeds_are_missing(tmp_path):
     experiment = write_files(tmp_path)
     store_runs(tmp_path, experiment, a_run("A", 2, [0.5] * 3), a_run("A", 1, [0.5] * 3, key="old"))
@@ -78,7 +91,7 @@ def test_the_terminal_shows_which_seeds_are_missing(tmp_path):
     assert "0 to 1 of 3" in printed
     assert "30 s" in printed  # 15 rounds of 2 s
     assert "one lacks seeds 1, 3 (A); 1-3 (B)" in printed
-    assert "1 runs of another version of the file do not count" in printed
+    assert "one: 1 run of other settings or rounds than the file's: not counted" in printed
 
 
 def test_the_committed_page_is_made_of_the_committed_figures():
@@ -91,4 +104,16 @@ def test_the_committed_page_is_made_of_the_committed_figures():
     claims = load_claims()
     assert [one.id for one in results] == [one.claim.id for one in claims]
     assert [one.digests for one in results] == [digests_of(one.experiment) for one in claims]
+    for one, found in zip(claims, results, strict=True):
+        words = one.claim.claim, one.claim.printed, one.claim.setting
+        assert (found.claim, found.printed, found.setting) == words
+        compared = [
+            (each.method, each.against, *row, each.printed(row[1]), each.expect)
+            for each in one.claim.comparisons
+            for row in each.rows()
+        ]
+        assert compared == [
+            (each.method, each.against, each.measure, each.section, each.paper, each.expect)
+            for each in found.outcomes
+        ]
     assert drawn.keys() <= {one.id for one in results}

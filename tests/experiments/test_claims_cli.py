@@ -74,6 +74,20 @@ def test_an_unknown_claim_and_a_folder_without_claims_are_one_line(place, capsys
     assert "claims '" in capsys.readouterr().err
 
 
+def test_a_name_like_no_other_is_refused_with_all_of_them(place, capsys):
+    write_files(place)
+    assert claims("nothing", "--status") == 1
+    assert "claim 'nothing': not known; known are fedx-better" in capsys.readouterr().err
+
+
+def test_examples_in_the_help_keep_their_lines(capsys):
+    for command in ("claims", "table"):
+        with pytest.raises(SystemExit):
+            main(["experiment", command, "--help"])
+        lines = capsys.readouterr().out.splitlines()
+        assert any(line.startswith(f"    protofleet experiment {command} ") for line in lines)
+
+
 def test_finished_runs_of_more_rounds_are_not_replaced(place, capsys):
     experiment = write_files(place)
     store_runs(place / "runs" / "one", experiment, a_run("A", 1, [0.5] * 4))

@@ -92,6 +92,12 @@ def test_a_verdict_is_about_the_threshold_and_needs_95_per_cent():
     assert verdict_of(an_estimate(1.0, 2.0, 0.9375), "greater", 0.0) == "not decided"
 
 
+def test_the_ends_of_an_interval_belong_to_it():
+    found = an_estimate(1.0, 2.0)
+    assert [found.holds(value) for value in (0.99, 1.0, 2.0, 2.01)] == [False, True, True, False]
+    assert an_estimate(1.0, None).holds(1e9)
+
+
 def test_too_few_values_have_no_interval():
     with pytest.raises(InputError, match="at least two values, got 1"):
         difference([1.0], [2.0])
@@ -199,6 +205,28 @@ def test_where_no_round_fits_equal_bytes_there_is_no_figure():
     )
 
 
+def test_one_seed_without_a_round_within_equal_bytes_is_not_measured():
+    (found,) = compared(
+        a_run("A", 1, [0.5]), a_run("B", 1, [0.9], up=9000), measures=("equal_bytes",)
+    )
+    assert found.verdict == "not measured"
+
+
+def test_a_seed_without_a_round_within_equal_bytes_leaves_no_average_of_the_others():
+    runs = [a_run("A", seed, [0.5, 0.5]) for seed in (1, 2)]
+    runs += [a_run("B", 1, [0.9]), a_run("B", 2, [0.9], up=9000)]
+    (found,) = compared(*runs, measures=("equal_bytes",))
+    assert (found.averages, found.estimate) == ((pytest.approx(50), None), None)
+
+
+def test_a_target_of_the_comparison_is_taken_before_the_experiments():
+    settings = ScoreSettings(metric="accuracy", sections=("personalisation",), target=0.9)
+    runs = [a_run(label, 1, [0.5, 0.7, 0.9]) for label in "AB"]
+    for target, rounds in ((0.7, 2), (None, 3)):
+        (found,) = compared(*runs, measures=("rounds_to",), settings=settings, target=target)
+        assert (found.pairs[0].value, found.target) == (rounds, target or 0.9)
+
+
 def test_rounds_to_a_target_are_divided_and_averaged_as_medians():
     """2 and 1 rounds of A, 3 and 2 of B: the root of 2/3 · 1/2."""
     (found,) = compared(
@@ -227,11 +255,22 @@ def test_a_target_that_is_never_reached_bounds_the_ratio():
     assert fewer.verdict == "not decided"
 
 
-def test_where_neither_reaches_the_target_nothing_is_known():
+def test_a_single_run_that_never_arrives_is_no_reason_to_leave_its_seed_out():
+    """Ratios 1/4 or less, and six times 1/2: the smallest bound and the largest."""
+    runs = [a_run("A", seed, [0.9, 0.9, 0.9]) for seed in range(1, 8)]
+    runs += [a_run("B", seed, [0.5, 0.9, 0.9]) for seed in range(2, 8)]
+    (found,) = compared(*runs, a_run("B", 1, [0.5, 0.5, 0.5]), measures=("rounds_to",), target=0.8)
+    assert (found.estimate.kind, len(found.pairs)) == ("order", 7)
+    assert (found.estimate.low, found.estimate.value, found.estimate.high) == (0.0, 0.5, 0.5)
+    assert found.averages == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("expect", ["greater", "less"])
+def test_where_neither_reaches_the_target_nothing_is_known(expect):
     runs = [a_run(label, seed, [0.5]) for seed in range(1, 8) for label in "AB"]
-    (found,) = compared(*runs, measures=("rounds_to",), target=0.8)
+    (found,) = compared(*runs, measures=("rounds_to",), target=0.8, expect=expect)
     assert (found.estimate.low, found.estimate.high) == (0.0, None)
-    assert found.verdict == "not decided"
+    assert (found.verdict, "excluded" in verdict_text(found)) == ("not decided", False)
 
 
 def test_bytes_are_of_the_whole_run_per_client():
@@ -242,6 +281,13 @@ def test_bytes_are_of_the_whole_run_per_client():
     assert (up.pairs[0].value, up.pairs[0].other) == (1500, 6000)
     assert (up.estimate.value, both.estimate.value) == (pytest.approx(0.25), pytest.approx(0.4))
     assert (up.verdict, up.paper_inside) == ("reproduced", False)
+
+
+def test_bytes_of_a_method_that_moves_none_are_no_ratio():
+    runs = [a_run("A", s, [0.5]) for s in (1, 2)]
+    runs += [a_run("B", s, [0.5], up=0, down=0) for s in (1, 2)]
+    (found,) = compared(*runs, measures=("bytes",), sections=())
+    assert (found.pairs, found.verdict) == ((), "not measured")
 
 
 def test_a_loss_is_compared_as_it_is():

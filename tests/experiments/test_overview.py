@@ -7,9 +7,9 @@ import pytest
 
 from protofleet.cli.main import main
 from protofleet.experiments import _overview_figure, _overview_text
-from protofleet.experiments.config import Experiment, digest, expanded
+from protofleet.experiments.config import Experiment, digest, expanded, load_experiment
 from protofleet.experiments.decisions import Situation, advise, groups
-from protofleet.experiments.overview import as_good, data_set, overview, ranked
+from protofleet.experiments.overview import Overview, as_good, data_set, overview, ranked
 from protofleet.experiments.store import MethodResult, run_folder, save_result
 from protofleet.federation.records import ClientCosts, RoundRecord, Scores, Spread
 
@@ -135,7 +135,67 @@ def test_equal_rounds_are_fedavgs_and_a_final_fit_counts(table):
     assert not places["Cheap, long"]  # it would be the cheap one again
     assert places["Central"]["personalisation"].behind is None
     assert places["Fitted"]["personalisation"].behind == 0
+    assert not places["Fitted"]["personalisation"].unfitted
     assert [one.label for one in table.entries][:3] == ["Central", "Fitted", "Dear"]
+
+
+def test_bytes_that_differ_by_a_thousandth_cost_no_round():
+    experiment = an_experiment()
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8], size=100_000),
+        a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9], size=100_020),
+    )
+    assert entry_of(table, "Dear").places["bytes"]["personalisation"].rounds == 4
+
+
+def test_equal_bytes_are_those_of_the_same_seed():
+    """FedAvg moves 400 bytes with seed 1 and 800 with seed 2: two and four rounds of 200."""
+    experiment = an_experiment()
+    runs = [a_run(experiment, "FedAvg", [0.5] * 4, seed=seed, size=100 * seed) for seed in (1, 2)]
+    runs += [
+        a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9], seed=seed, size=200) for seed in (1, 2)
+    ]
+    place = entry_of(found(experiment, *runs), "Dear").places["bytes"]["personalisation"]
+    assert {seed: one.mean for seed, one in place.by_seed.items()} == pytest.approx({1: 70, 2: 90})
+    assert (place.rounds, place.std) == (3, pytest.approx(10))
+
+
+def test_fedavg_on_a_model_of_its_own_sets_no_measure():
+    other = {"label": "FedAvg, small", "strategy": "fedavg", "rounds": 2}
+    methods = [other | {"model": {"name": "cnn"}}, *_METHODS]
+    experiment = an_experiment(methods=methods)
+    table = found(
+        experiment,
+        a_run(experiment, "FedAvg, small", [0.9, 0.95], size=10),
+        a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8]),
+        a_run(experiment, "Central", [0.9] * 4),
+    )
+    assert (table.rounds, table.mb) == (4, pytest.approx(400e-6))
+    assert entry_of(table, "FedAvg, small").own_model
+    assert [one.label for one in table.entries if one.alone] == []
+    advice = advise(Situation(wish="free"), [table])
+    assert {one.label: one.own_model for one in advice.candidates} == {
+        "FedAvg": False, "FedAvg, small": True,
+    }  # fmt: skip
+    text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
+    assert "**FedAvg, small°** (0.0; 1 of 1)" in text
+    assert entry_of(table, "Central").ratios == {}
+
+
+def test_a_method_that_is_scored_before_training_is_marked():
+    experiment = an_experiment()
+    early = a_run(experiment, "Dear", [0.6, 0.7, 0.8, 0.9])
+    more = {"after_fit": early.rounds[0].scores.personalisation}
+    rounds = [
+        msgspec.structs.replace(one, scores=msgspec.structs.replace(one.scores, more=more))
+        for one in early.rounds
+    ]
+    early = msgspec.structs.replace(early, rounds=tuple(rounds))
+    table = found(experiment, early, a_run(experiment, "FedAvg", [0.5, 0.6, 0.7, 0.8]))
+    assert [one.label for one in table.entries if one.early] == ["Dear"]
+    text = _overview_text.page(Overview(data_sets=(table,), missing=(), runs={}), "x", None)
+    assert "| Dear† | " in text
 
 
 def test_costs_are_divided_by_fedavgs(table):
@@ -155,6 +215,15 @@ def test_a_method_that_cannot_afford_a_round_has_no_score_at_equal_bytes():
     )
     assert "bytes" not in entry_of(table, "Dear").places
     assert entry_of(table, "FedAvg").places["bytes"]["personalisation"].behind == 0
+
+
+def test_a_method_that_cannot_afford_a_round_with_one_seed_has_no_score_of_the_other():
+    experiment = an_experiment()
+    runs = [a_run(experiment, "FedAvg", [0.5] * 4, seed=seed, size=100 * seed) for seed in (1, 2)]
+    runs += [a_run(experiment, "Dear", [0.9] * 4, seed=seed, size=500) for seed in (1, 2)]
+    table = found(experiment, *runs)
+    assert table.seeds == (1, 2)
+    assert "bytes" not in entry_of(table, "Dear").places
 
 
 def test_figures_are_those_of_the_seeds_that_all_methods_have_finished():
@@ -186,7 +255,9 @@ def test_with_fewer_seeds_noise_is_that_of_the_clients():
     """Nine clients of standard deviation 10 have 95 % intervals of ± 8.15; together ± 11.5."""
     assert as_good(spreads(80), spreads(69)) is True
     assert as_good(spreads(80), spreads(68)) is False
+    assert as_good(spreads(80, 90), spreads(79.9, 89.9)) is True
     assert as_good(spreads(80, n=1), spreads(79, n=1)) is None
+    assert as_good(spreads(80), spreads(79, n=1)) is None
     assert as_good(spreads(80, n=1), spreads(80, n=1)) is True
 
 
@@ -230,6 +301,28 @@ def test_advice_is_the_method_as_good_on_most_data_sets_within_the_limit():
     assert advise(Situation(wish="memory", cost="peak_mb"), both).candidates == ()
 
 
+def test_data_sets_of_another_division_or_model_are_another_group():
+    one = found(an_experiment(), a_run(an_experiment(), "FedAvg", [0.5] * 4))
+    others = [
+        msgspec.structs.replace(one, model="cnn"),
+        msgspec.structs.replace(one, partition="x"),
+    ]
+    assert list(groups([one, *others, one]).values()) == [[one, one], [others[0]], [others[1]]]
+
+
+def test_advised_is_what_ran_on_every_data_set_and_unknown_noise_is_no_praise():
+    """The server's model has no clients: with one seed nothing but the best is known to be good."""
+    first, second = an_experiment("One"), an_experiment("Two")
+    both = [
+        found(first, *(a_run(first, label, [0.6] * 4) for label in ("FedAvg", "Dear"))),
+        found(second, a_run(second, "FedAvg", [0.6] * 4)),
+    ]
+    assert [one.label for one in advise(Situation(wish="free"), both).candidates] == ["FedAvg"]
+    runs = [a_run(first, "FedAvg", [0.6] * 4), a_run(first, "Dear", [0.601] * 4)]
+    advice = advise(Situation(wish="one model", section="global"), [found(first, *runs)])
+    assert [(one.label, one.good_on) for one in advice.candidates] == [("Dear", 1), ("FedAvg", 0)]
+
+
 def test_points_that_are_beaten_for_less_are_not_on_the_front():
     ends = {"a": (1.0, 50.0), "b": (2.0, 40.0), "c": (3.0, 60.0), "d": (3.0, 55.0)}
     assert _overview_figure.pareto(ends) == ["a", "c"]
@@ -268,6 +361,9 @@ def test_the_page_is_the_same_for_the_same_results_and_names_what_is_missing(sto
     )
     (slow,) = [line for line in lines if line.startswith("| A slow or dear link")]
     assert slow.endswith("| **Alone** (0.0; 1 of 1) |")
+    narrow, wide = (_overview_text.page(stored, "x", None, columns=n) for n in (80, 140))
+    assert ("| Dear | **90.0**" in narrow, "| Dear | **90.0**" in wide) == (False, True)
+    assert "Its table takes 140 columns" in narrow
     drawings = []
     for name in ("x.svg", "y.svg"):
         _overview_figure.draw(stored, tmp_path / name)
@@ -283,3 +379,48 @@ def test_several_names_and_a_folder_of_experiments_are_compared(tmp_path, capsys
         main(["experiment", "table", "choosing", "--out", str(tmp_path)])
     assert ended.value.code == 1
     assert "found none that are finished; make them with" in capsys.readouterr().err
+
+
+_FILE = """
+title = "Digits"
+paper = "x"
+table = "1"
+rounds = 4
+partition = {kind = "iid", clients = 2}
+model = {name = "mlp"}
+data = [{name = "digits"}]
+score = {metric = "accuracy", select = "last"}
+"""
+
+
+def test_some_methods_of_several_experiments_are_compared_where_they_are(
+    tmp_path, monkeypatch, capsys
+):
+    """The second one has neither of the two, and so no say."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.toml").write_text(
+        _FILE
+        + """
+        methods = [{label = "FedAvg", strategy = "fedavg"}, {label = "Dear", strategy = "scaffold"},
+                   {label = "Alone", strategy = "local"}]"""
+    )
+    other = 'methods = [{label = "Average", strategy = "fedavg"}]'
+    (tmp_path / "two.toml").write_text(_FILE + other)
+    one = load_experiment(tmp_path / "one.toml")
+    for method in one.methods:
+        run = a_run(one, method.label, [0.5, 0.6, 0.7, 0.8])
+        save_result(run_folder(tmp_path / "runs" / "one", method, 1), run)
+
+    def table(*labels):
+        chosen = [word for label in labels for word in ("--methods", label)]
+        with pytest.raises(SystemExit) as ended:
+            main(["experiment", "table", "one.toml", "two.toml", "--markdown", *chosen])
+        return ended.value.code or 0
+
+    assert table("Dear", "FedAvg") == 0
+    printed = capsys.readouterr().out
+    assert "| Dear | " in printed
+    assert "| Alone | " not in printed
+    assert "Not yet run" not in printed
+    assert table("Dear") == 1
+    assert "--methods: expected FedAvg among them" in capsys.readouterr().err

@@ -21,6 +21,6 @@ def trained_round(
         residual=residual or {},
         update=update,
         costs=Costs(),
-        blob=blob,
+        parts=[blob],
         coding=Coding(),
     )

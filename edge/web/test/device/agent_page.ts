@@ -296,11 +296,12 @@ const CASES: Readonly<Record<string, Case>> = {
   "the task in progress and the delivered one are answered again": async (bench) => {
     await bench.train(1);
     bench.tell(task(1));
-    await bench.until(() => bench.end.did.filter((what) => what === "send 1").length === 2);
+    const sent = (): number => bench.end.did.filter((what) => what === "send 1").length;
+    await bench.until(() => sent() === 2);
     bench.deliver();
     await bench.until(() => bench.agent.phase === "idle");
     bench.tell(task(1));
-    await bench.until(() => bench.end.did.at(-1) === "expect 1a");
+    await bench.until(() => sent() === 3); // a coordinator that was restored lacks it
     equal(bench.learner.began.length, 1);
   },
 
@@ -401,6 +402,22 @@ const CASES: Readonly<Record<string, Case>> = {
     await bench.until(() => bench.agent.phase === "idle" && said().at(-1) === "online owner");
     bench.agent.release();
     await bench.until(() => said().at(-1) === "online");
+  },
+
+  "a round that the announcement says is over is given up": async (bench) => {
+    bench.learner.free = false;
+    bench.tell(task(1));
+    await bench.did("expect 1a");
+    bench.give(1);
+    await bench.until(() => bench.learner.began.length === 1);
+    bench.tell(announcement({ round_id: 2 }));
+    bench.learner.free = true;
+    await bench.until(() => bench.agent.phase === "idle");
+    equal(bench.end.did.includes("send 1"), false);
+    bench.tell(task(2));
+    await bench.did("expect 2a");
+    bench.tell(announcement({ round_id: 3 }));
+    await bench.until(() => bench.agent.phase === "idle");
   },
 
   "class counts are told to a strategy that asks for them, and to no other": async (bench) => {
