@@ -1,7 +1,8 @@
-"""What the ledger keeps of devices between their rounds: refusals, holds, invitations, speed.
+"""What the ledger keeps of devices between their rounds.
 
-``status`` reads the first two while the coordinator runs; from the others follows, after a restart
-too, whom the next round invites and how much work it asks of whom.
+``status`` reads refusals and holds while the coordinator runs. From invitations and past rounds
+follows, after a restart too, whom the next round invites and how much work it asks of whom; from
+class counts how updates weigh, and from the payloads that devices have how the next are coded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from protofleet.federation.stragglers import PastRound
 
 _LOOKED_AT = 16
 """A device's last invitations that tell of its speed."""
+to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 _record = msgspec.json.Decoder(UpdateRecord).decode
 
 
@@ -89,3 +91,49 @@ class DeviceRows:
         )
         for (record,) in rows:
             yield PastRound.of(None if record is None else _record(record))
+
+    def register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
+        """A device's training samples of each class, until it registers others."""
+        with self._db:
+            self._db.execute(
+                "INSERT INTO registrations VALUES (?, ?)"
+                " ON CONFLICT DO UPDATE SET class_counts = excluded.class_counts",
+                (device_id, msgspec.json.encode(class_counts).decode()),
+            )
+
+    def registered(self) -> dict[str, tuple[int, ...]]:
+        """Class counts by device, as registered last."""
+        rows = self._db.execute("SELECT device_id, class_counts FROM registrations")
+        return {device_id: to_counts(counts) for device_id, counts in rows}
+
+    def references(self) -> dict[str, str]:
+        """Device → the payload that it has, as the SHA-256 of its raw blob."""
+        rows = self._db.execute("SELECT device_id, reference FROM payloads WHERE reference != ''")
+        return dict(rows)
+
+    def reference_of(self, device_id: str) -> str:
+        """The payload that a device has; empty: none that is known."""
+        row = self._db.execute("SELECT reference FROM payloads WHERE device_id = ?", (device_id,))
+        found: tuple[str] | None = row.fetchone()
+        return found[0] if found else ""
+
+    def forget_reference(self, device_id: str) -> None:
+        """The device does not have that payload any more."""
+        with self._db:
+            self._db.execute("UPDATE payloads SET reference = '' WHERE device_id = ?", (device_id,))
+
+    def takes_raw_only(self, device_id: str) -> bool:
+        """Whether a device gets raw payloads, whatever the federation's codec."""
+        row = self._db.execute(
+            "SELECT 1 FROM payloads WHERE device_id = ? AND raw_only", (device_id,)
+        )
+        return row.fetchone() is not None
+
+    def send_raw_only(self, device_id: str) -> None:
+        """The device does not know the codec: it gets raw payloads from now on."""
+        with self._db:
+            self._db.execute(
+                "INSERT INTO payloads (device_id, raw_only) VALUES (?, 1)"
+                " ON CONFLICT DO UPDATE SET raw_only = 1",
+                (device_id,),
+            )

@@ -19,7 +19,7 @@ import msgspec
 
 from protofleet.coordinator.control import Control, Wish
 from protofleet.coordinator.database import open_database
-from protofleet.coordinator.device_rows import DeviceRows
+from protofleet.coordinator.device_rows import DeviceRows, to_counts
 from protofleet.coordinator.lease import Tenure
 from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
@@ -53,7 +53,6 @@ _FIRST = {"announced": "0", "lease": "0 - -", "next_round": "1", "given_up": "0"
 _NO_LIMIT = 2**62
 _SUFFIX = ".safetensors"
 _to_norms = msgspec.json.Decoder(dict[str, float]).decode
-_to_counts = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
 class Ledger:
@@ -223,20 +222,6 @@ class Ledger:
                     (accepted.device_id, reference),
                 )
 
-    def register(self, device_id: str, class_counts: tuple[int, ...]) -> None:
-        """A device's training samples of each class, until it registers others."""
-        with self._db:
-            self._db.execute(
-                "INSERT INTO registrations VALUES (?, ?)"
-                " ON CONFLICT DO UPDATE SET class_counts = excluded.class_counts",
-                (device_id, msgspec.json.encode(class_counts).decode()),
-            )
-
-    def registered(self) -> dict[str, tuple[int, ...]]:
-        """Class counts by device, as registered last."""
-        rows = self._db.execute("SELECT device_id, class_counts FROM registrations")
-        return {device_id: _to_counts(counts) for device_id, counts in rows}
-
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
         with self._db:
@@ -251,7 +236,7 @@ class Ledger:
         ).fetchall()
         return SpooledUpdates(
             tuple(self.folder / file for file, _ in rows),
-            tuple(None if counts is None else _to_counts(counts) for _, counts in rows),
+            tuple(None if counts is None else to_counts(counts) for _, counts in rows),
         )
 
     def accepted(self, round_id: int) -> list[Accepted]:
@@ -400,38 +385,6 @@ class Ledger:
                 bytes_up=up, bytes_down=down, peak_rss_bytes=rss
             )
         return found
-
-    def references(self) -> dict[str, str]:
-        """Device → the payload that it has, as the SHA-256 of its raw blob."""
-        rows = self._db.execute("SELECT device_id, reference FROM payloads WHERE reference != ''")
-        return dict(rows)
-
-    def reference_of(self, device_id: str) -> str:
-        """The payload that a device has; empty: none that is known."""
-        row = self._db.execute("SELECT reference FROM payloads WHERE device_id = ?", (device_id,))
-        found: tuple[str] | None = row.fetchone()
-        return found[0] if found else ""
-
-    def forget_reference(self, device_id: str) -> None:
-        """The device does not have that payload any more."""
-        with self._db:
-            self._db.execute("UPDATE payloads SET reference = '' WHERE device_id = ?", (device_id,))
-
-    def takes_raw_only(self, device_id: str) -> bool:
-        """Whether a device gets raw payloads, whatever the federation's codec."""
-        row = self._db.execute(
-            "SELECT 1 FROM payloads WHERE device_id = ? AND raw_only", (device_id,)
-        )
-        return row.fetchone() is not None
-
-    def send_raw_only(self, device_id: str) -> None:
-        """The device does not know the codec: it gets raw payloads from now on."""
-        with self._db:
-            self._db.execute(
-                "INSERT INTO payloads (device_id, raw_only) VALUES (?, 1)"
-                " ON CONFLICT DO UPDATE SET raw_only = 1",
-                (device_id,),
-            )
 
     def _invite(self, members: list[tuple[int, str]]) -> None:
         self._flush_traffic()

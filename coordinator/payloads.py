@@ -64,12 +64,12 @@ class Payloads:
             ProtofleetError: what it refers to is damaged.
         """
         if device_id not in self._sent:
-            raw = self._codec.is_raw or self._ledger.takes_raw_only(device_id)
+            raw = self._codec.is_raw or self._ledger.devices.takes_raw_only(device_id)
             payload = self._plan.strategy.downlink(state, device_id)
             self._sent[device_id] = self._encoder.encode(
                 payload.tensors,
                 Codec() if raw else self._codec,
-                "" if raw else self._ledger.reference_of(device_id),
+                "" if raw else self._ledger.devices.reference_of(device_id),
             )
         return self._sent[device_id]
 
@@ -79,14 +79,14 @@ class Payloads:
         Without the reference that it was taken to have, it gets one that refers to the bundle; with
         a codec that it does not know or could not read, raw ones.
         """
-        if rule == "base" and self._ledger.reference_of(device_id):
-            self._ledger.forget_reference(device_id)
+        if rule == "base" and self._ledger.devices.reference_of(device_id):
+            self._ledger.devices.forget_reference(device_id)
         elif (
             rule == "codec"
             and not self._codec.is_raw
-            and not self._ledger.takes_raw_only(device_id)
+            and not self._ledger.devices.takes_raw_only(device_id)
         ):
-            self._ledger.send_raw_only(device_id)
+            self._ledger.devices.send_raw_only(device_id)
         else:
             return False
         self._sent.pop(device_id, None)
@@ -121,7 +121,7 @@ class Payloads:
         self._encoder.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
         self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
-        held = set(self._ledger.references().values())
+        held = set(self._ledger.devices.references().values())
         for path in self._references.iterdir():
             if path.name.removesuffix(_SUFFIX) not in held:
                 path.unlink()

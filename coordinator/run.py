@@ -29,7 +29,7 @@ from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
 from protofleet.private_files import PRIVATE_FOLDER
-from protofleet.wire.endpoint import CoordinatorEndpoint
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
 

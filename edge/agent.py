@@ -28,10 +28,12 @@ from protofleet.edge.decide import (
     decide,
     progress_of,
 )
-from protofleet.edge.identity import Identity, PresenceTimer, Registration
+from protofleet.edge.identity import Identity
 from protofleet.edge.log_throttle import WarningThrottle
 from protofleet.edge.move import Membership
+from protofleet.edge.outbox import SETTLE_S, Outbox
 from protofleet.edge.participation import Participation
+from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
@@ -43,18 +45,14 @@ from protofleet.federation.client import (
     receive_payload,
 )
 from protofleet.strategies.training import DivergedError
-from protofleet.wire.endpoint import DeviceEndpoint, Event
+from protofleet.wire.device_endpoint import DeviceEndpoint
+from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, HeartbeatPhase, Task
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
-
-SETTLE_S = 10.0
-"""Three repetitions of an offer: silence for longer means that nobody will answer this round."""
-HEARTBEAT_S = 60.0
-"""Below every sensible liveness limit of a coordinator; 15 kB an hour."""
 
 Report = Callable[[str, dict[str, Any]], None]
 """Takes an event's name (joined, moved, held, free, waiting, task, trained, delivered, dropped,
@@ -93,19 +91,16 @@ class Agent:
         self._meter = learner.meter
         self._report = report
         self._who, self._stays = who, stays
-        self._registration = Registration(learner, who.sends)
-        self._roll_call = PresenceTimer()
+        self._presence = PresencePublisher(device, who, Registration(learner, who.sends))
         self._warn = WarningThrottle(_log).warning
         self._phase = DevicePhase.IDLE
         self._round: ActiveRound | None = None
         self._next: Task | None = None
         self._run = AnnouncedRun(who, self._store, learner)
         self._refusals = Refusals(self._warn)
-        self._sending, self._update_bytes = "", 0
-        self._settle_by = float("inf")
-        self._heartbeat_due = float("inf")
+        self._outbox = Outbox(device, self._store, self._participation)
         self._training = TrainingThread(learner, device.wake)
-        self._stopped = self._joined = self._presented = False
+        self._stopped = self._joined = False
         self._finished_in, self._over = 0, ""
         self._waiting = WaitingLog(who.binding.federation, device)
 
@@ -189,9 +184,7 @@ class Agent:
                 self._refusals.note("ignored a message", wrong)
 
     def _on_connected(self) -> None:
-        self._present()
-        self._roll_call.connected(time.monotonic())
-        self._heartbeat_due = time.monotonic() + HEARTBEAT_S
+        self._presence.connected(self._participation.held, time.monotonic())
         if not self._joined:
             self._joined = True
             self._report("joined", {**self._who.figures(), "store": str(self._store.folder)})
@@ -203,16 +196,8 @@ class Agent:
             raise UnavailableError(f"broker: {event.reason}")
         self._warn("no connection to the broker: %s; trying again", event.reason)
 
-    def _present(self) -> None:
-        """Say who is here; with keys that waits until a coordinator has announced itself."""
-        held = self._participation.held
-        presence = self._who.presence("online", self._registration.summary, held)
-        self._presented = self._endpoint.publish(presence)
-
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
-        if retained and not self._presented:
-            self._present()
-        self._roll_call.announced(announcement, time.monotonic(), retained=retained)
+        self._presence.announced(announcement, time.monotonic(), retained=retained)
         try:
             self._run.announced(announcement)
         except RefusedError as error:
@@ -228,7 +213,7 @@ class Agent:
         if announcement.phase != "finished":
             # An update in the outbox belongs to the data of its own round.
             round_id = self._progress().round_id or announcement.round_id
-            self._register(announcement.strategy, round_id)
+            self._presence.register(announcement.strategy, round_id)
         elif self._store.journal.last_round_id or self._store.journal.pending:
             # It finished while this device was away. A device that never took part waits instead:
             # the announcement may be of an older run, and a new one about to begin.
@@ -244,11 +229,6 @@ class Agent:
         self._remember_transfers()
         if move is not None:
             self._report("moved", {"bundle": self._who.binding.bundle, **move.by_fate()})
-
-    def _register(self, strategy: str, round_id: int) -> None:
-        """Tell what the strategy asks of the round's data; without a link, when it is back."""
-        if self._registration.update(strategy, round_id):
-            self._present()
 
     def _end_round(self, why: str) -> None:
         """Nobody waits for the round in progress; what is in the outbox gets its answer."""
@@ -271,13 +251,12 @@ class Agent:
             "held" if owner.held else "free", {"conditions": owner.held, "reason": owner.reason}
         )
         self._training.hold(bool(owner.held))
-        self._present()
+        self._presence.publish(owner.held)
         if self._phase is DevicePhase.RECEIVE and not owner.may_transfer:
             self._give_back()
         elif self._phase is DevicePhase.SEND and not owner.may_transfer:
-            self._endpoint.cancel(self._sending)
-            self._sending = ""
-        elif self._phase is DevicePhase.SEND and not self._sending:
+            self._outbox.withhold()
+        elif self._phase is DevicePhase.SEND and not self._outbox.sending:
             self._send_update(self._progress().round_id)
 
     def _give_back(self) -> None:
@@ -295,7 +274,7 @@ class Agent:
             return
         decision = decide(self._progress(), task)
         if decision is Decision.BEGIN and task.payload is not None:
-            self._participation.expect(task.payload.total_bytes + self._update_bytes)
+            self._participation.expect(task.payload.total_bytes + self._outbox.update_bytes)
             self._obey()
             if (refusal := self._participation.refusal) is not None:
                 self._refuse(task, refusal)
@@ -321,7 +300,7 @@ class Agent:
         self._report("task", {"round_id": task.round_id, "payload_bytes": task.payload.total_bytes})
         self._phase = DevicePhase.RECEIVE
         self._meter.enter("receive")
-        self._register(task.strategy, task.round_id)
+        self._presence.register(task.strategy, task.round_id)
         strategy = self._run.strategy_of(task)
         self._store.bind_strategy(task.strategy, task.settings)
         self._round = ActiveRound(
@@ -373,11 +352,8 @@ class Agent:
         delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)
-        elif not self._participation.may_transfer:
-            return
         elif self._phase is DevicePhase.IDLE and delivered and task.round_id == delivered.round_id:
-            path = self._store.update_path()
-            self._endpoint.send_update(path, delivered.round_id, delivered.coding)
+            self._outbox.send_delivered(delivered)
 
     def _replace(self, task: Task) -> None:
         if self._phase is DevicePhase.TRAIN:
@@ -390,7 +366,7 @@ class Agent:
 
     def _settle(self, task: Task) -> None:
         if self._next is None and (pending := self._store.journal.pending):
-            self._settle_by = time.monotonic() + SETTLE_S
+            self._outbox.settle(time.monotonic())
             self._send_update(pending.round_id)
         self._next = task
 
@@ -461,12 +437,10 @@ class Agent:
                 self._on_failed("strategy", f"training failed: {type(error).__name__}: {error}")
             else:
                 self._on_trained(trained)
-        if self._phase is DevicePhase.SEND and time.monotonic() >= self._settle_by:
+        if self._phase is DevicePhase.SEND and time.monotonic() >= self._outbox.settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
-        if time.monotonic() >= self._roll_call.due:
-            self._roll_call.answered(time.monotonic())
-            self._present()
-        if time.monotonic() >= self._heartbeat_due:
+        self._presence.answer(time.monotonic())
+        if time.monotonic() >= self._presence.heartbeat_due:
             self._heartbeat(self._phase.value)
         if self._phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
             self._tell_waiting()
@@ -501,13 +475,7 @@ class Agent:
     def _send_update(self, round_id: int) -> None:
         self._phase = DevicePhase.SEND
         self._meter.enter("send")
-        if not self._participation.may_transfer:
-            return
-        pending = self._store.journal.pending
-        self._update_bytes = pending.update.bytes if pending else 0
-        coding = pending.coding if pending else None
-        offer = self._endpoint.send_update(self._store.update_path(), round_id, coding)
-        self._sending = offer.transfer_id
+        self._outbox.send(round_id)
 
     def _on_rejected(self, event: Rejected) -> None:
         pending = self._store.journal.pending
@@ -531,7 +499,7 @@ class Agent:
         """The round in progress does not count; its trained state goes with it."""
         progress = self._progress()
         self._report("dropped", {"round_id": progress.round_id, "reason": reason})
-        for transfer_id in filter(None, (progress.transfer_id, self._sending)):
+        for transfer_id in filter(None, (progress.transfer_id, self._outbox.sending)):
             self._endpoint.cancel(transfer_id)
         self._store.commit_dropped()
         self._become_idle()
@@ -539,8 +507,8 @@ class Agent:
     def _become_idle(self) -> None:
         self._meter.enter("idle")
         self._phase = DevicePhase.IDLE
-        self._round, self._sending, self._settle_by = None, "", float("inf")
-        self._over = ""
+        self._round, self._over = None, ""
+        self._outbox.clear()
         self._waiting.begin(time.monotonic())
         task, self._next = self._next, None
         if task is not None:
@@ -551,7 +519,7 @@ class Agent:
         return progress_of(self._phase, self._round, self._store.journal)
 
     def _wait_s(self) -> float | None:
-        due = min(self._heartbeat_due, self._roll_call.due, self._settle_by, self._waiting.due)
+        due = min(self._presence.due, self._outbox.settle_by, self._waiting.due)
         return None if due == float("inf") else max(0.0, due - time.monotonic())
 
     def _count_bytes(self) -> None:
@@ -559,17 +527,16 @@ class Agent:
         self._store.counters.record(traffic.socket_up_bytes, traffic.socket_down_bytes)
 
     def _heartbeat(self, phase: HeartbeatPhase) -> None:
-        self._heartbeat_due = time.monotonic() + HEARTBEAT_S
         progress = self._progress()
         round_id = progress.round_id or progress.last_round_id
         totals = self._store.counters.totals
-        self._endpoint.publish(self._who.heartbeat(phase, round_id, totals))
+        self._presence.heartbeat(phase, round_id, totals, time.monotonic())
 
     def _leave(self) -> None:
         self._participation.close()
         self._training.close()
         self._heartbeat("leave")
-        self._endpoint.publish(self._who.presence("left"))
+        self._presence.leave()
         self._endpoint.close()
         self._count_bytes()
         up, down = self._store.counters.totals

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import random
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from protofleet.edge.journal import Binding
 from protofleet.edge.meter import peak_rss_bytes
@@ -13,14 +11,6 @@ from protofleet.errors import RefusedError
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
-
-_log = logging.getLogger(__name__)
-
-WILLS_OUT_S = 60.0
-"""After 45 s of silence, at the default keep-alive, a broker publishes the will of a connection."""
-SPREAD_MIN_S = 0.5
-"""However often the roll is called, a device answers about four times a second at most."""
-SPREAD_MAX_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,84 +24,6 @@ class DataSummary:
 
     num_examples: int
     class_counts: tuple[int, ...] = ()
-
-
-class PresenceTimer:
-    """When this process is to publish its presence again."""
-
-    def __init__(self) -> None:
-        self._called = self._wills_out = float("inf")
-        self._answered: tuple[str, int] | None = None
-        self._rng = random.Random()  # noqa: S311 - spread over time, no secret
-
-    def connected(self, now: float) -> None:
-        """The presence goes out now, and again when the will of a lost connection is out, too."""
-        self._wills_out = now + WILLS_OUT_S
-
-    @property
-    def due(self) -> float:
-        """Monotonic seconds; infinite: not before something happens."""
-        return min(self._called, self._wills_out)
-
-    def answered(self, now: float) -> None:
-        """The presence went out because it was due."""
-        self._called = float("inf")
-        if now >= self._wills_out:
-            self._wills_out = float("inf")
-
-    def announced(self, announcement: Announcement, now: float, *, retained: bool) -> None:
-        """Presence is due soon if the announcement calls the roll.
-
-        The first one that the broker kept is older than this process's presence, which has
-        answered it.
-        """
-        call = (announcement.boot_id, announcement.roll_call)
-        if call != self._answered and (self._answered is not None or not retained):
-            spread_s = min(max(announcement.spread_s, SPREAD_MIN_S), SPREAD_MAX_S)
-            self._called = min(self._called, now + self._rng.uniform(0.0, spread_s))
-        self._answered = call
-
-
-class RoundData(Protocol):
-    """How many training samples there are in a round; ``edge.training.Learner`` knows."""
-
-    def num_examples(self, round_id: int) -> int:
-        """In all."""
-        ...
-
-    def class_counts(self, round_id: int) -> tuple[int, ...]:
-        """Of each class."""
-        ...
-
-
-class Registration:
-    """What a device says of its data for a strategy and a round; class counts only if asked.
-
-    Args:
-        data: of each round.
-        sends: what the device's owner allows.
-    """
-
-    def __init__(self, data: RoundData, sends: Sends) -> None:
-        self._data, self._sends = data, sends
-        self.summary = DataSummary(num_examples=sends.count(data.num_examples(1)))
-
-    def update(self, strategy: str, round_id: int) -> bool:
-        """Bring ``summary`` up to date; whether it changed, so that the presence is due again."""
-        before, data = self.summary, self._data
-        asked = strategy in DESCRIPTIONS and DESCRIPTIONS[strategy].class_counts
-        if asked and not self._sends.counts:
-            _log.warning(
-                "strategy '%s' asks how many examples of each class there are, which --no-counts "
-                "keeps here: this device cannot take part",
-                strategy,
-            )
-            asked = False
-        self.summary = DataSummary(
-            num_examples=self._sends.count(data.num_examples(round_id)),
-            class_counts=data.class_counts(round_id) if asked else (),
-        )
-        return self.summary != before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

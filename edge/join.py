@@ -29,7 +29,7 @@ from protofleet.kernels import set_threads
 from protofleet.runtime import BackendName, choose_backend, open_programs, return_large_blocks
 from protofleet.runtime.opening import check_opening, opening_of
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.protection import DeviceProtection, Plain
 from protofleet.wire.topics import check_id
 

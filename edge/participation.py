@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from protofleet.edge.conditions import PlatformReader, local_minute
+from protofleet.edge.counters import ByteCounters
 from protofleet.edge.data_use import DataUse
 from protofleet.edge.policy import (
     ASKABLE,
@@ -28,7 +29,7 @@ from protofleet.edge.policy import (
     unmet_conditions,
     untold,
 )
-from protofleet.edge.store import ByteCounters, Store, stored_identity
+from protofleet.edge.store import Store, stored_identity
 from protofleet.errors import InputError, RefusedError
 
 _log = logging.getLogger(__name__)

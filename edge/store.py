@@ -17,11 +17,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import secrets
 import shlex
 import shutil
-import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -32,6 +30,7 @@ from numpy.typing import NDArray
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
+from protofleet.edge.counters import ByteCounters
 from protofleet.edge.journal import (
     BLOB_SUFFIX,
     BUNDLE_SUFFIX,
@@ -60,7 +59,6 @@ from protofleet.private_files import (
     PRIVATE_FOLDER,
     check_private_folder,
     make_private_folder,
-    opener,
 )
 from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
@@ -69,36 +67,6 @@ from protofleet.wire.topics import check_device_id
 _IDENTITY = "identity.json"
 _READ_ATTEMPTS = 5
 _Read = TypeVar("_Read")
-
-
-class ByteCounters:
-    """Two totals in a mapped file: a killed process loses none of what it has counted."""
-
-    _FORMAT = struct.Struct("@QQ")  # native: each total is stored by one machine instruction
-
-    def __init__(self, path: Path) -> None:
-        with open(path, "a+b", opener=opener) as file:
-            if file.seek(0, 2) < self._FORMAT.size:
-                file.write(bytes(self._FORMAT.size))
-                file.flush()
-            self._map = mmap.mmap(file.fileno(), self._FORMAT.size)
-        self._start_up, self._start_down = self.totals
-
-    @property
-    def totals(self) -> tuple[int, int]:
-        """Bytes up and down over all runs of this device."""
-        up, down = self._FORMAT.unpack_from(self._map)
-        return up, down
-
-    def record(self, bytes_up: int, bytes_down: int) -> None:
-        """Set what this run has sent and received so far, at the socket."""
-        totals = self._start_up + bytes_up, self._start_down + bytes_down
-        self._FORMAT.pack_into(self._map, 0, *totals)
-
-    def close(self) -> None:
-        """Write the totals through to the disk."""
-        self._map.flush()
-        self._map.close()
 
 
 class Store:

@@ -21,8 +21,8 @@ _HOLDS = {
 }
 
 
-class Endpoint(Protocol):
-    """What is asked of ``wire.endpoint.DeviceEndpoint``."""
+class AskingEndpoint(Protocol):
+    """What is asked of ``wire.device_endpoint.DeviceEndpoint``."""
 
     @property
     def connected(self) -> bool:
@@ -43,7 +43,7 @@ class WaitingLog:
         endpoint: asked for the broker's other federations where the own one is not running there.
     """
 
-    def __init__(self, federation: str, endpoint: Endpoint) -> None:
+    def __init__(self, federation: str, endpoint: AskingEndpoint) -> None:
         self._federation, self._endpoint = federation, endpoint
         self._announcement: Announcement | None = None
         self._retained = False

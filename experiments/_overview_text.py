@@ -80,7 +80,8 @@ _ADVICE = (
 _CELLS = "At equal rounds / at equal bytes. Mean: over the data sets that the method was run on."
 _PICTURE = (
     "Each method after each of its rounds, with a circle at its end. Named and joined: those that "
-    "no other beats with fewer bytes. Red: FedAvg, and its bytes."
+    "no other method that federates beats with fewer bytes; training alone is the dashed line. "
+    "Red: FedAvg, and its bytes."
 )
 _UNPAIRED = (
     "a method is as good as the best unless it is further behind than the 95 % intervals over the "

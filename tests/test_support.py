@@ -16,7 +16,8 @@ from tiny_bundle import PROGRAMS
 
 from protofleet.coordinator import service
 from protofleet.edge import agent
-from protofleet.wire.endpoint import CoordinatorEndpoint, DeviceEndpoint
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.device_endpoint import DeviceEndpoint
 
 _WITHOUT_EXPORT = Path(__file__).parent / "support" / "without_export"
 

@@ -12,7 +12,7 @@ from fake_endpoint import Arrival, Clock, FakeCoordinatorEndpoint, ScriptEndErro
 from packed import pack_update
 from tiny_plan import tiny
 
-from protofleet.coordinator import service
+from protofleet.coordinator import attendance, rounds, service
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
@@ -61,7 +61,7 @@ class Federation:
                 self.finished = service.run()
                 assert not self.endpoint.steps
             self.state, self.server_state = ledger.state(), ledger.server_state()
-            self.references, self.totals = ledger.references(), ledger.totals()
+            self.references, self.totals = ledger.devices.references(), ledger.totals()
         return self.endpoint
 
     def online(self, device_id, **changes):
@@ -145,7 +145,8 @@ class Federation:
 @pytest.fixture
 def clock(monkeypatch):
     stopped = Clock()
-    monkeypatch.setattr(service, "time", stopped)
+    for module in (attendance, rounds, service):
+        monkeypatch.setattr(module, "time", stopped)
     return stopped
 
 

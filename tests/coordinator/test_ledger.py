@@ -104,7 +104,7 @@ def _perform(ledger: Ledger, server: ServerState, state: RoundState, action: Sch
             return server, []
     for client_id in delivering:
         if _SCHEDULE.refusal(state, client_id, state.round_id) is None:
-            ledger.register(client_id, (0, state.round_id))
+            ledger.devices.register(client_id, (0, state.round_id))
             ledger.accept(*_update(ledger.folder, state.round_id, client_id))
     return server, [UpdateStored(client_id) for client_id in delivering]
 
@@ -118,7 +118,7 @@ def _outcome(folder: Path):
             ledger.committed(),
             {r: [a.device_id for a in ledger.accepted(r)] for r in range(1, state.round_id + 1)},
             ledger.state(),
-            ledger.registered(),
+            ledger.devices.registered(),
             sorted(file.name for file in ledger.states.iterdir()),
             list(ledger.spool.iterdir()),
         )
@@ -199,13 +199,13 @@ def test_updates_have_the_class_counts_of_their_acceptance(tmp_path):
     """Also after a restart, and although their client has registered others since."""
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         ledger.open_round(1, ("a", "b"), 0.0)
-        ledger.register("a", (3, 94))
+        ledger.devices.register("a", (3, 94))
         ledger.accept(*_update(tmp_path, 1, "a"))
-        ledger.register("a", (0, 7))
+        ledger.devices.register("a", (0, 7))
         ledger.accept(*_update(tmp_path, 1, "b"))
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         one, two = ledger.updates(1)
-        assert ledger.registered() == {"a": (0, 7)}
+        assert ledger.devices.registered() == {"a": (0, 7)}
     assert one.class_counts.tolist() == [3, 94]
     assert one.class_counts.dtype == np.int64
     assert two.class_counts is None

@@ -51,6 +51,10 @@ class World:
         self.payloads = Payloads(self.plan, self.ledger)
         self.initial = initial_tensors(self.plan.model)
 
+    @property
+    def devices(self):
+        return self.ledger.devices
+
     def close(self):
         self.ledger.close()
         self.close = lambda: None
@@ -106,7 +110,7 @@ class World:
         server, sent = self.server(round_id), {}
         self.ledger.open_round(round_id, clients, 0.0)
         for client_id in clients:
-            reference = self.ledger.reference_of(client_id)
+            reference = self.devices.reference_of(client_id)
             known = self.payloads._tensors(reference) if reference else None
             posted = self.payloads.payload_for(server, client_id)
             payload = self.decoded(posted, known)
@@ -141,7 +145,7 @@ def test_devices_with_the_same_payload_share_one_copy(make):
     sent = world.a_round(1, "anna", "berta")
     assert sent["anna"][0] == sent["berta"][0]
     assert _references(world) == [sent["anna"][0].reference]
-    assert world.ledger.references() == dict.fromkeys(("anna", "berta"), _references(world)[0])
+    assert world.devices.references() == dict.fromkeys(("anna", "berta"), _references(world)[0])
     world.a_round(2, "anna")
     assert len(_references(world)) == 2
     world.a_round(3, "anna", "berta")
@@ -161,7 +165,11 @@ def test_a_payload_refers_to_that_of_the_last_accepted_update(make):
 def test_a_raw_federation_keeps_no_payloads(make):
     world = make()
     posted, payload = world.a_round(1, "anna")["anna"]
-    assert (posted.coding.codec, _references(world), world.ledger.references()) == ("raw", [], {})
+    assert (posted.coding.codec, _references(world), world.devices.references()) == (
+        "raw",
+        [],
+        {},
+    )
     np.testing.assert_array_equal(payload["params/w"], world.server(1).tensors["params/w"])
 
 

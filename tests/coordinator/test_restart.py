@@ -11,10 +11,10 @@ from brokers import mosquitto, wait_until
 
 from protofleet.coordinator import events
 from protofleet.coordinator.run import open_service
-from protofleet.edge.identity import PresenceTimer
+from protofleet.edge.presence import PresenceTimer
 from protofleet.federation.settings import CohortSettings
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Presence

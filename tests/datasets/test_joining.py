@@ -41,9 +41,11 @@ def test_outsiders_are_everybody_else():
 
 
 def test_a_window_follows_none_that_is_left_out():
-    pool = _pool([0, 1, 0, 0], ("x", "y"), follows=np.array([False, True, True, True]))
+    follows, is_test = np.array([False, True, True, True]), np.array([True, True, False, False])
+    pool = _pool([0, 1, 0, 0], ("x", "y"), follows=follows, is_test=is_test)
     left = taken(pool, pool.y == 0)
     assert left.follows.tolist() == [False, False, True]
+    assert left.is_test.tolist() == [True, False, False]
 
 
 FIRST = ("walking", "sitting", "laying")
@@ -69,6 +71,22 @@ def test_an_intersection_leaves_out_the_examples_of_the_others():
     assert pool.x[:, 0].tolist() == [0.0, 1.0, 1.0, 2.0]
     with pytest.raises(InputError, match=r"no class is in every data set; they have x; y"):
         joined([("p", _pool([0], ("x",))), ("q", _pool([0], ("y",)))], "intersection")
+
+
+def test_the_same_classes_in_another_order_are_numbered_alike():
+    parts = [("p", _pool([0, 1, 2], FIRST)), ("q", _pool([0, 1, 2], FIRST[::-1]))]
+    for how in ("union", "intersection"):
+        pool = joined(parts, how)
+        assert (pool.classes, pool.y.tolist()) == (FIRST, [0, 1, 2, 2, 1, 0])
+    with pytest.raises(InputError, match="'q': expected classes"):
+        joined(parts)
+
+
+def test_a_single_common_class_is_enough():
+    parts = [("p", _pool([0, 1], ("x", "y"))), ("q", _pool([1, 0, 1], ("z", "x")))]
+    pool = joined(parts, "intersection")
+    assert (pool.classes, pool.y.tolist()) == (("x",), [0, 0, 0])
+    assert pool.x[:, 0].tolist() == [0.0, 0.0, 2.0]
 
 
 def test_other_classes_shapes_or_no_owners_are_refused():

@@ -16,7 +16,7 @@ from protofleet.federation.records import Costs
 from protofleet.strategies.types import Update
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected, Delivery, Link, LinkOptions
 from protofleet.wire.messages import Presence, Task, TransferOffer, encode

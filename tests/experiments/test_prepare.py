@@ -49,6 +49,30 @@ def test_results_without_pretraining_stay_those_of_the_same_lines():
     assert digest(plain, plain.methods[0]) != digest(_experiment(), plain.methods[0])
     people = _experiment(pretraining=None, data=[{"name": "hhar_windows", "people": 9}])
     assert digest(plain, plain.methods[0]) != digest(people, plain.methods[0])
+    union = _experiment(pretraining=None, classes="union")
+    assert digest(plain, plain.methods[0]) != digest(union, union.methods[0])
+
+
+def test_data_prepared_before_there_was_a_choice_stay_those_of_the_same_lines(
+    tmp_path, monkeypatch
+):
+    keys, hashed = [], prepare._digest
+    monkeypatch.setattr(prepare, "_digest", lambda parts: keys.append(parts) or hashed(parts))
+    folders = []
+    for classes in ("equal", "union"):
+        experiment = _experiment(
+            pretraining=None,
+            classes=classes,
+            data=[{"name": "digits"}],
+            partition={"kind": "iid", "clients": 2},
+        )
+        made = prepare.Preparation(experiment=experiment, folder=tmp_path, data_root=tmp_path)
+        folders.append(made.data(1).merged.parent)
+    plain, union = keys
+    assert plain[0] == [{"name": "digits", "options": {}}]
+    assert [part for part in union if part not in plain] == ["union"]
+    assert len(union) == len(plain) + 1
+    assert folders[0] != folders[1]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +99,62 @@ _FOREIGN = r"'mlp' for 'hart_alp': expected tensors that the model has beside it
 
 def _params(path):
     return Bundle.open(path, any_signer=True).model().params
+
+
+class _AskedError(Exception):
+    """In the place of a training: on what, and where its checkpoint would lie."""
+
+
+@pytest.fixture
+def asked(data_root, tmp_path, monkeypatch):
+    """What an experiment would pretrain on, and its checkpoint's path; nothing is compiled."""
+
+    def instead(_recipe, _objective, arrays, _options, path):
+        raise _AskedError(arrays["x"], path)
+
+    monkeypatch.setattr(recipes, "pretrain_recipe", instead)
+    for name in ("compile_model", "check_start"):
+        monkeypatch.setattr(f"protofleet.export.build.{name}", lambda *_: None)
+
+    def ask(seed=1, method=0, **changes):
+        experiment = _experiment(**changes)
+        made = prepare.Preparation(experiment=experiment, folder=tmp_path, data_root=data_root)
+        with pytest.raises(_AskedError) as caught:
+            made.bundle(experiment.methods[method], seed, made.data(seed))
+        return caught.value.args
+
+    return ask
+
+
+@pytest.mark.data
+def test_people_that_the_data_leave_out_are_those_to_pretrain_on(asked, data_root):
+    pool = load("hhar_windows", data_root)
+    few = [{"name": "hhar_windows", "people": 7}]
+    x, _ = asked(data=few, partition={"kind": "natural"})
+    assert np.array_equal(x, pool.x[np.isin(pool.client, ["7", "8"])])
+    x, _ = asked(data=few, partition={"kind": "natural", "clients": 6})
+    assert np.array_equal(x, pool.x[np.isin(pool.client, ["6", "7", "8"])])
+
+
+@pytest.mark.data
+def test_a_checkpoint_is_that_of_everything_that_decides_it(asked):
+    _, path = asked()
+    assert asked()[1] == path
+    pretraining, fewer = _BASE["pretraining"], {"kind": "natural", "clients": 7}
+    wide = {"name": "hart", "settings": {**_HART, "width": 32}}
+    other = [
+        asked(seed=2)[1],
+        asked(partition=fewer)[1],
+        asked(pretraining={**pretraining, "epochs": 2})[1],
+        asked(pretraining={**pretraining, "objective": "supervised"})[1],
+        asked(pretraining={**pretraining, "model": wide})[1],
+        asked(pretraining={"epochs": 1, "lr": 0.01})[1],
+    ]
+    assert len({path, *other}) == 7
+    methods = [*_BASE["methods"], {"label": "FedAvg", "strategy": "fedavg", "model": wide}]
+    assert asked(methods=methods, method=1)[1] == path, "one encoder for all methods"
+    own = {"epochs": 1, "lr": 0.01}
+    assert asked(methods=methods, method=1, pretraining=own)[1] != other[-1]
 
 
 @pytest.mark.data

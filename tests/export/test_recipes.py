@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from protofleet.export.build import Recipe
+from protofleet.export.build import Recipe, build_recipe
 from protofleet.export.pretraining import training
 from protofleet.export.pretraining.checkpoints import load_checkpoint
 from protofleet.export.pretraining.recipes import pretrain_recipe
@@ -32,22 +32,34 @@ def arrays():
 def test_an_interrupted_training_ends_with_the_same_bits(arrays, tmp_path, monkeypatch, objective):
     whole = tmp_path / "whole.safetensors"
     pretrain_recipe(_RECIPE, objective, arrays, _OPTIONS, whole)
-    threads, run_epoch = torch.get_num_threads(), training._run_epoch
+    threads, run_epoch, epochs = torch.get_num_threads(), training._run_epoch, []
+    drawn = build_recipe(_RECIPE, 7).state_dict()
+    used, set_threads = [], torch.set_num_threads
 
-    def interrupted(run, *rest):
-        assert torch.get_num_threads() == 1
-        if run.epoch == 3:
+    def noted(count):
+        used.append(count)
+        set_threads(count)
+
+    monkeypatch.setattr(torch, "set_num_threads", noted)
+
+    def watched(run, *rest):
+        assert used == [1]
+        if not epochs:
+            assert all(torch.equal(drawn[n], v) for n, v in run.task.model.state_dict().items())
+        epochs.append(run.epoch)
+        if epochs == [1, 2, 3]:
             raise KeyboardInterrupt
         run_epoch(run, *rest)
 
-    monkeypatch.setattr(training, "_run_epoch", interrupted)
+    monkeypatch.setattr(training, "_run_epoch", watched)
     again = tmp_path / "again.safetensors"
     with pytest.raises(KeyboardInterrupt):
         pretrain_recipe(_RECIPE, objective, arrays, _OPTIONS, again)
     assert not again.exists()
-    assert torch.get_num_threads() == threads
-    monkeypatch.setattr(training, "_run_epoch", run_epoch)
+    assert used == [1, threads]
+    used.clear()
     pretrain_recipe(_RECIPE, objective, arrays, _OPTIONS, again)
+    assert epochs == [1, 2, 3, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == [again.name, whole.name]
     (a, facts), (b, _) = load_checkpoint(whole), load_checkpoint(again)
     assert (facts["model"], facts["objective"]) == (

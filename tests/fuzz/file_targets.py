@@ -186,7 +186,7 @@ _IDENTITY = {"federation": "lab"}
 def _ledgers() -> Iterator[bytes]:
     folder = scratch() / "good-ledger"
     with Ledger(folder, _IDENTITY) as ledger:
-        ledger.register("pi-7", (1, 2))
+        ledger.devices.register("pi-7", (1, 2))
         ledger.open_round(1, ["pi-7", "pi-8"], 1.0)
     yield _whole(folder / "ledger.sqlite")
 
@@ -204,11 +204,11 @@ def _read_ledger(path: Path) -> None:
         beside.unlink()
     with Ledger(path.parent, _IDENTITY) as ledger:
         ledger.state()
-        ledger.registered()
+        ledger.devices.registered()
         ledger.committed()
         ledger.server_state()
         ledger.totals()
-        ledger.references()
+        ledger.devices.references()
         ledger.signed_offers()
 
 

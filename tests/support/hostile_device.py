@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from protofleet.bundle import Bundle
 from protofleet.federation.settings import FederationConfig
-from protofleet.wire.endpoint import DeviceEndpoint
+from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected
 from protofleet.wire.messages import Presence, Task

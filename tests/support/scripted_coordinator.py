@@ -17,7 +17,7 @@ from protofleet.strategies.types import ServerState, Strategy, Update
 from protofleet.tensors import blobs
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.codecs import Coding
-from protofleet.wire.endpoint import CoordinatorEndpoint
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task, TransferOffer

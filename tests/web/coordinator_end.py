@@ -24,7 +24,8 @@ from typing import Any
 from keyed import BUNDLE, Keyed
 
 from protofleet.wire.broker_access import BrokerAccess
-from protofleet.wire.endpoint import CoordinatorEndpoint, Event
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected
 from protofleet.wire.messages import Announcement, Presence, Task, TransferOffer

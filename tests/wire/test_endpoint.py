@@ -12,7 +12,9 @@ from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import Chunk, pack
-from protofleet.wire.endpoint import CoordinatorEndpoint, DeviceEndpoint, Event
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.device_endpoint import DeviceEndpoint
+from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Delivery, Link, LinkEvent, LinkOptions
 from protofleet.wire.messages import (

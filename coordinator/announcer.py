@@ -1,0 +1,89 @@
+"""What a coordinator says of itself: its announcement, and in whose name its tasks are."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from protofleet.coordinator.lease import Lease
+from protofleet.coordinator.operation import Operation
+from protofleet.coordinator.roll_call import RollCall
+from protofleet.federation.plan import Plan
+from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.messages import Announcement, Task
+
+_PHASES: dict[RoundPhase, Literal["waiting", "training", "finished"]] = {
+    RoundPhase.WAITING: "waiting",
+    RoundPhase.OPEN: "training",
+    RoundPhase.CLOSING: "training",
+    RoundPhase.FINISHED: "finished",
+}
+
+
+class Announcer:
+    """Announces one process of a coordinator, as long as no other may have its lease.
+
+    Args:
+        endpoint: to the devices.
+        boot_id: of this process.
+        roll_call: that devices answer.
+        operation: what the operator wants.
+        lease: without which another coordinator may serve the same federation.
+    """
+
+    def __init__(
+        self,
+        endpoint: CoordinatorEndpoint,
+        boot_id: str,
+        roll_call: RollCall,
+        operation: Operation,
+        lease: Lease | None,
+    ) -> None:
+        self._endpoint, self.boot_id = endpoint, boot_id
+        self._roll_call, self._operation, self._lease = roll_call, operation, lease
+
+    @property
+    def idle(self) -> bool:
+        """Whether another coordinator may have the lease: nothing is done until that is known."""
+        return self._lease is not None and self._lease.idle
+
+    @property
+    def epoch(self) -> int:
+        """Of the lease; 0: there is none."""
+        return 0 if self._lease is None else self._lease.epoch
+
+    def announce(self, plan: Plan, state: RoundState, *, hold: str = "") -> None:
+        """Tell all devices, present and to come, where the run stands.
+
+        Args:
+            plan: of the run.
+            state: of its rounds.
+            hold: why devices wait, if not because the operator has paused the run.
+        """
+        if self.idle:
+            return
+        self._endpoint.publish(
+            Announcement(
+                federation=plan.config.federation,
+                boot_id=self.boot_id,
+                phase=_PHASES[state.phase],
+                round_id=state.round_id,
+                rounds=plan.config.rounds,
+                strategy=plan.strategy.description.name,
+                bundle=plan.bundle.digest,
+                layout_hash=plan.bundle.manifest.layout_hash,
+                roll_call=self._roll_call.number,
+                spread_s=self._roll_call.spread_s,
+                epoch=self.epoch,
+                hold=hold or self._operation.hold(state),
+            )
+        )
+
+    def finish_task(self, plan: Plan, state: RoundState) -> Task:
+        """Sends a device home."""
+        return Task(
+            task="finish",
+            round_id=state.round_id,
+            federation=plan.config.federation,
+            epoch=self.epoch,
+        )

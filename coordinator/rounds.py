@@ -1,0 +1,251 @@
+"""The rounds of a run: what the schedule wants done, in the ledger before it is done.
+
+Who devices are, and what comes from them, is ``attendance``'s and ``service``'s.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import assert_never
+
+import msgspec
+
+from protofleet.coordinator import events
+from protofleet.coordinator.announcer import Announcer
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.payloads import Payloads
+from protofleet.coordinator.registry import Registry
+from protofleet.coordinator.reported_totals import ReportedTotals
+from protofleet.coordinator.reporter import Reporter
+from protofleet.coordinator.results import Results
+from protofleet.errors import RefusedError
+from protofleet.federation import schedule
+from protofleet.federation.claims import learned_bounds
+from protofleet.federation.schedule import RoundPhase, RoundState
+from protofleet.federation.server import Server
+from protofleet.federation.stragglers import share_of_work
+from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
+from protofleet.wire.messages import Task, TransferOffer
+
+
+class Rounds:
+    """Steps the schedule and does what it asks for.
+
+    Args:
+        server: the server's half of the rounds.
+        ledger: of the run folder.
+        endpoint: to the devices.
+        results: what is written after each round.
+        reporter: told what happens, as ``sink`` is.
+        sink: told of each closed round.
+        registry: of devices, for the chunks that they take.
+        totals: of who takes part.
+        announcer: tells all devices where the run stands.
+
+    Attributes:
+        server: its ``plan`` has the rounds to which the operator has extended the run.
+        state: of the schedule.
+        server_state: after the last round.
+        payloads: what devices are sent.
+        blob_bytes_up, blob_bytes_down: of the open round's finished transfers.
+    """
+
+    def __init__(  # noqa: PLR0913 - its parts, each named at the call
+        self,
+        server: Server,
+        ledger: Ledger,
+        endpoint: CoordinatorEndpoint,
+        *,
+        results: Results,
+        reporter: Reporter,
+        sink: events.Sink,
+        registry: Registry,
+        totals: ReportedTotals,
+        announcer: Announcer,
+    ) -> None:
+        self.server, self._ledger, self._endpoint = server, ledger, endpoint
+        self._schedule = server.plan.schedule(lambda: self.server_state)
+        self._results, self._reporter, self._sink = results, reporter, sink
+        self._registry, self._totals, self._announcer = registry, totals, announcer
+        found = ledger.server_state() or server.plan.server_init()
+        self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
+        self.state = RoundState()
+        self.payloads = Payloads(server.plan, ledger)
+        self._transfers: dict[tuple[str, str], str] = {}
+        self.blob_bytes_up = self.blob_bytes_down = 0
+        self._learn_bounds()
+
+    def peek(self) -> tuple[RoundState, bool]:
+        """Where the ledger says that the run stands, and whether it had begun."""
+        found = self._ledger.state()
+        state, _ = self._schedule.resume(found, time.monotonic())
+        return state, replace(found, paused=False) != RoundState()
+
+    def resume(self) -> None:
+        """Go on from there."""
+        self.state, actions = self._schedule.resume(self._ledger.state(), time.monotonic())
+        if self.state.phase is RoundPhase.OPEN:
+            self._reporter.opened(self.state, resumed=True)
+        for action in actions:
+            self._do(action)
+
+    def raise_to(self, rounds: int) -> bool:
+        """Have so many rounds from now on; False: the run has them already."""
+        plan = self.server.plan
+        if rounds <= plan.config.rounds:
+            return False
+        plan = replace(plan, config=msgspec.structs.replace(plan.config, rounds=rounds))
+        self.server = replace(self.server, plan=plan)
+        self._schedule = plan.schedule(lambda: self.server_state)
+        return True
+
+    def refusal(self, device_id: str, round_id: int) -> RefusedError | None:
+        """Why a device's update for a round would be refused now; None if it is welcome."""
+        return self._schedule.refusal(self.state, device_id, round_id)
+
+    @property
+    def needed_devices(self) -> int:
+        """How many devices must be live before the awaited round opens."""
+        return self._schedule.needed_devices(self.state)
+
+    def awaits(self, device_id: str, round_id: int) -> bool:
+        """Whether the round is open and the device's update may still come."""
+        return self.is_open(round_id) and device_id in self.state.outstanding
+
+    def is_open(self, round_id: int) -> bool:
+        """Whether it is this round that is open."""
+        return self.state.phase is RoundPhase.OPEN and round_id == self.state.round_id
+
+    def apply(self, event: schedule.ScheduleEvent) -> None:
+        """Step the schedule, and do what follows."""
+        self.state, actions = self._schedule.step(self.state, event, time.monotonic())
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: schedule.ScheduleAction) -> None:
+        match action:
+            case schedule.OpenRound(round_id, cohort, size, final):
+                self._ledger.open_round(round_id, cohort, time.time(), size=size, final=final)
+                self.blob_bytes_up = self.blob_bytes_down = 0
+                self.announce()
+                self._reporter.opened(self.state, resumed=False)
+                self.invite(cohort)
+            case schedule.Invite(device_id):
+                self.invite((device_id,))
+            case schedule.ExtendRound():
+                self._extend(action)
+            case schedule.CloseRound():
+                self._close(action)
+            case schedule.Finish():
+                pass
+            case _:
+                assert_never(action)
+
+    def invite(self, clients: tuple[str, ...]) -> None:
+        """Offer the open round's task to these members."""
+        plan = self.server.plan
+        task = Task(
+            task="train",
+            round_id=self.state.round_id,
+            federation=plan.config.federation,
+            strategy=plan.strategy.description.name,
+            settings=plan.settings,
+            seed=plan.config.seed,
+            deadline_s=max(self.state.deadline - time.monotonic(), 0.0),
+            final=self.state.final,
+            update_codec=plan.config.codec.updates.name,
+            update_keep=plan.config.codec.keep,
+            scores=plan.sends.scores,
+            counts=plan.sends.counts,
+            epoch=self._announcer.epoch,
+        )
+        self._totals.invited(clients)
+        for device_id in clients:
+            payload = self.payloads.payload_for(self.server_state, device_id)
+            offer = self._endpoint.send_task(
+                device_id,
+                msgspec.structs.replace(task, work=self._work_of(device_id)),
+                payload.path,
+                payload.coding,
+                most_chunk_bytes=self._registry.chunk_bytes(device_id),
+            )
+            self.note_transfer(device_id, offer)
+
+    def _work_of(self, device_id: str) -> float:
+        """The share of its training that a device is asked for in the open round."""
+        settings, state = self.server.plan.config.stragglers, self.state
+        if settings.budget_s is None or state.final:
+            return 1.0
+        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, state.round_id))
+
+    def _extend(self, action: schedule.ExtendRound) -> None:
+        self._ledger.extend_round(action.round_id, action.attempt, action.added)
+        self._reporter.extended(self.state, action)
+        self.invite(tuple(c for c in self.state.outstanding if c in self.state.live))
+
+    def _close(self, action: schedule.CloseRound) -> None:
+        """Aggregate, score and commit; done again after a crash, it gives the same bits."""
+        round_id, cut_off = action.round_id, bool(self.state.outstanding)
+        self._ledger.close_round(round_id)
+        for transfer_id in self._transfers.values():
+            self._endpoint.cancel(transfer_id)
+        self._transfers.clear()
+        self.payloads.clear()
+        accepted = self._ledger.accepted(round_id)
+        before = self.server_state
+        outcome = self.server.aggregate(
+            before,
+            round_id,
+            self._ledger.updates(round_id),
+            accepted,
+            final=action.final,
+            noise_seed=self._ledger.noise.of_round,
+        )
+        self.server_state = outcome.state
+        records = [one.record for one in accepted]
+        scores = self.server.score(self.server_state, records, final=action.final)
+        self._ledger.commit_round(
+            self.server_state,
+            scores,
+            time.time(),
+            update_norms=self.server.update_norms(accepted),
+            figures=self.server.figures(self.server_state),
+            keep_states=self.server.plan.config.limits.keep_states,
+            privacy=self.server.spent(
+                before, self._ledger.devices.most_invitations(), final=action.final
+            ),
+        )
+        self._reporter.aggregated(round_id, outcome)
+        self._learn_bounds()
+        self._results.add(accepted)
+        closed = msgspec.structs.asdict(self._results.write().rounds[-1])
+        # Heartbeats about the last updates are still under way.
+        closed["bytes_up"] = max(closed["bytes_up"], self.blob_bytes_up)
+        closed["bytes_down"] = max(closed["bytes_down"], self.blob_bytes_down)
+        self._sink(events.RoundClosed(**closed))
+        self.apply(schedule.StateCommitted())
+        if cut_off and self.state.phase is RoundPhase.WAITING:
+            self.announce()  # who still trains for the closed round need not go on
+
+    def _learn_bounds(self) -> None:
+        """How far updates may go, as the rounds in the ledger show it."""
+        rounds = (done.update_norms for done in self._ledger.committed())
+        self.bounds = learned_bounds(rounds)
+
+    def announce(self, *, hold: str = "") -> None:
+        """Tell all devices where the run stands."""
+        self._announcer.announce(self.server.plan, self.state, hold=hold)
+
+    def finish_task(self) -> Task:
+        """Sends a device home."""
+        return self._announcer.finish_task(self.server.plan, self.state)
+
+    def note_transfer(self, device_id: str, offer: TransferOffer) -> None:
+        """To be cancelled at the round's end; of each device the latest, as on the wire."""
+        self._transfers[device_id, offer.kind] = offer.transfer_id
+
+    def forget_transfer(self, device_id: str, offer: TransferOffer) -> None:
+        """It is over."""
+        if self._transfers.get((device_id, offer.kind)) == offer.transfer_id:
+            del self._transfers[device_id, offer.kind]

@@ -1,0 +1,120 @@
+"""The coordinator's end of the wire: one link for all devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Self
+
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.codecs import Coding
+from protofleet.wire.endpoint import Endpoint, on_disk
+from protofleet.wire.link import Link, LinkOptions
+from protofleet.wire.messages import (
+    Announcement,
+    LeaseRecord,
+    Task,
+    TransferOffer,
+)
+from protofleet.wire.protection import Plain
+from protofleet.wire.topics import Channel, Topics
+from protofleet.wire.transfer import Lane, Limits, Source, describe
+
+
+class CoordinatorEndpoint(Endpoint):
+    """The coordinator's end.
+
+    Args:
+        link: not yet started; its filters are ``topics.coordinator_filters()``.
+        topics: of the federation.
+        folder: of partial blobs, so that a restarted process continues.
+        limits: what devices may ask of this process.
+        protection: keyed where the federation has keys.
+    """
+
+    _sends: ClassVar[Mapping[Lane, Channel]] = {
+        Lane.OFFER: Channel.DOWN_TASK,
+        Lane.CHUNK: Channel.DOWN_CHUNK,
+        Lane.ANSWER: Channel.DOWN_ANSWER,
+    }
+
+    @classmethod
+    def create(
+        cls,
+        broker: BrokerAccess,
+        federation: str,
+        folder: Path,
+        limits: Limits | None = None,
+        *,
+        protection: Plain | None = None,
+    ) -> Self:
+        """An end with a link of its own, not yet started; arguments as of the class.
+
+        Raises:
+            InputError: a name that no topic may have, or credentials that cannot be used.
+        """
+        topics = Topics(federation)
+        link = Link(LinkOptions(broker=broker, filters=topics.coordinator_filters()))
+        return cls(link, topics, folder, limits, protection)
+
+    def publish(self, announcement: Announcement) -> bool:
+        """Tell all devices, present and to come, where the federation stands.
+
+        Returns:
+            False if the link is down: it is due again on ``Connected``.
+        """
+        return self._publish(announcement, "")
+
+    def publish_lease(self, lease: LeaseRecord) -> bool:
+        """Tell other coordinators who serves the federation; False if the link is down."""
+        return self._publish(lease, "", retain=lease.step != "claim")
+
+    def end_session(self, device_id: str, serial: int) -> bool:
+        """A grant is no longer in force; whether the device was here with it."""
+        return self._protection.end_session(device_id, serial)
+
+    def send_finish(self, device_id: str, task: Task) -> bool:
+        """Send a task without a payload, once; False if the link is down."""
+        return self._publish(task, device_id)
+
+    def expect(self, device_id: str, offer: TransferOffer) -> None:
+        """Take an offered update; call it for every offer, repeated ones too."""
+        self._expect(device_id, offer)
+
+    def reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
+        """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
+        self._reject(device_id, transfer_id, rule, reason)
+
+    @on_disk()
+    def send_task(
+        self,
+        device_id: str,
+        task: Task,
+        source: Source,
+        coding: Coding | None = None,
+        *,
+        most_chunk_bytes: int = 0,
+    ) -> TransferOffer:
+        """Offer ``task`` with ``source`` as its payload until the device has it.
+
+        A newer task for the same device replaces it.
+
+        Args:
+            device_id: who it is for.
+            task: its ``payload`` is filled in here.
+            source: the payload.
+            coding: how the payload is coded; None: raw.
+            most_chunk_bytes: data of a chunk that the device takes; 0: what a packet holds.
+        """
+        chunk_bytes = self._link.chunk_bytes
+        offer = describe(
+            source,
+            kind="payload",
+            device_id=device_id,
+            round_id=task.round_id,
+            chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
+            coding=coding,
+        )
+        self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))
+        return offer

@@ -1,0 +1,172 @@
+"""The device's end of the wire.
+
+Its loop::
+
+    endpoint.start()
+    while True:
+        match endpoint.poll(timeout_s=1.0):
+            case Connected():                       # again after every reconnect
+                endpoint.publish(Presence(...))
+            case PeerMessage(message=Task() as task):
+                endpoint.expect(task.payload)
+            case Received(offer=offer, path=path):
+                ...                                 # check, store durably
+                endpoint.accept(offer.transfer_id)
+                endpoint.send_update(update_file, round_id)
+            case Delivered() | Rejected():          # of the update
+                ...
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar, Self
+
+from protofleet.errors import RefusedError
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.codecs import Coding
+from protofleet.wire.endpoint import Endpoint, on_disk
+from protofleet.wire.link import Delivery, Link, LinkOptions, Will
+from protofleet.wire.messages import (
+    Announcement,
+    Heartbeat,
+    Presence,
+    TransferOffer,
+)
+from protofleet.wire.protection import Plain, name_in
+from protofleet.wire.topics import ANNOUNCEMENTS, Channel, Topics, announced_federation, check_id
+from protofleet.wire.transfer import Lane, Source, describe
+
+
+class DeviceEndpoint(Endpoint):
+    """A device's end.
+
+    Args:
+        link: not yet started; its filters are ``topics.device_filters(device_id)``.
+        topics: of the federation.
+        folder: of partial blobs, so that a restarted process continues.
+        device_id: this device.
+        protection: an enrolled device's; None: records travel as they are.
+    """
+
+    _sends: ClassVar[Mapping[Lane, Channel]] = {
+        Lane.OFFER: Channel.UP_OFFER,
+        Lane.CHUNK: Channel.UP_CHUNK,
+        Lane.ANSWER: Channel.UP_REQUEST,
+    }
+
+    def __init__(
+        self,
+        link: Link,
+        topics: Topics,
+        folder: Path,
+        device_id: str,
+        protection: Plain | None = None,
+    ) -> None:
+        super().__init__(link, topics, folder, protection=protection)
+        self._device_id = check_id(device_id, "device")
+        self._others: dict[str, Announcement] = {}
+
+    @classmethod
+    def create(  # noqa: PLR0913 - whom it connects as, each named
+        cls,
+        broker: BrokerAccess,
+        federation: str,
+        device_id: str,
+        folder: Path,
+        *,
+        protection: Plain | None = None,
+        will: Presence | None = None,
+        keepalive_s: int = 30,
+    ) -> Self:
+        """An end with a link of its own, not yet started.
+
+        Args:
+            broker: which, and our credentials.
+            federation: its name.
+            device_id: this device.
+            folder: of partial blobs.
+            protection: as of the class.
+            will: what the broker publishes when this device vanishes.
+            keepalive_s: MQTT keep-alive.
+
+        Raises:
+            InputError: a name that no topic may have, or credentials that cannot be used.
+        """
+        topics = Topics(federation)
+        protection = protection or Plain()
+        place = topics.of(Channel.PRESENCE, device_id)
+        last = None if will is None else protection.write(will, place, device_id)
+        link = Link(
+            LinkOptions(
+                broker=broker,
+                filters=topics.device_filters(device_id),
+                will=None if last is None else Will(topic=place, payload=last),
+                keepalive_s=keepalive_s,
+            )
+        )
+        return cls(link, topics, folder, device_id, protection)
+
+    def publish(self, message: Presence | Heartbeat) -> bool:
+        """Send a record on its topic; a presence is retained.
+
+        Returns:
+            False if the link is down: the presence is due again on ``Connected``.
+        """
+        return self._publish(message, self._device_id)
+
+    def listen_again(self) -> None:
+        """Ask the broker for the retained announcement once more: it may have been lost."""
+        self._link.subscribe_again()
+
+    def ask_for_federations(self) -> bool:
+        """Ask which federations are announced there; False if the broker is away or forbids it."""
+        self._others.clear()
+        return self._link.ask(ANNOUNCEMENTS)
+
+    def take_federations(self) -> dict[str, Announcement]:
+        """Announcements of other federations that came since, by name; ends the asking."""
+        self._link.stop_asking(ANNOUNCEMENTS)
+        return dict(self._others)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        name = announced_federation(delivery.topic)
+        if name in (None, self._topics.federation):
+            super()._deliver(delivery)
+        elif len(self._others) < 100:  # what a stranger sends fills no memory
+            with suppress(RefusedError):  # what is not ours may be of another protocol
+                self._others[str(name)] = name_in(delivery.payload)
+
+    def expect(self, offer: TransferOffer) -> None:
+        """Take an offered payload; call it for every offer, repeated ones too."""
+        self._expect(self._device_id, offer)
+
+    def reject(self, transfer_id: str, rule: str, reason: str) -> None:
+        """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""
+        self._reject(self._device_id, transfer_id, rule, reason)
+
+    @on_disk()
+    def send_update(
+        self, source: Source, round_id: int, coding: Coding | None = None
+    ) -> TransferOffer:
+        """Offer an update until the coordinator's receipt (``Delivered``/``Rejected``).
+
+        Args:
+            source: a file that stays as it is until then, or bytes.
+            round_id: the round it belongs to.
+            coding: how it is coded; None: raw.
+        """
+        offer = describe(
+            source,
+            kind="update",
+            device_id=self._device_id,
+            round_id=round_id,
+            chunk_bytes=self._link.chunk_bytes,
+            coding=coding,
+        )
+        offer = self._protection.sign_offer(offer)
+        self._act(self._sender.send(self._device_id, source, offer, time.monotonic()))
+        return offer
