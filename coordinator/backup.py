@@ -149,9 +149,10 @@ def restore(
         with tempfile.TemporaryDirectory(prefix=prefix, dir=run_dir.parent) as place:
             folder = Path(place) / "run"
             _extract(tar, listed, folder)
-            _forget_process(folder)
-            if next_round:
-                _give_up(folder, next_round)
+            with _ledger_of(folder, archive) as db:
+                _forget_process(db)
+                if next_round:
+                    _give_up(db, next_round)
             for path in (folder, *(one for one in folder.rglob("*") if one.is_dir())):
                 sync_folder(path)
             folder.replace(run_dir)
@@ -348,25 +349,34 @@ def _written(content: IO[bytes], target: Path) -> str:
     return digest.hexdigest()
 
 
-def _forget_process(folder: Path) -> None:
+@contextmanager
+def _ledger_of(folder: Path, archive: Path) -> Iterator[sqlite3.Connection]:
+    """Of an extracted archive; RefusedError: it is none, though its hash is right."""
+    try:
+        with closing(sqlite3.connect(folder / _LEDGER)) as db, db:
+            yield db
+    except sqlite3.DatabaseError as error:
+        raise RefusedError("archive", f"'{archive}': its ledger is damaged: {error}") from error
+
+
+def _forget_process(db: sqlite3.Connection) -> None:
     """The process that had the lease may live: it is not that of this folder."""
-    with closing(sqlite3.connect(folder / _LEDGER)) as db, db:
-        (lease,) = db.execute("SELECT value FROM meta WHERE key = 'lease'").fetchone()
-        epoch = lease.split(" ")[0]
-        db.execute("UPDATE meta SET value = ? WHERE key = 'lease'", (f"{epoch} - -",))
+    found = db.execute("SELECT value FROM meta WHERE key = 'lease'").fetchone()
+    checked = db.execute("PRAGMA quick_check(1)").fetchone()
+    if found is None or checked != ("ok",):
+        raise sqlite3.DatabaseError("it tells of no lease" if found is None else checked[0])
+    epoch = found[0].split(" ")[0]
+    db.execute("UPDATE meta SET value = ? WHERE key = 'lease'", (f"{epoch} - -",))
 
 
-def _give_up(folder: Path, next_round: int) -> None:
+def _give_up(db: sqlite3.Connection, next_round: int) -> None:
     """Let the run go on with a later round; its spools are swept at the start."""
-    with closing(sqlite3.connect(folder / _LEDGER)) as db, db:
-        found = db.execute("SELECT max(round_id) FROM rounds WHERE phase = 'committed'").fetchone()
-        last = found[0] or 0
-        if next_round <= last:
-            raise InputError(f"next round: expected one behind {last}, the last, got {next_round}")
-        for table in ("members", "signed_offers", "rounds"):
-            db.execute(f"DELETE FROM {table} WHERE round_id > ?", (last,))  # noqa: S608 - ours
-        lost = next_round - 1 - last
-        db.execute(
-            "UPDATE meta SET value = CAST(value + ? AS TEXT) WHERE key = 'given_up'", (lost,)
-        )
-        db.execute("UPDATE meta SET value = ? WHERE key = 'next_round'", (str(next_round),))
+    found = db.execute("SELECT max(round_id) FROM rounds WHERE phase = 'committed'").fetchone()
+    last = found[0] or 0
+    if next_round <= last:
+        raise InputError(f"next round: expected one behind {last}, the last, got {next_round}")
+    for table in ("members", "signed_offers", "rounds"):
+        db.execute(f"DELETE FROM {table} WHERE round_id > ?", (last,))  # noqa: S608 - ours
+    lost = next_round - 1 - last
+    db.execute("UPDATE meta SET value = CAST(value + ? AS TEXT) WHERE key = 'given_up'", (lost,))
+    db.execute("UPDATE meta SET value = ? WHERE key = 'next_round'", (str(next_round),))

@@ -30,7 +30,7 @@ from protofleet.errors import UnavailableError
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import LeaseRecord
+from protofleet.wire.messages import MOST_EPOCH, LeaseRecord
 
 _ANSWER_S = 1.0
 """At most one answer to claims in this time: anybody may repeat one."""
@@ -116,8 +116,9 @@ class Lease:
         self._backlog: list[Event] = []
         self._connected = self._echoed = self._told = self._alive = False
         self._nonce = ""
+        self._ending = threading.Lock()
         self._sent_at = self._silent_since = self._good_until = 0.0
-        self._answer_at = self._heal_at = self._next_at = 0.0
+        self._answer_at = self._heal_at = self._announce_at = self._next_at = 0.0
 
     @property
     def boot_id(self) -> str:
@@ -148,8 +149,9 @@ class Lease:
 
     def keep(self) -> None:
         """Renew from another thread, while the one that acts is busy with something long."""
-        if self.held and self._clock() >= self._next_at + self._own.lease_s / _RENEWALS:
-            self._say("held", nonce=secrets.token_hex(16))
+        with self._ending:
+            if self.held and self._clock() >= self._next_at + self._own.lease_s / _RENEWALS:
+                self._say("held", nonce=secrets.token_hex(16))
 
     @property
     def idle(self) -> bool:
@@ -158,14 +160,28 @@ class Lease:
 
     def release(self) -> None:
         """This process ends and needs the lease no more."""
-        if self.held:
-            self._say("released")
-        self.held = False
+        with self._ending:  # what is retained last must not say that it is held
+            if self.held:
+                self._say("released")
+            self.held = False
 
-    def outranked(self, epoch: int) -> None:
-        """Raise UnavailableError if another coordinator acts with a later lease than ours."""
+    def outranked(self, epoch: int) -> bool:
+        """Another coordinator acts with a lease of this epoch.
+
+        Returns:
+            Whether to announce this one again, at most once a second: the other was cut off and
+            does not know yet, and what the broker retains must be of this one.
+
+        Raises:
+            UnavailableError: its lease is later than ours.
+        """
         if epoch > self.epoch > 0:
             raise self._lost(epoch)
+        now = self._clock()
+        if not self.held or epoch == self.epoch or now < self._announce_at:
+            return False
+        self._announce_at = now + _ANSWER_S
+        return True
 
     def _begin(self, now: float) -> None:
         """Claim: before the first lease, after a reconnect, and when renewals are lost."""
@@ -216,6 +232,8 @@ class Lease:
     def _acquire(self, now: float) -> None:
         if not self.epoch:
             epoch = max(self._seen_epoch + 1, int(time.time()))
+            if epoch > MOST_EPOCH:
+                raise self._no_later()
             self._tenure.note(epoch)
             self.epoch = epoch
         self.held, self._told = True, False
@@ -284,6 +302,18 @@ class Lease:
         if answered:
             self._silent_since = now
         self._alive = answered
+
+    def _no_later(self) -> UnavailableError:
+        name, highest = self._own.federation, self._seen_epoch
+        place = f"fl/v2/{name}/all/lease"
+        if self._tenure.epoch == highest:
+            remedy = "choose another run_dir"
+        else:
+            remedy = f"clear it (mosquitto_pub --retain --null-message --topic {place})"
+        return UnavailableError(
+            f"federation '{name}': the lease on '{place}' has epoch {highest}, behind which there "
+            f"is none; no coordinator wrote it: {remedy}, and let no stranger write there"
+        )
 
     def _lost(self, epoch: int) -> UnavailableError:
         self.held = False

@@ -84,11 +84,14 @@ class Rounds:
 
     def resume(self) -> None:
         """Go on from there."""
-        self.state, actions = self._schedule.resume(self._ledger.state(), time.monotonic())
+        self.state, actions = self._resumed()
         if self.state.phase is RoundPhase.OPEN:
             self._reporter.opened(self.state, resumed=True)
         for action in actions:
             self._do(action)
+
+    def _resumed(self) -> schedule.Transition:
+        return self._schedule.resume(self._ledger.state(), time.monotonic())
 
     def raise_to(self, rounds: int) -> bool:
         """Have so many rounds from now on; False: the run has them already."""
@@ -98,6 +101,9 @@ class Rounds:
         plan = replace(plan, config=msgspec.structs.replace(plan.config, rounds=rounds))
         self.server = replace(self.server, plan=plan)
         self._schedule = plan.schedule(lambda: self.server_state)
+        if self.state.phase is RoundPhase.FINISHED:  # and no device was told yet
+            live, (self.state, _) = self.state.live, self._resumed()
+            self.state = replace(self.state, live=live, warmed_up=True)
         return True
 
     def refusal(self, device_id: str, round_id: int) -> RefusedError | None:

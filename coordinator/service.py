@@ -134,7 +134,7 @@ class Service:
             self._resume()
             for event in waiting:
                 self._act_on(event)
-            while self._rounds.state.phase is not RoundPhase.FINISHED:
+            while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
                 self._handle(self._endpoint.poll(_POLL_S))
@@ -179,6 +179,12 @@ class Service:
         self._rounds.resume()
         if self._operation.pending:
             self._obey()
+
+    def _is_over(self) -> bool:
+        """Whether the last round is; an extension that came while it closed counts yet."""
+        if self._rounds.state.phase is RoundPhase.FINISHED and self._operation.news():
+            self._obey()
+        return self._rounds.state.phase is RoundPhase.FINISHED
 
     def _watch(self) -> None:
         """What comes with time alone, or from the operator."""
@@ -268,11 +274,10 @@ class Service:
     def _on_announcement(self, announcement: Announcement, *, retained: bool) -> None:
         if retained or announcement.boot_id == self._announcer.boot_id:
             return
-        if self._lease is not None:
-            self._lease.outranked(announcement.epoch)
-        told = self._reporter.another_coordinator(announcement)
-        if told and announcement.epoch < self._announcer.epoch:
-            self._rounds.announce()  # it was cut off, and does not know: ours is to be retained
+        again = self._lease is not None and self._lease.outranked(announcement.epoch)
+        self._reporter.another_coordinator(announcement)
+        if again:
+            self._rounds.announce()
 
     def _on_offer(self, device_id: str, offer: TransferOffer) -> None:
         self._attendance.on_sign(device_id)

@@ -11,6 +11,9 @@ import msgspec
 
 from protofleet.durable import write_whole
 
+_CLOCK_SET = 2025
+"""A clock that tells an earlier year is not set yet, as on boards without a battery at their start:
+it begins no day and no month, or each start would forget what was used."""
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -49,6 +52,8 @@ class DataUse:
         """
         day, month = time.strftime("%Y-%m-%d", now), time.strftime("%Y-%m", now)
         known = self._since
+        if known and now.tm_year < _CLOCK_SET:
+            day, month = known.day, known.month
         day_from = known.day_from if known and known.day == day else total
         month_from = known.month_from if known and known.month == month else total
         since = _Since(

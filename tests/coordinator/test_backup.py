@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shutil
 import stat
@@ -207,9 +208,29 @@ def _changed(members):
     return [*members[:-1], (entry, content[:-1] + bytes([content[-1] ^ 1]))]
 
 
+def _with_ledger(change):
+    """An archive whose list names the hash of a ledger that is none."""
+
+    def spoil(members):
+        listed = msgspec.json.decode(members[0][1])
+        (place,) = (n for n, (one, _) in enumerate(members) if one.name == "ledger.sqlite")
+        data = change(members[place][1])
+        for one in listed["files"]:
+            if one["path"] == "ledger.sqlite":
+                one |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        members[0] = (members[0][0], msgspec.json.encode(listed))
+        members[place] = (members[place][0], data)
+        return members
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        _with_ledger(lambda data: b"x" * len(data)),
+        _with_ledger(lambda data: data[:8192]),
+        _with_ledger(lambda _: b""),
         lambda members: members[:-1],
         lambda members: [*members, members[-1]],
         lambda members: members[1:],
@@ -219,7 +240,19 @@ def _changed(members):
         _renamed,
         _changed,
     ],
-    ids=["short", "surplus", "no list", "order", "list", "link", "path", "bit"],
+    ids=[
+        "no ledger",
+        "half a ledger",
+        "empty ledger",
+        "short",
+        "surplus",
+        "no list",
+        "order",
+        "list",
+        "link",
+        "path",
+        "bit",
+    ],
 )
 def test_a_spoiled_archive_is_refused_and_leaves_nothing(archive, tmp_path, spoil):
     _pack(tmp_path / "bad.tar", spoil(_members(archive)))

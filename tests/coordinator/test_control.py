@@ -115,6 +115,35 @@ def test_a_run_is_extended_in_its_last_round_and_after_a_restart(open_federation
     assert read_status(fed.plan.config).rounds == 2
 
 
+class _OnceClosed(list):
+    """Events; when the first round has closed, and before that is committed to, a step is done."""
+
+    def __init__(self, step):
+        super().__init__()
+        self._step = step
+
+    def append(self, event):
+        super().append(event)
+        if isinstance(event, events.RoundClosed) and event.round_id == 1:
+            self._step()
+
+
+def test_an_extension_while_the_last_round_closes_is_not_too_late(open_federation):
+    fed = open_federation()
+    fed.events = _OnceClosed(_extends(fed, 2))
+    fed.play(_there(fed), _round(fed, 1), QUIET, _round(fed, 2), _leave(fed))
+    assert _tags(fed) == ["rounds_raised", "finished"]
+    assert fed.told(events.RoundClosed, "round_id", "participants") == [(1, 2), (2, 2)]
+    assert fed.finished.rounds == 2
+
+
+def test_a_pause_while_the_last_round_closes_changes_nothing(open_federation):
+    fed = open_federation()
+    fed.events = _OnceClosed(_says(fed, Wish.PAUSE))
+    fed.play(_there(fed), _round(fed, 1), _leave(fed))
+    assert fed.finished.rounds == 1
+
+
 def test_an_extension_ends_where_a_final_fit_has_begun(tiny):
     with Ledger(tiny.plan.config.run_dir, tiny.plan.identity) as ledger:
         with closing(Orders(tiny.plan.config.run_dir)) as orders:

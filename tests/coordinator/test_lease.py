@@ -15,7 +15,7 @@ from protofleet.coordinator.ledger import Ledger
 from protofleet.errors import UnavailableError
 from protofleet.wire.events import PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import LeaseRecord
+from protofleet.wire.messages import MOST_EPOCH, LeaseRecord
 
 _LEASE_S = 30.0
 
@@ -319,3 +319,47 @@ def test_of_any_number_of_coordinators_the_latest_epoch_alone_can_act(timed, has
     _settle(broker, *processes.values(), seconds=2 * _LEASE_S)
     acting = [one for one in processes.values() if one.acts]
     assert len(acting) == 1 or all(one.ended for one in processes.values())
+
+
+def _foreign(epoch):
+    return LeaseRecord(
+        federation="lab", boot_id="z", step="released", epoch=epoch, valid_s=1.0, nonce="n"
+    )
+
+
+def test_behind_the_last_epoch_nobody_begins_and_no_folder_is_spoiled(broker):
+    """Without keys a stranger may retain it: what came after it no device could read."""
+    broker.retained = _foreign(MOST_EPOCH)
+    first = Process(broker, "a").connect()
+    _settle(broker, first)
+    assert "mosquitto_pub --retain --null-message --topic fl/v2/lab/all/lease" in first.ended
+    assert (first.noted, first.did) == ([], [])
+    broker.retained = None
+    again = Process(broker, "a", epoch=5).connect()
+    _settle(broker, again)
+    assert again.acts
+    broker.retained = _foreign(MOST_EPOCH - 1)
+    last = Process(broker, "b").connect()
+    _settle(broker, last)
+    assert last.noted == [MOST_EPOCH]
+
+
+def test_a_folder_that_had_the_last_epoch_says_that_it_is_used_up(broker):
+    first = Process(broker, "a", epoch=MOST_EPOCH).connect()
+    _settle(broker, first)
+    assert "choose another run_dir" in first.ended
+
+
+def test_who_was_cut_off_is_answered_each_second_whatever_it_repeats(broker):
+    first = Process(broker, "a")
+    assert not first.lease.outranked(1)
+    first.connect()
+    _settle(broker, first)
+    answered = []
+    for _ in range(40):
+        answered.append(first.lease.outranked(first.lease.epoch - 1))
+        broker.now += 0.25
+    assert sum(answered) == 10
+    assert not first.lease.outranked(first.lease.epoch)
+    with pytest.raises(UnavailableError, match="taken over"):
+        first.lease.outranked(first.lease.epoch + 1)

@@ -23,6 +23,16 @@ def test_a_day_and_a_month_begin_at_what_was_paid_before(tmp_path):
     assert DataUse(path).used(1750, _at("2026-02-01 00:00")) == (0, 0)
 
 
+def test_a_clock_that_is_not_set_yet_begins_no_day(tmp_path):
+    """A board without a battery starts in 1970, until its network has told the time."""
+    path = tmp_path / "data_use.json"
+    DataUse(path).used(1000, _at("2026-01-30 10:00"))
+    assert DataUse(path).used(1400, _at("1970-01-01 00:01")) == (400, 400)
+    assert DataUse(path).used(1500, _at("2026-01-30 12:00")) == (500, 500)
+    assert DataUse(path).used(1600, _at("1970-01-01 00:01")) == (600, 600)
+    assert DataUse(path).used(1700, _at("2026-01-31 12:00")) == (0, 700)
+
+
 def test_the_file_is_written_when_a_day_begins_and_not_at_every_look(tmp_path):
     path = tmp_path / "data_use.json"
     use = DataUse(path)
