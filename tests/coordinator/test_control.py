@@ -144,6 +144,16 @@ def test_a_pause_while_the_last_round_closes_changes_nothing(open_federation):
     assert fed.finished.rounds == 1
 
 
+def test_an_order_to_nobody_is_taken_by_the_next_start(open_federation):
+    fed = open_federation()
+    fed.play(_there(fed), QUIET)
+    with closing(Orders(fed.plan.config.run_dir)) as orders:
+        order = orders.wish(Wish.PAUSE)
+        assert not orders.await_taken(order)
+        fed.play(_there(fed), QUIET)
+        assert orders.await_taken(order)
+
+
 def test_an_extension_ends_where_a_final_fit_has_begun(tiny):
     with Ledger(tiny.plan.config.run_dir, tiny.plan.identity) as ledger:
         with closing(Orders(tiny.plan.config.run_dir)) as orders:

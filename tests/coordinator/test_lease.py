@@ -363,3 +363,47 @@ def test_who_was_cut_off_is_answered_each_second_whatever_it_repeats(broker):
     assert not first.lease.outranked(first.lease.epoch)
     with pytest.raises(UnavailableError, match="taken over"):
         first.lease.outranked(first.lease.epoch + 1)
+
+
+def test_a_holder_whose_renewals_are_lost_stops_before_another_may_begin(broker):
+    """Records that come back late, or that somebody repeats, renew nothing."""
+    first = Process(broker, "a").connect()
+    _settle(broker, first)
+    broker.deaf = True
+    began = broker.now
+    while broker.now < began + _LEASE_S * 2 / 3 - 1:
+        _settle(broker, first, seconds=1)
+        assert first.acts
+        broker.queues["a"] += [PeerMessage("", one, retained=False) for one in broker.passed[:2]]
+    _settle(broker, first, seconds=2)
+    assert first.lease.idle
+    assert broker.now < began + _LEASE_S
+
+
+def test_claims_are_answered_once_a_second_however_many_come(broker):
+    first = Process(broker, "a").connect()
+    _settle(broker, first)
+    before = len(broker.passed)
+    claim = msgspec.structs.replace(_foreign(0), step="claim")
+    for _ in range(40):
+        broker.queues["a"].append(PeerMessage("", claim, retained=False))
+        first.turn()
+        broker.now += 0.05
+    assert sum(one.answers == "n" for one in broker.passed[before:]) == 2
+
+
+def test_of_two_with_one_epoch_the_higher_boot_id_stays():
+    """Each began on its side of a broker that was divided."""
+    sides = [Broker(), Broker()]
+    first, second = Process(sides[0], "a", epoch=2**40), Process(sides[1], "b", epoch=2**40)
+    for side, one in zip(sides, (first, second), strict=True):
+        one.connect()
+        _settle(side, one)
+    assert first.lease.epoch == second.lease.epoch
+    for mine, theirs in ((0, 1), (1, 0)):
+        queue = sides[mine].queues["ab"[mine]]
+        queue.append(PeerMessage("", sides[theirs].retained, retained=False))
+    first.turn()
+    second.turn()
+    assert "has taken over" in first.ended
+    assert second.acts

@@ -329,6 +329,20 @@ def test_of_a_tenth_more_than_ten_eleven_are_invited_and_no_more_than_are_there(
     assert len(actions[-1].cohort) == 11
     _, actions = _opened(replace(schedule, minimum=10), [f"d{i}" for i in range(10)])
     assert (len(actions[-1].cohort), actions[-1].size) == (10, 10)
+    # 50 · 1.1 is a little more than 55 in binary fractions.
+    _, actions = _opened(replace(schedule, size=50, minimum=60), [f"d{i}" for i in range(60)])
+    assert len(actions[-1].cohort) == 55
+
+
+def test_substitutes_make_up_what_is_wanted_and_count_as_invited():
+    """The surplus is not made up, and rotation knows of whom an extension has added."""
+    surplus = replace(_SURPLUS, selection="least_recent")
+    state, actions = _opened(surplus, "abcdefgh")
+    cohort = actions[-1].cohort
+    gone = [(1.0, DeviceDeparted(d)) for d in cohort[:3]]
+    state, (extend,) = _play(surplus, *gone, (100.0, Tick()), state=state)
+    assert len(extend.added) == 1
+    assert set(state.last_invited) == {*cohort, *extend.added}
 
 
 def test_a_final_fit_invites_everybody_and_waits_for_everybody():

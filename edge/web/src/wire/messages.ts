@@ -7,7 +7,7 @@
 
 import { RefusedError } from "../errors.ts";
 import {
-  BIG_WHOLE, BOOLEAN, COUNT, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, TEXT, WHOLE,
+  BIG_WHOLE, BOOLEAN, COUNT, EPOCH, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, TEXT, WHOLE,
   group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
 } from "./schema.ts";
 
@@ -68,7 +68,7 @@ const ANNOUNCEMENT = schema("announcement", {
   roll_call: optional(COUNT, 0),
   spread_s: optional(NUMBER_FROM_0, 0),
   hold: optional(WORD, ""),
-  epoch: optional(COUNT, 0),
+  epoch: optional(EPOCH, 0),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
 });
 
@@ -102,7 +102,7 @@ const TASK = schema("task", {
   scores: optional(BOOLEAN, true),
   counts: optional(BOOLEAN, true),
   work: optional(SHARE, 1),
-  epoch: optional(COUNT, 0),
+  epoch: optional(EPOCH, 0),
 });
 
 const NEED = schema("need", { transfer_id: TRANSFER_ID, missing: list(pair(WHOLE)), credit: WHOLE });

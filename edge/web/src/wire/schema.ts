@@ -135,6 +135,9 @@ export const WHOLE: Field<number> = {
 
 export const COUNT: Field<number> = checked(WHOLE, (value) => value >= 0, "a number from 0");
 
+/** Of a coordinator's lease. */
+export const EPOCH: Field<number> = checked(COUNT, (value) => value <= 2 ** 48, "at most 2^48");
+
 /** A whole number of any size. */
 export const BIG_WHOLE: Field<bigint> = {
   read: (value, where) => (typeof value === "bigint" ? value : fail(where, "a whole number", value)),

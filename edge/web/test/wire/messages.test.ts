@@ -110,6 +110,15 @@ test("a missing field is named, and one with a default may be missing", () => {
   assert.deepEqual(decode(bytes(offer)), OFFER);
 });
 
+test("an epoch is one that a lease may have", () => {
+  for (const kind of ["announcement", "task"]) {
+    assert.ok(decode(bytes({ ...fieldsOf(kind), epoch: 2 ** 48 })));
+    for (const epoch of [-1, 2 ** 48 + 1, 0.5, "1", true, null]) {
+      assert.equal(refused(bytes({ ...fieldsOf(kind), epoch })).rule, "message-schema");
+    }
+  }
+});
+
 test("only the kinds that are asked for are read", () => {
   assert.equal(decode(golden("need"), "need", "receipt").type, "need");
   assert.throws(() => decode(golden("task"), "need", "receipt"), /type: expected 'need' or 'receipt', got "task"/);
