@@ -14,8 +14,8 @@ import pytest
 from fake_endpoint import FakeCoordinatorEndpoint, FakeDeviceEndpoint
 from tiny_bundle import PROGRAMS
 
-from protofleet.coordinator import service
-from protofleet.edge import agent
+from protofleet.coordinator import announcer, rounds, service
+from protofleet.edge import agent, outbox, presence
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.device_endpoint import DeviceEndpoint
 
@@ -57,13 +57,17 @@ def test_a_fake_endpoint_is_called_as_the_real_one(fake, real):
 
 
 @pytest.mark.parametrize(
-    ("fake", "user"), [(FakeCoordinatorEndpoint, service), (FakeDeviceEndpoint, agent)]
+    ("fake", "users"),
+    [
+        (FakeCoordinatorEndpoint, (announcer, rounds, service)),
+        (FakeDeviceEndpoint, (agent, outbox, presence)),
+    ],
 )
-def test_a_fake_endpoint_has_all_that_its_user_calls(fake, user):
-    tree = ast.parse(inspect.getsource(user))
+def test_a_fake_endpoint_has_all_that_its_users_call(fake, users):
     called = {
         node.attr
-        for node in ast.walk(tree)
+        for user in users
+        for node in ast.walk(ast.parse(inspect.getsource(user)))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Attribute)
         and node.value.attr == "_endpoint"
