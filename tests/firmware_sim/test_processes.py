@@ -121,9 +121,10 @@ def test_output_and_environment_reach_the_child(tmp_path):
 
 _STEP = """
 import sys
+from rich.console import Console
 from protofleet.demo import commands
 commands.invocation = lambda *_: [sys.executable, "-c", sys.argv[1]]
-commands.run_step(["pretrain"])
+commands.run_steps([commands.Step(arguments=["pretrain"])], Console(stderr=True))
 """
 
 

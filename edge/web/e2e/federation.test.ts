@@ -21,6 +21,7 @@ describe("a person's phone beside two Python devices, at the embedded broker", {
     const coordinator = federation.startCoordinator();
     const others = federation.startDevices();
     person = await Person.open(browser, federation, `#${federation.invitation("phone")}`);
+    await person.page.getByRole("button", { name: "Join this federation" }).waitFor();
     await person.looksAround("invited");
     await person.press("Join this federation");
     await person.reads("Your phone has nothing to learn from yet");
