@@ -90,7 +90,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class EnginePeer:
     """What plays a round in turn with the engine.
 
     Attributes:
@@ -105,7 +105,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class EngineOptions:
     """What is measured, and beside what.
 
     Attributes:
@@ -127,7 +127,7 @@ class Options:
         return not self.only or any(part.lower() in model.lower() for part in self.only)
 
 
-def run(options: Options, tell: Tell) -> Iterator[EngineRow]:
+def run(options: EngineOptions, tell: Tell) -> Iterator[EngineRow]:
     """A row for each model; ``tell`` hears what is being done.
 
     Raises:
@@ -156,7 +156,7 @@ class _Case:
     pairs: int
 
     def row(
-        self, job: Job, opened: OpenWorkers, peer: Peer | None, data: str, tell: Tell
+        self, job: Job, opened: OpenWorkers, peer: EnginePeer | None, data: str, tell: Tell
     ) -> EngineRow:
         """Play rounds in turns."""
         turns = _Turns(peer, lambda round_id: self._tell(tell, round_id))
@@ -202,7 +202,7 @@ class _Turns:
         ours, theirs: all that a round cost.
     """
 
-    def __init__(self, peer: Peer | None, tell: Callable[[int], None]) -> None:
+    def __init__(self, peer: EnginePeer | None, tell: Callable[[int], None]) -> None:
         self._peer, self._tell = peer, tell
         self.ours: list[Sample] = []
         self.theirs: list[Sample] = []
@@ -261,7 +261,7 @@ def _trained(case: _Case, name: str, data_root: Path, opened: OpenWorkers, tell:
     )
     tell(f"{case.model}: first rounds")
     with plain_rounds(spec, case.cores) as plain:
-        peer = Peer(name="plain PyTorch", seconds=lambda: _timed(plain.round))
+        peer = EnginePeer(name="plain PyTorch", seconds=lambda: _timed(plain.round))
         return case.row(job, opened, peer, told, tell)
 
 
@@ -362,7 +362,7 @@ def _untrained(
 
 
 @contextmanager
-def _flower(interpreter: Path, numbers: Sequence[int]) -> Iterator[Peer]:
+def _flower(interpreter: Path, numbers: Sequence[int]) -> Iterator[EnginePeer]:
     script = Path(__file__).with_name("_flower_rounds.py")
     command = [str(interpreter), "-I", str(script), *map(str, numbers)]
     with tempfile.TemporaryFile() as log:
@@ -389,7 +389,7 @@ def _flower(interpreter: Path, numbers: Sequence[int]) -> Iterator[Peer]:
             return float(answer())
 
         try:
-            yield Peer(name=f"Flower {answer()}", seconds=play, process=child.pid)
+            yield EnginePeer(name=f"Flower {answer()}", seconds=play, process=child.pid)
         finally:
             asked.close()
             try:

@@ -363,7 +363,7 @@ def experiments(json_file: Path | None, **options: Any) -> None:
     from protofleet.benchmarks import experiments as engine
 
     result, rows = _started(), []
-    for row in engine.run(engine.Options(**options), lambda line: click.echo(line, err=True)):
+    for row in engine.run(engine.EngineOptions(**options), lambda line: click.echo(line, err=True)):
         rows.append(row)
         result.rows.append(row)
         if json_file is not None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from protofleet.benchmarks import experiments
 from protofleet.benchmarks._process_times import cpu_s, descendants
-from protofleet.benchmarks.experiments import EngineRow, Options
+from protofleet.benchmarks.experiments import EngineOptions, EngineRow
 from protofleet.cli.bench import bench
 from protofleet.errors import UnavailableError
 
@@ -40,12 +40,12 @@ def test_the_engine_is_measured_beside_a_plain_loop(tmp_path, monkeypatch):
 
 @pytest.mark.slow(seconds=8)
 def test_without_an_interpreter_that_has_flower_the_engine_stands_alone():
-    (row,) = experiments.run(Options(quick=True, only=("4 kB",), cores=1), lambda _: None)
+    (row,) = experiments.run(EngineOptions(quick=True, only=("4 kB",), cores=1), lambda _: None)
     assert (row.clients, row.against, row.ratio) == (50, None, None)
     with pytest.raises(UnavailableError, match=r"Flower in .*No module named 'flwr'"):
         list(
             experiments.run(
-                Options(quick=True, only=("4 kB",), flower=Path(sys.executable), cores=1),
+                EngineOptions(quick=True, only=("4 kB",), flower=Path(sys.executable), cores=1),
                 lambda _: None,
             )
         )
