@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from protofleet.errors import RefusedError
@@ -277,7 +278,8 @@ class Receiver:
         keep = (offer.transfer_id, *self._held)
         for stale in folder.iterdir():
             if not stale.name.startswith(keep):
-                stale.unlink()
+                with suppress(OSError):
+                    stale.unlink()
         key = offer.transfer_id
         transfer = self._landing.pop(key, None) or InboundTransfer(
             folder, device_id, offer, self._limits.window
@@ -293,7 +295,12 @@ class Receiver:
             # Whoever lost turns comes behind everybody who lost fewer: offers without a blob cost
             # the others one turn each and not one in every round.
             key = min(self._waiting, key=lambda one: self._lost_turns[self._waiting[one][0]])
-            actions += self._admit(*self._waiting.pop(key), now)
+            device_id, offer = self._waiting.pop(key)
+            try:
+                actions += self._admit(device_id, offer, now)
+            except OSError:
+                self._waiting[key] = (device_id, offer)
+                raise
         return actions
 
     def _ask(self, key: str, now: float) -> Send:
