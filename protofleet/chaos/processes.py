@@ -36,7 +36,7 @@ class ProcessServer:
         self._ended: dict[int, int] = {}
         program = [sys.executable, "-m", _MODULE]
         unshare = shutil.which("unshare")
-        self.has_disks = unshare is not None and _permitted(unshare)
+        self.has_disks = namespaces_permitted()
         if unshare is not None and self.has_disks:
             program = [unshare, *_NAMESPACE, "--", *program]
         with log.open("ab") as stderr:
@@ -92,8 +92,13 @@ class ProcessServer:
         return answer
 
 
-def _permitted(unshare: str) -> bool:
-    return subprocess.run([unshare, *_NAMESPACE, "--", "true"], check=False).returncode == 0
+def namespaces_permitted() -> bool:
+    """Whether this user may have a namespace of mounts, and so disks that fill up."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return False
+    tried = [unshare, *_NAMESPACE, "--", "true"]
+    return subprocess.run(tried, check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 class ServedProcess:

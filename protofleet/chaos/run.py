@@ -21,7 +21,7 @@ from protofleet.chaos.faults import FAULTS, Fault, target
 from protofleet.chaos.federation import Federation, Setup, running
 from protofleet.chaos.models import METHODS, write_files
 from protofleet.chaos.processes import ProcessServer
-from protofleet.errors import InputError
+from protofleet.errors import InputError, UnavailableError
 
 _WITHIN_S = 0.6
 """Faults of a round come within this time behind the one before: about as long as a round takes."""
@@ -138,6 +138,7 @@ def run(options: Options, told: Callable[[FaultResult], None]) -> list[FaultResu
         UnavailableError: no Mosquitto, or processes cannot be started.
     """
     with _folder(options.folder) as folder, ProcessServer(folder / "server.log") as server:
+        _check_disks(options, server)
         files = write_files([METHODS[name] for name in options.strategies], folder / "models")
         serial = iter(range(1 << 30))
         lock = threading.Lock()
@@ -165,6 +166,16 @@ def run(options: Options, told: Callable[[FaultResult], None]) -> list[FaultResu
                 results.append(FaultResult(fault=fault, outcomes=found, calm=calm))
                 told(results[-1])
     return results
+
+
+def _check_disks(options: Options, server: ProcessServer) -> None:
+    wanted = [name for name in options.faults if FAULTS[name].disks]
+    if wanted and not server.has_disks:
+        others = ",".join(name for name in FAULTS if not FAULTS[name].disks)
+        raise UnavailableError(
+            f"fault '{wanted[0]}': needs a user namespace with mounts of its own, which this "
+            f"machine does not permit (unshare -Urm true); without: --faults {others}"
+        )
 
 
 def schedule(options: Options, fault: Fault, strategy: str) -> Iterator[list[tuple[float, str]]]:

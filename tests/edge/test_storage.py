@@ -35,7 +35,7 @@ def _without_waits(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-@pytest.mark.parametrize("first", (1, 3, 4, 6))
+@pytest.mark.parametrize("first", [1, 3, 4, 6])
 def test_at_every_write_of_a_round_it_waits_says_so_and_goes_on(device, monkeypatch, first, number):
     disk = _Disk(first, 3, number)
     monkeypatch.setattr(store, "write_whole", disk.write)
