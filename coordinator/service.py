@@ -140,10 +140,7 @@ class Service:
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
-                event = self._endpoint.poll(min(_POLL_S, self._intake.wait_s(time.monotonic())))
-                self._handle(event)
-                if self._intake.is_due(time.monotonic(), self._rounds.state, idle=event is None):
-                    self._store_arrived()
+                self._take_part()
                 self._watch()
             return self._say_goodbye()
         except _EndedError:
@@ -152,6 +149,13 @@ class Service:
             if self._lease is not None:
                 self._lease.release()
             self._endpoint.close()
+
+    def _take_part(self) -> None:
+        """Take what comes next; accept what has come, if that is due."""
+        event = self._endpoint.poll(min(_POLL_S, self._intake.wait_s(time.monotonic())))
+        self._handle(event)
+        if self._intake.is_due(time.monotonic(), self._rounds.state, idle=event is None):
+            self._store_arrived()
 
     def _tell_start(self) -> None:
         plan, (state, resumed) = self._plan, self._rounds.peek()

@@ -8,7 +8,6 @@ devices with it.
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import numpy as np
 
@@ -87,8 +86,10 @@ class LightDevice:
         """Connect."""
         self._endpoint.start()
 
-    def turn(self, *, readable: bool) -> float:
+    def turn(self, *, readable: bool) -> float | None:
         """Do what there is to do; when to call again though the socket says nothing.
+
+        None: it was sent home, and has left.
 
         Args:
             readable: whether its link's socket is.
@@ -105,7 +106,7 @@ class LightDevice:
                 break
         if self.finished:
             self._leave()
-            return float("inf")
+            return None
         self._presence.answer(now)
         if now >= self._presence.heartbeat_due:
             self._heartbeat()
@@ -191,8 +192,3 @@ class LightDevice:
 def device_id(number: int) -> str:
     """Of device ``number``."""
     return f"light-{number:05d}"
-
-
-def blobs_folder(folder: Path) -> Path:
-    """Where light devices keep partial blobs, each in a folder of its own."""
-    return folder / "light"

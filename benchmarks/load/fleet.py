@@ -106,7 +106,7 @@ class LightFleet:
         if device.finished:
             return
         due = device.turn(readable=readable)
-        if device.finished:
+        if due is None:
             self._watch.forget(number)
             self._left += 1
         else:

@@ -30,7 +30,6 @@ from protofleet.tensors import blobs
 from protofleet.threads import thread_variables
 
 FEDERATION = "load"
-LEAST_BYTES = 1024
 _FILES_PER_DEVICE = 3
 """A socket, and a partial blob with its map."""
 _FILES_BESIDE = 256
@@ -73,13 +72,25 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
     bytes_up: int
     bytes_down: int
 
+    def lines(self) -> list[str]:
+        """For people."""
+        size, cpu = f"{self.devices:,} devices x {self.update_bytes:,} bytes", self.cpu_seconds
+        others = f"broker {self.broker_cpu_seconds:.3g}, devices {self.devices_cpu_seconds:.3g}"
+        peaks = f"coordinator {self.coordinator_peak_mb:.0f}, broker {self.broker_peak_mb:.0f}"
+        return [
+            f"{size}: {self.seconds_per_round:.3g} s a round, bound {self.bound_seconds:.3g} s",
+            f"  processor seconds a round: coordinator {cpu:.3g}, {others}",
+            f"  largest memory in MB: {peaks}",
+            f"  all devices there after {self.connect_seconds:.3g} s",
+        ]
+
 
 def measure(devices: int, update_bytes: int, rounds: int) -> LoadRow:
     """Run one load on this machine.
 
     Args:
         devices: how many.
-        update_bytes: of parameters in each update, a multiple of 4 from ``LEAST_BYTES``.
+        update_bytes: of float32 parameters in each update.
         rounds: to measure, beside a first one.
 
     Raises:
@@ -87,6 +98,7 @@ def measure(devices: int, update_bytes: int, rounds: int) -> LoadRow:
         UnavailableError: Mosquitto is not installed, or the federation did not come to its end.
     """
     _allow_files(devices)
+    update_bytes -= update_bytes % 4
     with (
         tempfile.TemporaryDirectory(prefix="protofleet-load-") as name,
         open_broker(BrokerOptions(kind="mosquitto")) as broker,
@@ -135,15 +147,15 @@ def _federate(
     python = [sys.executable, "-m"]
     run = [*python, "protofleet", "coordinator", "run", str(folder / "federation.toml"), "--json"]
     fleet = [*python, "protofleet.benchmarks.load.fleet", str(spec)]
-    processes = [spawn(run, out=log, log=folder / "coordinator.err", env=environment)]
+    started = time.time()
+    coordinator = spawn(run, out=log, log=folder / "coordinator.err", env=environment)
+    devices_process = spawn(fleet, out=outcome, log=folder / "fleet.err", env=environment)
     try:
-        started = time.time()
-        processes.append(spawn(fleet, out=outcome, log=folder / "fleet.err", env=environment))
-        watched = _Watched(*processes, broker.process)
+        watched = _Watched(coordinator, devices_process, broker.process)
         watched.until_the_end(folder)
-        processes[1].wait(_LIMIT_S)
+        devices_process.wait(_LIMIT_S)
     finally:
-        stop(processes)
+        stop([coordinator, devices_process])
     seen = msgspec.json.decode(outcome.read_bytes() or b"{}", type=FleetOutcome)
     _check(seen, devices, rounds)
     _check_mean(folder, devices, rounds)
