@@ -99,7 +99,7 @@ def add_up(
 
 
 @helper()
-def _largest(bits: NDArray[np.uint32], size: int) -> int:
+def _largest(bits: NDArray[np.uint32], size: int) -> np.int64:
     mask = np.uint32(0x7FFFFFFF)
     found = np.uint32(0)
     for i in range(size):
