@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from protofleet.benchmarks.load.fleet import FleetOutcome, FleetSpec
 from protofleet.bundle import Bundle
 from protofleet.edge.meter import high_water_bytes
 from protofleet.errors import InputError, UnavailableError
-from protofleet.firmware_sim.broker import BrokerOptions, RunningBroker, open_broker
+from protofleet.firmware_sim.broker import BrokerOptions, open_broker
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.tensors import blobs
 from protofleet.threads import thread_variables
@@ -85,6 +86,26 @@ class LoadRow(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked for.
+
+    Attributes:
+        devices: how many.
+        update_bytes: of float32 parameters in each update.
+        rounds: in all; the first one is not measured.
+    """
+
+    devices: int
+    update_bytes: int
+    rounds: int
+
+    @property
+    def floats(self) -> int:
+        """Parameters of the model."""
+        return self.update_bytes // 4
+
+
 def measure(devices: int, update_bytes: int, rounds: int) -> LoadRow:
     """Run one load on this machine.
 
@@ -98,14 +119,15 @@ def measure(devices: int, update_bytes: int, rounds: int) -> LoadRow:
         UnavailableError: Mosquitto is not installed, or the federation did not come to its end.
     """
     _allow_files(devices)
-    update_bytes -= update_bytes % 4
+    load = Load(
+        devices=devices, update_bytes=update_bytes - update_bytes % 4, rounds=rounds + _WARM
+    )
     with (
         tempfile.TemporaryDirectory(prefix="protofleet-load-") as name,
         open_broker(BrokerOptions(kind="mosquitto")) as broker,
     ):
-        folder = Path(name)
-        row = _federate(folder, broker, devices, update_bytes // 4, rounds + _WARM)
-        bound = plain_loop(folder / "plain", devices, update_bytes)
+        row = federate(Path(name), broker.url, broker.process.pid, load)
+        bound = plain_loop(Path(name) / "plain", load.devices, load.update_bytes)
     return msgspec.structs.replace(row, bound_seconds=round(bound, 4))
 
 
@@ -138,44 +160,55 @@ def _allow_files(devices: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def _federate(
-    folder: Path, broker: RunningBroker, devices: int, floats: int, rounds: int
-) -> LoadRow:
-    spec = _prepare(folder, broker.url, devices, floats, rounds)
-    environment = thread_variables(1)
+def federate(folder: Path, url: str, broker: int, load: Load) -> LoadRow:
+    """Run coordinator and devices on a broker until their federation has ended.
+
+    Args:
+        folder: for everything.
+        url: of the broker.
+        broker: its process, or the one that has started it.
+        load: how much.
+
+    Returns:
+        The row, without its bound.
+
+    Raises:
+        UnavailableError: it did not end well, or not every update was counted once.
+    """
+    spec = _prepare(folder, url, load)
     log, outcome = folder / "coordinator.log", folder / "outcome.json"
-    python = [sys.executable, "-m"]
+    python, environment = [sys.executable, "-m"], thread_variables(1)
     run = [*python, "protofleet", "coordinator", "run", str(folder / "federation.toml"), "--json"]
     fleet = [*python, "protofleet.benchmarks.load.fleet", str(spec)]
     started = time.time()
     coordinator = spawn(run, out=log, log=folder / "coordinator.err", env=environment)
-    devices_process = spawn(fleet, out=outcome, log=folder / "fleet.err", env=environment)
+    devices = spawn(fleet, out=outcome, log=folder / "fleet.err", env=environment)
     try:
-        watched = _Watched(coordinator, devices_process, broker.process)
+        watched = _Watched(coordinator, devices, broker)
         watched.until_the_end(folder)
-        devices_process.wait(_LIMIT_S)
+        devices.wait(_LIMIT_S)
     finally:
-        stop([coordinator, devices_process])
-    seen = msgspec.json.decode(outcome.read_bytes() or b"{}", type=FleetOutcome)
-    _check(seen, devices, rounds)
-    _check_mean(folder, devices, rounds)
-    return _row(log, watched, seen, (devices, 4 * floats, rounds), started)
+        stop([coordinator, devices])
+    seen = msgspec.json.decode(outcome.read_bytes(), type=FleetOutcome)
+    _check_delivered(seen, load)
+    _check_mean(folder, load)
+    return _row(log, watched, seen, load, started)
 
 
 class _Watched:
     """Memory and processor time of the three processes while they live."""
 
-    def __init__(self, coordinator: Process, fleet: Process, broker: Process) -> None:
-        self._all = coordinator, fleet, broker
+    def __init__(self, coordinator: Process, fleet: Process, broker: int) -> None:
+        self._coordinator, self._fleet = coordinator, fleet
         # Mosquitto is a child of the one that watches it.
-        self._ids = [[one.pid] for one in self._all[:2]] + [sorted(descendants(broker.pid))]
+        self._ids = [[coordinator.pid], [fleet.pid], sorted(descendants(broker))]
         self.peaks = [0, 0, 0]
         self.at_opening: list[float] = []
         self.cpu = [0.0, 0.0, 0.0]
 
     def until_the_end(self, folder: Path) -> None:
         """Until the coordinator ends; raises UnavailableError unless that is well."""
-        coordinator, fleet, _ = self._all
+        coordinator, fleet = self._coordinator, self._fleet
         log, deadline = folder / "coordinator.log", time.monotonic() + _LIMIT_S
         while coordinator.poll() is None and time.monotonic() < deadline:
             self._look()
@@ -195,24 +228,24 @@ class _Watched:
             self.cpu[index] = max(self.cpu[index], sum(map(cpu_s, ids)))
 
 
-def _prepare(folder: Path, url: str, devices: int, floats: int, rounds: int) -> Path:
+def _prepare(folder: Path, url: str, load: Load) -> Path:
     """Bundle and federation file; the file that says what the devices are."""
     key = Ed25519PrivateKey.generate()
-    write_synthetic_bundle(folder / "model.pfb", floats, key)
+    write_synthetic_bundle(folder / "model.pfb", load.floats, key)
     trusted = key.public_key().public_bytes_raw()
     bundle = Bundle.open(folder / "model.pfb", trusted=[trusted])
     (folder / "federation.toml").write_text(
         f'federation = "{FEDERATION}"\nbroker = "{url}"\nbundle = "model.pfb"\nrun_dir = "run"\n'
-        f'trusted = ["{trusted.hex()}"]\nrounds = {rounds}\n[cohort]\nminimum = {devices}\n'
-        f"[round]\nquorum = {devices}\ndeadline_s = {_ROUND_S}\n"
+        f'trusted = ["{trusted.hex()}"]\nrounds = {load.rounds}\n'
+        f"[cohort]\nminimum = {load.devices}\n[round]\nquorum = {load.devices}\ndeadline_s = {_ROUND_S}\n"
     )
     spec = FleetSpec(
         broker=url,
         federation=FEDERATION,
         bundle=bundle.digest,
         layout_hash=bundle.manifest.layout_hash,
-        devices=devices,
-        most_bytes=4 * floats + 2**21,
+        devices=load.devices,
+        most_bytes=load.update_bytes + 2**21,
         folder=str(folder / "light"),
         seconds=_LIMIT_S,
     )
@@ -221,13 +254,9 @@ def _prepare(folder: Path, url: str, devices: int, floats: int, rounds: int) -> 
     return path
 
 
-def _check(seen: FleetOutcome, devices: int, rounds: int) -> None:
-    """Every update was counted once, and nothing was refused.
-
-    Raises:
-        UnavailableError: not so.
-    """
-    expected = devices * rounds
+def _check_delivered(seen: FleetOutcome, load: Load) -> None:
+    """Every update has its receipt, and nothing was refused; raises UnavailableError otherwise."""
+    expected = load.devices * load.rounds
     if seen.refused or seen.delivered != expected:
         raise UnavailableError(
             f"load: expected {expected} updates delivered and none refused, got {seen.delivered}, "
@@ -235,11 +264,11 @@ def _check(seen: FleetOutcome, devices: int, rounds: int) -> None:
         )
 
 
-def _check_mean(folder: Path, devices: int, rounds: int) -> None:
+def _check_mean(folder: Path, load: Load) -> None:
     """The model has moved by what the devices have added; raises UnavailableError otherwise."""
     before = Bundle.open(folder / "model.pfb", any_signer=True).model().params
     after, _ = blobs.decode((folder / "run" / "global.safetensors").read_bytes(), max_bytes=2**40)
-    step = rounds * statistics.fmean(shift(number) for number in range(devices))
+    step = load.rounds * statistics.fmean(map(shift, range(load.devices)))
     for name, value in before.items():
         found = float(np.abs(after[name] - value - step).max(initial=0.0))
         if found > _TOLERANCE:
@@ -248,21 +277,18 @@ def _check_mean(folder: Path, devices: int, rounds: int) -> None:
             )
 
 
-def _row(
-    log: Path, watched: _Watched, seen: FleetOutcome, size: tuple[int, int, int], started: float
-) -> LoadRow:
-    devices, update_bytes, rounds = size
+def _row(log: Path, watched: _Watched, seen: FleetOutcome, load: Load, started: float) -> LoadRow:
+    rounds = load.rounds - _WARM
     events = [json.loads(line) for line in log.read_text().splitlines()]
     opened = [one["time_s"] for one in events if one["event"] == "round_opened"]
     closed = [one["time_s"] for one in events if one["event"] == "round_closed"]
     spent = [
-        (end - begin) / (rounds - _WARM)
-        for begin, end in zip(watched.at_opening, watched.cpu, strict=True)
+        (end - begin) / rounds for begin, end in zip(watched.at_opening, watched.cpu, strict=True)
     ]
     return LoadRow(
-        devices=devices,
-        update_bytes=update_bytes,
-        rounds=rounds - _WARM,
+        devices=load.devices,
+        update_bytes=load.update_bytes,
+        rounds=rounds,
         seconds_per_round=round(
             statistics.median(after - before for before, after in pairwise(closed)), 4
         ),
