@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.chaos.evidence import Evidence
-from protofleet.chaos.faults import FAULTS, Fault, target
+from protofleet.chaos.faults import FAULTS, Fault, Inject, target
 from protofleet.chaos.federation import Federation, Setup, running
 from protofleet.chaos.models import METHODS, write_files
 from protofleet.chaos.processes import ProcessServer
@@ -25,6 +25,8 @@ from protofleet.errors import InputError, UnavailableError
 
 _WITHIN_S = 0.6
 """Faults of a round come within this time behind the one before: about as long as a round takes."""
+
+_PATIENCE_S, _AGAIN_S = 10.0, 0.05
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,9 +236,19 @@ def _injections(
             time.sleep(pause_s)
             if federation.over:
                 return
-            yield fault.inject(federation, name, rng)
+            yield _inject(federation, fault.inject, name, rng)
             for link in federation.links.values():
                 link.resent.mark()
+
+
+def _inject(federation: Federation, inject: Inject, name: str, rng: random.Random) -> int:
+    """Do it as soon as it can be done: a link that is down cannot be cut."""
+    until = time.monotonic() + _PATIENCE_S
+    while not (count := inject(federation, name, rng)):
+        if federation.over or time.monotonic() > until:
+            break
+        time.sleep(_AGAIN_S)
+    return count
 
 
 @contextmanager
