@@ -140,6 +140,11 @@ class PacketLink:
         self.port = server.sockets[0].getsockname()[1]
         return server
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the client is connected, and something passes."""
+        return any(not one.dead for one in self._connections)
+
     def cut(self) -> bool:
         """Reset every connection now; whether there was one."""
         found = [one for one in self._connections if not one.dead]

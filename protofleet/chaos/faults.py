@@ -45,6 +45,8 @@ class Fault:
 
 
 def _restart_broker(federation: Federation, _name: str, rng: random.Random) -> int:
+    if not federation.proxies.ask(lambda: all(x.is_up for x in federation.links.values())):
+        return 0  # what nobody is connected to can restart without any harm
     federation.broker.restart(rng.uniform(0.0, 0.3))
     return 1
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,8 +24,8 @@ from protofleet.errors import InputError, UnavailableError
 
 _WITHIN_S = 0.6
 """Faults of a round come within this time behind the one before: about as long as a round takes."""
-
 _PATIENCE_S, _AGAIN_S = 10.0, 0.05
+"""How long a fault waits for its victim, which may be away for the fault before."""
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,12 +128,10 @@ class FaultResult:
         )
 
 
-def run(options: Options, told: Callable[[FaultResult], None]) -> list[FaultResult]:
-    """Run everything; federations of different strategies run beside each other.
+def run(options: Options) -> Iterator[FaultResult]:
+    """Run everything, and tell of each fault when its federations are over.
 
-    Args:
-        options: what.
-        told: of each fault when its federations are over.
+    Federations of different strategies run beside each other.
 
     Raises:
         UnavailableError: no Mosquitto, or processes cannot be started.
@@ -142,16 +139,12 @@ def run(options: Options, told: Callable[[FaultResult], None]) -> list[FaultResu
     with _folder(options.folder) as folder, ProcessServer(folder / "server.log") as server:
         _check_disks(options, server)
         files = write_files([METHODS[name] for name in options.strategies], folder / "models")
-        serial = iter(range(1 << 30))
-        lock = threading.Lock()
 
         def one(strategy: str, fault: Fault | None) -> Outcome:
-            with lock:
-                place = folder / "runs" / f"{next(serial):04d}-{strategy}"
             setup = Setup(
                 method=METHODS[strategy],
                 files=files[strategy],
-                folder=place,
+                folder=folder / "runs" / f"{fault.name if fault else 'undisturbed'}-{strategy}",
                 rounds=options.rounds,
                 disks=fault is not None and fault.disks,
                 seed=options.seed,
@@ -161,13 +154,10 @@ def run(options: Options, told: Callable[[FaultResult], None]) -> list[FaultResu
         with ThreadPoolExecutor(len(options.strategies)) as pool:
             outcomes = pool.map(partial(one, fault=None), options.strategies)
             calm = {outcome.strategy: outcome.evidence for outcome in outcomes}
-            results = []
             for name in options.faults:
                 fault = FAULTS[name]
                 found = list(pool.map(partial(one, fault=fault), options.strategies))
-                results.append(FaultResult(fault=fault, outcomes=found, calm=calm))
-                told(results[-1])
-    return results
+                yield FaultResult(fault=fault, outcomes=found, calm=calm)
 
 
 def _check_disks(options: Options, server: ProcessServer) -> None:

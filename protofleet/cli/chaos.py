@@ -13,7 +13,7 @@ from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._verbosity import start_logging
 
 if TYPE_CHECKING:
-    from protofleet.chaos.run import FaultResult
+    from protofleet.chaos.run import FaultResult, Row
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 _LINE = "{:<17}{:>9}{:>18}{:>6}{:>15}{:>14}{:>11}"
@@ -85,13 +85,17 @@ def chaos(
         folder=folder,
     )
     click.echo(_LINE.format(*_HEAD))
+    rows: list[Row] = []
     with on_interrupt("the same command starts over"):
-        results = run(options, _tell)
-    rows = [result.row for result in results]
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
-    if out is not None:
-        out.write_text(page(results, options), encoding="utf-8")
+        results: list[FaultResult] = []
+        for result in run(options):
+            results.append(result)
+            rows.append(result.row)
+            _tell(result.row)
+            if json_file is not None:
+                json_file.write_bytes(msgspec.json.format(msgspec.json.encode(rows)) + b"\n")
+            if out is not None:
+                out.write_text(page(results, options), encoding="utf-8")
     if any(row.lost or row.counted_twice or not row.same_bits for row in rows):
         sys.exit(1)
 
@@ -107,8 +111,7 @@ _HEAD = (
 )
 
 
-def _tell(result: FaultResult) -> None:
-    row = result.row
+def _tell(row: Row) -> None:
     figures = (
         row.fault,
         row.injected,
