@@ -81,7 +81,7 @@ def simplex_minimum(form: Wide) -> Wide:
 
 def _complementary(form: Wide) -> Wide:
     size = len(form)
-    # A guess that is seldom far off: what is least on its own is likely to be of the least together.
+    # A guess: what is least on its own is likely to be part of what is least together.
     free = np.diag(form) <= np.quantile(np.diag(form), _LIKELY)
     fewest, blocks = size + 1, _BLOCKS
     values = np.zeros(size)
