@@ -61,6 +61,9 @@ from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
 
+ASK_AGAIN_S = 1.0
+"""The broker is not asked for the announcement more often, however many tasks come without one."""
+
 Report = Callable[[str, dict[str, Any]], None]
 """Takes an event's name (joined, moved, held, free, waiting, task, trained, delivered, dropped,
 finished, left) and its figures."""
@@ -111,7 +114,7 @@ class Agent:
         self._storage = StorageWait(
             self._store, self._participation, self._tell_held, lambda: self._stopped
         )
-        self._finished_in, self._over = 0, ""
+        self._finished_in, self._over, self._ask_from = 0, "", 0.0
         self._waiting = WaitingLog(who.binding.federation, device)
 
     def run(self) -> bool:
@@ -410,8 +413,16 @@ class Agent:
         # Before an announcement nothing can be judged: the task will come again. What a coordinator
         # that was replaced offers may be, bit for bit, what its successor does.
         silent = error.rule in {"announcement", "epoch"}
+        if error.rule == "announcement":
+            self._ask_for_announcement(time.monotonic())
         if not silent and task.payload and task.payload.transfer_id not in ours:
             self._endpoint.reject(task.payload.transfer_id, error.rule, str(error))
+
+    def _ask_for_announcement(self, now: float) -> None:
+        """It may have been lost, as the one before it; the broker keeps the latest."""
+        if now >= self._ask_from:
+            self._ask_from = now + ASK_AGAIN_S
+            self._endpoint.listen_again()
 
     def _on_received(self, event: Received) -> None:
         current, transfer_id = self._round, event.offer.transfer_id

@@ -109,16 +109,24 @@ def check_task(task: Task, announced: Announcement | None) -> None:
             ``round``, ``seed``, ``offer`` or ``kind``.
     """
     if announced is None:
-        raise RefusedError(
-            "announcement",
-            f"task of round {_short(task.round_id)}: expected an announcement that fits it "
-            "first; if none comes, look whether the broker lets this device read them (all/ctl)",
-        )
+        raise _unannounced(task, "an announcement that fits it first")
     check_epoch(task, announced)
+    stands = announced.round_id
+    if stands + 1 < task.round_id <= announced.rounds + 1 and task.task == "train":
+        heard = f"that its round is announced first; heard was round {stands}"
+        raise _unannounced(task, heard)
     if task.task == "finish":
         _check_finish(task, announced)
     else:
         _check_train(task, announced)
+
+
+def _unannounced(task: Task, expected: str) -> RefusedError:
+    return RefusedError(
+        "announcement",
+        f"task of round {_short(task.round_id)}: expected {expected}; if none comes, look whether "
+        "the broker lets this device read them (all/ctl)",
+    )
 
 
 def _check_finish(task: Task, announced: Announcement) -> None:

@@ -59,13 +59,23 @@ def test_a_task_that_breaks_a_rule_is_rejected_by_its_name_and_the_device_stays(
     assert device.journal.state.round_id == 1
 
 
-@pytest.mark.parametrize("round_id", [-1, 0, 6, 10, _FAR, 2**63, 10**300])
+@pytest.mark.parametrize("round_id", [-1, 0, 11, _FAR, 2**63, 10**300])
 def test_a_round_that_was_not_announced_is_refused(device, round_id):
     """A device that took one in would be past every later round of its federation."""
     bad = device.round(round_id, blob=blobs.encode(device.payload(0.7)))[0]
     device.play(CONNECTED, bad, device.round(5), device.delivered)
     assert device.answers() == ["round", "done"]
     assert len(device.endpoint.receipts[0].reason) < 200
+    assert device.journal.state.round_id == 5
+
+
+@pytest.mark.parametrize("round_id", [6, 10])
+def test_a_round_whose_announcement_was_lost_is_left_open_and_the_broker_is_asked(device, round_id):
+    """As is the one before it; a rejection would cost the device the round."""
+    early = device.round(round_id, blob=blobs.encode(device.payload(0.7)))[0]
+    asked = device.play(CONNECTED, early, early, device.round(5), device.delivered).asked
+    assert asked == 1
+    assert device.answers() == ["done"]
     assert device.journal.state.round_id == 5
 
 

@@ -277,6 +277,7 @@ class FakeDeviceEndpoint(_FakeEndpoint):
 
     Attributes:
         published: records that went out.
+        asked: how often the announcement was asked for once more.
         others: announcements of other federations.
     """
 
@@ -284,6 +285,7 @@ class FakeDeviceEndpoint(_FakeEndpoint):
         super().__init__(folder, clock, steps)
         self._device_id = device_id
         self.published: list[Presence | Heartbeat] = []
+        self.asked = 0
         self.others: dict[str, Announcement] = {}
 
     def publish(self, message: Presence | Heartbeat) -> bool:
@@ -296,6 +298,7 @@ class FakeDeviceEndpoint(_FakeEndpoint):
 
     def listen_again(self) -> None:
         """The steps say what is heard."""
+        self.asked += 1
 
     def ask_for_federations(self) -> bool:
         return self.connected

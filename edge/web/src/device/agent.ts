@@ -29,6 +29,8 @@ import { RunningRound } from "./training.ts";
 const SETTLE_MS = 10_000;
 /** A coordinator that runs has announced itself and sent its task long before. */
 const WAITING_MS = 10_000;
+/** The broker is not asked for the announcement more often, however many tasks come without one. */
+const ASK_AGAIN_MS = 1_000;
 const LONGEST_WAITING_MS = 3_600_000;
 
 /** What the agent tells; each call comes after the change that it speaks of. */
@@ -60,6 +62,7 @@ export class Agent {
   #sending = "";
   #settleBy = Infinity;
   #waitingDue = Infinity;
+  #askFrom = 0;
   #waitingMs = WAITING_MS;
   #held: readonly string[] = [];
   /** Why the round in training is given up, once nobody waits for it. */
@@ -215,6 +218,7 @@ export class Agent {
       return;
     }
     this.#mismatch = "";
+    this.#end.spread(announcement.spread_s);
     const { roundId } = this.#progress();
     if (announcement.round_id > roundId) await this.#endRound(`round ${roundId} is over`);
     this.#finished = announcement.phase === "finished";
@@ -349,6 +353,10 @@ export class Agent {
     const ours = [transferId, lastTransferId, this.#next?.payload?.transfer_id];
     // Before an announcement nothing can be judged: the task will come again. What a coordinator that was
     // replaced offers may be, bit for bit, what its successor does.
+    if (error.rule === "announcement" && performance.now() >= this.#askFrom) {
+      this.#askFrom = performance.now() + ASK_AGAIN_MS;
+      this.#end.listenAgain();
+    }
     if (["announcement", "epoch"].includes(error.rule) || task.payload === null || ours.includes(task.payload.transfer_id)) return;
     this.#trouble = error.message;
     await this.#end.reject(task.payload.transfer_id, error.rule, error.message);

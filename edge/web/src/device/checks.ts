@@ -136,6 +136,13 @@ export function checkTask(task: Task, announced: Announcement | null): void {
     );
   }
   checkEpoch(task, announced);
+  const stands = announced.round_id;
+  if (task.task === "train" && stands + 1 < task.round_id && task.round_id <= announced.rounds + 1) {
+    throw new RefusedError(
+      "announcement",
+      `task of round ${task.round_id}: expected that its round is announced first; heard was round ${stands}`,
+    );
+  }
   if (task.task === "finish") checkFinish(task, announced);
   else checkTrain(task, announced);
 }

@@ -16,7 +16,7 @@ const TOTALS_MS = 5_000;
 export type DeviceEnd = Pick<
   DeviceEndpoint,
   | "connected" | "traffic" | "start" | "poll" | "wake" | "publish" | "expect" | "accept" | "reject" | "remember"
-  | "cancel" | "sendUpdate" | "listenAgain" | "close"
+  | "cancel" | "sendUpdate" | "listenAgain" | "spread" | "close"
 >;
 
 /** What trains, as far as the agent needs it. */

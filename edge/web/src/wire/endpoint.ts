@@ -186,6 +186,11 @@ export class DeviceEndpoint {
     this.#link.subscribeAgain();
   }
 
+  /** Over how many seconds the fleet is to come back to a broker that has lost it. */
+  spread(seconds: number): void {
+    this.#link.spread(seconds);
+  }
+
   /** Disconnects gracefully; what is unfinished continues in the next process. */
   close(): Promise<void> {
     return this.#link.close();

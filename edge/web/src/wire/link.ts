@@ -70,6 +70,7 @@ export class Link {
   readonly #counters: Counters = { socketUp: 0, socketDown: 0, payloadUp: 0, payloadDown: 0 };
   #notify: (() => void) | null = null;
   #hurry: (() => void) | null = null;
+  #spreadS = 0;
   #room: { readonly freed: Promise<void>; readonly free: () => void } | null = null;
   #connection: Connection | null = null;
   #chunkLimit = MAX_DATA_BYTES;
@@ -126,6 +127,11 @@ export class Link {
   /** Has the broker send what it retains for us once more. */
   subscribeAgain(): void {
     if (this.connected) this.#connection?.subscribe();
+  }
+
+  /** From now on waits up to so many seconds before the first reconnect: so large is the fleet. */
+  spread(seconds: number): void {
+    this.#spreadS = seconds;
   }
 
   /** Whether `publish` would send now. */
@@ -211,7 +217,8 @@ export class Link {
   }
 
   #backoffS(attempt: number): number {
-    const ceiling = Math.min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** Math.min(Math.max(attempt - 1, 0), 10));
+    const first = Math.max(BACKOFF_MIN_S, this.#spreadS);
+    const ceiling = Math.min(BACKOFF_MAX_S, first * 2 ** Math.min(Math.max(attempt - 1, 0), 10));
     return ceiling * this.jitter();
   }
 

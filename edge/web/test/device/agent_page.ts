@@ -43,6 +43,7 @@ class ScriptedEnd implements DeviceEnd {
 
   start(): void {}
   listenAgain(): void {}
+  spread(_seconds: number): void {}
 
   async poll(timeoutS: number): Promise<EndpointEvent | null> {
     if (this.#events.length === 0 && !this.#woken) {

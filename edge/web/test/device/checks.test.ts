@@ -38,7 +38,8 @@ function ruleOf(work: () => void): string {
 
 test("a task that breaks a rule is refused by its name", () => {
   const broken: [string, Partial<Task>][] = [
-    ["round", { round_id: 4 }],
+    ["announcement", { round_id: 4 }],
+    ["round", { round_id: 7 }],
     ["round", { round_id: 0 }],
     ["round", { final: true }],
     ["seed", { seed: -1n }],
