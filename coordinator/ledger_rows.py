@@ -42,10 +42,14 @@ CREATE TABLE IF NOT EXISTS members (
     record TEXT,
     norms TEXT,
     class_counts TEXT,
+    counted_in INTEGER,
+    admitted INTEGER,
     PRIMARY KEY (round_id, device_id)
 ) STRICT;
 
 CREATE INDEX IF NOT EXISTS members_by_device ON members (device_id, round_id);
+CREATE INDEX IF NOT EXISTS members_by_count ON members (counted_in, device_id);
+CREATE UNIQUE INDEX IF NOT EXISTS members_by_admission ON members (admitted);
 
 CREATE TABLE IF NOT EXISTS registrations (
     device_id TEXT PRIMARY KEY,
@@ -122,7 +126,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class SpooledUpdates:
-    """Updates sorted by device_id; each is read from disk when the iteration reaches it.
+    """Updates sorted by device_id, a late one behind its device's other.
+
+    Each is read from disk when the iteration reaches it.
 
     Attributes:
         files: one for each update.

@@ -25,6 +25,7 @@ from protofleet.federation.claims import learned_bounds
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.stragglers import share_of_work
+from protofleet.strategies.types import ServerState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Task, TransferOffer
 
@@ -71,8 +72,9 @@ class Rounds:
         found = ledger.server_state() or server.plan.server_init()
         self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
         self.state = RoundState()
-        self.payloads = Payloads(server.plan, ledger)
-        self._transfers: dict[tuple[str, str], str] = {}
+        self.payloads = Payloads(server.plan, ledger, self._state_of)
+        self._transfers: dict[tuple[str, str], TransferOffer] = {}
+        self._announced = 0
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._learn_bounds()
 
@@ -115,13 +117,21 @@ class Rounds:
         """How many devices must be live before the awaited round opens."""
         return self._schedule.needed_devices(self.state)
 
-    def awaits(self, device_id: str, round_id: int) -> bool:
-        """Whether the round is open and the device's update may still come."""
-        return self.is_open(round_id) and device_id in self.state.outstanding
+    @property
+    def expected_updates(self) -> int:
+        """How many updates the open round is about: of its members, or what its buffer holds."""
+        buffered = self.server.plan.config.schedule.buffer is not None
+        return self.state.size if buffered and not self.state.final else len(self.state.cohort)
 
-    def is_open(self, round_id: int) -> bool:
-        """Whether it is this round that is open."""
-        return self.state.phase is RoundPhase.OPEN and round_id == self.state.round_id
+    def awaits(self, device_id: str, round_id: int) -> bool:
+        """Whether the device's update for its task of the round may still come."""
+        return self.state.task_of(device_id) == round_id
+
+    def _state_of(self, round_id: int) -> ServerState:
+        """The state of which a round's tasks are made."""
+        if round_id == self.state.round_id:
+            return self.server_state
+        return self._ledger.server_state(before=round_id) or self.server.plan.server_init()
 
     def apply(self, event: schedule.ScheduleEvent) -> None:
         """Step the schedule, and do what follows."""
@@ -134,9 +144,12 @@ class Rounds:
             case schedule.OpenRound(round_id, cohort, size, final):
                 self._ledger.open_round(round_id, cohort, time.time(), size=size, final=final)
                 self.blob_bytes_up = self.blob_bytes_down = 0
-                self.announce()
+                self._announce_round()
                 self._reporter.opened(self.state, resumed=False)
                 self.invite(cohort)
+            case schedule.AddMembers(round_id, device_ids):
+                self._ledger.extend_round(round_id, self.state.attempt, device_ids)
+                self.invite(device_ids)
             case schedule.Invite(device_id):
                 self.invite((device_id,))
             case schedule.ExtendRound():
@@ -149,11 +162,11 @@ class Rounds:
                 assert_never(action)
 
     def invite(self, clients: tuple[str, ...]) -> None:
-        """Offer the open round's task to these members."""
+        """Offer these devices their task: the open round's, or the one that each is late with."""
         plan = self.server.plan
         task = Task(
             task="train",
-            round_id=self.state.round_id,
+            round_id=0,
             federation=plan.config.federation,
             strategy=plan.strategy.description.name,
             settings=plan.settings,
@@ -168,36 +181,35 @@ class Rounds:
         )
         self._totals.invited(clients)
         for device_id in clients:
-            payload = self.payloads.payload_for(self.server_state, device_id)
+            round_id = self.state.task_of(device_id)
+            payload = self.payloads.payload_for(round_id, device_id)
+            work = self._work_of(device_id, round_id)
             offer = self._endpoint.send_task(
                 device_id,
-                msgspec.structs.replace(task, work=self._work_of(device_id)),
+                msgspec.structs.replace(task, round_id=round_id, work=work),
                 payload.path,
                 payload.coding,
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
             )
             self.note_transfer(device_id, offer)
 
-    def _work_of(self, device_id: str) -> float:
-        """The share of its training that a device is asked for in the open round."""
-        settings, state = self.server.plan.config.stragglers, self.state
-        if settings.budget_s is None or state.final:
+    def _work_of(self, device_id: str, round_id: int) -> float:
+        """The share of its training that a device is asked for in its task of a round."""
+        settings = self.server.plan.config.stragglers
+        if settings.budget_s is None or self.state.final:
             return 1.0
-        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, state.round_id))
+        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, round_id))
 
     def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
         self._reporter.extended(self.state, action)
-        self.invite(tuple(c for c in self.state.outstanding if c in self.state.live))
+        self.invite(tuple(c for c in sorted(self.state.tasks) if c in self.state.live))
 
     def _close(self, action: schedule.CloseRound) -> None:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
         round_id, cut_off = action.round_id, bool(self.state.outstanding)
         self._ledger.close_round(round_id)
-        for transfer_id in self._transfers.values():
-            self._endpoint.cancel(transfer_id)
-        self._transfers.clear()
-        self.payloads.clear()
+        kept = self._end_tasks(final=action.final)
         accepted = self._ledger.accepted(round_id)
         before = self.server_state
         outcome = self.server.aggregate(
@@ -218,6 +230,7 @@ class Rounds:
             update_norms=self.server.update_norms(accepted),
             figures=self.server.figures(self.server_state),
             keep_states=self.server.plan.config.limits.keep_states,
+            oldest_task=min(kept.values(), default=None),
             privacy=self.server.spent(
                 before, self._ledger.devices.most_invitations(), final=action.final
             ),
@@ -234,6 +247,28 @@ class Rounds:
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on
 
+    def _end_tasks(self, *, final: bool) -> dict[str, int]:
+        """Give up the tasks that are over when this round is; the others, with their rounds."""
+        oldest = self.state.round_id + 1 - (0 if final else self._schedule.patience)
+        kept = {name: task for name, task in self.state.tasks.items() if task >= oldest}
+        for (device_id, kind), offer in list(self._transfers.items()):
+            if kept.get(device_id) != offer.round_id:
+                self._endpoint.cancel(offer.transfer_id)
+                del self._transfers[device_id, kind]
+        self.payloads.clear(kept)
+        return kept
+
+    def _announce_round(self) -> None:
+        """Tell all devices that a round has opened, if one of them may have to know.
+
+        Where updates may be late by many rounds, and rounds are short, a message to every device
+        for every update of one would cost more than the updates.
+        """
+        round_id = self.state.round_id
+        due = self._announced + max(self._schedule.patience // 2, 1)
+        if round_id >= due or round_id >= self._schedule.last_round - 1 or not self._announced:
+            self.announce()
+
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""
         rounds = (done.update_norms for done in self._ledger.committed())
@@ -241,6 +276,7 @@ class Rounds:
 
     def announce(self, *, hold: str = "") -> None:
         """Tell all devices where the run stands."""
+        self._announced = self.state.round_id
         self._announcer.announce(self.server.plan, self.state, hold=hold)
 
     def finish_task(self) -> Task:
@@ -249,9 +285,10 @@ class Rounds:
 
     def note_transfer(self, device_id: str, offer: TransferOffer) -> None:
         """To be cancelled at the round's end; of each device the latest, as on the wire."""
-        self._transfers[device_id, offer.kind] = offer.transfer_id
+        self._transfers[device_id, offer.kind] = offer
 
     def forget_transfer(self, device_id: str, offer: TransferOffer) -> None:
         """It is over."""
-        if self._transfers.get((device_id, offer.kind)) == offer.transfer_id:
+        known = self._transfers.get((device_id, offer.kind))
+        if known is not None and known.transfer_id == offer.transfer_id:
             del self._transfers[device_id, offer.kind]

@@ -317,8 +317,9 @@ class Service:
                 bytes=offer.total_bytes,
                 num_examples=accepted.record.num_examples,
                 loss=accepted.record.loss,
-                delivered=len(self._rounds.state.delivered) + 1,
-                cohort=len(self._rounds.state.cohort),
+                delivered=self._rounds.state.updates + 1,
+                cohort=self._rounds.expected_updates,
+                counted_in=self._rounds.state.round_id,
             )
         )
         self._rounds.apply(schedule.UpdateStored(device_id))
@@ -330,16 +331,19 @@ class Service:
             RefusedError: it breaks a rule.
         """
         device_id, offer, rounds = event.device_id, event.offer, self._rounds
+        counted_in = rounds.state.round_id
+        baseline = rounds.payloads.update_baseline(offer.round_id, device_id, offer.coding)
         decoded = rounds.server.admit(
             event.path.read_bytes(),
             offer.coding,
-            baseline=rounds.payloads.update_baseline(rounds.server_state, device_id, offer.coding),
+            baseline=baseline,
             client_id=device_id,
             round_id=offer.round_id,
             class_counts=self._attendance.class_counts(device_id),
             num_examples=self._registry.num_examples(device_id),
             bounds=relaxed_bounds(rounds.bounds, rounds.state.attempt),
         )
+        decoded = rounds.server.to_keep(decoded, baseline, counted_in)
         path = event.path
         if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
@@ -351,7 +355,11 @@ class Service:
             norms=decoded.norms,
         )
         self._ledger.accept(
-            path, accepted, offer=offer, reference=rounds.payloads.held_reference(device_id)
+            path,
+            accepted,
+            counted_in=counted_in,
+            offer=offer,
+            reference=rounds.payloads.held_reference(device_id),
         )
         return accepted
 
@@ -373,7 +381,7 @@ class Service:
             self._rounds.invite((event.device_id,))
             return
         self._reporter.task_refused(event)
-        if self._rounds.is_open(round_id):
+        if awaited:
             self._rounds.apply(schedule.DeviceFailed(event.device_id))
 
     def _stop(self) -> events.Stopped:
