@@ -274,7 +274,10 @@ class Ledger:
             " WHERE admitted IS NOT NULL ORDER BY admitted"
         )
         of_record = msgspec.json.Decoder(UpdateRecord).decode
-        return [Admission(*row, of_record(record).share_of_work) for *row, record in rows]
+        return [
+            Admission(counted_in, device_id, round_id, of_record(record).share_of_work)
+            for counted_in, device_id, round_id, record in rows
+        ]
 
     def signed_offers(self) -> list[tuple[str, TransferOffer]]:
         """Device and offer of every accepted update whose device has signed for it, in order.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import assert_never
 
 from protofleet.coordinator import events
@@ -60,6 +61,7 @@ class Service:
         sink: told what happens.
         members: of a federation with keys; who is revoked leaves.
         lease: without which another coordinator may serve the same federation.
+        make_rounds: makes the rounds; takes what ``Rounds`` takes.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, each named at the call
@@ -72,6 +74,7 @@ class Service:
         sink: events.Sink,
         members: Members | None = None,
         lease: Lease | None = None,
+        make_rounds: Callable[..., Rounds] = Rounds,
     ) -> None:
         plan = server.plan
         self._ledger, self._endpoint = ledger, endpoint
@@ -86,14 +89,8 @@ class Service:
         self._roll_call = RollCall(totals.known, time.monotonic())
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
         self._announcer = Announcer(endpoint, boot_id, self._roll_call, self._operation, lease)
-        self._registry = Registry(
-            bundle=plan.bundle.digest,
-            layout_hash=plan.bundle.manifest.layout_hash,
-            strategy=plan.strategy.description.name,
-            silent_after_s=plan.config.liveness.silent_after_s,
-            num_classes=plan.model.num_classes if server.expected.class_counts else None,
-        )
-        self._rounds = Rounds(
+        self._registry = self._make_registry(server)
+        self._rounds = make_rounds(
             server,
             ledger,
             endpoint,
@@ -111,6 +108,16 @@ class Service:
             totals=totals,
             roll_call=self._roll_call,
             reporter=self._reporter,
+        )
+
+    def _make_registry(self, server: Server) -> Registry:
+        plan = server.plan
+        return Registry(
+            bundle=plan.bundle.digest,
+            layout_hash=plan.bundle.manifest.layout_hash,
+            strategy=plan.strategy.description.name,
+            silent_after_s=plan.config.liveness.silent_after_s,
+            num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
     def end(self) -> None:

@@ -128,7 +128,7 @@ def make_plan(config: FederationConfig) -> Plan:
     check_batch_sizes(strategy.settings, min_batch)
     aggregator = _aggregator(config.aggregation, strategy.description)
     _check_participation(config, strategy)
-    _check_schedule(config, strategy.description)
+    _check_schedule(config, strategy.description, aggregator)
     sends = sends_of(config, strategy)
     strategy, privacy = make_private(config, bundle, strategy)
     return Plan(
@@ -158,7 +158,9 @@ def _check_participation(config: FederationConfig, strategy: Strategy) -> None:
         )
 
 
-def _check_schedule(config: FederationConfig, description: Description) -> None:
+def _check_schedule(
+    config: FederationConfig, description: Description, aggregator: Aggregator
+) -> None:
     """Updates of earlier rounds need a weighted mean, and buffers have no cohort."""
     chosen = config.schedule
     if not chosen.takes_older:
@@ -170,7 +172,7 @@ def _check_schedule(config: FederationConfig, description: Description) -> None:
             f"{what}: strategy '{description.name}' needs rounds, as its server does more with "
             f"updates than a weighted mean; leave [schedule] out, or use one of {', '.join(takers)}"
         )
-    if config.aggregation.kind != AggregationSettings().kind:
+    if not aggregator.incremental:
         raise InputError(
             f"{what}: aggregation '{config.aggregation.kind}' compares the updates of a round, and "
             "those of earlier states cannot be compared with others; leave one of the two out"

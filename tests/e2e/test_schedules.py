@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tiny_bundle import tiny_bundle, trust_in_tests
+from tiny_bundle import tiny_bundle, tiny_data, trust_in_tests
 
 from protofleet.coordinator.ledger import Ledger
+from protofleet.datasets import DeviceData
 from protofleet.experiments._worker import ClientFiles, ClientTrainer, WorkerSpec, WorkerTask
 from protofleet.federation.plan import make_plan
 from protofleet.federation.replay import replay
@@ -18,7 +20,7 @@ from protofleet.tensors import blobs
 
 pytestmark = pytest.mark.mosquitto
 
-_ROUNDS = 8
+_ROUNDS, _FEATURES = 8, 40
 _LEARNING = '[strategy.settings]\noptimiser = {kind = "sgd", lr = 0.1}\n'
 _BUFFERED = '[schedule]\nkind = "buffered"\nbuffer = 2\n[limits]\nkeep_states = 20\n'
 
@@ -31,6 +33,20 @@ def _of(event, **fields):
 def _ledger(federation):
     plan = make_plan(load_config(federation.file))
     return plan, Ledger(federation.run_dir, plan.identity)
+
+
+def _widen(federation):
+    """Data for the devices whose tensors are large enough to be coded."""
+    classes, tests = ("class0", "class1", "class2"), []
+    for index, name in enumerate(federation.devices):
+        x, y = tiny_data(index, 30 + index, features=_FEATURES)
+        tests.append(tiny_data(1000 + index, 20, features=_FEATURES))
+        (x_test, y_test) = tests[-1]
+        data = DeviceData(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=classes)
+        data.save(federation.folder / f"{name}.npz")
+    x, y = (np.concatenate(part) for part in zip(*tests, strict=True))
+    pooled = DeviceData(x_train=x[:0], y_train=y[:0], x_test=x, y_test=y, classes=classes)
+    pooled.save(federation.pooled)
 
 
 def _replayed(federation, plan, admissions):
@@ -86,9 +102,11 @@ def test_killed_device_and_coordinator_and_the_order_in_the_ledger_gives_the_sam
 ):
     """Each admitted update counts once; whoever trains them anew in that order has every state."""
     trust_in_tests(key)
-    rough = make_federation("rough", tiny_bundle(tmp_path / "tiny.pfb", key), 5)
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key, features=_FEATURES)
+    rough = make_federation("rough", bundle, 5)
     codecs = f'[codec]\nup = "{codec}"\ndown = "{codec}"\n'
     rough.write(rounds=_ROUNDS, extra=_LEARNING + _BUFFERED + codecs)
+    _widen(rough)
     coordinator = rough.start_coordinator()
     devices = {name: rough.start_device(name) for name in rough.devices}
     coordinator.wait_for(_of("round_closed", round_id=2))
