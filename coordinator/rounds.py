@@ -6,7 +6,7 @@ Who devices are, and what comes from them, is ``attendance``'s and ``service``'s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -24,6 +24,7 @@ from protofleet.coordinator.results import Results
 from protofleet.errors import RefusedError
 from protofleet.federation import schedule
 from protofleet.federation.claims import learned_bounds
+from protofleet.federation.membership import marked
 from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
@@ -46,6 +47,7 @@ class Rounds:
         registry: of devices, for the chunks that they take.
         totals: of who takes part.
         announcer: tells all devices where the run stands.
+        before_close: accepts the updates that have arrived, which so count in the closing round.
 
     Attributes:
         server: its ``plan`` has the rounds to which the operator has extended the run.
@@ -67,11 +69,13 @@ class Rounds:
         registry: Registry,
         totals: ReportedTotals,
         announcer: Announcer,
+        before_close: Callable[[], None],
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
         self._schedule = self._make_schedule()
         self._results, self._reporter, self._sink = results, reporter, sink
         self._registry, self._totals, self._announcer = registry, totals, announcer
+        self._before_close = before_close
         found = ledger.server_state() or server.plan.server_init()
         self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
         self.state = RoundState()
@@ -147,6 +151,12 @@ class Rounds:
         self.state, actions = self._schedule.step(self.state, event, time.monotonic())
         for action in actions:
             self._do(action)
+
+    def stored(self, *device_ids: str) -> None:
+        """Updates of these devices are in the ledger, all in the round that is open or awaited."""
+        for device_id in device_ids[:-1]:  # each counts before the round may close
+            self.state = marked(self.state, schedule.UpdateStored(device_id))
+        self.apply(schedule.UpdateStored(device_ids[-1]))
 
     def _do(self, action: schedule.ScheduleAction) -> None:
         match action:
@@ -239,6 +249,7 @@ class Rounds:
 
     def _end_tasks(self, round_id: int) -> None:
         """From here on exactly the accepted updates count, and tasks are over with the round."""
+        self._before_close()
         self._ledger.close_round(round_id)
         kept = self._kept_tasks()
         for (device_id, kind), offer in list(self._transfers.items()):

@@ -49,7 +49,7 @@ def marked(state: RoundState, event: UpdateStored | DeviceFailed | UpdateRefused
             return replace(state, late_delivered=state.late_delivered | member)
         # It may have the open round's task, but not at once: it would do the same with that.
         return replace(state, failed=state.failed | member)
-    if state.phase is not RoundPhase.OPEN or not state.awaits(event.device_id):
+    if not state.task_of(event.device_id):
         return state
     match event:
         case UpdateStored():

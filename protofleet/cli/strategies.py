@@ -71,7 +71,5 @@ def _describe(item: Description) -> str:
     if item.partial_work:
         rows["less work"] = "a slow device may do a part of its local training"
     if item.weighted_mean:
-        rows["without rounds"] = (
-            "updates may be late, and may be aggregated as they come (buffered)"
-        )
+        rows["without rounds"] = "updates may be late, or aggregated as they come (buffered)"
     return "\n".join((click.style(item.name, bold=True), *in_rows(rows, indent=2)))
