@@ -96,10 +96,12 @@ class Ledger:
 
     def close(self) -> None:
         """Write what is pending and release the folder."""
-        with self._db:
-            self._flush_traffic()
-        self._db.close()
-        self._lock.close()
+        try:
+            with self._db:
+                self._flush_traffic()
+        finally:
+            self._db.close()
+            self._lock.close()
 
     def state(self) -> RoundState:
         """Where the run stands, for ``Schedule.resume``; between rounds: one beyond the last."""

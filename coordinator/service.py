@@ -88,7 +88,9 @@ class Service:
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
         totals = ReportedTotals(ledger)
-        self._roll_call = RollCall(totals.known, time.monotonic())
+        self._roll_call = RollCall(
+            totals.known, time.monotonic(), plan.config.limits.connections_per_s
+        )
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
         self._announcer = Announcer(endpoint, boot_id, self._roll_call, self._operation, lease)
         self._registry = self._make_registry(server)

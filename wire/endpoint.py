@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from protofleet.errors import InputError, RefusedError, UnavailableError
+from protofleet.errors import InputError, RefusedError, StorageError
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
     Connected,
@@ -77,9 +77,8 @@ def on_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(
-            f"files of unfinished transfers: {error}; put it right and start again, nothing "
-            "finished is lost"
+        raise StorageError(
+            f"files of unfinished transfers: {error}; put it right, nothing finished is lost"
         ) from error
 
 
@@ -141,8 +140,8 @@ class Endpoint:
         Announcement) on every ``Connected``: the next call offers and asks again.
 
         Raises:
-            UnavailableError: a blob cannot be written or read; ``expect``, ``accept``, ``reject``
-                and ``send_…`` raise it too.
+            StorageError: a blob cannot be written or read; ``expect``, ``accept``, ``reject`` and
+                ``send_…`` raise it too. What was on its way stays so: call again.
         """
         stop = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 BACKOFF_MIN_S = 1.0
-"""Upper bound of the first random wait: a restarted broker is back within about a second."""
+"""Upper bound of the first random wait, unless the fleet is large (``Link.spread``)."""
 BACKOFF_MAX_S = 120.0
 """Doubling stops here: a fleet of 10,000 then knocks 170 times a second in the mean."""
 STABLE_S = 60.0
@@ -124,6 +124,7 @@ class Link:
         self._version = 1 if self._address.version == "3.1.1" else 0
         self._version_known = self._address.version != ""
         self._may_ask = True
+        self._spread_s = 0.0
         self._thread = threading.Thread(target=self._run, name="protofleet-link", daemon=True)
 
     def start(self) -> None:
@@ -174,6 +175,10 @@ class Link:
         connection = self._connection
         if connection is not None and connection.open:
             connection.subscribe()
+
+    def spread(self, seconds: float) -> None:
+        """From now on wait up to so long before the first reconnect: so large is the fleet."""
+        self._spread_s = seconds
 
     def stop_asking(self, topics: str) -> None:
         """Unsubscribe from what ``ask`` subscribed to."""
@@ -268,7 +273,8 @@ class Link:
         return self._version == 1
 
     def _backoff_s(self, attempt: int) -> float:
-        ceiling = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(max(attempt - 1, 0), 10))
+        first = max(BACKOFF_MIN_S, self._spread_s)
+        ceiling = min(BACKOFF_MAX_S, first * 2.0 ** min(max(attempt - 1, 0), 10))
         return self._rng.uniform(0.0, ceiling)
 
     def _put(self, event: LinkEvent) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
@@ -8,12 +9,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import closing
 
 import pytest
 from brokers import CountingProxy, free_port, mosquitto, wait_until
 from certificates import Authority
 
+from protofleet.coordinator.roll_call import RollCall
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import MAX_DATA_BYTES
@@ -388,3 +391,23 @@ def test_back_off_is_full_jitter_up_to_two_minutes():
     assert 100.0 < max(waits[2]) <= 120.0
     assert min(waits[2]) < 10.0
     assert STABLE_S == 60.0
+
+
+@pytest.mark.parametrize("away_s", [0.2, 3.0, 20.0])
+@pytest.mark.parametrize("rate", [20.0, 100.0, 400.0])
+def test_a_thousand_devices_return_within_two_minutes_and_below_the_brokers_rate(away_s, rate):
+    """A broker is gone for ``away_s``; its devices were told how large their fleet is."""
+    roll_call = RollCall(1000, 0.0, rate)
+    arrivals = [_arrival(away_s, roll_call.spread_s, seed) for seed in range(1000)]
+    assert max(Counter(map(int, arrivals)).values()) <= rate
+    assert max(arrivals) - away_s <= 120.0
+
+
+def _arrival(away_s, spread_s, seed):
+    link = Link(LinkOptions(broker=_NOWHERE), random.Random(seed))
+    link.spread(spread_s)
+    now, attempt = 0.0, 0
+    while attempt == 0 or now < away_s:
+        attempt += 1
+        now += link._backoff_s(attempt)
+    return now
