@@ -111,14 +111,14 @@ def check_task(task: Task, announced: Announcement | None) -> None:
     if announced is None:
         raise _unannounced(task, "an announcement that fits it first")
     check_epoch(task, announced)
-    stands = announced.round_id
-    if stands + 1 < task.round_id <= announced.rounds + 1 and task.task == "train":
-        heard = f"that its round is announced first; heard was round {stands}"
-        raise _unannounced(task, heard)
     if task.task == "finish":
         _check_finish(task, announced)
-    else:
-        _check_train(task, announced)
+        return
+    stands = announced.round_id
+    if stands + 1 + announced.staleness < task.round_id <= announced.rounds + 1:
+        heard = f"that its round is announced first; heard was round {stands}"
+        raise _unannounced(task, heard)
+    _check_train(task, announced)
 
 
 def _unannounced(task: Task, expected: str) -> RefusedError:
@@ -141,7 +141,8 @@ def _check_finish(task: Task, announced: Announcement) -> None:
 
 
 def _check_train(task: Task, announced: Announcement) -> None:
-    rounds, last = announced.rounds, announced.round_id + 1
+    # One announcement may have been lost; where updates may be late, not every round has one.
+    rounds, last = announced.rounds, announced.round_id + 1 + announced.staleness
     payload = task.payload
     rules = (
         ("round", 1 <= task.round_id <= last, f"round 1 to {last}", task.round_id),

@@ -223,7 +223,7 @@ class Endpoint:
             detail = f"'{address.channel.value}': expected a message of now, got a retained one"
             self._ready.append(Ignored(address.device_id, "retained", detail))
             return
-        now = time.monotonic()
+        now = self._link.clock
         try:
             if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
                 self._act(self._receiver.chunk(address.device_id, delivery.payload, now))
@@ -251,7 +251,7 @@ class Endpoint:
             self._act(self._sender.device_returned(address.device_id, time.monotonic()))
 
     def _work(self) -> None:
-        now = time.monotonic()
+        now = self._link.clock
         if self._fresh:
             self._fresh = False
             self._act(self._sender.reconnected(now, self._link.chunk_bytes))

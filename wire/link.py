@@ -114,7 +114,8 @@ class Link:
         self._tls = options.broker.tls()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         # The one queue whose put is safe in a signal handler, which ``wake`` promises.
-        self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[float, LinkEvent]] = queue.SimpleQueue()
+        self._handed_out_s = 0.0
         self._places = threading.Semaphore(QUEUE_MAX)
         self._counters = Counters()
         self._closing = threading.Event()
@@ -144,7 +145,8 @@ class Link:
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:
         """The next event, waiting at most ``timeout_s`` (None: for ever); None if none came."""
         try:
-            event = self._events.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+            wait_s = None if timeout_s is None else max(0.0, timeout_s)
+            self._handed_out_s, event = self._events.get(timeout=wait_s)
         except queue.Empty:
             return None
         if not isinstance(event, Woken):
@@ -153,7 +155,7 @@ class Link:
 
     def wake(self) -> None:
         """Make a waiting ``get`` return ``Woken`` now; safe in a signal handler too."""
-        self._events.put(Woken())
+        self._events.put((time.monotonic(), Woken()))
 
     def ask(self, topics: str) -> bool:
         """Subscribe to one filter more until ``stop_asking`` or the end of the connection.
@@ -183,6 +185,14 @@ class Link:
         connection = self._connection
         if connection is not None and connection.open:
             connection.stop_asking(topics)
+
+    @property
+    def clock(self) -> float:
+        """Monotonic seconds up to which everything that came has been handed out.
+
+        Whoever is behind with its events must not take for silence what lies unread.
+        """
+        return time.monotonic() if self._events.empty() else self._handed_out_s
 
     @property
     def connected(self) -> bool:
@@ -270,5 +280,5 @@ class Link:
     def _put(self, event: LinkEvent) -> None:
         while not self._closing.is_set():
             if self._places.acquire(timeout=1.0):
-                self._events.put(event)
+                self._events.put((time.monotonic(), event))
                 return

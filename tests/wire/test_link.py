@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from contextlib import closing
 
@@ -59,6 +60,19 @@ def test_messages_arrive_and_tell_whether_they_are_retained(mosquitto_url, query
         with closing(_link(mosquitto_url + query, filters=("x/+",))) as late:
             assert isinstance(late.get(10.0), Connected)
             assert late.get(10.0) == Delivery("x/live", b"1", retained=True)
+
+
+def test_the_clock_stands_still_while_events_lie_unread():
+    """Else whoever is behind with its work asks again for what has come already."""
+    link = Link(LinkOptions(broker=_NOWHERE))
+    link._put(Connected("5"))
+    between = time.monotonic()
+    link._put(Drained())
+    assert link.clock < between
+    assert isinstance(link.get(0), Connected)
+    assert link.clock < between
+    assert isinstance(link.get(0), Drained)
+    assert link.clock >= between
 
 
 @pytest.mark.mosquitto

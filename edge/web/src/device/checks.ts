@@ -137,7 +137,8 @@ export function checkTask(task: Task, announced: Announcement | null): void {
   }
   checkEpoch(task, announced);
   const stands = announced.round_id;
-  if (task.task === "train" && stands + 1 < task.round_id && task.round_id <= announced.rounds + 1) {
+  const last = stands + 1 + announced.staleness;
+  if (task.task === "train" && last < task.round_id && task.round_id <= announced.rounds + 1) {
     throw new RefusedError(
       "announcement",
       `task of round ${task.round_id}: expected that its round is announced first; heard was round ${stands}`,
@@ -162,7 +163,8 @@ function checkFinish(task: Task, announced: Announcement): void {
 function checkTrain(task: Task, announced: Announcement): void {
   const { rounds } = announced;
   const { payload, round_id: roundId } = task;
-  const last = announced.round_id + 1;
+  // One announcement may have been lost; where updates may be late, not every round has one.
+  const last = announced.round_id + 1 + announced.staleness;
   const rules: [rule: string, holds: boolean, expected: string, got: unknown][] = [
     ["round", roundId >= 1 && roundId <= last, `round 1 to ${last}`, roundId],
     ["round", !task.final || roundId > rounds, `a final fit behind round ${rounds}, the last`, roundId],
