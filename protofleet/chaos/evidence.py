@@ -23,7 +23,7 @@ class Evidence:
 
     Attributes:
         states: SHA-256 of the server's state by committed round.
-        counted: transfer of the update by device and committed round, as the ledger has it.
+        counted: transfer of each update that a committed round counts, by device and task.
         models: SHA-256 of the state that each device keeps.
         receipts: rounds for which a device was told that its update is kept.
         admitted: how often the coordinator said that it has admitted an update.
@@ -108,7 +108,10 @@ def _ledger(path: Path) -> tuple[dict[int, str], dict[Place, str]]:
             db.execute("SELECT round_id, state_sha256 FROM rounds WHERE phase = 'committed'")
         )
         rows = db.execute(
-            "SELECT device_id, round_id, transfer_id FROM members WHERE file NOT NULL"
+            "SELECT device_id, round_id, transfer_id, counted_in FROM members"
+            " WHERE file IS NOT NULL"
         )
-        counted = {(device, number): transfer for device, number, transfer in rows}
-    return states, {place: one for place, one in counted.items() if place[1] in states}
+        counted = {
+            (device, number): transfer for device, number, transfer, at in rows if at in states
+        }
+    return states, counted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ _PACKET_BYTES = 3072
 WINDOW_BYTES = 16 * _PACKET_BYTES
 _LINK = LinkProfile(up_kbit_s=4000.0, down_kbit_s=4000.0, delay_ms=5.0)
 _DISK_BYTES = {COORDINATOR: 32 << 20, **dict.fromkeys(DEVICES, 8 << 20)}
+_BUFFER = 2
 _LOOK_S = 0.02
 _LEAVE_S = 30.0
 
@@ -79,6 +79,11 @@ class Federation:
         self.processes: dict[str, ServedProcess] = {}
         self.rounds_opened, self.over = 0, False
         self._news = threading.Condition()
+
+    @property
+    def found(self) -> Path:
+        """Folder of the copies of what the processes have left on their disks."""
+        return self.setup.folder / "found"
 
     def disk(self, name: str) -> Path:
         """The folder of a process's files."""
@@ -133,9 +138,8 @@ class Federation:
         return not self.over
 
     def evidence(self) -> Evidence:
-        """What it has left behind."""
-        folder = self.setup.folder
-        found = folder / "found"
+        """What it has left behind, copied to ``found``."""
+        found = self.found
         for name in (COORDINATOR, *DEVICES):
             self.server.ask("copy", path=str(self.disk(name)), to=str(found / name))
         stores = {name: found / name / "store" for name in DEVICES}
@@ -193,7 +197,7 @@ class Federation:
         return ("device", "join", *pairs, "--json")
 
     def _settings(self) -> dict[str, object]:
-        setup = self.setup
+        setup, buffered = self.setup, self.setup.method.buffered
         training = {"epochs": 1, "batch_size": 8, "optimiser": {"kind": "sgd", "lr": 0.05}}
         return {
             "federation": NAME,
@@ -209,7 +213,8 @@ class Federation:
                 "settings": {**training, **setup.method.settings},
             },
             "cohort": {"minimum": len(DEVICES)},
-            "round": {"deadline_s": 20.0, "quorum": len(DEVICES)},
+            "round": {"deadline_s": 20.0, "quorum": _BUFFER if buffered else len(DEVICES)},
+            "schedule": {"kind": "buffered", "buffer": _BUFFER} if buffered else {},
             "liveness": {"silent_after_s": 30.0, "grace_s": 600.0, "farewell_s": 2.0, "lease_s": 2},
             "privacy": {"scores": False},  # times in an update's record differ from run to run
         }
@@ -226,7 +231,6 @@ def running(setup: Setup, server: ProcessServer) -> Iterator[Federation]:
         stack.callback(_kill, federation)
         federation.start()
         yield federation
-    shutil.rmtree(setup.folder / "found", ignore_errors=True)
 
 
 def _kill(federation: Federation) -> None:

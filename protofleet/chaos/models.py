@@ -21,10 +21,11 @@ _EXAMPLES = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """A strategy, and the model that it trains.
+    """A strategy, its schedule, and the model that it trains.
 
     Attributes:
         strategy: its name.
+        buffered: whether its schedule is; else rounds wait for everybody.
         model: name of a registered model, and its settings.
         shape: of an example.
         settings: of the strategy, where they differ from its own.
@@ -34,6 +35,12 @@ class Method:
     model: tuple[str, Mapping[str, Any]]
     shape: tuple[int, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    buffered: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in tables and options."""
+        return f"{self.strategy}-buffered" if self.buffered else self.strategy
 
 
 _PERCEPTRON = ("mlp", {"inputs": 16, "classes": 3, "hidden": (160, 80)})
@@ -52,26 +59,27 @@ _ALIGNED = (
     },
 )
 METHODS: Mapping[str, Method] = {
-    method.strategy: method
+    method.name: method
     for method in (
         Method(strategy="fedavg", model=_PERCEPTRON, shape=(16,)),
         Method(strategy="fedali", model=_ALIGNED, shape=(1, 16, 16)),
         Method(strategy="fedsub", model=_PERCEPTRON, shape=(16,), settings={"restarts": 2}),
+        Method(strategy="fedavg", model=_PERCEPTRON, shape=(16,), buffered=True),
     )
 }
-"""What is run, by strategy: an average, clusters of prototypes, and clusters of subnets."""
+"""An average, clusters of prototypes, clusters of subnets; an average without rounds."""
 
 
 def write_files(methods: Sequence[Method], folder: Path) -> dict[str, Path]:
-    """Folders with ``bundle.pfb``, ``signer.pem`` and ``<device>.npz``, by strategy.
+    """Folders with ``bundle.pfb``, ``signer.pem`` and ``<device>.npz``, by method.
 
     Methods that train the same model share one.
     """
     places: dict[str, Path] = {}
     for method in methods:
-        places[method.strategy] = folder / method.model[0]
-        if not places[method.strategy].exists():
-            _write(method, places[method.strategy])
+        places[method.name] = folder / method.model[0]
+        if not places[method.name].exists():
+            _write(method, places[method.name])
     return places
 
 

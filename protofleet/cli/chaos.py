@@ -26,7 +26,10 @@ def _names(_context: click.Context, _option: click.Parameter, text: str) -> tupl
 @click.command()
 @click.option("--faults", default="", callback=_names, help="Some of them, e.g. half-open,clock.")
 @click.option(
-    "--strategies", default="", callback=_names, help="Some of fedavg,fedali,fedsub; default: all."
+    "--strategies",
+    default="",
+    callback=_names,
+    help="Such as fedsub,fedavg-buffered; default: all.",
 )
 @click.option(
     "--rounds",
