@@ -129,8 +129,8 @@ class InboundTransfer:
         self._check(chunk)
         if self._state[chunk.index] == _HERE:
             return None
-        os.pwrite(self._files[0], chunk.data, chunk.index * self.offer.chunk_bytes)
-        os.pwrite(self._files[1], b"\1", chunk.index)
+        _write_at(self._files[0], chunk.data, chunk.index * self.offer.chunk_bytes)
+        _write_at(self._files[1], b"\1", chunk.index)
         self._state[chunk.index] = _HERE
         self._missing -= 1
         self._observe(now)
@@ -155,7 +155,7 @@ class InboundTransfer:
         self._failures += 1
         self._state = bytearray(self.count)
         self._missing, self._cursor = self.count, 0
-        os.pwrite(self._files[1], bytes(self.count), 0)
+        _write_at(self._files[1], bytes(self.count), 0)
         if self._failures >= HASH_ATTEMPTS:
             raise RefusedError(
                 "sha256",
@@ -264,6 +264,14 @@ class InboundTransfer:
             self._state[index] = _FLYING
             self._cursor = index + 1
         return wanted
+
+
+def _write_at(file: int, data: bytes, at: int) -> None:
+    """All of it: a disk that fills up takes a part, and refuses only the rest."""
+    left = memoryview(data)
+    while left:
+        written = os.pwrite(file, left, at)
+        left, at = left[written:], at + written
 
 
 def _ranges(indices: list[int]) -> tuple[tuple[int, int], ...]:

@@ -51,7 +51,10 @@ def _restart_broker(federation: Federation, _name: str, rng: random.Random) -> i
     return 1
 
 
-def _kill(federation: Federation, name: str, _rng: random.Random) -> int:
+def _kill(federation: Federation, name: str, rng: random.Random) -> int:
+    if not federation.proxies.ask(lambda: federation.links[name].is_up):
+        return 0  # it is about to start, and has nothing to lose
+    time.sleep(rng.uniform(0.0, 0.5))
     return int(federation.processes[name].kill())
 
 

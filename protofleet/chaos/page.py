@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from protofleet.chaos.federation import WINDOW_BYTES
 from protofleet.chaos.run import FaultResult, Options
 
-_HEAD = "| fault | injected | rounds completed | lost | counted twice | bytes resent | same bits |"
+_HEAD = (
+    "| fault | injected | rounds completed | lost | counted twice | bytes resent "
+    "| most of a transfer | same bits |"
+)
 
 
 def page(results: Sequence[FaultResult], options: Options) -> str:
@@ -20,18 +23,18 @@ def page(results: Sequence[FaultResult], options: Options) -> str:
         setting,
         "",
         _HEAD,
-        "|---|---:|---:|---:|---:|---:|---|",
+        "|---|---:|---:|---:|---:|---:|---:|---|",
     ]
-    for row in (result.row for result in results):
+    for result in results:
+        row, most = result.row, max(one.most_resent for one in result.outcomes)
         same = "yes" if row.same_bits else "**no**"
         lines.append(
             f"| `{row.fault}` | {row.injected:,} | {row.rounds_completed:,} | {row.lost} "
-            f"| {row.counted_twice} | {row.bytes_resent:,} | {same} |"
+            f"| {row.counted_twice} | {row.bytes_resent:,} | {most:,} | {same} |"
         )
-    most = max((one.most_resent for found in results for one in found.outcomes), default=0)
     resent = (
-        f"Most that one transfer sent again between two faults: {most:,} bytes; a window has "
-        f"{WINDOW_BYTES:,}."
+        "*Most of a transfer*: bytes that one transfer sent again between two faults of its "
+        f"federation; a window has {WINDOW_BYTES:,}."
     )
     lines += [
         "",

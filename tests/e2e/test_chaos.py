@@ -140,4 +140,4 @@ def test_a_federation_that_did_not_end_has_not_the_same_bits():
     )
     found = FaultResult(fault=FAULTS["clock"], outcomes=[outcome])
     assert not found.row.same_bits
-    assert "| `clock` | 1,234 | 2 | 0 | 0 | 7 | **no** |" in page([found], Options())
+    assert "| `clock` | 1,234 | 2 | 0 | 0 | 7 | 7 | **no** |" in page([found], Options())

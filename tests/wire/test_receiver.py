@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import resource
+
 import pytest
 from msgspec.structs import replace
 
@@ -172,3 +174,22 @@ def test_a_newer_blob_replaces_the_devices_older_one_on_disk(receiver, tmp_path)
     for round_id in range(1, 20):
         receiver.expect(DEVICE, offer_of(blob_of(5000), round_id=round_id), float(round_id))
     assert len(list((tmp_path / DEVICE).iterdir())) == 2
+
+
+def test_a_chunk_that_a_full_disk_took_in_part_is_not_taken(receiver):
+    """The kernel writes what fits and says so; only the rest is an error."""
+    blob = blob_of(1000)
+    offer = offer_of(blob)
+    receiver.expect(DEVICE, offer, 0.0)
+    first, *others = chunks_of(blob, offer)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (offer.chunk_bytes // 2, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            receiver.chunk(DEVICE, first, 0.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    for payload in others:
+        assert not any(isinstance(one, Received) for one in receiver.chunk(DEVICE, payload, 0.0))
+    *_, event = receiver.chunk(DEVICE, first, 0.0)
+    assert event.path.read_bytes() == blob
