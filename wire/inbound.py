@@ -266,7 +266,7 @@ class InboundTransfer:
         return wanted
 
 
-def _write_at(file: int, data: bytes, at: int) -> None:
+def _write_at(file: int, data: bytes | memoryview, at: int) -> None:
     """All of it: a disk that fills up takes a part, and refuses only the rest."""
     left = memoryview(data)
     while left:

@@ -32,7 +32,7 @@ _LINK = LinkProfile(up_kbit_s=4000.0, down_kbit_s=4000.0, delay_ms=5.0)
 _DISK_BYTES = {COORDINATOR: 32 << 20, **dict.fromkeys(DEVICES, 8 << 20)}
 _BUFFER = 2
 _LOOK_S = 0.02
-_LEAVE_S = 30.0
+_LEAVE_S, _TOLD_S = 60.0, 8.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,10 +167,19 @@ class Federation:
             self._news.notify_all()
 
     def _leave(self) -> bool:
-        """Let the devices hear of the end; whether every process has ended as it should."""
-        until = time.monotonic() + _LEAVE_S
+        """Let the devices hear of the end; whether every process has ended as it should.
+
+        A broker may have lost the end and the last receipts with its memory, when the coordinator
+        was gone already: then that is started once more, and says it all again.
+        """
+        begun = told = time.monotonic()
         processes = self.processes.values()
-        while time.monotonic() < until and any(one.status is None for one in processes):
+        while (now := time.monotonic()) < begun + _LEAVE_S:
+            if all(one.status is not None for one in processes):
+                break
+            if now > told + _TOLD_S:
+                told = now
+                self.processes[COORDINATOR].start()
             self._start_again()
             time.sleep(_LOOK_S)
         ended = all(one.status == 0 for one in processes)
