@@ -62,6 +62,7 @@ class Announcer:
         """
         if self.idle:
             return
+        self._roll_call.met(len(state.live))
         self._endpoint.publish(
             Announcement(
                 federation=plan.config.federation,

@@ -157,6 +157,12 @@ _LINES: dict[type[events.Report], Any] = {
     events.Stopped: lambda e: (
         f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
     ),
+    events.StorageFailed: lambda e: (
+        f"[red]held up[/red]: {_safe(e.reason)}; no update is admitted until it can be written"
+    ),
+    events.StorageBack: lambda e: (
+        f"[green]goes on[/green]: {_safe(e.run_dir)} can be written again"
+    ),
     events.Failed: lambda e: f"[red]ended[/red]: {_safe(e.reason)}",
     events.Finished: lambda e: (
         f"[bold green]finished[/bold green] after {e.rounds} round{'s' * (e.rounds != 1)}"

@@ -258,6 +258,21 @@ class Failed(Report, frozen=True, kw_only=True, tag="failed"):
     reason: str
 
 
+class StorageFailed(Report, frozen=True, kw_only=True, tag="storage_failed"):
+    """The run folder's disk takes no writes: nothing is admitted and no round opens until it does.
+
+    Nothing that was acknowledged is lost.
+    """
+
+    reason: str
+
+
+class StorageBack(Report, frozen=True, kw_only=True, tag="storage_back"):
+    """The disk takes writes again; the run goes on from its ledger."""
+
+    run_dir: str
+
+
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):
     """All rounds are committed and the results written."""
 

@@ -6,6 +6,7 @@ Who devices are, and what comes from them, is ``attendance``'s and ``service``'s
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -14,6 +15,7 @@ import msgspec
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted
 from protofleet.coordinator.payloads import Payloads
 from protofleet.coordinator.registry import Registry
 from protofleet.coordinator.reported_totals import ReportedTotals
@@ -22,8 +24,9 @@ from protofleet.coordinator.results import Results
 from protofleet.errors import RefusedError
 from protofleet.federation import schedule
 from protofleet.federation.claims import learned_bounds
+from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
-from protofleet.federation.server import Server
+from protofleet.federation.server import Aggregated, Server
 from protofleet.federation.stragglers import share_of_work
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Task, TransferOffer
@@ -42,6 +45,7 @@ class Rounds:
         registry: of devices, for the chunks that they take.
         totals: of who takes part.
         announcer: tells all devices where the run stands.
+        before_close: accepts the updates that have arrived, which so count in the closing round.
 
     Attributes:
         server: its ``plan`` has the rounds to which the operator has extended the run.
@@ -63,18 +67,26 @@ class Rounds:
         registry: Registry,
         totals: ReportedTotals,
         announcer: Announcer,
+        before_close: Callable[[], None],
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
-        self._schedule = server.plan.schedule(lambda: self.server_state)
+        self._schedule = self._make_schedule()
         self._results, self._reporter, self._sink = results, reporter, sink
         self._registry, self._totals, self._announcer = registry, totals, announcer
+        self._before_close = before_close
         found = ledger.server_state() or server.plan.server_init()
         self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
         self.state = RoundState()
-        self.payloads = Payloads(server.plan, ledger)
+        self.payloads = self._make_payloads()
         self._transfers: dict[tuple[str, str], str] = {}
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._learn_bounds()
+
+    def _make_schedule(self) -> schedule.Schedule:
+        return self.server.plan.schedule(lambda: self.server_state)
+
+    def _make_payloads(self) -> Payloads:
+        return Payloads(self.server.plan, self._ledger)
 
     def peek(self) -> tuple[RoundState, bool]:
         """Where the ledger says that the run stands, and whether it had begun."""
@@ -100,7 +112,7 @@ class Rounds:
             return False
         plan = replace(plan, config=msgspec.structs.replace(plan.config, rounds=rounds))
         self.server = replace(self.server, plan=plan)
-        self._schedule = plan.schedule(lambda: self.server_state)
+        self._schedule = self._make_schedule()
         if self.state.phase is RoundPhase.FINISHED:  # and no device was told yet
             live, (self.state, _) = self.state.live, self._resumed()
             self.state = replace(self.state, live=live, warmed_up=True)
@@ -192,12 +204,8 @@ class Rounds:
 
     def _close(self, action: schedule.CloseRound) -> None:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
-        round_id, cut_off = action.round_id, bool(self.state.outstanding)
-        self._ledger.close_round(round_id)
-        for transfer_id in self._transfers.values():
-            self._endpoint.cancel(transfer_id)
-        self._transfers.clear()
-        self.payloads.clear()
+        round_id = action.round_id
+        self._end_transfers(round_id)
         accepted = self._ledger.accepted(round_id)
         before = self.server_state
         outcome = self.server.aggregate(
@@ -208,19 +216,46 @@ class Rounds:
             final=action.final,
             noise_seed=self._ledger.noise.of_round,
         )
+        self._commit(
+            outcome,
+            accepted,
+            update_norms=self.server.update_norms(accepted),
+            privacy=self.server.spent(
+                before, self._ledger.devices.most_invitations(), final=action.final
+            ),
+        )
+
+    def _end_transfers(self, round_id: int) -> None:
+        """From here on exactly the accepted updates count."""
+        self._before_close()
+        self._ledger.close_round(round_id)
+        for transfer_id in self._transfers.values():
+            self._endpoint.cancel(transfer_id)
+        self._transfers.clear()
+        self.payloads.clear()
+
+    def _commit(
+        self,
+        outcome: Aggregated,
+        accepted: Sequence[Accepted],
+        *,
+        update_norms: Mapping[str, float],
+        privacy: PrivacyRecord | None = None,
+    ) -> None:
+        """Score what the closing round has become, and make it the round's end."""
+        round_id, final = self.state.round_id, self.state.final
+        cut_off = bool(self.state.outstanding)
         self.server_state = outcome.state
         records = [one.record for one in accepted]
-        scores = self.server.score(self.server_state, records, final=action.final)
+        scores = self.server.score(self.server_state, records, final=final)
         self._ledger.commit_round(
             self.server_state,
             scores,
             time.time(),
-            update_norms=self.server.update_norms(accepted),
+            update_norms=update_norms,
             figures=self.server.figures(self.server_state),
             keep_states=self.server.plan.config.limits.keep_states,
-            privacy=self.server.spent(
-                before, self._ledger.devices.most_invitations(), final=action.final
-            ),
+            privacy=privacy,
         )
         self._reporter.aggregated(round_id, outcome)
         self._learn_bounds()

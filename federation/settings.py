@@ -172,12 +172,15 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
             difference to the payload before the rounds have shown how long those are.
         uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
+        connections_per_s: that the broker takes; after its restart the devices come back over so
+            long that half of it is reached in the mean.
     """
 
     update_bytes: int | None = None
     update_norm: float = 1e6
     uploads: int = 32
     keep_states: int = 3
+    connections_per_s: float = 400.0
 
     def __post_init__(self) -> None:
         if self.update_bytes is not None:
@@ -185,6 +188,8 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
         _check("update_norm", self.update_norm > 0, "a number above 0", self.update_norm)
         _check("uploads", self.uploads >= 1, "at least 1", self.uploads)
         _check("keep_states", self.keep_states >= 1, "at least 1", self.keep_states)
+        rate = self.connections_per_s
+        _check("connections_per_s", 0.1 <= rate <= 1e6, "0.1 to 1e6", rate)
 
 
 class EvaluationSettings(_Settings, frozen=True, kw_only=True):
