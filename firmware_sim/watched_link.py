@@ -18,8 +18,8 @@ from protofleet.wire.link import (
 )
 from protofleet.wire.transfer import Timers
 
-_MISC_S = 5.0
-"""Between two looks at the keep-alive, a sixth of it."""
+_MISC_S = 10.0
+"""Between two looks at the keep-alive, a third of it."""
 
 
 class WatchedLink(Link):
