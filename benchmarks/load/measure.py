@@ -201,7 +201,8 @@ class _Watched:
     def __init__(self, coordinator: Process, fleet: Process, broker: int) -> None:
         self._coordinator, self._fleet = coordinator, fleet
         # Mosquitto is a child of the one that watches it.
-        self._ids = [[coordinator.pid], [fleet.pid], sorted(descendants(broker))]
+        brokers = sorted(descendants(broker) - {broker, coordinator.pid, fleet.pid}) or [broker]
+        self._ids = [[coordinator.pid], [fleet.pid], brokers]
         self.peaks = [0, 0, 0]
         self.at_opening: list[float] = []
         self.cpu = [0.0, 0.0, 0.0]
