@@ -77,6 +77,7 @@ class Announcer:
                 spread_s=self._roll_call.spread_s,
                 epoch=self.epoch,
                 hold=hold or self._operation.hold(state),
+                staleness=plan.config.schedule.patience,
             )
         )
 

@@ -144,7 +144,8 @@ def _make_endpoint(
     config: FederationConfig, ledger: Ledger, protection: Plain, update_bytes: int
 ) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
-    if ledger.state().phase is not RoundPhase.OPEN:
+    found = ledger.state()
+    if found.phase is not RoundPhase.OPEN and not (found.late and config.schedule.patience):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)

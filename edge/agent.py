@@ -230,7 +230,7 @@ class Agent:
         self._endpoint.spread(announcement.spread_s)
         self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
-        if announcement.round_id > self._progress().round_id:
+        if announcement.round_id - announcement.staleness > self._progress().round_id:
             self._end_round(f"round {self._progress().round_id} is over")
         if announcement.phase != "finished":
             # An update in the outbox belongs to the data of its own round.

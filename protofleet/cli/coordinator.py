@@ -286,8 +286,11 @@ def _since(found: Status) -> str:
 
 
 def _updates(found: Status) -> str:
+    late = f", {len(found.late)} train for earlier rounds" if found.late else ""
+    if found.schedule == "buffered" and not found.final:
+        return f"{len(found.delivered)} of {found.size} updates{late}"
     enough = f", {found.size} suffice" if found.size < len(found.cohort) else ""
-    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}"
+    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}{late}"
 
 
 def _missing(found: Status) -> str:
