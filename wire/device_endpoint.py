@@ -159,6 +159,10 @@ class DeviceEndpoint(Endpoint):
         """Take an offered bundle, beside the payload of a round; call it for every offer."""
         self._act(self._bundle_receiver.expect(self._device_id, offer, time.monotonic()))
 
+    def remember_bundle(self, transfer_id: str) -> None:
+        """As ``remember``, of a bundle."""
+        self._bundle_receiver.remember(transfer_id)
+
     @on_disk()
     def reject_bundle(self, transfer_id: str, rule: str, reason: str) -> None:
         """As ``reject``, of a bundle."""

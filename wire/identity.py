@@ -161,7 +161,9 @@ def _check(statement: Statement, name: str, federation: str) -> None:
     for field in ("key", "old", "new", "withdrawn", "restored"):
         value = getattr(statement, field, None)
         if value is not None and not _KEY.fullmatch(value):
-            raise RefusedError("statement", f"{name}: {field} is no {_KINDS.get(field, 'key')}: {value[:70]!r}")
+            raise RefusedError(
+                "statement", f"{name}: {field} is no {_KINDS.get(field, 'key')}: {value[:70]!r}"
+            )
     until = getattr(statement, "until", None)
     if until is not None and until <= time.time():
         over = time.strftime("%Y-%m-%d", time.gmtime(max(0, min(until, 2**35))))
