@@ -145,21 +145,16 @@ class Upgrades:
 
     def received(self, event: Received) -> None:
         """A bundle is complete: keep it, unless another was offered meanwhile."""
-        offer = self._offer
-        if (
-            offer is None
-            or offer.payload is None
-            or offer.payload.transfer_id != event.offer.transfer_id
-        ):
-            self._endpoint.cancel(event.offer.transfer_id)
+        offer, transfer_id = self._offer, event.offer.transfer_id
+        if offer is None or offer.payload is None or offer.payload.transfer_id != transfer_id:
+            self._endpoint.cancel(transfer_id)
             return
         try:
             move_whole(event.path, bundle_path(self._store.folder, offer.bundle))
         except OSError as error:
             raise UnavailableError(f"device store '{self._store.folder}': {error}") from error
-        candidate = Candidate(bundle=offer.bundle, transfer_id=event.offer.transfer_id)
-        self._store.commit(candidate=candidate)
-        self._endpoint.accept(event.offer.transfer_id)
+        self._store.commit(candidate=Candidate(bundle=offer.bundle, transfer_id=transfer_id))
+        self._endpoint.accept(transfer_id)
 
     def advance(self, *, idle: bool) -> bool:
         """Go on with the bundle that was fetched; whether there is news for the presence.
@@ -262,6 +257,9 @@ class Upgrades:
         journal = self._store.journal
         fallback = journal.fallback
         if fallback is None or announcement.bundle != fallback.binding.bundle:
+            if announcement.withdrawal:
+                self._check_withdrawal(announcement, announcement.bundle)
+                self._announced = announcement  # what it restores may be offered
             return False
         if fallback.settled:
             self._check_withdrawal(announcement, fallback.binding.bundle)

@@ -6,6 +6,9 @@ from protofleet.bundle.manifest import Manifest
 from protofleet.errors import RefusedError
 
 
+_LINE = 200
+
+
 def check_compatible(old: Manifest, new: Manifest) -> None:
     """Raise RefusedError (rule ``layout``) unless two bundles' devices can train together.
 
@@ -36,5 +39,4 @@ def check_compatible(old: Manifest, new: Manifest) -> None:
 
 
 def _differ(was: object, now: object) -> str:
-    told = f"({now}) are not" if len(f"{was}{now}") < 200 else "are not"
-    return told
+    return f"({now}) are not" if len(f"{was}{now}") < _LINE else "are not"
