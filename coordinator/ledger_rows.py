@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from protofleet.coordinator.rollout_rows import SCHEMA as ROLLOUTS
 from protofleet.federation.coding import read_update
 from protofleet.federation.records import RoundBytes, UpdateRecord
 from protofleet.strategies.types import Update
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
 
-SCHEMA = """
+SCHEMA = f"""
+{ROLLOUTS}
 CREATE TABLE IF NOT EXISTS meta (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL

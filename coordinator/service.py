@@ -23,6 +23,7 @@ from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.roll_call import RollCall
+from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rounds import Rounds
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
@@ -60,6 +61,9 @@ class Service:
         sink: told what happens.
         members: of a federation with keys; who is revoked leaves.
         lease: without which another coordinator may serve the same federation.
+
+    Attributes:
+        switched: whether ``run`` has ended because the run has another bundle now.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, each named at the call
@@ -85,13 +89,29 @@ class Service:
         totals = ReportedTotals(ledger)
         self._roll_call = RollCall(totals.known, time.monotonic())
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
-        self._announcer = Announcer(endpoint, boot_id, self._roll_call, self._operation, lease)
+        self.switched = False
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
             strategy=plan.strategy.description.name,
             silent_after_s=plan.config.liveness.silent_after_s,
             num_classes=plan.model.num_classes if server.expected.class_counts else None,
+        )
+        self._rollouts = Rollouts(
+            ledger.rollouts,
+            folder=ledger.folder,
+            endpoint=endpoint,
+            registry=self._registry,
+            plan=plan,
+            sink=sink,
+        )
+        self._announcer = Announcer(
+            endpoint,
+            boot_id,
+            roll_call=self._roll_call,
+            operation=self._operation,
+            rollouts=self._rollouts,
+            lease=lease,
         )
         self._rounds = Rounds(
             server,
@@ -122,7 +142,7 @@ class Service:
         """Run all rounds that are left, or until the operator stops; the results are written then.
 
         Returns:
-            The last event; None after ``end``.
+            The last event; None after ``end``, and where the run has ``switched``.
 
         Raises:
             UnavailableError: the broker refuses this coordinator for good.
@@ -137,6 +157,9 @@ class Service:
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
+                if self._rollouts.switches(self._rounds.state):
+                    self._switch()
+                    return None
                 self._handle(self._endpoint.poll(_POLL_S))
                 self._watch()
             return self._say_goodbye()
@@ -200,6 +223,9 @@ class Service:
             for device_id, serial in self._revocations.take(now):
                 if self._endpoint.end_session(device_id, serial):
                     self._attendance.revoked(device_id)
+        self._rollouts.epoch = self._announcer.epoch
+        if self._rollouts.watch(now, self._rounds.state):
+            self._rounds.announce()
         self._rounds.apply(schedule.Tick())
         self._attendance.flush(now)
         self._reporter.watch(now)
@@ -231,8 +257,7 @@ class Service:
             case None:
                 pass
             case Delivered():
-                self._rounds.blob_bytes_down += event.offer.total_bytes
-                self._attendance.on_sign(event.device_id)
+                self._on_delivered(event)
             case Connected():
                 self._sink(events.BrokerConnected(protocol=event.protocol))
                 self._roll_call.begin(time.monotonic())
@@ -252,6 +277,13 @@ class Service:
             case _:
                 assert_never(event)
 
+    def _on_delivered(self, event: Delivered) -> None:
+        self._attendance.on_sign(event.device_id)
+        if event.offer.kind == "bundle":
+            self._rollouts.fetched(event.device_id)
+        else:
+            self._rounds.blob_bytes_down += event.offer.total_bytes
+
     def _on_disconnected(self, event: Disconnected) -> None:
         if event.final:
             raise UnavailableError(f"broker {self._plan.config.broker}: {event.reason}")
@@ -262,6 +294,7 @@ class Service:
         try:
             if isinstance(message, Presence):
                 self._attendance.on_presence(device_id, message)
+                self._rollouts.on_presence(device_id, message)
             elif isinstance(message, Heartbeat):
                 self._attendance.on_heartbeat(device_id, message)
             elif isinstance(message, TransferOffer):
@@ -304,6 +337,7 @@ class Service:
             accepted = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
+            self._rollouts.round_failed(device_id, error.rule, str(error))
             self._rounds.apply(schedule.UpdateRefused(device_id))
             return
         self._accepted_ids.add(offer.transfer_id)
@@ -321,6 +355,7 @@ class Service:
                 cohort=len(self._rounds.state.cohort),
             )
         )
+        self._rollouts.update_accepted(device_id, accepted.record)
         self._rounds.apply(schedule.UpdateStored(device_id))
 
     def _admit(self, event: Received) -> Accepted:
@@ -366,6 +401,9 @@ class Service:
         self._reporter.rejected(device_id, offer.round_id, error)
 
     def _on_rejected(self, event: Rejected) -> None:
+        if event.offer.kind == "bundle":
+            self._rollouts.refused(event.device_id, event.rule, event.reason)
+            return
         round_id = event.offer.round_id
         self._rounds.forget_transfer(event.device_id, event.offer)
         awaited = self._rounds.awaits(event.device_id, round_id)
@@ -373,8 +411,15 @@ class Service:
             self._rounds.invite((event.device_id,))
             return
         self._reporter.task_refused(event)
+        self._rollouts.round_failed(event.device_id, event.rule, event.reason)
         if self._rounds.is_open(round_id):
             self._rounds.apply(schedule.DeviceFailed(event.device_id))
+
+    def _switch(self) -> None:
+        """End with the bundle before: the next service of the folder has the one of the ledger."""
+        self.switched = True
+        former, active = self._plan.bundle.digest, self._ledger.rollouts.active()
+        self._sink(events.BundleSwitched(bundle=active, former=former))
 
     def _stop(self) -> events.Stopped:
         """End with rounds left, as the operator wants it: devices wait for the next start."""

@@ -120,7 +120,7 @@ class Upgrades:
         rules = (
             ("bundle", self._rehearse is not None, "none: this device keeps no bundles", "one"),
             ("bundle", _DIGEST.fullmatch(offer.bundle), "64 hex digits", offer.bundle[:64]),
-            ("bundle", offer.bundle not in ours, "another one than it has", offer.bundle[:16]),
+            ("has-bundle", offer.bundle not in ours, "another one than it has", offer.bundle[:16]),
             (
                 "sequence",
                 offer.sequence >= journal.sequence or self._is_restored(offer.bundle),
@@ -174,10 +174,10 @@ class Upgrades:
                 _log.warning("bundle %s failed: %s", candidate.bundle[:16], candidate.reason)
                 refusal = (candidate.transfer_id, candidate.rule, candidate.reason)
                 self._endpoint.reject_bundle(*refusal)
-        candidate = self._store.journal.candidate
-        waits = candidate is not None and candidate.state in ("fetched", "verified")
-        if idle and waits and candidate is not None and self._checking is None:
-            self._begin(candidate)
+        known = self._store.journal.candidate
+        waits = known is not None and known.state in ("fetched", "verified")
+        if idle and waits and known is not None and self._checking is None:
+            self._begin(known)
         before, self._told = self._told, self.progress
         return self._told != before
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from protofleet.bundle.manifest import Manifest
 from protofleet.errors import RefusedError
 
-
 _LINE = 200
 
 

@@ -210,7 +210,7 @@ class Endpoint:
         self._act(self._receiver.reject(device_id, transfer_id, rule, reason, now))
 
     def _due(self) -> float | None:
-        times = (one.due() for one in (*self._senders, *self._receivers))
+        times = [one.due() for one in self._senders] + [one.due() for one in self._receivers]
         return min((due for due in times if due is not None), default=None)
 
     def _take(self, event: Connected | Disconnected | Delivery | Drained | Woken | None) -> None:
@@ -270,8 +270,10 @@ class Endpoint:
             for receiver in self._receivers:
                 self._act(receiver.reconnected(now))
         self._pump()
-        for end in (*self._senders, *self._receivers):
-            self._act(end.tick(now))
+        for sender in self._senders:
+            self._act(sender.tick(now))
+        for receiver in self._receivers:
+            self._act(receiver.tick(now))
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""

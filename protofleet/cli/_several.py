@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from protofleet.coordinator.events import Sink
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.run import Serving
 from protofleet.errors import ProtofleetError
 
 _LOOK_S = 0.2
@@ -26,11 +26,11 @@ class Served:
     """
 
     def __init__(
-        self, name: str, open_service: Callable[[], AbstractContextManager[Service]], sink: Sink
+        self, name: str, open_service: Callable[[], AbstractContextManager[Serving]], sink: Sink
     ) -> None:
         self.name, self.sink, self.failure = name, sink, ""
         self._open = open_service
-        self._service: Service | None = None
+        self._service: Serving | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
