@@ -100,6 +100,7 @@ class Rollouts:
         self._devices: dict[str, RolloutDevice] = {}
         self._sent: set[str] = set()
         self._delivered: dict[str, int] = {}
+        self._losses: dict[str, tuple[float | None, float | None]] = {}
         self._due = 0.0
         self.epoch = 0
         self._read()
@@ -166,15 +167,21 @@ class Rollouts:
     def update_accepted(self, device_id: str, record: UpdateRecord) -> None:
         """A device's update counts in its round; a good one confirms the bundle when it is over."""
         known, found = self._devices.get(device_id), self._rollout
-        if known is None or found is None or known.state != "active":
+        if known is None or found is None or known.state not in ("active", "confirmed"):
             return
-        after, most = record.evaluation.own_loss, found.settings.max_loss
-        before = self._rows.loss_before(device_id, record.round_id) if most else None
-        if after is not None and before is not None and after > most * before + _LOSS_SLACK:
-            reason = f"its loss was {before:.4g} and is {after:.4g} in round {record.round_id}"
-            self.failed(device_id, "health", reason)
-            return
-        self._delivered[device_id] = record.round_id
+        most = found.settings.max_loss
+        if most and found.under_way:
+            before = self._losses.setdefault(
+                device_id, self._rows.losses_before(device_id, record.round_id)
+            )
+            after = (record.loss, record.evaluation.own_loss)
+            for name, was, now in zip(("training", "own test"), before, after, strict=True):
+                if was is not None and now is not None and now > most * was + _LOSS_SLACK:
+                    reason = f"its {name} loss was {was:.4g}, in round {record.round_id} {now:.4g}"
+                    self.failed(device_id, "health", reason)
+                    return
+        if known.state == "active":
+            self._delivered[device_id] = record.round_id
 
     def round_failed(self, device_id: str, rule: str, reason: str) -> None:
         """A device has trained nothing that can be used."""
@@ -216,6 +223,7 @@ class Rollouts:
         if before is None or before.id != found.id:
             self._sent.clear()
             self._delivered.clear()
+            self._losses.clear()
         if before != found and (before is not None or found.under_way):
             self._sink(
                 events.BundleRollout(
@@ -267,16 +275,17 @@ class Rollouts:
         found = self._rollout
         if found is None or found.state != "running":
             return
-        stage = [one for one in self._devices.values() if one.stage == found.stage]
+        every = list(self._devices.values())
+        stage = [one for one in every if one.stage == found.stage]
         # Those of before a pause are known to the operator who has resumed it.
         failures = [
-            one for one in stage if one.state == "failed" and one.since_s >= found.since_s - 0.001
+            one for one in every if one.state == "failed" and one.since_s >= found.since_s - 0.001
         ]
-        if failures and len(failures) > found.settings.max_failures * len(stage):
-            worst = failures[0]
+        if failures and len(failures) > found.settings.max_failures * len(every):
+            one = failures[0]
             reason = (
-                f"{len(failures)} of {len(stage)} devices of stage '{STAGES[found.stage]}' failed, "
-                f"such as {worst.device_id} ({worst.rule}): {worst.reason}"
+                f"{len(failures)} of {len(every)} devices failed, such as {one.device_id} "
+                f"({one.rule}): {one.reason}"
             )
             back = found.settings.on_failure == "back"
             self._move(found, "taken_back" if back else "paused", reason=reason)

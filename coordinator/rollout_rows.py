@@ -55,10 +55,10 @@ class RolloutSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         first: devices of the first stage.
         share: of all devices, reached by the second stage.
-        max_failures: share of a stage's devices; more of them end the roll-out.
-        max_loss: a device fails whose loss on its own test part, in its first round with the
-            bundle, is more than this many times that of its last round before, and 0.1; 0: the
-            loss does not matter.
+        max_failures: share of the devices so far; if more fail in one stage, the roll-out ends.
+        max_loss: a device fails whose training loss, or loss on its own test part, in a round with
+            the bundle is more than this many times that of its last round before, and 0.1; 0: the
+            losses do not matter.
         by_hand: whether each further stage waits for the operator.
         on_failure: ``back``: all devices go back to the bundle before; ``pause``: nothing more
             happens without the operator.
@@ -245,15 +245,18 @@ class RolloutRows:
                 rows,
             )
 
-    def loss_before(self, device_id: str, round_id: int) -> float | None:
-        """Own loss in the device's last accepted update before a round; None: it told none."""
-        row = self._db.execute(
-            "SELECT json_extract(record, '$.evaluation.own_loss') FROM members"
-            " WHERE device_id = ? AND round_id < ? AND record IS NOT NULL"
+    def losses_before(self, device_id: str, round_id: int) -> tuple[float | None, float | None]:
+        """Training loss and loss on the own test part in the last update before a round.
+
+        None: the device told none.
+        """
+        row: tuple[float | None, float | None] | None = self._db.execute(
+            "SELECT json_extract(record, '$.loss'), json_extract(record, '$.evaluation.own_loss')"
+            " FROM members WHERE device_id = ? AND round_id < ? AND record IS NOT NULL"
             " ORDER BY round_id DESC LIMIT 1",
             (device_id, round_id),
         ).fetchone()
-        return row[0] if row else None
+        return row or (None, None)
 
     def _insert(  # noqa: PLR0913 - the columns of a row
         self,

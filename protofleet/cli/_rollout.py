@@ -34,7 +34,7 @@ _SHOWN = 20
     "--max-failures",
     type=click.FloatRange(0, 1),
     default=0.2,
-    help="Share of a stage's devices; if more fail, the roll-out ends.",
+    help="Share of the devices so far; if more fail in one stage, it ends.",
 )
 @click.option(
     "--max-loss",
