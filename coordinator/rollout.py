@@ -101,7 +101,7 @@ class Rollouts:
         self._sent: set[str] = set()
         self._delivered: dict[str, int] = {}
         self._losses: dict[str, tuple[float | None, float | None]] = {}
-        self._due = 0.0
+        self._due, self._ready = 0.0, False
         self.epoch = 0
         self._read()
 
@@ -121,6 +121,12 @@ class Rollouts:
     def withdrawal(self) -> str:
         """The statement that takes devices back to the present bundle; empty: there is none."""
         return "" if self._rollout is None else self._rollout.withdrawal
+
+    @property
+    def drains(self) -> bool:
+        """Whether no other round is to open, because the server is to have another bundle."""
+        over = self._rollout is not None and self._rollout.state == "complete"
+        return self._ready or (over and self._active != self._plan.bundle.digest)
 
     def switches(self, state: RoundState) -> bool:
         """Whether the server is to have another bundle from here on: between two rounds."""
@@ -213,6 +219,7 @@ class Rollouts:
         return before != (self.bundles, self.withdrawal)
 
     def _read(self) -> None:
+        self._ready = False
         before, self._rollout = self._rollout, self._rows.latest()
         found, self._active = self._rollout, self._rows.active()
         if found is None:
@@ -272,7 +279,7 @@ class Rollouts:
 
     def _judge(self, state: RoundState) -> None:
         """Whether too many have failed, or the stage is done."""
-        found = self._rollout
+        found, self._ready = self._rollout, False
         if found is None or found.state != "running":
             return
         every = list(self._devices.values())
@@ -290,7 +297,8 @@ class Rollouts:
             back = found.settings.on_failure == "back"
             self._move(found, "taken_back" if back else "paused", reason=reason)
         elif self._is_done(found, stage):
-            if found.stage < len(STAGES) - 1:
+            self._ready = found.stage == len(STAGES) - 1
+            if not self._ready:
                 state_after: RolloutState = "waiting" if found.settings.by_hand else "running"
                 self._move(found, state_after, stage=found.stage + 1)
             elif state.phase is RoundPhase.WAITING:

@@ -89,7 +89,7 @@ class Service:
         totals = ReportedTotals(ledger)
         self._roll_call = RollCall(totals.known, time.monotonic())
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
-        self.switched = False
+        self.switched = self._draining = False
         self._registry = Registry(
             bundle=plan.bundle.digest,
             layout_hash=plan.bundle.manifest.layout_hash,
@@ -226,10 +226,21 @@ class Service:
         self._rollouts.epoch = self._announcer.epoch
         if self._rollouts.watch(now, self._rounds.state):
             self._rounds.announce()
+        self._drain()
         self._rounds.apply(schedule.Tick())
         self._attendance.flush(now)
         self._reporter.watch(now)
         self._reporter.waiting(self._rounds.state, self._rounds.needed_devices, now)
+
+    def _drain(self) -> None:
+        """Let no other round open while the run is about to have another bundle."""
+        if self._rollouts.drains:
+            self._draining = True
+            if not self._rounds.state.paused:
+                self._rounds.apply(schedule.Pause())
+        elif self._draining:
+            self._draining = False
+            self._rounds.apply(self._operation.event())
 
     def _obey(self) -> None:
         """Take the operator's order, which is in the ledger."""

@@ -30,6 +30,7 @@ from protofleet.bundle import Bundle, keys
 from protofleet.bundle.manifest import Manifest
 from protofleet.durable import move_whole
 from protofleet.edge.journal import Binding, Candidate, Fallback, bundle_path
+from protofleet.edge.move import check_inputs
 from protofleet.edge.store import Store
 from protofleet.errors import ProtofleetError, ProvisionError, RefusedError, UnavailableError
 from protofleet.federation.compatibility import check_compatible
@@ -235,6 +236,7 @@ class Upgrades:
             except ProvisionError as error:
                 raise RefusedError("sequence", str(error)) from error
         check_compatible(self._manifest, bundle.manifest)
+        check_inputs(self._manifest.preprocessing, bundle.manifest.preprocessing)
         return bundle
 
     def announced(self, announcement: Announcement) -> None:
