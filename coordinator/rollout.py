@@ -110,12 +110,12 @@ class Rollouts:
     @property
     def bundles(self) -> tuple[str, ...]:
         """Further bundles whose devices take part."""
-        found = self._rollout
-        if found is None or found.withdrawal:
+        found, ours = self._rollout, self._plan.bundle.digest
+        if found is None or found.state == "taken_back":
             return ()
-        if found.under_way:
+        if found.target != ours:  # also when it is complete, until the server has it, too
             return (found.target,)
-        return (found.former,) if found.state == "complete" else ()
+        return () if found.withdrawal else (found.former,)
 
     @property
     def withdrawal(self) -> str:

@@ -65,7 +65,7 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
     )
     sick, ill = _bundle(tmp_path, key, 3, train=_climbing())
     sound, new = _bundle(tmp_path, key, 4)
-    run = make_federation("run", first, 4)
+    run = make_federation("run", first, 3)
     run.write(rounds=5000)
     coordinator = run.start_coordinator()
     devices = {name: run.start_device(name) for name in run.devices}
@@ -87,14 +87,14 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
     assert (told["active"], {one["rule"] for one in failed}) == (old, {"health"})
     devices[failed[0]["device_id"]].wait_for(_of("switched", bundle=old, taken_back=True))
     _await_rounds(coordinator)
-    assert _closed(coordinator)[-1]["participants"] == 4
+    assert _closed(coordinator)[-1]["participants"] == 3
 
     # Sound, by hand, over kills of coordinator and device.
     _say("publish", run.file, sound, "--by-hand")
     coordinator.wait_for(_of("bundle_rollout", bundle=new, state="waiting"))
     assert [one["state"] for one in _say("status", run.file)["devices"]] == ["confirmed"]
     _await_rounds(coordinator)
-    assert _closed(coordinator)[-1]["participants"] == 4  # with either bundle
+    assert _closed(coordinator)[-1]["participants"] == 3  # with either bundle
     _say("next", run.file)
     coordinator.wait_for(_of("bundle_rollout", bundle=new, state="waiting", stage="rest"))
     coordinator.kill()
@@ -105,9 +105,9 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
     coordinator.wait_for(_of("bundle_switched", bundle=new, former=old))
     coordinator.wait_for(_of("started", bundle=new, sequence=4))
     _await_rounds(coordinator, 3)
-    assert _closed(coordinator)[-1]["participants"] == 4
+    assert _closed(coordinator)[-1]["participants"] == 3
     told = _say("status", run.file)
-    assert (told["active"], told["counts"]) == (new, {"confirmed": 4})
+    assert (told["active"], told["counts"]) == (new, {"confirmed": 3})
 
     # Taken back once it is the run's own: on its signer's word, and a restart goes on with that.
     signing = tmp_path / "signing-key.pem"
@@ -118,7 +118,7 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
     for device in devices.values():
         device.wait_for(_of("switched", bundle=old, former=new, taken_back=True))
     _await_rounds(coordinator, 3)
-    assert _closed(coordinator)[-1]["participants"] == 4
+    assert _closed(coordinator)[-1]["participants"] == 3
     coordinator.terminate()
     for device in devices.values():
         device.terminate()
