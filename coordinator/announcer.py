@@ -67,6 +67,7 @@ class Announcer:
         """
         if self.idle:
             return
+        self._roll_call.met(len(state.live))
         self._endpoint.publish(
             Announcement(
                 federation=plan.config.federation,
@@ -83,6 +84,7 @@ class Announcer:
                 hold=hold or self._operation.hold(state),
                 bundles=self._rollouts.bundles,
                 withdrawal=self._rollouts.withdrawal,
+                staleness=plan.config.schedule.patience,
             )
         )
 

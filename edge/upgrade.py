@@ -32,7 +32,7 @@ from protofleet.durable import move_whole
 from protofleet.edge.journal import Binding, Candidate, Fallback, bundle_path
 from protofleet.edge.move import check_inputs
 from protofleet.edge.store import Store
-from protofleet.errors import ProtofleetError, ProvisionError, RefusedError, UnavailableError
+from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
 from protofleet.federation.compatibility import check_compatible
 from protofleet.wire.device_endpoint import MOST_BUNDLE_BYTES, DeviceEndpoint
 from protofleet.wire.identity import BundleWithdrawal, read_statement
@@ -153,7 +153,8 @@ class Upgrades:
         try:
             move_whole(event.path, bundle_path(self._store.folder, offer.bundle))
         except OSError as error:
-            raise UnavailableError(f"device store '{self._store.folder}': {error}") from error
+            self._endpoint.reject_bundle(transfer_id, "disk", f"bundle: {error}")
+            return
         self._store.commit(candidate=Candidate(bundle=offer.bundle, transfer_id=transfer_id))
         self._endpoint.accept(transfer_id)
 

@@ -21,6 +21,8 @@ TransferId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Checked before it is kept anywhere or becomes a file's name."""
 MOST_SEQUENCE = 2**53 - 1
 """Of bundles (``docs/bundle.md``)."""
+MOST_STALENESS = 10_000
+"""Rounds by which an update may be late at most."""
 MOST_EPOCH = 2**48
 """Of leases: seconds since 1970, or a little more, for ever."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
@@ -119,8 +121,9 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     operator; empty: nothing keeps them. ``epoch``: of the coordinator's lease, higher than of every
     coordinator before it; 0: it has none. ``bundles``: digests of further bundles whose devices
     take part, while another takes the place of ``bundle`` or was taken back; ``withdrawal``: their
-    signer's statement that devices go back to ``bundle``. ``handshake``: where the federation has
-    keys.
+    signer's statement that devices go back to ``bundle``. ``staleness``: by how many rounds an
+    update may be late and count: a device goes on with its task so long. Announcements may be half
+    of that apart. ``handshake``: where the federation has keys.
     """
 
     federation: Word
@@ -138,6 +141,7 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
     bundles: Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)] = ()
     withdrawal: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    staleness: Annotated[int, msgspec.Meta(ge=0, le=MOST_STALENESS)] = 0
     handshake: CoordinatorHandshake | None = None
 
 

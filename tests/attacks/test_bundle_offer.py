@@ -1,4 +1,4 @@
-"""Offers of bundles, and what devices say of them: nothing of it is kept, run or believed unchecked."""
+"""Offers of bundles, and what devices say of them: nothing of it is believed unchecked."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _await_rounds(process, count=2):
 
 
 @pytest.mark.slow(seconds=40)
-def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
+def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(  # noqa: PLR0915 - one federation's long day
     make_federation, tmp_path, key
 ):
     first, old = _bundle(tmp_path, key, 1)

@@ -1,4 +1,4 @@
-"""A bundle that comes over the wire: what a device takes, refuses, keeps, and a kill at any write."""
+"""A bundle that comes over the wire: what a device takes, refuses, keeps; a kill at any write."""
 
 from __future__ import annotations
 
