@@ -156,6 +156,7 @@ class Federation:
     def _start_again(self) -> None:
         """As a supervisor does with what was killed; a process that has finished stays so."""
         for process in self.processes.values():
+            process.kill_if_stuck()
             if process.status not in (None, 0):
                 process.start()
         if self.processes[COORDINATOR].status == 0:

@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from protofleet.firmware_sim.process_server import Order
 from protofleet.threads import thread_variables
 
 _MODULE = "protofleet.firmware_sim.process_server"
+_STUCK_S = 30.0
 _NAMESPACE = ("--user", "--map-root-user", "--mount")
 
 
@@ -123,6 +125,7 @@ class ServedProcess:
         self._server, self._arguments = server, arguments
         self._clock = folder / f"{name}.clock"
         self._pid = 0
+        self._began, self._told = 0.0, 0
         self._lock = threading.Lock()
         self._clock.write_bytes(bytes(8))
 
@@ -138,6 +141,7 @@ class ServedProcess:
                 log=str(self.log),
             )
             self.starts += 1
+            self._began, self._told = time.monotonic(), self._written()
 
     @property
     def status(self) -> int | None:
@@ -152,6 +156,17 @@ class ServedProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
             return True
+
+    def kill_if_stuck(self) -> None:
+        """End one that has said nothing since it was forked.
+
+        A fork may inherit a lock that another thread of its parent has had for ever.
+        """
+        if time.monotonic() > self._began + _STUCK_S and self._written() == self._told:
+            self.kill()
+
+    def _written(self) -> int:
+        return self.events.stat().st_size if self.events.exists() else 0
 
     def move_clock(self, seconds: float) -> None:
         """From now on its wall clock is off by so much."""

@@ -9,12 +9,12 @@ from protofleet.chaos.evidence import Evidence, Place
 from protofleet.chaos.models import DEVICES
 from protofleet.coordinator.ledger import Ledger
 from protofleet.experiments._worker import (
-    ClientFiles,
     ClientTrainer,
     StoredClient,
     WorkerSpec,
     WorkerTask,
 )
+from protofleet.experiments.prepare import ClientFiles
 from protofleet.federation.client import RoundConfig
 from protofleet.federation.coding import CodedPayload
 from protofleet.federation.plan import make_plan
