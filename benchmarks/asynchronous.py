@@ -1,6 +1,6 @@
 """Wall time to the same score, synchronous and buffered, with one client in four ten times slower.
 
-Runs the committed experiment ``asynchronous/ucihar`` over a real broker, each method and seed.
+Runs the committed experiment ``asynchronous/ucihar-small`` over a real broker.
 The score is the server's model's on all test examples: every round has it, whoever takes part.
 """
 
@@ -19,7 +19,7 @@ from protofleet.experiments.store import MethodResult
 from protofleet.federation.records import RoundRecord
 from protofleet.strategies.scores import MetricName
 
-NAME = "asynchronous/ucihar"
+NAME = "asynchronous/ucihar-small"
 SHARE = 0.98
 """Of the synchronous run's best score: what both have to reach. The last steps to a best score are
 chance."""
