@@ -125,7 +125,7 @@ class Endpoint:
     @property
     def due(self) -> float:
         """When ``poll`` has something to do though nothing comes, monotonic; may be early."""
-        times = (self._sender.due(), self._receiver.due())
+        times = (self._sender.due() if self._may_offer else None, self._receiver.due())
         return min((t for t in times if t is not None), default=float("inf"))
 
     def start(self) -> None:
@@ -256,9 +256,15 @@ class Endpoint:
             self._fresh = False
             self._act(self._sender.reconnected(now, self._link.chunk_bytes))
             self._act(self._receiver.reconnected(now))
+        if self._may_offer:
+            self._act(self._sender.tick(now))
         self._pump()
-        self._act(self._sender.tick(now))
         self._act(self._receiver.tick(now))
+
+    @property
+    def _may_offer(self) -> bool:
+        """Whether to repeat offers: behind a full window they would only queue, perhaps twice."""
+        return self._link.room > 0 or not self._link.connected
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""
