@@ -92,13 +92,13 @@ class Trained:
     Attributes:
         network: the one that was given, where it lies.
         loss: mean over the examples of the last epoch; NaN if no step was made.
-        moments: of the optimiser, for a strategy that keeps it.
+        moments: gives those of the optimiser, for a strategy that keeps it.
         steps: how many were made.
     """
 
     network: Network
     loss: float
-    moments: Mapping[str, NDArray[Any]]
+    moments: Callable[[], Mapping[str, NDArray[Any]]]
     steps: int
 
 
@@ -171,8 +171,9 @@ class Trainer:
         """The network as it is now, all of it in the memory that was given."""
         # A program writes the new buffers into memory of its own.
         self._network.buffers.buffer[...] = self._buffers.buffer
-        moments = self._optimiser.moments()
-        return Trained(network=self._network, loss=loss, moments=moments, steps=self._steps)
+        return Trained(
+            network=self._network, loss=loss, moments=self._optimiser.moments, steps=self._steps
+        )
 
 
 def train(
