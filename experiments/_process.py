@@ -17,7 +17,6 @@ from protofleet.strategies.types import ClientState
 from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
 
-
 _WORTH_SHARING = 1 << 16
 """Bytes of tensors in both state and update: below, a second copy costs less than their names."""
 

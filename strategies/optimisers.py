@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -147,10 +148,10 @@ class Optimiser:
         again.
         """
         operands = (params, grads, proximal, correction)
-        if any(a is not b for a, b in zip(operands, self._operands, strict=False)):
+        if not all(map(is_, operands, self._operands)):
             for part in self._parts:
                 part.bind(params, grads, proximal, correction)
-        self._operands = operands
+            self._operands = operands
         for part in self._parts:
             part.step()
 

@@ -83,9 +83,9 @@ def bound_sgd(
     correction: Floats,
     numbers: NDArray[np.float64],
 ) -> Callable[[], None]:
-    """A step for each call: ``v = momentum · v + g; p -= lr · v`` in float32, without a velocity ``p -= lr · g``.
+    """A step for each call: in float32 ``v = momentum · v + g; p -= lr · v``.
 
-    ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
+    Without a velocity ``p -= lr · g``. ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
     and correction an empty one is left out. ``numbers``: weight decay, mu, lr, momentum.
     """
     scratch = np.empty(_BLOCK, np.float32)
@@ -141,9 +141,9 @@ def bound_adam(
     correction: Floats,
     numbers: NDArray[np.float64],
 ) -> Callable[[], None]:
-    """A step for each call: ``m, v`` = moving means of g and g²; ``p -= rate · m / (sqrt(v) + eps)`` in float32.
+    """A step for each call: in float32 ``p -= rate · m / (sqrt(v) + eps)``.
 
-    ``g`` as in ``bound_sgd``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
+    ``m, v`` are moving means of g and g², ``g`` as in ``bound_sgd``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
     """
     scratch = np.empty(_BLOCK, np.float32)
     return adam.bound(params, grads, m, v, reference, correction, numbers, scratch)
