@@ -85,7 +85,8 @@ def bound_sgd(
 ) -> Callable[[], None]:
     """A step for each call: in float32 ``v = momentum · v + g; p -= lr · v``.
 
-    Without a velocity ``p -= lr · g``. ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
+    Without a velocity ``p -= lr · g``.
+    ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
     and correction an empty one is left out. ``numbers``: weight decay, mu, lr, momentum.
     """
     scratch = np.empty(_BLOCK, np.float32)
@@ -143,7 +144,8 @@ def bound_adam(
 ) -> Callable[[], None]:
     """A step for each call: in float32 ``p -= rate · m / (sqrt(v) + eps)``.
 
-    ``m, v`` are moving means of g and g², ``g`` as in ``bound_sgd``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
+    ``m, v`` are moving means of g and g², ``g`` as in ``bound_sgd``. ``numbers``: weight decay,
+    mu, beta1, beta2, rate, eps.
     """
     scratch = np.empty(_BLOCK, np.float32)
     return adam.bound(params, grads, m, v, reference, correction, numbers, scratch)
