@@ -23,7 +23,7 @@ from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.status import damaged
-from protofleet.errors import InputError, UnavailableError
+from protofleet.errors import InputError, StorageError
 from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
@@ -61,8 +61,8 @@ def open_service(
     Raises:
         InputError: bundle, strategy, settings, pooled data or run folder do not fit, or a run
             whose final fit has begun was given more rounds.
-        UnavailableError: another coordinator runs in the folder, or the disk fails, also within
-            the block.
+        UnavailableError: another coordinator runs in the folder.
+        StorageError: the disk fails, also within the block.
     """
     try:
         with _open(config, sink, succession or Succession()) as service:
@@ -73,9 +73,8 @@ def open_service(
         raise InputError(damaged(config.run_dir, error)) from error
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnavailableError(
-            f"run folder '{config.run_dir}': {reason}; nothing committed is lost: put it right and "
-            "start again"
+        raise StorageError(
+            f"run folder '{config.run_dir}': {reason}; nothing committed is lost: put it right"
         ) from error
 
 
@@ -145,7 +144,8 @@ def _make_endpoint(
     config: FederationConfig, ledger: Ledger, protection: Plain, update_bytes: int
 ) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
-    if ledger.state().phase is not RoundPhase.OPEN:
+    found = ledger.state()
+    if found.phase is not RoundPhase.OPEN and not (found.late and config.schedule.patience):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)

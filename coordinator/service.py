@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import assert_never
 
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.attendance import Attendance
+from protofleet.coordinator.intake import Intake
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.registry import Registry
@@ -60,6 +62,7 @@ class Service:
         sink: told what happens.
         members: of a federation with keys; who is revoked leaves.
         lease: without which another coordinator may serve the same federation.
+        make_rounds: makes the rounds; takes what ``Rounds`` takes.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, each named at the call
@@ -72,6 +75,7 @@ class Service:
         sink: events.Sink,
         members: Members | None = None,
         lease: Lease | None = None,
+        make_rounds: Callable[..., Rounds] = Rounds,
     ) -> None:
         plan = server.plan
         self._ledger, self._endpoint = ledger, endpoint
@@ -80,20 +84,17 @@ class Service:
         self._lease = lease
         self._ended = False
         self._accepted_ids = set(ledger.transfer_ids())
+        self._intake = Intake()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
         totals = ReportedTotals(ledger)
-        self._roll_call = RollCall(totals.known, time.monotonic())
+        self._roll_call = RollCall(
+            totals.known, time.monotonic(), plan.config.limits.connections_per_s
+        )
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
         self._announcer = Announcer(endpoint, boot_id, self._roll_call, self._operation, lease)
-        self._registry = Registry(
-            bundle=plan.bundle.digest,
-            layout_hash=plan.bundle.manifest.layout_hash,
-            strategy=plan.strategy.description.name,
-            silent_after_s=plan.config.liveness.silent_after_s,
-            num_classes=plan.model.num_classes if server.expected.class_counts else None,
-        )
-        self._rounds = Rounds(
+        self._registry = self._make_registry(server)
+        self._rounds = make_rounds(
             server,
             ledger,
             endpoint,
@@ -103,6 +104,7 @@ class Service:
             registry=self._registry,
             totals=totals,
             announcer=self._announcer,
+            before_close=self._store_arrived,
         )
         self._attendance = Attendance(
             self._rounds,
@@ -111,6 +113,16 @@ class Service:
             totals=totals,
             roll_call=self._roll_call,
             reporter=self._reporter,
+        )
+
+    def _make_registry(self, server: Server) -> Registry:
+        plan = server.plan
+        return Registry(
+            bundle=plan.bundle.digest,
+            layout_hash=plan.bundle.manifest.layout_hash,
+            strategy=plan.strategy.description.name,
+            silent_after_s=plan.config.liveness.silent_after_s,
+            num_classes=plan.model.num_classes if server.expected.class_counts else None,
         )
 
     def end(self) -> None:
@@ -137,7 +149,7 @@ class Service:
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
-                self._handle(self._endpoint.poll(_POLL_S))
+                self._take_part()
                 self._watch()
             return self._say_goodbye()
         except _EndedError:
@@ -146,6 +158,13 @@ class Service:
             if self._lease is not None:
                 self._lease.release()
             self._endpoint.close()
+
+    def _take_part(self) -> None:
+        """Take what comes next; accept what has come, if that is due."""
+        event = self._endpoint.poll(min(_POLL_S, self._intake.wait_s(time.monotonic())))
+        self._handle(event)
+        if self._intake.is_due(time.monotonic(), self._rounds.state, idle=event is None):
+            self._store_arrived()
 
     def _tell_start(self) -> None:
         plan, (state, resumed) = self._plan, self._rounds.peek()
@@ -296,50 +315,66 @@ class Service:
     def _on_received(self, event: Received) -> None:
         device_id, offer = event.device_id, event.offer
         self._attendance.on_sign(device_id)
+        if self._intake.holds(device_id):
+            self._store_arrived()  # of two updates of a device the first counts
         refused = self._refusal(device_id, offer)
         if refused is not None:
             self._reject(device_id, offer, refused)
             return
         try:
-            accepted = self._admit(event)
+            arrival = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
             self._rounds.apply(schedule.UpdateRefused(device_id))
             return
-        self._accepted_ids.add(offer.transfer_id)
-        self._rounds.forget_transfer(device_id, offer)
-        self._rounds.blob_bytes_up += offer.total_bytes
-        self._endpoint.accept(offer.transfer_id)
-        self._sink(
-            events.UpdateReceived(
-                round_id=offer.round_id,
-                device_id=device_id,
-                bytes=offer.total_bytes,
-                num_examples=accepted.record.num_examples,
-                loss=accepted.record.loss,
-                delivered=len(self._rounds.state.delivered) + 1,
-                cohort=len(self._rounds.state.cohort),
-            )
-        )
-        self._rounds.apply(schedule.UpdateStored(device_id))
+        self._intake.add(event, arrival, time.monotonic())
 
-    def _admit(self, event: Received) -> Accepted:
-        """Decode, check and spool an update that has arrived; its device now has its payload.
+    def _store_arrived(self) -> None:
+        """Accept what was admitted: into the ledger, then the receipts, then the schedule."""
+        arrived, rounds = self._intake.take(), self._rounds
+        if not arrived:
+            return
+        self._ledger.accept(*(arrival for _, arrival in arrived))
+        for count, (event, arrival) in enumerate(arrived, 1):
+            device_id, offer, record = event.device_id, event.offer, arrival.accepted.record
+            self._accepted_ids.add(offer.transfer_id)
+            rounds.forget_transfer(device_id, offer)
+            rounds.blob_bytes_up += offer.total_bytes
+            self._endpoint.accept(offer.transfer_id)
+            self._sink(
+                events.UpdateReceived(
+                    round_id=offer.round_id,
+                    device_id=device_id,
+                    bytes=offer.total_bytes,
+                    num_examples=record.num_examples,
+                    loss=record.loss,
+                    delivered=rounds.state.updates + count,
+                    cohort=rounds.expected_updates,
+                    counted_in=arrival.counted_in,
+                )
+            )
+        rounds.stored(*(event.device_id for event, _ in arrived))
+
+    def _admit(self, event: Received) -> ArrivedUpdate:
+        """Decode and check an update that has arrived; its device now has its payload.
 
         Raises:
             RefusedError: it breaks a rule.
         """
         device_id, offer, rounds = event.device_id, event.offer, self._rounds
+        counted_in = rounds.state.round_id
+        baseline = rounds.payloads.update_baseline(offer.round_id, device_id, offer.coding)
         decoded = rounds.server.admit(
             event.path.read_bytes(),
             offer.coding,
-            baseline=rounds.payloads.update_baseline(rounds.server_state, device_id, offer.coding),
+            baseline=baseline,
             client_id=device_id,
             round_id=offer.round_id,
             class_counts=self._attendance.class_counts(device_id),
             num_examples=self._registry.num_examples(device_id),
             bounds=relaxed_bounds(rounds.bounds, rounds.state.attempt),
         )
+        decoded = rounds.server.to_keep(decoded, baseline, counted_in)
         path = event.path
         if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
@@ -350,10 +385,8 @@ class Service:
             record=decoded.record,
             norms=decoded.norms,
         )
-        self._ledger.accept(
-            path, accepted, offer=offer, reference=rounds.payloads.held_reference(device_id)
-        )
-        return accepted
+        reference = rounds.payloads.held_reference(device_id)
+        return ArrivedUpdate(path, accepted, offer, reference, counted_in)
 
     def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
         if offer.kind != "update":
@@ -373,7 +406,7 @@ class Service:
             self._rounds.invite((event.device_id,))
             return
         self._reporter.task_refused(event)
-        if self._rounds.is_open(round_id):
+        if awaited:
             self._rounds.apply(schedule.DeviceFailed(event.device_id))
 
     def _stop(self) -> events.Stopped:

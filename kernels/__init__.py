@@ -23,6 +23,7 @@ from protofleet.kernels.codecs import (
     topk_encode,
 )
 from protofleet.kernels.distances import SquaredDistances
+from protofleet.kernels.exact import ExactSum
 from protofleet.kernels.kmeans import (
     EmptyClusters,
     KMeansResult,
@@ -59,6 +60,7 @@ __all__ = [
     "AlpVariant",
     "EmptyClusters",
     "EpsForm",
+    "ExactSum",
     "KMeansResult",
     "Rounding",
     "SinkhornResult",

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from protofleet.errors import InputError, RefusedError, UnavailableError
+from protofleet.errors import InputError, RefusedError, StorageError
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
     Connected,
@@ -77,9 +77,8 @@ def on_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(
-            f"files of unfinished transfers: {error}; put it right and start again, nothing "
-            "finished is lost"
+        raise StorageError(
+            f"files of unfinished transfers: {error}; put it right, nothing finished is lost"
         ) from error
 
 
@@ -123,6 +122,12 @@ class Endpoint:
         """Byte counters of the link."""
         return self._link.traffic
 
+    @property
+    def due(self) -> float:
+        """When ``poll`` has something to do though nothing comes, monotonic; may be early."""
+        times = (self._sender.due(), self._receiver.due())
+        return min((t for t in times if t is not None), default=float("inf"))
+
     def start(self) -> None:
         """Begin to connect; ``Connected`` comes from ``poll``, again after each reconnect."""
         self._link.start()
@@ -135,8 +140,8 @@ class Endpoint:
         Announcement) on every ``Connected``: the next call offers and asks again.
 
         Raises:
-            UnavailableError: a blob cannot be written or read; ``expect``, ``accept``, ``reject``
-                and ``send_…`` raise it too.
+            StorageError: a blob cannot be written or read; ``expect``, ``accept``, ``reject`` and
+                ``send_…`` raise it too. What was on its way stays so: call again.
         """
         stop = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -145,7 +150,7 @@ class Endpoint:
             if self._ready:
                 return self._ready.popleft()
             now = time.monotonic()
-            event = self._link.get(_wait_s(now, stop, self._due()))
+            event = self._link.get(_wait_s(now, min(stop, self.due)))
             if isinstance(event, Woken):
                 return None
             self._take(event)
@@ -200,10 +205,6 @@ class Endpoint:
         now = time.monotonic()
         self._act(self._receiver.reject(device_id, transfer_id, rule, reason, now))
 
-    def _due(self) -> float | None:
-        times = [t for t in (self._sender.due(), self._receiver.due()) if t is not None]
-        return min(times, default=None)
-
     def _take(self, event: Connected | Disconnected | Delivery | Drained | Woken | None) -> None:
         if isinstance(event, Connected):
             # The caller announces itself first, and only then are transfers taken up again.
@@ -222,7 +223,7 @@ class Endpoint:
             detail = f"'{address.channel.value}': expected a message of now, got a retained one"
             self._ready.append(Ignored(address.device_id, "retained", detail))
             return
-        now = time.monotonic()
+        now = self._link.clock
         try:
             if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
                 self._act(self._receiver.chunk(address.device_id, delivery.payload, now))
@@ -250,7 +251,7 @@ class Endpoint:
             self._act(self._sender.device_returned(address.device_id, time.monotonic()))
 
     def _work(self) -> None:
-        now = time.monotonic()
+        now = self._link.clock
         if self._fresh:
             self._fresh = False
             self._act(self._sender.reconnected(now, self._link.chunk_bytes))
@@ -283,6 +284,5 @@ class Endpoint:
             self._link.publish(topic, payload)
 
 
-def _wait_s(now: float, stop: float, due: float | None) -> float | None:
-    until = stop if due is None else min(stop, due)
+def _wait_s(now: float, until: float) -> float | None:
     return None if until == float("inf") else max(0.0, until - now)

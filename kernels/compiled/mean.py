@@ -30,6 +30,17 @@ class _Memory:
         }
 
 
+def memory_of(buffers: Sequence[Floats], size: int) -> tuple[Floats, Indices]:
+    """An array over all memory from the lowest buffer to the highest, and where in it each starts.
+
+    Kernels take no lists: one that gets this touches nothing of it besides the buffers.
+    """
+    addresses = [buffer.ctypes.data for buffer in buffers]
+    lowest = min(addresses)
+    starts = (np.array(addresses) - lowest) // 4
+    return np.asarray(_Memory(lowest, int(starts.max()) + size)), starts
+
+
 def accumulate(
     total: NDArray[np.float64],
     buffers: Sequence[Floats],
@@ -38,14 +49,9 @@ def accumulate(
 ) -> None:
     """``total += Σ_k weights[k] · buffers[k]`` in float64, one after the other.
 
-    ``bad[0]`` becomes 1 if a sum is not finite. Kernels take no lists: this one gets an array over
-    all memory from the lowest buffer to the highest and where in it each starts, and touches
-    nothing of it besides the buffers.
+    ``bad[0]`` becomes 1 if a sum is not finite.
     """
-    addresses = [buffer.ctypes.data for buffer in buffers]
-    lowest = min(addresses)
-    starts = (np.array(addresses) - lowest) // 4
-    memory = np.asarray(_Memory(lowest, int(starts.max()) + total.size))
+    memory, starts = memory_of(buffers, total.size)
     add_up(total, memory, starts, weights, bad)
 
 

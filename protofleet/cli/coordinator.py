@@ -64,18 +64,19 @@ def run(
     from protofleet.cli._several import Served, serve_all
     from protofleet.coordinator.events import Failed
     from protofleet.coordinator.run import Succession, open_service
+    from protofleet.coordinator.storage import serve
 
     configs = [_config(file, broker, trust_files) for file in files]
     succession = Succession(wait=wait, take_over=take_over)
     open_sink = _json_sink if as_json else _text_sink
     with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
         if len(configs) == 1:
-            with open_service(configs[0], open_sink(""), succession) as service:
-                service.run()
+            config, sink = configs[0], open_sink("")
+            serve(partial(open_service, config, sink, succession), config.run_dir, sink)
             return
         sinks = [open_sink(config.federation) for config in configs]
         several = [
-            Served(config.federation, partial(open_service, config, sink, succession), sink)
+            Served(config, partial(open_service, config, sink, succession), sink)
             for config, sink in zip(configs, sinks, strict=True)
         ]
         if not serve_all(several, lambda one, reason: one.sink(Failed(reason=reason))):
@@ -285,8 +286,11 @@ def _since(found: Status) -> str:
 
 
 def _updates(found: Status) -> str:
+    late = f", {len(found.late)} train for earlier rounds" if found.late else ""
+    if found.schedule == "buffered" and not found.final:
+        return f"{len(found.delivered)} of {found.size} updates{late}"
     enough = f", {found.size} suffice" if found.size < len(found.cohort) else ""
-    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}"
+    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}{late}"
 
 
 def _missing(found: Status) -> str:

@@ -18,6 +18,7 @@ from protofleet.printable import printable
 _COMMANDS = {
     "broker": "protofleet.cli.broker:broker",
     "bundle": "protofleet.cli.bundle:bundle",
+    "chaos": "protofleet.cli.chaos:chaos",
     "coordinator": "protofleet.cli.coordinator:coordinator",
     "demo": "protofleet.cli.demo:demo",
     "device": "protofleet.cli.device:device",
@@ -27,6 +28,7 @@ _COMMANDS = {
     "fleet": "protofleet.cli.fleet:fleet",
     "hub": "protofleet.cli.hub:hub",
     "kernels": "protofleet.cli.kernels:kernels",
+    "load": "protofleet.cli.load:load",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "privacy": "protofleet.cli.privacy:privacy",
     "report": "protofleet.cli.report:report",

@@ -8,6 +8,7 @@ from typing import Any
 from protofleet.errors import InputError
 from protofleet.strategies.aggregation import (
     centred_clipping,
+    exact_mean,
     geometric_median,
     krum,
     mean,
@@ -31,6 +32,7 @@ __all__ = [
 
 AGGREGATORS: dict[str, Callable[[Mapping[str, Any]], Aggregator]] = {
     "centred_clipping": centred_clipping.build,
+    "exact_mean": exact_mean.build,
     "geometric_median": geometric_median.build,
     "krum": krum.build,
     "mean": mean.build,
