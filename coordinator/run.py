@@ -6,8 +6,9 @@ import math
 import secrets
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -20,11 +21,11 @@ from protofleet.coordinator.events import Sink
 from protofleet.coordinator.lease import Claim, Lease, kept
 from protofleet.coordinator.ledger import LOCK_S, Ledger
 from protofleet.coordinator.members import Members
+from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, StorageError
-from protofleet.federation.plan import make_plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
@@ -47,10 +48,48 @@ class Succession:
     take_over: bool = False
 
 
+class Serving:
+    """Serves a run to its end, with one service after another where its bundle changes.
+
+    Args:
+        config: the federation file.
+        sink: told what happens.
+        succession: after another coordinator.
+    """
+
+    def __init__(self, config: FederationConfig, sink: Sink, succession: Succession) -> None:
+        self._config, self._sink, self._succession = config, sink, succession
+        self._stack, self._ended = ExitStack(), threading.Event()
+        self._service = self._opened()
+
+    def run(self) -> events.Finished | events.Stopped | None:
+        """As ``Service.run``, over all bundles of the run."""
+        while True:
+            ended = self._service.run()
+            if not self._service.switched or self._ended.is_set():
+                return ended
+            self.close()
+            self._service = self._opened()
+            if self._ended.is_set():  # meanwhile, in another thread
+                self._service.end()
+
+    def end(self) -> None:
+        """Let ``run`` return soon, resumably, as a signal would; from any thread."""
+        self._ended.set()
+        self._service.end()
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._stack.close()
+
+    def _opened(self) -> Service:
+        return self._stack.enter_context(_open(self._config, self._sink, self._succession))
+
+
 @contextmanager
 def open_service(
     config: FederationConfig, sink: Sink, succession: Succession | None = None
-) -> Iterator[Service]:
+) -> Iterator[Serving]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
     Args:
@@ -65,8 +104,8 @@ def open_service(
         StorageError: the disk fails, also within the block.
     """
     try:
-        with _open(config, sink, succession or Succession()) as service:
-            yield service
+        with closing(Serving(config, sink, succession or Succession())) as serving:
+            yield serving
     except BrokenPipeError:
         raise
     except msgspec.DecodeError as error:  # of texts in the ledger
@@ -81,8 +120,8 @@ def open_service(
 @contextmanager
 def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Iterator[Service]:
     rounds = max(config.rounds, extended_rounds(config.run_dir))
-    config = msgspec.structs.replace(config, rounds=rounds)
-    plan = make_plan(config)
+    plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds))
+    config = plan.config
     manifest = plan.bundle.manifest
     server = Server.of(plan)
     patience_s = math.inf if succession.wait else LOCK_S
