@@ -39,6 +39,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @broker_overrides
 @trust_option
+@click.option("--cell", type=click.IntRange(min=1), help="Run this cell of [cells]; else the root.")
 @click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")
 @click.option("--take-over", is_flag=True, help="Replace another coordinator on the broker.")
 @_JSON
@@ -47,6 +48,7 @@ def run(
     *,
     broker: GivenBroker,
     trust_files: tuple[Path, ...],
+    cell: int | None,
     wait: bool,
     take_over: bool,
     as_json: bool,
@@ -70,12 +72,14 @@ def run(
     open_sink = _json_sink if as_json else _text_sink
     with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
         if len(configs) == 1:
-            with open_service(configs[0], open_sink(""), succession) as service:
+            with open_service(configs[0], open_sink(""), succession, cell=cell) as service:
                 service.run()
             return
         sinks = [open_sink(config.federation) for config in configs]
         several = [
-            Served(config.federation, partial(open_service, config, sink, succession), sink)
+            Served(
+                config.federation, partial(open_service, config, sink, succession, cell=cell), sink
+            )
             for config, sink in zip(configs, sinks, strict=True)
         ]
         if not serve_all(several, lambda one, reason: one.sink(Failed(reason=reason))):

@@ -1,0 +1,74 @@
+"""Cells and their root as processes: the bits of one coordinator, whoever is killed."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+from tiny_bundle import tiny_bundle
+
+pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
+
+_ROUNDS = 6
+_SUMS = 'send = "sums"\n[aggregation]\nkind = "exact_mean"\nnorm_clip = 0\nmost_examples = 0\n'
+
+
+def _closed(round_id):
+    return lambda one: one["event"] == "round_closed" and one["round_id"] == round_id
+
+
+def _one(make_federation, bundle, extra):
+    """The undisturbed run of one coordinator; its model and its scores."""
+    calm = make_federation("calm", bundle, 4)
+    calm.write(rounds=_ROUNDS, extra=extra)
+    coordinator = calm.start_coordinator()
+    devices = [calm.start_device(name) for name in calm.devices]
+    assert coordinator.finish() == 0, coordinator.log
+    assert [device.finish() for device in devices] == [0] * 4
+    return calm
+
+
+def _cells(make_federation, bundle, extra):
+    """Files of root and two cells; each of them waits for two of the four devices."""
+    run = make_federation("run", bundle, 4)
+    run.write(rounds=_ROUNDS, extra=extra)
+    run.file.write_text(run.file.read_text().replace("minimum = 4", "minimum = 2"))
+    return run
+
+
+def _start_devices(run):
+    return [
+        run.start_device(name, federation=f"home.{1 + index % 2}")
+        for index, name in enumerate(run.devices)
+    ]
+
+
+@pytest.mark.slow(seconds=20)
+def test_sums_of_two_cells_give_the_bits_of_one_coordinator_though_all_are_killed(
+    make_federation, tmp_path, key
+):
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key)
+    calm = _one(make_federation, bundle, _SUMS.removeprefix('send = "sums"\n'))
+    run = _cells(make_federation, bundle, f"[cells]\ncount = 2\n{_SUMS}")
+    root = run.start_coordinator()
+    cells = [run.start_coordinator("--cell", str(cell)) for cell in (1, 2)]
+    devices = _start_devices(run)
+    cells[0].wait_for(lambda one: one["event"] == "update_received" and one["round_id"] == 2)
+    cells[0].kill()
+    cells[1].wait_for(lambda one: one["event"] == "update_received" and one["round_id"] == 2)
+    root.kill()
+    cells[1].kill()
+    root = run.start_coordinator()
+    cells = [run.start_coordinator("--cell", str(cell)) for cell in (1, 2)]
+    root.wait_for(_closed(4))
+    root.kill()
+    root = run.start_coordinator()
+    assert root.finish() == 0, root.log
+    assert [cell.finish() for cell in cells] == [0, 0], cells[0].log
+    assert [device.finish() for device in devices] == [0] * 4
+    assert _model(run) == _model(calm)
+
+
+def _model(federation):
+    return (federation.run_dir / "global.safetensors").read_bytes()
