@@ -25,12 +25,13 @@ from protofleet.coordinator.ledger_rows import (
     NO_NORMS,
     SCHEMA,
     Accepted,
+    ArrivedUpdate,
     SpooledUpdates,
     Totals,
     Traffic,
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
-from protofleet.durable import lock, move_whole, sync_folder, write_whole
+from protofleet.durable import lock, move_all, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.records import (
     PrivacyRecord,
@@ -169,58 +170,51 @@ class Ledger:
             )
             self._invite([(round_id, device_id) for device_id in added])
 
-    def accept(
-        self,
-        source: Path,
-        accepted: Accepted,
-        *,
-        offer: TransferOffer | None = None,
-        reference: str = "",
-    ) -> None:
-        """Move a complete, valid update into the spool; durable when this returns.
+    def accept(self, *arrivals: ArrivedUpdate) -> None:
+        """Move complete, valid updates into the spool; all are durable when this returns.
 
-        With it go the class counts that its device has registered by now, and what it has signed.
-
-        Args:
-            source: file of the update's raw blob.
-            accepted: its row.
-            offer: which its device has signed, where the federation has keys.
-            reference: the payload that its device has now; empty if none will refer to it.
+        With them go the class counts that their devices have registered by now, and what they have
+        signed. Many at once cost little more than one.
         """
-        record = accepted.record
-        target = self._spool_file(record.round_id, accepted.device_id)
-        if not target.parent.exists():
-            target.parent.mkdir(mode=PRIVATE_FOLDER)
-            sync_folder(self.spool)
-        move_whole(source, target)
+        files = {one.source: self._spool_file(one.accepted) for one in arrivals}
+        for folder in {file.parent for file in files.values()}:
+            if not folder.exists():
+                folder.mkdir(mode=PRIVATE_FOLDER)
+                sync_folder(self.spool)
+        move_all(files)
         with self._db:
             self._flush_traffic()
+            for one in arrivals:
+                self._note_accepted(one, files[one.source])
+
+    def _note_accepted(self, arrival: ArrivedUpdate, file: Path) -> None:
+        accepted, offer, record = arrival.accepted, arrival.offer, arrival.accepted.record
+        self._db.execute(
+            "UPDATE members SET file = ?, transfer_id = ?, record = ?, norms = ?,"
+            " class_counts = (SELECT class_counts FROM registrations"
+            " WHERE registrations.device_id = members.device_id)"
+            " WHERE round_id = ? AND device_id = ?",
+            (
+                str(file.relative_to(self.folder)),
+                accepted.transfer_id,
+                msgspec.json.encode(record).decode(),
+                msgspec.json.encode(dict(accepted.norms)).decode(),
+                record.round_id,
+                accepted.device_id,
+            ),
+        )
+        if offer is not None and offer.signature:
+            kept = msgspec.structs.replace(offer, key="")
             self._db.execute(
-                "UPDATE members SET file = ?, transfer_id = ?, record = ?, norms = ?,"
-                " class_counts = (SELECT class_counts FROM registrations"
-                " WHERE registrations.device_id = members.device_id)"
-                " WHERE round_id = ? AND device_id = ?",
-                (
-                    str(target.relative_to(self.folder)),
-                    accepted.transfer_id,
-                    msgspec.json.encode(record).decode(),
-                    msgspec.json.encode(dict(accepted.norms)).decode(),
-                    record.round_id,
-                    accepted.device_id,
-                ),
+                "INSERT OR REPLACE INTO signed_offers VALUES (?, ?, ?)",
+                (record.round_id, accepted.device_id, msgspec.json.encode(kept).decode()),
             )
-            if offer is not None and offer.signature:
-                kept = msgspec.structs.replace(offer, key="")
-                self._db.execute(
-                    "INSERT OR REPLACE INTO signed_offers VALUES (?, ?, ?)",
-                    (record.round_id, accepted.device_id, msgspec.json.encode(kept).decode()),
-                )
-            if reference:
-                self._db.execute(
-                    "INSERT INTO payloads (device_id, reference) VALUES (?, ?)"
-                    " ON CONFLICT DO UPDATE SET reference = excluded.reference",
-                    (accepted.device_id, reference),
-                )
+        if arrival.reference:
+            self._db.execute(
+                "INSERT INTO payloads (device_id, reference) VALUES (?, ?)"
+                " ON CONFLICT DO UPDATE SET reference = excluded.reference",
+                (accepted.device_id, arrival.reference),
+            )
 
     def close_round(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
@@ -464,8 +458,8 @@ class Ledger:
                 {**_FIRST, "run_id": secrets.token_hex(8), **identity}.items(),
             )
 
-    def _spool_file(self, round_id: int, device_id: str) -> Path:
-        return self.spool / f"{round_id:06d}" / f"{device_id}{_SUFFIX}"
+    def _spool_file(self, accepted: Accepted) -> Path:
+        return self.spool / f"{accepted.record.round_id:06d}" / f"{accepted.device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
         """Remove states that no row names, and spool and noise of committed rounds."""

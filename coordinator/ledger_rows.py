@@ -10,6 +10,7 @@ from types import MappingProxyType
 from protofleet.federation.coding import read_update
 from protofleet.federation.records import RoundBytes, UpdateRecord
 from protofleet.strategies.types import Update
+from protofleet.wire.messages import TransferOffer
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
 
@@ -109,6 +110,23 @@ class Accepted:
     transfer_id: str
     record: UpdateRecord
     norms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedUpdate:
+    """An admitted update that is to be accepted.
+
+    Attributes:
+        source: file of its raw blob.
+        accepted: its row.
+        offer: which its device has signed, where the federation has keys.
+        reference: the payload that its device has now; empty if none will refer to it.
+    """
+
+    source: Path
+    accepted: Accepted
+    offer: TransferOffer | None = None
+    reference: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import Tensors, blobs
 from protofleet.wire.codecs import Codec, Coding
+from protofleet.wire.transfer import note_digest
 
 _SUFFIX = ".safetensors"
 
@@ -131,9 +132,11 @@ class Payloads:
 
         References do: a device may have them for many rounds.
         """
-        path = self._folder / f"{hashlib.sha256(payload.blob).hexdigest()}{_SUFFIX}"
+        digest = hashlib.sha256(payload.blob).hexdigest()
+        path = self._folder / f"{digest}{_SUFFIX}"
         if not path.exists():
             replace_whole(path, payload.blob)
+            note_digest(path, digest)
         kept = self._references / f"{payload.reference}{_SUFFIX}"
         if payload.held and not kept.exists():
             write_whole(kept, payload.raw)

@@ -6,7 +6,7 @@ Who devices are, and what comes from them, is ``attendance``'s and ``service``'s
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -45,6 +45,7 @@ class Rounds:
         registry: of devices, for the chunks that they take.
         totals: of who takes part.
         announcer: tells all devices where the run stands.
+        before_close: accepts the updates that have arrived, which so count in the closing round.
 
     Attributes:
         server: its ``plan`` has the rounds to which the operator has extended the run.
@@ -66,11 +67,13 @@ class Rounds:
         registry: Registry,
         totals: ReportedTotals,
         announcer: Announcer,
+        before_close: Callable[[], None],
     ) -> None:
         self.server, self._ledger, self._endpoint = server, ledger, endpoint
         self._schedule = self._make_schedule()
         self._results, self._reporter, self._sink = results, reporter, sink
         self._registry, self._totals, self._announcer = registry, totals, announcer
+        self._before_close = before_close
         found = ledger.server_state() or server.plan.server_init()
         self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
         self.state = RoundState()
@@ -224,6 +227,7 @@ class Rounds:
 
     def _end_transfers(self, round_id: int) -> None:
         """From here on exactly the accepted updates count."""
+        self._before_close()
         self._ledger.close_round(round_id)
         for transfer_id in self._transfers.values():
             self._endpoint.cancel(transfer_id)

@@ -14,9 +14,10 @@ from typing import assert_never
 from protofleet.coordinator import events
 from protofleet.coordinator.announcer import Announcer
 from protofleet.coordinator.attendance import Attendance
+from protofleet.coordinator.intake import Intake
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.members import Members, Revocations
 from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.registry import Registry
@@ -83,6 +84,7 @@ class Service:
         self._lease = lease
         self._ended = False
         self._accepted_ids = set(ledger.transfer_ids())
+        self._intake = Intake()
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
         totals = ReportedTotals(ledger)
@@ -100,6 +102,7 @@ class Service:
             registry=self._registry,
             totals=totals,
             announcer=self._announcer,
+            before_close=self._store_arrived,
         )
         self._attendance = Attendance(
             self._rounds,
@@ -144,7 +147,7 @@ class Service:
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
-                self._handle(self._endpoint.poll(_POLL_S))
+                self._take_part()
                 self._watch()
             return self._say_goodbye()
         except _EndedError:
@@ -153,6 +156,13 @@ class Service:
             if self._lease is not None:
                 self._lease.release()
             self._endpoint.close()
+
+    def _take_part(self) -> None:
+        """Take what comes next; accept what has come, if that is due."""
+        event = self._endpoint.poll(min(_POLL_S, self._intake.wait_s(time.monotonic())))
+        self._handle(event)
+        if self._intake.is_due(time.monotonic(), self._rounds.state, idle=event is None):
+            self._store_arrived()
 
     def _tell_start(self) -> None:
         plan, (state, resumed) = self._plan, self._rounds.peek()
@@ -303,35 +313,49 @@ class Service:
     def _on_received(self, event: Received) -> None:
         device_id, offer = event.device_id, event.offer
         self._attendance.on_sign(device_id)
+        if self._intake.holds(device_id):
+            self._store_arrived()  # of two updates of a device the first counts
         refused = self._refusal(device_id, offer)
         if refused is not None:
             self._reject(device_id, offer, refused)
             return
         try:
-            accepted = self._admit(event)
+            arrival = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
             self._rounds.apply(schedule.UpdateRefused(device_id))
             return
-        self._accepted_ids.add(offer.transfer_id)
-        self._rounds.forget_transfer(device_id, offer)
-        self._rounds.blob_bytes_up += offer.total_bytes
-        self._endpoint.accept(offer.transfer_id)
-        self._sink(
-            events.UpdateReceived(
-                round_id=offer.round_id,
-                device_id=device_id,
-                bytes=offer.total_bytes,
-                num_examples=accepted.record.num_examples,
-                loss=accepted.record.loss,
-                delivered=len(self._rounds.state.delivered) + 1,
-                cohort=len(self._rounds.state.cohort),
-            )
-        )
-        self._rounds.apply(schedule.UpdateStored(device_id))
+        self._intake.add(event, arrival, time.monotonic())
 
-    def _admit(self, event: Received) -> Accepted:
-        """Decode, check and spool an update that has arrived; its device now has its payload.
+    def _store_arrived(self) -> None:
+        """Accept what was admitted: into the ledger, then the receipts, then the schedule."""
+        arrived, rounds = self._intake.take(), self._rounds
+        if not arrived:
+            return
+        self._ledger.accept(*(arrival for _, arrival in arrived))
+        for count, (event, arrival) in enumerate(arrived, 1):
+            device_id, offer, record = event.device_id, event.offer, arrival.accepted.record
+            self._accepted_ids.add(offer.transfer_id)
+            rounds.forget_transfer(device_id, offer)
+            rounds.blob_bytes_up += offer.total_bytes
+            self._endpoint.accept(offer.transfer_id)
+            self._sink(
+                events.UpdateReceived(
+                    round_id=offer.round_id,
+                    device_id=device_id,
+                    bytes=offer.total_bytes,
+                    num_examples=record.num_examples,
+                    loss=record.loss,
+                    delivered=len(rounds.state.delivered) + count,
+                    cohort=len(rounds.state.cohort),
+                )
+            )
+        for event, _ in arrived:
+            if rounds.is_open(event.offer.round_id):
+                rounds.apply(schedule.UpdateStored(event.device_id))
+
+    def _admit(self, event: Received) -> ArrivedUpdate:
+        """Decode and check an update that has arrived; its device now has its payload.
 
         Raises:
             RefusedError: it breaks a rule.
@@ -357,10 +381,7 @@ class Service:
             record=decoded.record,
             norms=decoded.norms,
         )
-        self._ledger.accept(
-            path, accepted, offer=offer, reference=rounds.payloads.held_reference(device_id)
-        )
-        return accepted
+        return ArrivedUpdate(path, accepted, offer, rounds.payloads.held_reference(device_id))
 
     def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
         if offer.kind != "update":

@@ -73,7 +73,8 @@ class RoundState:
     @property
     def outstanding(self) -> tuple[str, ...]:
         """Members of the open round whose update is not in yet and may still come."""
-        return tuple(c for c in self.cohort if c not in self.delivered | self.refused)
+        done = self.delivered | self.refused
+        return tuple(c for c in self.cohort if c not in done)
 
     def awaits(self, device_id: str) -> bool:
         """Whether the device is one of the ``outstanding``."""

@@ -288,7 +288,7 @@ def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) 
     reached = by_chance or len(state.delivered) >= _needed_updates(schedule, state)
     surplus = schedule.over_selection > 1 and not state.final
     full = surplus and len(state.delivered) >= state.size
-    if full or (reached and (now >= state.deadline or not _remaining(schedule, state, now))):
+    if full or (reached and (now >= state.deadline or not _waits(schedule, state, now))):
         closing = replace(state, phase=RoundPhase.CLOSING)
         return closing, (_close(closing),)
     if now < state.deadline:
@@ -333,9 +333,12 @@ def lost(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[st
     return (gone | state.failed | state.refused) - state.delivered
 
 
-def _remaining(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
-    """Outstanding members that the round waits for."""
-    return set(state.outstanding) - lost(schedule, state, now)
+def _waits(schedule: SynchronousSchedule, state: RoundState, now: float) -> bool:
+    """Whether there are outstanding members that are not lost."""
+    over = len(state.delivered) + len(state.refused)
+    if len(state.cohort) > over + len(state.failed) + len(state.gone_since):
+        return True  # there are, whoever is lost; asked at every event of a large round
+    return bool(set(state.outstanding) - lost(schedule, state, now))
 
 
 def _close(state: RoundState) -> CloseRound:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ from protofleet.private_files import opener
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; what a crash leaves under it may be removed."""
 _AGAIN_S = 0.05
+_AT_ONCE = 16
 
 
 def write_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
@@ -44,10 +46,29 @@ def replace_whole(path: Path, data: bytes, *, shared: bool = False) -> None:
 
 def move_whole(source: Path, target: Path) -> None:
     """Make ``source`` durable under the name ``target``, on the same file system."""
-    with source.open("rb") as file:
-        os.fsync(file.fileno())
+    _sync_file(source)
     source.replace(target)
     sync_folder(target.parent)
+
+
+def move_all(moves: Mapping[Path, Path]) -> None:
+    """As ``move_whole`` for many files at once, for little more than the time of one.
+
+    Args:
+        moves: target by source.
+    """
+    # A journalling file system makes durable together what is asked for together.
+    with ThreadPoolExecutor(min(_AT_ONCE, max(len(moves), 1))) as pool:
+        list(pool.map(_sync_file, moves))
+    for source, target in moves.items():
+        source.replace(target)
+    for folder in {target.parent for target in moves.values()}:
+        sync_folder(folder)
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def write_synced(path: Path, parts: Iterable[bytes], *, shared: bool = False) -> None:

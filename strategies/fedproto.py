@@ -19,7 +19,8 @@ A round: C̄ and ``present`` go down; the client trains its own model on cross-e
 the mean squared difference of its features to their class's C̄; C_i, the means of the trained
 model's features over the client's examples, come up; the next C̄ is their mean, weighted by the
 clients' numbers of examples of the class. A client predicts the class of the nearest C̄ that it
-received, by squared distance, and with its model's own head before there is any.
+received, by squared distance, and with its model's own head before there is any. The authors' code
+compares with the C̄ of the classes that the client has examples of: ``predict = "nearest_own"``.
 
 Deviations:
     - Weights of the mean are normalised; printed, eq. 6 divides by the number of clients too.
@@ -118,13 +119,15 @@ class FedProtoSettings(Training, frozen=True, kw_only=True, forbid_unknown_field
         means: a client's prototypes are means of the features that the ``trained`` model has, or of
             those of the ``last_epoch``, each before its batch's step; of a class without examples
             in that epoch (``drop_last``) the trained model's.
-        predict: the class of the ``nearest`` global prototype, or that of the model's own ``head``.
+        predict: the class of the ``nearest`` global prototype, that of the nearest of those whose
+            class the client has training examples of (``nearest_own``), or that of the model's own
+            ``head``.
     """
 
     prototype_weight: float = 1.0
     first_prototypes: Literal["none", "normal"] = "none"
     means: Literal["trained", "last_epoch"] = "trained"
-    predict: Literal["nearest", "head"] = "nearest"
+    predict: Literal["nearest", "nearest_own", "head"] = "nearest"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -205,16 +208,25 @@ def _client_update(
 ) -> tuple[ClientState, Update]:
     network = client_model(context.model, state)
     trained, means = _train(context, network, _fit(context, payload), tools)
+    scoring = _scoring(context, payload, tools)
     update = Update(
         client_id=tools.client_id,
         round_id=payload.round_id,
         num_examples=len(tools.training.y),
         tensors={_PROTOTYPES: means},
-        evaluation=tools.evaluate(trained.network, score=_score(context, payload.tensors)),
+        evaluation=tools.evaluate(trained.network, score=_score(context, scoring)),
         loss=trained.loss,
     )
-    kept = {**network_tensors(trained.network), **payload.tensors}
+    kept = {**network_tensors(trained.network), **scoring}
     return ClientState(round_id=payload.round_id, tensors=kept), update
+
+
+def _scoring(context: _Context, payload: Payload, tools: ClientTools) -> Tensors:
+    """The prototypes, and as present those whose class may be predicted."""
+    if context.settings.predict != "nearest_own":
+        return payload.tensors
+    own = np.bincount(tools.training.y, minlength=context.model.num_classes) > 0
+    return {**payload.tensors, _PRESENT: payload.tensors[_PRESENT] * own.astype(np.uint8)}
 
 
 def _fit(context: _Context, payload: Payload) -> Fit:

@@ -192,6 +192,7 @@ class Connection:
         self._progress = threading.Event()
         self._ended = threading.Event()
         self._ending: Ending | None = None
+        self._where, self._open_by = "", float("inf")
         self._client = self._make_client()
 
     @property
@@ -207,23 +208,77 @@ class Connection:
 
     def run(self, address: BrokerAddress, tls: ssl.SSLContext | None) -> Ending:
         """Connect, and return when the connection has ended."""
+        refused = self.begin(address, tls)
+        if refused is not None:
+            return refused
+        self._client.loop_start()
+        if not self._progress.wait(OPEN_TIMEOUT_S):
+            self.abort(Ending(reason=f"{self._where}: no answer from the broker"))
+        self._ended.wait()
+        self._client.loop_stop()
+        return self._as_it_ended()
+
+    def begin(self, address: BrokerAddress, tls: ssl.SSLContext | None) -> Ending | None:
+        """Reach the broker and greet it; why that failed.
+
+        From then on ``turn`` does what there is to do, for callers that watch many connections.
+        """
         client = self._client
         if tls is not None:
             client.tls_set_context(tls)
         if address.user is not None:
             client.username_pw_set(address.user, address.password)
-        where = f"{address.host}:{address.port}"
+        self._where = f"{address.host}:{address.port}"
+        self._open_by = time.monotonic() + OPEN_TIMEOUT_S
         try:
             client.connect(address.host, address.port, self._options.keepalive_s)
         except (OSError, ValueError) as error:
             self._on_exit()
-            return Ending(reason=f"{where}: {getattr(error, 'strerror', None) or error}")
-        client.loop_start()
-        if not self._progress.wait(OPEN_TIMEOUT_S):
-            self.abort(Ending(reason=f"{where}: no answer from the broker"))
-        self._ended.wait()
-        client.loop_stop()
-        ending = self._ending or Ending(reason=f"{where}: connection lost")
+            return Ending(reason=f"{self._where}: {getattr(error, 'strerror', None) or error}")
+        return None
+
+    @property
+    def socket(self) -> socket.socket | None:
+        """To be watched after ``begin``, and only for reading unless ``wants_to_write``."""
+        found = self._client.socket()
+        return found if isinstance(found, socket.socket) else None
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether the socket takes no more now, and something waits for it."""
+        return self._client.want_write()
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether TLS has read more than it has handed out, which nobody sees at the socket."""
+        found: Any = self._client.socket()
+        return hasattr(found, "pending") and found.pending() > 0
+
+    def turn(self, *, readable: bool) -> Ending | None:
+        """Read a packet, write what waits, and ping the broker if that is due; how it has ended.
+
+        Args:
+            readable: whether the socket is.
+        """
+        client = self._client
+        try:
+            while readable:
+                client.loop_read()
+                readable = self._holds_back
+            if client.want_write():
+                client.loop_write()
+            client.loop_misc()
+        except Exception as error:  # noqa: BLE001 - whatever paho makes of what no broker sends
+            self._on_broken(error)
+        if self._opened_at is None and time.monotonic() >= self._open_by:
+            self.abort(Ending(reason=f"{self._where}: no answer from the broker"))
+        if client.socket() is not None:
+            return None
+        self._on_exit()
+        return self._as_it_ended()
+
+    def _as_it_ended(self) -> Ending:
+        ending = self._ending or Ending(reason=f"{self._where}: connection lost")
         stable_s = 0.0 if self._opened_at is None else time.monotonic() - self._opened_at
         opened = self._opened_at is not None
         return replace(ending, greeted=True, opened=opened, stable_s=stable_s)
@@ -265,18 +320,21 @@ class Connection:
         deadline = time.monotonic() + timeout_s
         while self.open and self._in_flight and time.monotonic() < deadline:
             self._ended.wait(0.005)
-        self._ending = self._ending or Ending(reason="closed")
-        self._client.disconnect()
+        self.say_goodbye()
         if not self._ended.wait(max(0.1, deadline - time.monotonic())):
             self.abort(Ending(reason="closed"))
+
+    def say_goodbye(self) -> None:
+        """Say DISCONNECT without waiting for anything; ``turn`` then tells the end."""
+        self._ending = self._ending or Ending(reason="closed")
+        self._client.disconnect()
 
     def abort(self, ending: Ending) -> None:
         """End now, without a word to the broker."""
         self._ending = self._ending or ending
-        sock = self._client.socket()
-        if isinstance(sock, socket.socket):
+        if self.socket is not None:
             with suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+                self.socket.shutdown(socket.SHUT_RDWR)
 
     def _make_client(self) -> _CountingClient:
         options = self._options

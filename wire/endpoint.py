@@ -123,6 +123,12 @@ class Endpoint:
         """Byte counters of the link."""
         return self._link.traffic
 
+    @property
+    def due(self) -> float:
+        """When ``poll`` has something to do though nothing comes, monotonic; may be early."""
+        times = (self._sender.due(), self._receiver.due())
+        return min((t for t in times if t is not None), default=float("inf"))
+
     def start(self) -> None:
         """Begin to connect; ``Connected`` comes from ``poll``, again after each reconnect."""
         self._link.start()
@@ -145,7 +151,7 @@ class Endpoint:
             if self._ready:
                 return self._ready.popleft()
             now = time.monotonic()
-            event = self._link.get(_wait_s(now, stop, self._due()))
+            event = self._link.get(_wait_s(now, min(stop, self.due)))
             if isinstance(event, Woken):
                 return None
             self._take(event)
@@ -199,10 +205,6 @@ class Endpoint:
     def _reject(self, device_id: str, transfer_id: str, rule: str, reason: str) -> None:
         now = time.monotonic()
         self._act(self._receiver.reject(device_id, transfer_id, rule, reason, now))
-
-    def _due(self) -> float | None:
-        times = [t for t in (self._sender.due(), self._receiver.due()) if t is not None]
-        return min(times, default=None)
 
     def _take(self, event: Connected | Disconnected | Delivery | Drained | Woken | None) -> None:
         if isinstance(event, Connected):
@@ -283,6 +285,5 @@ class Endpoint:
             self._link.publish(topic, payload)
 
 
-def _wait_s(now: float, stop: float, due: float | None) -> float | None:
-    until = stop if due is None else min(stop, due)
+def _wait_s(now: float, until: float) -> float | None:
     return None if until == float("inf") else max(0.0, until - now)

@@ -61,7 +61,7 @@ FINAL_CODES = frozenset({NOT_AUTHORIZED, 0x85, 0x86, 0x8A, 0x8C})
 """Not authorised, bad client id, bad user or password, banned, bad method: trying again is no
 help."""
 
-_VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
+VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ class Link:
         attempt = 0
         while not self._closing.is_set():
             connection = Connection(
-                self._options, _VERSIONS[self._version], self._counters, self._put
+                self._options, VERSIONS[self._version], self._counters, self._put
             )
             self._connection = connection
             ending = connection.run(self._address, self._tls)
@@ -239,9 +239,13 @@ class Link:
             self._put(Disconnected(ending.reason, final))
             if final:
                 return
-            attempt = 0 if ending.stable_s >= STABLE_S else attempt + 1
-            if not self._adapt(ending):
-                self._closing.wait(self._backoff_s(attempt))
+            wait_s, attempt = self._after(ending, attempt)
+            self._closing.wait(wait_s)
+
+    def _after(self, ending: Ending, attempt: int) -> tuple[float, int]:
+        """How long to wait before the next attempt, and its number."""
+        attempt = 0 if ending.stable_s >= STABLE_S else attempt + 1
+        return 0.0 if self._adapt(ending) else self._backoff_s(attempt), attempt
 
     def _adapt(self, ending: Ending) -> bool:
         """Learn from the ending; True if the next attempt should come at once."""

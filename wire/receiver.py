@@ -26,6 +26,7 @@ from protofleet.wire.transfer import (
     Timers,
     transfer_id,
 )
+from protofleet.wire.waiting_offers import WaitingOffers
 
 _ANYONE = ""
 _DIGEST = re.compile("[0-9a-f]{64}")
@@ -50,7 +51,8 @@ class Receiver:
         self._limits = limits or Limits()
         self._active: dict[str, InboundTransfer] = {}
         self._held: dict[str, InboundTransfer] = {}
-        self._waiting: dict[str, tuple[str, TransferOffer]] = {}
+        self._waiting = WaitingOffers()
+        self._turns_end = float("inf")
         self._landing: OrderedDict[str, InboundTransfer] = OrderedDict()
         self._of_device: dict[str, str] = {}
         self._settled: OrderedDict[str, tuple[str, Receipt]] = OrderedDict()
@@ -140,9 +142,10 @@ class Receiver:
 
     def due(self) -> float | None:
         """When ``tick`` has something to do; may be early; None: only after another call."""
-        times = [t.turn_ends for t in self._active.values()] if self._waiting else []
         timer = self._timers.next()
-        return min(times if timer is None else (*times, timer), default=None)
+        turns_end = self._turns_end if self._waiting else float("inf")
+        due = turns_end if timer is None else min(timer, turns_end)
+        return None if due == float("inf") else due
 
     def reconnected(self, now: float) -> list[Action]:
         """Our link is new, what was in flight is lost: ask again."""
@@ -151,7 +154,7 @@ class Receiver:
     def forget(self, key: str, *, delete: bool = False) -> None:
         """Drop an unfinished transfer; its partial blob stays unless ``delete``."""
         self._timers.drop(key)
-        device_id, _ = self._waiting.pop(key, ("", None))
+        device_id, _ = self._waiting.pop(key) or ("", None)
         places = (self._active, self._landing, self._held)
         transfer = next((found for place in places if (found := place.pop(key, None))), None)
         if transfer is not None:
@@ -238,7 +241,7 @@ class Receiver:
         if len(self._waiting) >= self._limits.waiting and key not in self._waiting:
             return []
         # Whoever offers anew does not get in before those that wait already.
-        self._waiting[key] = (device_id, offer)
+        self._waiting.put(key, (device_id, offer), self._lost_turns[device_id])
         if key in self._landing:
             self._landing[key].rekey(offer)
         self._of_device[device_id] = key
@@ -249,6 +252,8 @@ class Receiver:
         """Let as many slow transfers wait again, behind all others, as there are others."""
         actions: list[Action] = []
         places = len(self._waiting)
+        if not places or now < self._turns_end:
+            return actions
         for key, transfer in list(self._active.items()):
             if len(actions) >= places:
                 break
@@ -258,6 +263,7 @@ class Receiver:
                 transfer.begin_turn(now)
             else:
                 actions.append(self._suspend(key))
+        self._turns_end = min((t.turn_ends for t in self._active.values()), default=float("inf"))
         return actions
 
     def _suspend(self, key: str) -> Send:
@@ -265,7 +271,8 @@ class Receiver:
         transfer = self._active.pop(key)
         self._lost_turns[transfer.device_id] += 1
         self._timers.drop(key)
-        self._waiting[key] = (transfer.device_id, transfer.offer)
+        entry = (transfer.device_id, transfer.offer)
+        self._waiting.put(key, entry, self._lost_turns[transfer.device_id])
         self._landing[key] = transfer
         while len(self._landing) > self._limits.concurrent:
             self._landing.popitem(last=False)[1].close()
@@ -283,6 +290,7 @@ class Receiver:
             folder, device_id, offer, self._limits.window
         )
         transfer.begin_turn(now)
+        self._turns_end = min(self._turns_end, transfer.turn_ends)
         self._active[key] = transfer
         self._of_device[device_id] = key
         return self._finish(transfer, now) if transfer.complete else [self._ask(key, now)]
@@ -292,8 +300,10 @@ class Receiver:
         while self._waiting and len(self._active) < self._limits.concurrent:
             # Whoever lost turns comes behind everybody who lost fewer: offers without a blob cost
             # the others one turn each and not one in every round.
-            key = min(self._waiting, key=lambda one: self._lost_turns[self._waiting[one][0]])
-            actions += self._admit(*self._waiting.pop(key), now)
+            key = self._waiting.first()
+            entry = self._waiting.pop(key)
+            if entry is not None:
+                actions += self._admit(*entry, now)
         return actions
 
     def _ask(self, key: str, now: float) -> Send:

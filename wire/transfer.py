@@ -172,6 +172,21 @@ def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
 _digests: OrderedDict[tuple[Path, int, int, int], str] = OrderedDict()
 
 
+def note_digest(source: Path, sha256: str) -> None:
+    """Spare ``describe`` the reading of a file that was hashed before it was written.
+
+    It must not be written again.
+    """
+    status = source.stat()
+    _note_digest((source, status.st_ino, status.st_size, status.st_mtime_ns), sha256)
+
+
+def _note_digest(key: tuple[Path, int, int, int], sha256: str) -> None:
+    _digests[key] = sha256
+    while len(_digests) > DIGESTS_KEPT:
+        _digests.popitem(last=False)
+
+
 def _digest_of(source: Path) -> tuple[int, str]:
     """Size and SHA-256 of a file; a payload for many devices is read once."""
     with source.open("rb") as blob:
@@ -182,9 +197,7 @@ def _digest_of(source: Path) -> tuple[int, str]:
             digest = hashlib.file_digest(blob, "sha256").hexdigest()
             # A file just written may be written again within the clock's resolution.
             if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
-                _digests[key] = digest
-            while len(_digests) > DIGESTS_KEPT:
-                _digests.popitem(last=False)
+                _note_digest(key, digest)
     return status.st_size, digest
 
 

@@ -27,6 +27,7 @@ _COMMANDS = {
     "fleet": "protofleet.cli.fleet:fleet",
     "hub": "protofleet.cli.hub:hub",
     "kernels": "protofleet.cli.kernels:kernels",
+    "load": "protofleet.cli.load:load",
     "pretrain": "protofleet.cli.pretrain:pretrain",
     "privacy": "protofleet.cli.privacy:privacy",
     "report": "protofleet.cli.report:report",

@@ -19,7 +19,7 @@ from protofleet.coordinator import backup as backups
 from protofleet.coordinator import events
 from protofleet.coordinator.backup import back_up, read_list, restore
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.records import UpdateRecord
 from protofleet.strategies.types import ServerState
@@ -135,7 +135,7 @@ def _play_round(ledger, round_id, tmp_path):
         source.write_bytes(b"update")
         record = UpdateRecord(client_id=name, round_id=round_id, num_examples=1)
         accepted = Accepted(device_id=name, transfer_id=f"{name}{round_id}", record=record)
-        ledger.accept(source, accepted)
+        ledger.accept(ArrivedUpdate(source, accepted))
     ledger.close_round(round_id)
     state = ServerState(round_id=round_id, tensors={"w": np.zeros(1000)})
     ledger.commit_round(state, {}, 1.0, keep_states=1)

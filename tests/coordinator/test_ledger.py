@@ -14,7 +14,7 @@ from packed import pack_update
 
 from protofleet.coordinator import ledger as ledger_module
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, Totals
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
 from protofleet.federation.schedule import (
@@ -38,7 +38,7 @@ _SCHEDULE = SynchronousSchedule(rounds=_ROUNDS, seed=0, minimum=len(_CLIENTS))
 _FINAL = replace(_SCHEDULE, final_fit=True)
 
 
-def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted]:
+def _update(folder: Path, round_id: int, client_id: str) -> ArrivedUpdate:
     rng = np.random.default_rng([round_id, ord(client_id)])
     update = Update(
         client_id=client_id,
@@ -51,7 +51,7 @@ def _update(folder: Path, round_id: int, client_id: str) -> tuple[Path, Accepted
     path.write_bytes(blob)
     record = UpdateRecord(client_id=client_id, round_id=round_id, num_examples=update.num_examples)
     accepted = Accepted(device_id=client_id, transfer_id=f"{round_id}{client_id}", record=record)
-    return path, accepted
+    return ArrivedUpdate(path, accepted)
 
 
 def _scores(round_id: int) -> Scores:
@@ -105,7 +105,7 @@ def _perform(ledger: Ledger, server: ServerState, state: RoundState, action: Sch
     for client_id in delivering:
         if _SCHEDULE.refusal(state, client_id, state.round_id) is None:
             ledger.devices.register(client_id, (0, state.round_id))
-            ledger.accept(*_update(ledger.folder, state.round_id, client_id))
+            ledger.accept(_update(ledger.folder, state.round_id, client_id))
     return server, [UpdateStored(client_id) for client_id in delivering]
 
 
@@ -200,9 +200,9 @@ def test_updates_have_the_class_counts_of_their_acceptance(tmp_path):
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         ledger.open_round(1, ("a", "b"), 0.0)
         ledger.devices.register("a", (3, 94))
-        ledger.accept(*_update(tmp_path, 1, "a"))
+        ledger.accept(_update(tmp_path, 1, "a"))
         ledger.devices.register("a", (0, 7))
-        ledger.accept(*_update(tmp_path, 1, "b"))
+        ledger.accept(_update(tmp_path, 1, "b"))
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         one, two = ledger.updates(1)
         assert ledger.devices.registered() == {"a": (0, 7)}
@@ -223,7 +223,7 @@ def test_killed_again_and_again_the_run_ends_with_the_same_bits(ram_path):
 def test_an_open_round_is_found_again(tmp_path):
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         ledger.open_round(1, ("b", "a"), 0.0)
-        ledger.accept(*_update(tmp_path, 1, "b"))
+        ledger.accept(_update(tmp_path, 1, "b"))
         ledger.extend_round(1, 1, ("c",))
     with Ledger(tmp_path / "r", _IDENTITY) as ledger:
         state = ledger.state()

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tiny_bundle import tiny_bundle
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate
 from protofleet.coordinator.payloads import Payloads
 from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.federation.coding import (
@@ -103,7 +103,7 @@ class World:
         event.path.write_bytes(decoded.to_raw(max_bytes=_LIMIT))
         accepted = Accepted(device_id=event.device_id, transfer_id="t", record=decoded.record)
         reference = self.payloads.held_reference(event.device_id)
-        self.ledger.accept(event.path, accepted, reference=reference)
+        self.ledger.accept(ArrivedUpdate(event.path, accepted, reference=reference))
 
     def a_round(self, round_id, *clients, codec=None):
         """One round from opening to commit; returns what was sent to each client."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, Totals
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
 from protofleet.coordinator.results import Results
 from protofleet.federation.records import (
     Costs,
@@ -42,7 +42,8 @@ def _play_round(ledger, folder, round_id, *, final=False):
         )
         path = folder / client_id
         path.write_bytes(b"an update")
-        ledger.accept(path, Accepted(device_id=client_id, transfer_id="t", record=record))
+        accepted = Accepted(device_id=client_id, transfer_id="t", record=record)
+        ledger.accept(ArrivedUpdate(path, accepted))
         totals = Totals(bytes_up=100 * round_id, bytes_down=70 * round_id, peak_rss_bytes=9)
         ledger.note_totals(client_id, round_id, totals)
     ledger.close_round(round_id)

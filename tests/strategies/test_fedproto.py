@@ -217,3 +217,23 @@ def test_the_head_predicts_if_it_is_asked_to(run):
     state, _, seen = run(strategy, server_of([[0, 0], [3, 4]], [1, 1]))
     assert seen.scores == [None]
     assert strategy.client_score(state) is None
+
+
+def test_the_nearest_prototype_of_a_class_that_the_client_has(run):
+    """Its examples are of class 1: a point at class 0's prototype is of class 1 all the same."""
+    server, theirs = server_of([[0, 0], [3, 4]], [1, 1]), (1, 1, 1)
+    state, _, seen = run(fedproto(predict="nearest_own"), server, y=theirs)
+    for score in (*seen.scores, fedproto(predict="nearest_own").client_score(state)):
+        np.testing.assert_array_equal(score(array([[0, 0]])), [[-np.inf, -25]])
+    (batch,) = seen.batches
+    np.testing.assert_array_equal(batch["present"], [1, 1])
+    both, _, _ = run(fedproto(predict="nearest_own"), server, y=(0, 1, 0))
+    scores = fedproto(predict="nearest_own").client_score(both)(array([[0, 0]]))
+    np.testing.assert_array_equal(scores, [[0, -25]])
+
+
+def test_the_head_predicts_where_none_of_the_client_s_classes_has_a_prototype(run):
+    strategy = fedproto(predict="nearest_own")
+    state, _, seen = run(strategy, server_of([[0, 0], [3, 4]], [1, 0]), y=(1, 1, 1))
+    assert seen.scores == [None]
+    assert strategy.client_score(state) is None

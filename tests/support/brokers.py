@@ -1,9 +1,12 @@
-"""Mosquitto on a free loopback port: with special settings, killable, behind a counting proxy."""
+"""Brokers on a free loopback port: Mosquitto with special settings, killable, counted; aedes."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +18,8 @@ import pytest
 
 from protofleet.broker.folder import find_mosquitto
 
+_WEB = Path(__file__).resolve().parent.parent.parent / "edge" / "web"
+_PATH = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 _READ_OUR_FILES = "user root"  # started by root, Mosquitto would become a user who must not
 
 
@@ -40,6 +45,24 @@ def mosquitto(folder: Path, *lines: str, port: int = 0, anonymous: bool = True) 
     config.write_text("\n".join((*basic, *lines, "")))
     with (folder / "mosquitto.log").open("ab") as log:
         broker = subprocess.Popen([binary, "-c", str(config)], stdout=log, stderr=log)
+    try:
+        wait_until(lambda: answers(port))
+        yield port
+    finally:
+        broker.kill()
+        broker.wait(10)
+
+
+@contextmanager
+def aedes(port: int = 0) -> Iterator[int]:
+    """A broker of another make, on Node, that speaks MQTT 3.1.1 alone; yields its port."""
+    node = shutil.which("node", path=_PATH)
+    lack = "" if node and (_WEB / "node_modules" / "aedes").is_dir() else "needs aedes: make web"
+    if node is None or lack:
+        assert "PROTOFLEET_CI" not in os.environ, lack
+        pytest.skip(lack)
+    port = port or free_port()
+    broker = subprocess.Popen([node, str(_WEB / "e2e" / "aedes.mjs"), str(port)])
     try:
         wait_until(lambda: answers(port))
         yield port

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from protofleet.coordinator.intake import GATHER_S
 from protofleet.wire.chunks import MAX_DATA_BYTES
 from protofleet.wire.codecs import Coding
 from protofleet.wire.endpoint import Event
@@ -212,13 +213,20 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         published: announcements that went out.
         finished: devices that were told to finish.
         serials: of the grants that devices are here with.
+        in_bursts: steps come at once; else longer after each other than updates wait for others.
     """
 
     def __init__(self, folder: Path, clock: Clock, steps: Iterable[Step]) -> None:
         super().__init__(folder, clock, steps)
+        self.in_bursts = False
         self.published: list[Announcement] = []
         self.finished: list[str] = []
         self.serials: dict[str, int] = {}
+
+    def poll(self, timeout_s: float | None = None) -> Event | None:
+        if timeout_s is not None and timeout_s <= GATHER_S and not self.in_bursts:
+            return None
+        return super().poll(timeout_s)
 
     def publish(self, announcement: Announcement) -> bool:
         if self.connected:

@@ -181,6 +181,7 @@ def _cases() -> list[Case]:
         "fedproto": {
             "adam": _SHORT,
             "sgd": {**_SHORT, "optimiser": _SGD, "prototype_weight": 0.3, "drop_last": True},
+            "own classes": {**_SHORT, "optimiser": _SGD, "predict": "nearest_own"},
             "as FedAli compares it": {
                 **_SHORT, "first_prototypes": "normal", "means": "last_epoch", "predict": "head",
                 "drop_last": True,
@@ -266,7 +267,7 @@ def _asked() -> list[tuple[str, str, dict[str, Any]]]:
             "prototype_weight": [-1, 0],
             "first_prototypes": ["normal", "zeros"],
             "means": ["last_epoch", 1],
-            "predict": ["head", "mean"],
+            "predict": ["head", "nearest_own", "mean"],
         },
         "protohar": {
             "head_optimiser": [_SGD, {"kind": "adagrad"}],

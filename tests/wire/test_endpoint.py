@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from brokers import mosquitto
+from brokers import aedes, mosquitto
 from keyed import BUNDLE, Keyed
 from msgspec.structs import replace
 
@@ -12,11 +12,12 @@ from protofleet.errors import InputError, UnavailableError
 from protofleet.firmware_sim.broker import local_broker
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import Chunk, pack
+from protofleet.wire.connection import Ending
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
-from protofleet.wire.link import Connected, Delivery, Link, LinkEvent, LinkOptions
+from protofleet.wire.link import Connected, Delivery, Disconnected, Link, LinkEvent, LinkOptions
 from protofleet.wire.messages import (
     Announcement,
     Heartbeat,
@@ -283,6 +284,37 @@ def test_one_round_works_over_the_embedded_broker(tmp_path):
         pair.run(_delivered_update)
         pair.close()
     assert pair.updates == {1: _BLOB[::-1]}
+
+
+def test_another_broker_killed_in_the_middle_costs_time_only_too(tmp_path):
+    """aedes speaks no MQTT 5, which is found out, and keeps nothing over its end."""
+    with aedes() as port:
+        pair = _Pair(f"mqtt://127.0.0.1:{port}", tmp_path)
+        pair.run(lambda e: isinstance(e, PeerMessage) and isinstance(e.message, Presence))
+        assert {e.protocol for e in pair.seen if isinstance(e, Connected)} == {"3.1.1"}
+        pair.coordinator.send_task("pi-7", _task(1), _BLOB)
+        pair.run(lambda _: pair.device.traffic.payload_down_bytes > len(_BLOB) // 4)
+    with aedes(port):
+        pair.run(_delivered_update)
+        assert pair.updates == {1: _BLOB[::-1]}
+        pair.close()
+
+
+def test_another_broker_publishes_the_will_and_keeps_it(tmp_path):
+    presence = Presence(device_id="pi-7", boot_id="b", status="offline")
+    with aedes() as port:
+        broker = BrokerAccess(url=f"mqtt://127.0.0.1:{port}?version=3.1.1")
+        device = DeviceEndpoint.create(broker, "lab", "pi-7", tmp_path, will=presence)
+        device.start()
+        assert isinstance(device.poll(20.0), Connected)
+        device._link._connection.abort(Ending(reason="its link is cut"))
+        assert isinstance(device.poll(20.0), Disconnected)
+        coordinator = CoordinatorEndpoint.create(broker, "lab", tmp_path / "coordinator")
+        coordinator.start()
+        while not isinstance(event := coordinator.poll(20.0), PeerMessage):
+            assert event is not None
+        assert (event.device_id, event.message.status) == ("pi-7", "offline")
+        coordinator.close()
 
 
 def test_records_of_a_transfer_cannot_be_published_alone(tmp_path):

@@ -2,10 +2,10 @@
 
 import { rowsOf } from "../tensors/tensors.ts";
 import type { Network, Tensor, Tensors } from "../tensors/tensors.ts";
-import { clientInit, clientModel, merged, networkNames, networkTensors, updateOf } from "./common.ts";
+import { clientInit, clientModel, merged, networkNames, networkTensors, tensorOf, updateOf } from "./common.ts";
 import {
-  joinedMeans, localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PROTOTYPES, prototypeForms,
-  prototypeInputs,
+  joinedMeans, localPrototypes, nearestPrototype, noPrototypes, ownPrototypeForms, PRESENT, PROTOTYPES,
+  prototypeForms, prototypeInputs,
 } from "./prototypes.ts";
 import type { SeenBatch } from "./prototypes.ts";
 import { choice, parseSettings, real } from "./settings.ts";
@@ -26,7 +26,7 @@ const SETTINGS = {
   first_prototypes: choice("none", ["none", "normal"]),
   /** Of whose features the prototypes are means: the trained model's, or those before each step of the last epoch. */
   means: choice("trained", ["trained", "last_epoch"]),
-  predict: choice("nearest", ["nearest", "head"]),
+  predict: choice("nearest", ["nearest", "nearest_own", "head"]),
 };
 
 interface Context {
@@ -55,6 +55,15 @@ function scoreOf({ settings }: Context, tensors: Tensors): Score | null {
   return settings.predict === "head" ? null : nearestPrototype(tensors);
 }
 
+/** The prototypes, and as present those whose class may be predicted. */
+function scoringOf({ settings }: Context, tensors: Tensors, { training }: ClientTools): Tensors {
+  if (settings.predict !== "nearest_own") return tensors;
+  const own = new Set(Array.from(training.y.data, Number));
+  const { shape, data } = tensorOf(tensors, PRESENT);
+  const predicted = Uint8Array.from(Array.from(data, Number), (flag, label) => (own.has(label) ? flag : 0));
+  return merged(tensors, new Map<string, Tensor>([[PRESENT, { dtype: "uint8", shape, data: predicted }]]));
+}
+
 async function clientUpdate(
   context: Context,
   state: ClientState,
@@ -65,11 +74,12 @@ async function clientUpdate(
   const inputs = prototypeInputs(payload.tensors, settings.prototypeWeight);
   const fit = { objective: OBJECTIVE, inputs: () => inputs };
   const [trained, own] = await trainedWithMeans(context, clientModel(model, state), fit, tools);
-  const score = scoreOf(context, payload.tensors);
+  const scoring = scoringOf(context, payload.tensors, tools);
+  const score = scoreOf(context, scoring);
   const evaluation = await tools.evaluate(trained.network, score ?? undefined);
   const tensors = new Map([[PROTOTYPES, own]]);
   const update = updateOf(tools, payload, { tensors, evaluation, loss: trained.loss });
-  return [{ roundId: payload.roundId, tensors: merged(networkTensors(trained.network), payload.tensors) }, update];
+  return [{ roundId: payload.roundId, tensors: merged(networkTensors(trained.network), scoring) }, update];
 }
 
 /** Local training and the client's prototypes. */

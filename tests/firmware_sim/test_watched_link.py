@@ -1,0 +1,69 @@
+"""Many links in one thread, on a real Mosquitto."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from brokers import KillableBroker
+
+from protofleet.firmware_sim.watched_link import Watch, WatchedLink
+from protofleet.wire.broker_access import BrokerAccess
+from protofleet.wire.connection import CHUNKS_IN_FLIGHT_MAX
+from protofleet.wire.link import Connected, Delivery, Disconnected, LinkOptions
+
+_TOPIC = "fl/v2/watched/all/ctl"
+
+
+class _Fleet:
+    def __init__(self, url, count):
+        options = LinkOptions(broker=BrokerAccess(url=url), filters=(_TOPIC,))
+        self.links = [WatchedLink(options) for _ in range(count)]
+        self.seen = [[] for _ in self.links]
+        self.watch = Watch()
+        for number, link in enumerate(self.links):
+            link.start()
+            self.watch.note(number, link, float("inf"))
+
+    def until(self, condition, timeout_s=30.0):
+        deadline = time.monotonic() + timeout_s
+        while not all(map(condition, self.seen)):
+            assert time.monotonic() < deadline, self.seen
+            for number, readable in self.watch.wait(0.1):
+                self.links[number].turn(time.monotonic(), readable=readable)
+                self._take(number)
+
+    def _take(self, number):
+        link = self.links[number]
+        while (event := link.get()) is not None:
+            self.seen[number].append(event)
+        self.watch.note(number, link, float("inf"))
+
+    def close(self):
+        for number, link in enumerate(self.links):
+            link.close()
+            self.watch.forget(number)
+        self.watch.close()
+
+
+def _connections(seen):
+    return sum(isinstance(event, Connected) for event in seen)
+
+
+@pytest.mark.slow(seconds=5)
+def test_links_without_threads_send_hear_and_come_back_after_the_broker_died(tmp_path):
+    with KillableBroker(tmp_path) as broker:
+        fleet = _Fleet(broker.url, 8)
+        fleet.until(lambda seen: _connections(seen) == 1)
+        for number, link in enumerate(fleet.links):
+            assert link.connected
+            assert link.room == CHUNKS_IN_FLIGHT_MAX
+            assert link.publish(_TOPIC, b"%d" % number)
+        fleet.until(lambda seen: sum(isinstance(one, Delivery) for one in seen) == 8)
+        assert fleet.links[0].traffic.payload_down_bytes == 8
+        broker.restart()
+        fleet.until(lambda seen: _connections(seen) == 2)
+        for seen in fleet.seen:
+            assert sum(isinstance(event, Disconnected) for event in seen) >= 1
+        fleet.close()
+        assert not any(link.connected for link in fleet.links)
