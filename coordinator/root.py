@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.coordinator.ledger import Ledger
-from protofleet.coordinator.ledger_rows import Accepted, Traffic
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Traffic
 from protofleet.coordinator.payloads import PayloadFile, Payloads
 from protofleet.coordinator.registry import Device, Registry
 from protofleet.coordinator.rounds import Rounds
@@ -24,7 +24,7 @@ from protofleet.errors import RefusedError
 from protofleet.federation.cells import (
     GatheredRound,
     Order,
-    ReportedUpdate,
+    ReportHeader,
     cell_federation,
     cell_name,
     cell_of,
@@ -37,7 +37,7 @@ from protofleet.federation.server import Server
 from protofleet.strategies.types import ServerState, Strategy, Updates
 from protofleet.tensors import Tensors
 from protofleet.wire.codecs import Coding
-from protofleet.wire.messages import Presence, TransferOffer
+from protofleet.wire.messages import Presence
 from protofleet.wire.transfer import Received
 
 _SCHEMA = """
@@ -69,34 +69,31 @@ class RootLedger(Ledger):
         self._strategy = strategy
         self._db.executescript(_SCHEMA)
 
-    def report(
-        self,
-        source: Path,
-        accepted: Accepted,
-        reported: tuple[ReportedUpdate, ...],
-        offer: TransferOffer,
-    ) -> None:
-        """Move a cell's report into the spool, and its devices' rows beside it; then durable."""
-        cell, round_id = accepted.device_id, accepted.record.round_id
+    def accept(self, *arrivals: ArrivedUpdate) -> None:
+        """Move cells' reports into the spool, and rows of their devices beside; then durable."""
         with self._db:
-            self._db.execute(
-                "DELETE FROM reported WHERE round_id = ? AND cell = ?", (round_id, cell)
-            )
-            self._db.executemany(
-                "INSERT INTO reported VALUES (?, ?, ?, ?, ?, ?)",
-                [
-                    (
-                        round_id,
-                        one.device_id,
-                        cell,
-                        one.transfer_id,
-                        msgspec.json.encode(one.record).decode(),
-                        msgspec.json.encode(one.norms).decode(),
-                    )
-                    for one in reported
-                ],
-            )
-        self.accept(source, accepted, offer=offer)
+            for one in arrivals:
+                self._note_devices(one.accepted.device_id, read_header(one.source))
+        super().accept(*arrivals)
+
+    def _note_devices(self, cell: str, header: ReportHeader) -> None:
+        self._db.execute(
+            "DELETE FROM reported WHERE round_id = ? AND cell = ?", (header.round_id, cell)
+        )
+        self._db.executemany(
+            "INSERT INTO reported VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    header.round_id,
+                    one.device_id,
+                    cell,
+                    one.transfer_id,
+                    msgspec.json.encode(one.record).decode(),
+                    msgspec.json.encode(one.norms).decode(),
+                )
+                for one in header.updates
+            ],
+        )
 
     def updates(self, round_id: int) -> Updates:  # type: ignore[override]
         """The round's updates of all cells, or one that stands for them."""
@@ -203,8 +200,8 @@ class RootService(Service):
         )
         return registry.of_federation(plan.config.federation, 0 if cells is None else cells.count)
 
-    def _admit(self, event: Received) -> Accepted:
-        """Check and spool a cell's report.
+    def _admit(self, event: Received) -> ArrivedUpdate:
+        """Check a cell's report.
 
         Raises:
             RefusedError: it is damaged, or of another cell or round.
@@ -223,10 +220,7 @@ class RootService(Service):
             num_examples=sum(one.record.num_examples for one in header.updates),
         )
         accepted = Accepted(device_id=name, transfer_id=offer.transfer_id, record=record)
-        ledger = self._ledger
-        if isinstance(ledger, RootLedger):
-            ledger.report(event.path, accepted, header.updates, offer)
-        return accepted
+        return ArrivedUpdate(event.path, accepted, offer)
 
 
 def root_server(server: Server) -> Server:

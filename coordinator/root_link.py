@@ -36,25 +36,36 @@ _NAME = re.compile(r"(\d{6,})-([0-9a-f]{32})\.order")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RootAccess:
+    """How a cell that is enrolled with the root reaches it.
+
+    Attributes:
+        broker: which, and the cell's account there.
+        protection: of a device that is called as the cell.
+    """
+
+    broker: BrokerAccess
+    protection: Plain = field(default_factory=Plain)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RootAddress:
     """Where the root is, and as whom the cell speaks.
 
     Attributes:
-        broker: which.
+        access: to it.
         federation: the root's.
         name: the cell's there.
         bundle, layout_hash: what it runs.
         agreed: what tasks must say: ``strategy``, ``settings``, ``seed``.
-        protection: of a cell that is enrolled with the root.
     """
 
-    broker: BrokerAccess
+    access: RootAccess
     federation: str
     name: str
     bundle: str
     layout_hash: str
     agreed: dict[str, object]
-    protection: Plain = field(default_factory=Plain)
 
 
 class RootLink:
@@ -73,11 +84,11 @@ class RootLink:
         partial.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         self._boot_id = secrets.token_hex(8)
         self._endpoint = DeviceEndpoint.create(
-            address.broker,
+            address.access.broker,
             address.federation,
             address.name,
             partial,
-            protection=address.protection,
+            protection=address.access.protection,
             will=self._presence("offline"),
         )
         self._lock = threading.Lock()
@@ -185,7 +196,7 @@ class RootLink:
                 self._endpoint.publish(self._presence("online"))
                 self._heartbeat_due = time.monotonic() + _HEARTBEAT_S
             case Disconnected(final=True):
-                raise UnavailableError(f"broker {self._address.broker}: {event.reason}")
+                raise UnavailableError(f"broker {self._address.access.broker}: {event.reason}")
             case PeerMessage(message=Announcement() as announcement):
                 self._on_announcement(announcement)
             case PeerMessage(message=Task() as task):

@@ -24,7 +24,7 @@ from protofleet.coordinator.ledger import LOCK_S, Ledger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.root import RootLedger, RootRounds, RootService, root_server
-from protofleet.coordinator.root_link import RootAddress, RootLink
+from protofleet.coordinator.root_link import RootAccess, RootAddress, RootLink
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, UnavailableError
@@ -68,7 +68,7 @@ def open_service(
     succession: Succession | None = None,
     *,
     cell: int | None = None,
-    to_root: Plain | None = None,
+    to_root: RootAccess | None = None,
 ) -> Iterator[Service]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
@@ -77,7 +77,7 @@ def open_service(
         sink: told what happens.
         succession: after another coordinator; None: refused beside one.
         cell: which of the file's cells; None: the root of them, or the one coordinator without.
-        to_root: protection of the cell's records to the root; None: they travel without keys.
+        to_root: how a cell of a federation with keys reaches the root.
 
     Raises:
         InputError: bundle, strategy, settings, pooled data or run folder do not fit, or a run
@@ -164,13 +164,13 @@ class _Part:
         file: the federation file.
         config: this process's.
         cell: its number, of a cell.
-        to_root: protection of a cell's records to the root.
+        to_root: how a cell that is enrolled reaches the root.
     """
 
     file: FederationConfig
     config: FederationConfig
     cell: int | None = None
-    to_root: Plain | None = None
+    to_root: RootAccess | None = None
 
     @property
     def is_root(self) -> bool:
@@ -195,11 +195,16 @@ class _Part:
         cells = self.file.cells
         if cells is None:
             return Service
+        if self.cell is not None and self.file.keys is not None and self.to_root is None:
+            raise InputError(
+                f"cell {self.cell}: expected that it is enrolled with the root, as the federation "
+                "has keys, got no enrolment"
+            )
         if self.cell is None:
             return partial(RootService, make_rounds=RootRounds)
         manifest = plan.bundle.manifest
         address = RootAddress(
-            broker=self.config.broker,
+            access=self.to_root or RootAccess(broker=self.config.broker),
             federation=self.file.federation,
             name=cell_name(self.cell),
             bundle=plan.bundle.digest,
@@ -209,14 +214,13 @@ class _Part:
                 "settings": plan.settings,
                 "seed": self.config.seed,
             },
-            protection=self.to_root or Plain(),
         )
         root = RootLink(address, self.config.run_dir / "orders", endpoint.wake)
         rounds = partial(CellRounds, root=root, cell=self.cell, sums=cells.send == "sums")
         return partial(CellService, root=root, make_rounds=rounds)
 
 
-def _part_of(config: FederationConfig, cell: int | None, to_root: Plain | None) -> _Part:
+def _part_of(config: FederationConfig, cell: int | None, to_root: RootAccess | None) -> _Part:
     if cell is not None:
         own = cell_config(config, cell)
         return _Part(file=config, config=own, cell=cell, to_root=to_root)

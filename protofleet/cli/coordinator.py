@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from protofleet.cli._broker import GivenBroker, broker_overrides
+from protofleet.cli._cells import root_access
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging, verbosity
@@ -75,13 +76,23 @@ def run(
     open_sink = _json_sink if as_json else _text_sink
     with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
         if len(configs) == 1:
-            with open_service(configs[0], open_sink(""), succession, cell=cell) as service:
+            one = partial(open_service, configs[0], open_sink(""), succession)
+            with one(cell=cell, to_root=root_access(configs[0], cell)) as service:
                 service.run()
             return
         sinks = [open_sink(config.federation) for config in configs]
         several = [
             Served(
-                config.federation, partial(open_service, config, sink, succession, cell=cell), sink
+                config.federation,
+                partial(
+                    open_service,
+                    config,
+                    sink,
+                    succession,
+                    cell=cell,
+                    to_root=root_access(config, cell),
+                ),
+                sink,
             )
             for config, sink in zip(configs, sinks, strict=True)
         ]

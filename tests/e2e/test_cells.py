@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from functools import partial
+
+import msgspec
 import pytest
+from keyed_federation import DATA, keyed_config, outcome
+from threaded import Device, Thread
+from threaded import Federation as Running
 from tiny_bundle import tiny_bundle
 
+from protofleet.benchmarks._keys import enrol_here
+from protofleet.cli._cells import root_access
+from protofleet.coordinator.run import open_service
+from protofleet.edge.join import JoinOptions
+from protofleet.errors import InputError
+from protofleet.federation.cells import cell_config
 from protofleet.federation.records import RunRecord, load_record
+from protofleet.federation.settings import AggregationSettings, CellSettings, CohortSettings
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
 
@@ -92,6 +106,72 @@ def test_updates_of_two_cells_give_clusters_and_final_fit_of_one_coordinator(
     assert [one.scores for one in ours.rounds] == [one.scores for one in theirs.rounds]
     assert [one.participants for one in ours.rounds] == [4] * 4
     assert [one.id for one in ours.devices] == list(run.devices)
+
+
+class _Keyed:
+    """Root, cells and devices in threads, of a federation with keys."""
+
+    def __init__(self, config, homes):
+        self._config, self._homes = config, homes
+        for cell in (1, 2):
+            own = cell_config(config, cell)
+            stores = {name: _store(config, name) for name, home in homes.items() if home == cell}
+            enrol_here(own.keys, own.federation, stores, config.broker.url)
+        roots = {f"cell-{cell}": cell_config(config, cell).run_dir / "root" for cell in (1, 2)}
+        enrol_here(config.keys, config.federation, roots, config.broker.url)
+
+    def run(self):
+        servers = [Thread(f"part {cell}", partial(self._serve, cell)) for cell in (None, 1, 2)]
+        devices = [
+            Device(
+                JoinOptions(
+                    broker=None,
+                    federation=None,
+                    bundle=self._config.bundle,
+                    store=_store(self._config, name),
+                    device_id=name,
+                ),
+                DATA[name],
+            )
+            for name in self._homes
+        ]
+        for thread in (*servers, *(device.thread for device in devices)):
+            thread.finish(150)
+
+    def _serve(self, cell):
+        access = root_access(self._config, cell)
+        with open_service(self._config, lambda _: None, cell=cell, to_root=access) as service:
+            service.run()
+
+
+def _store(config, name):
+    return config.run_dir.with_name(f"keyed-{name}")
+
+
+@pytest.mark.slow(seconds=5)
+def test_with_keys_cells_enrol_with_the_root_and_devices_with_their_cell(
+    tmp_path, mosquitto_url, key
+):
+    alone = keyed_config(tmp_path, mosquitto_url, key)
+    exact = AggregationSettings(kind="exact_mean", norm_clip=0, most_examples=0)
+    alone = msgspec.structs.replace(alone, aggregation=exact)
+    with Running(alone, DATA) as federation:
+        expected = federation.finish()
+    folder = tmp_path / "cells"
+    folder.mkdir()
+    config = msgspec.structs.replace(
+        alone,
+        run_dir=folder / "run",
+        keys=folder / "keys",
+        cohort=CohortSettings(minimum=1),
+        cells=CellSettings(count=2, send="sums"),
+    )
+    with pytest.raises(InputError, match="protofleet device invite cell-2 --keys"):
+        root_access(config, 2)
+    _Keyed(config, {"anna": 1, "berta": 2}).run()
+    models = [one.run_dir / "global.safetensors" for one in (config, alone)]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    assert outcome(json.loads((config.run_dir / "result.json").read_text())) == outcome(expected)
 
 
 def _model(federation):
