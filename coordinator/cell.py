@@ -199,3 +199,6 @@ class CellService(Service):
         rounds = self._rounds
         if self._root.news() and isinstance(rounds, CellRounds) and not self._announcer.idle:
             rounds.on_news()
+
+    def _save_model(self, aggregated: int) -> None:
+        """The model is the root's: what a cell has is older by a round."""

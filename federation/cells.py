@@ -91,6 +91,11 @@ def cell_folder(folder: Path, cell: int) -> Path:
     return folder.with_name(f"{folder.name}.{cell}")
 
 
+def root_store(config: FederationConfig, cell: int) -> Path:
+    """Where a cell's enrolment with the root lies: beside its run folder, as a device's store."""
+    return cell_folder(config.run_dir, cell).with_name(f"{config.run_dir.name}.{cell}.root")
+
+
 def root_config(config: FederationConfig) -> FederationConfig:
     """The federation file of the root, whose members are the cells: all of them, in every round."""
     cells = _cells(config)

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
 
 
 def root_access(config: FederationConfig, cell: int | None) -> RootAccess | None:
-    """The enrolment of a cell with its root, which lies in its run folder; None: without keys."""
+    """The enrolment of a cell with its root, in a store of its own; None: without keys."""
     if cell is None or config.keys is None:
         return None
     from protofleet.coordinator.root_link import RootAccess
     from protofleet.edge.credentials import FOLDER, load_enrolment, open_credentials
     from protofleet.errors import InputError
-    from protofleet.federation.cells import cell_config, cell_name
+    from protofleet.federation.cells import cell_name, root_store
     from protofleet.wire.protection import DeviceProtection
 
-    store = cell_config(config, cell).run_dir / "root"
+    store = root_store(config, cell)
     enrolment, credentials = load_enrolment(store / FOLDER), open_credentials(store / FOLDER)
     if enrolment is None or credentials is None:
         raise InputError(

@@ -17,7 +17,7 @@ from protofleet.cli._cells import root_access
 from protofleet.coordinator.run import open_service
 from protofleet.edge.join import JoinOptions
 from protofleet.errors import InputError
-from protofleet.federation.cells import cell_config
+from protofleet.federation.cells import cell_config, root_store
 from protofleet.federation.records import RunRecord, load_record
 from protofleet.federation.settings import AggregationSettings, CellSettings, CohortSettings
 
@@ -117,7 +117,7 @@ class _Keyed:
             own = cell_config(config, cell)
             stores = {name: _store(config, name) for name, home in homes.items() if home == cell}
             enrol_here(own.keys, own.federation, stores, config.broker.url)
-        roots = {f"cell-{cell}": cell_config(config, cell).run_dir / "root" for cell in (1, 2)}
+        roots = {f"cell-{cell}": root_store(config, cell) for cell in (1, 2)}
         enrol_here(config.keys, config.federation, roots, config.broker.url)
 
     def run(self):
