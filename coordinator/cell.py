@@ -55,9 +55,10 @@ class CellSchedule:
         """As of ``Schedule``."""
         if state.phase is not RoundPhase.WAITING or state.round_id <= self.ordered():
             return self.inner.step(state, event, now)
+        paused = state.paused
+        if isinstance(event, schedule.Pause | schedule.Resume):
+            paused, event = isinstance(event, schedule.Pause), schedule.Tick()
         after, actions = self.inner.step(replace(state, paused=True), event, now)
-        given = isinstance(event, schedule.Pause | schedule.Resume)
-        paused = isinstance(event, schedule.Pause) if given else state.paused
         return replace(after, paused=paused), actions
 
     def resume(self, state: RoundState, now: float) -> schedule.Transition:
