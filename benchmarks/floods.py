@@ -22,6 +22,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from protofleet.benchmarks._keys import enrol_here
+from protofleet.benchmarks._process_times import descendants
 from protofleet.benchmarks._rows import Row
 from protofleet.benchmarks.rounds import (
     FEDERATION,
@@ -241,7 +242,7 @@ def _row(name: str, flood: Flood) -> Row:
             with closing(_listen(broker.url)) as link:
                 attacker = Attacker(link=link, folder=folder / "keys", announced=_announced(link))
                 flooded = _under(flood, attacker, log)
-            memory = [high_water_bytes(one.pid) or 0 for one in (processes[0], broker.process)]
+            memory = [_peak_bytes(one.pid) for one in (processes[0], broker.process)]
         finally:
             stop(processes)
     before, during = statistics.median(quiet[1:]) * 1e3, statistics.median(flooded) * 1e3
@@ -278,6 +279,11 @@ def _under(flood: Flood, attacker: Attacker, log: Path) -> list[float]:
             ended.set()
         sending.result()
     return times
+
+
+def _peak_bytes(process: int) -> int:
+    """Of the process, or of the one that it has started and watches, as Mosquitto is."""
+    return max(high_water_bytes(one) or 0 for one in descendants(process))
 
 
 def _send(messages: Iterator[None], ended: threading.Event) -> None:

@@ -62,6 +62,7 @@ class Announcer:
         """
         if self.idle:
             return
+        self._roll_call.met(len(state.live))
         self._endpoint.publish(
             Announcement(
                 federation=plan.config.federation,
@@ -76,6 +77,7 @@ class Announcer:
                 spread_s=self._roll_call.spread_s,
                 epoch=self.epoch,
                 hold=hold or self._operation.hold(state),
+                staleness=plan.config.schedule.patience,
             )
         )
 

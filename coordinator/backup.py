@@ -181,12 +181,12 @@ def _gather(run_dir: Path, folder: Path, *, keys: bool) -> None:
 
 
 def _named(db: sqlite3.Connection) -> Iterator[str]:
-    """Files that rows refer to; spools of committed rounds are gone."""
+    """Files that rows refer to; updates that have counted are gone."""
     for (name,) in db.execute("SELECT state_file FROM rounds WHERE state_file IS NOT NULL"):
         yield name
     pending = (
-        "SELECT file FROM members JOIN rounds USING (round_id)"
-        " WHERE file IS NOT NULL AND phase != 'committed'"
+        "SELECT file FROM members WHERE counted_in >"
+        " (SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
     )
     for (name,) in db.execute(pending):
         yield name
@@ -377,6 +377,8 @@ def _give_up(db: sqlite3.Connection, next_round: int) -> None:
         raise InputError(f"next round: expected one behind {last}, the last, got {next_round}")
     for table in ("members", "signed_offers", "rounds"):
         db.execute(f"DELETE FROM {table} WHERE round_id > ?", (last,))  # noqa: S608 - ours
+    # What was late for an earlier round counts in the next one that opens.
+    db.execute("UPDATE members SET counted_in = ? WHERE counted_in > ?", (next_round, last))
     lost = next_round - 1 - last
     db.execute("UPDATE meta SET value = CAST(value + ? AS TEXT) WHERE key = 'given_up'", (lost,))
     db.execute("UPDATE meta SET value = ? WHERE key = 'next_round'", (str(next_round),))

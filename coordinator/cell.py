@@ -70,6 +70,11 @@ class CellSchedule:
         return self.inner.refusal(state, device_id, round_id)
 
     @property
+    def patience(self) -> int:
+        """As of ``Schedule``."""
+        return self.inner.patience
+
+    @property
     def last_round(self) -> int:
         """As of ``Schedule``."""
         return self.inner.last_round
@@ -108,7 +113,7 @@ class CellRounds(Rounds):
     def _close(self, action: schedule.CloseRound) -> None:
         """Report to the root, and wait for what it makes of all cells' reports."""
         round_id = action.round_id
-        self._end_transfers(round_id)
+        self._end_tasks(round_id)
         path = self._report(round_id, final=action.final)
         self._root.send(path, round_id)
         self.on_news()

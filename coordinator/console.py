@@ -43,6 +43,10 @@ def _opened(e: events.RoundOpened) -> str:
     return f"[cyan]{_round(e)}[/cyan] open{again}: {len(e.cohort)} devices{enough}"
 
 
+def _late(rounds: int) -> str:
+    return f", {rounds} {'round' if rounds == 1 else 'rounds'} late" if rounds else ""
+
+
 def _extended(e: events.RoundExtended) -> str:
     added = f"; also invited: {', '.join(e.added)}" if e.added else ""
     return (
@@ -126,8 +130,8 @@ _LINES: dict[type[events.Report], Any] = {
     events.RoundOpened: _opened,
     events.RoundExtended: _extended,
     events.UpdateReceived: lambda e: (
-        f"round {e.round_id}: update {e.delivered} of {e.cohort} from {e.device_id}, "
-        f"{byte_text(e.bytes)}"
+        f"round {e.counted_in}: update {e.delivered} of {e.cohort} from {e.device_id}, "
+        f"{byte_text(e.bytes)}{_late(e.counted_in - e.round_id)}"
     ),
     events.UpdateRejected: lambda e: (
         f"[yellow]round {e.round_id}: rejected[/yellow] the update of {e.device_id}: "
@@ -156,6 +160,12 @@ _LINES: dict[type[events.Report], Any] = {
     events.RoundsRaised: lambda e: f"the run has [bold]{e.rounds}[/bold] rounds now",
     events.Stopped: lambda e: (
         f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
+    ),
+    events.StorageFailed: lambda e: (
+        f"[red]held up[/red]: {_safe(e.reason)}; no update is admitted until it can be written"
+    ),
+    events.StorageBack: lambda e: (
+        f"[green]goes on[/green]: {_safe(e.run_dir)} can be written again"
     ),
     events.Failed: lambda e: f"[red]ended[/red]: {_safe(e.reason)}",
     events.Finished: lambda e: (

@@ -69,6 +69,35 @@ class DeviceRows:
         rows = self._db.execute("SELECT device_id, max(round_id) FROM members GROUP BY device_id")
         return dict(rows)
 
+    def late(self, round_id: int) -> dict[str, int]:
+        """Devices whose last task was of a round before this one and has no update, with its round.
+
+        However long that is ago, as long as the state of which it was made is there: the schedule
+        knows what is too late.
+        """
+        first, oldest = self._db.execute(
+            "SELECT min(round_id), min(CASE WHEN state_file IS NOT NULL THEN round_id END)"
+            " FROM rounds WHERE phase = 'committed'"
+        ).fetchone()
+        rows = self._db.execute(
+            "SELECT device_id, max(round_id), file FROM members GROUP BY device_id"
+        )
+        return {
+            device_id: task
+            for device_id, task, file in rows
+            if file is None
+            and task < round_id
+            and (first is None or task <= first or oldest < task)
+        }
+
+    def late_delivered(self, round_id: int) -> frozenset[str]:
+        """Devices whose update of an earlier round counts in this one."""
+        rows = self._db.execute(
+            "SELECT device_id FROM members WHERE counted_in = ? AND round_id < ?",
+            (round_id, round_id),
+        )
+        return frozenset(device_id for (device_id,) in rows)
+
     def most_invitations(self) -> int:
         """Rounds to which the device was invited that was to most, without the final fit.
 

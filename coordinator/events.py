@@ -147,7 +147,12 @@ class RoundExtended(Report, frozen=True, kw_only=True, tag="round_extended"):
 
 
 class UpdateReceived(Report, frozen=True, kw_only=True, tag="update_received"):
-    """An update was checked and stored."""
+    """An update was checked and stored.
+
+    ``round_id``: of its task; ``counted_in``: the round in which it counts, later if it was late.
+    ``delivered`` of ``cohort``: updates of that round by now, and how many there may be; of a
+    buffered schedule, how many its buffer holds.
+    """
 
     round_id: int
     device_id: str
@@ -156,6 +161,7 @@ class UpdateReceived(Report, frozen=True, kw_only=True, tag="update_received"):
     loss: float | None
     delivered: int
     cohort: int
+    counted_in: int
 
 
 class UpdateRejected(Report, frozen=True, kw_only=True, tag="update_rejected"):
@@ -256,6 +262,21 @@ class Failed(Report, frozen=True, kw_only=True, tag="failed"):
     """One of several federations of a process has ended; the others go on."""
 
     reason: str
+
+
+class StorageFailed(Report, frozen=True, kw_only=True, tag="storage_failed"):
+    """The run folder's disk takes no writes: nothing is admitted and no round opens until it does.
+
+    Nothing that was acknowledged is lost.
+    """
+
+    reason: str
+
+
+class StorageBack(Report, frozen=True, kw_only=True, tag="storage_back"):
+    """The disk takes writes again; the run goes on from its ledger."""
+
+    run_dir: str
 
 
 class Finished(Report, frozen=True, kw_only=True, tag="finished"):

@@ -41,7 +41,7 @@ class Intake:
             state: of the open round: when it has all that it wants, nothing is worth waiting for.
             idle: whether no more came in ``wait_s``.
         """
-        wanted = min(MOST, state.size - len(state.delivered))
+        wanted = min(MOST, state.size - state.updates)
         return bool(self._waiting) and (
             idle or len(self._waiting) >= wanted or now >= self._since + GATHER_S
         )

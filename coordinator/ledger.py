@@ -39,13 +39,14 @@ from protofleet.federation.records import (
     Scores,
     UpdateRecord,
 )
+from protofleet.federation.replay import Admission
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.private_files import PRIVATE_FOLDER, make_private_folder
 from protofleet.strategies.types import ServerState
 from protofleet.tensors import blobs
 from protofleet.wire.messages import TransferOffer
 
-FORMAT = 4
+FORMAT = 5
 """Of the database; a run folder of another one is refused."""
 LOCK_S = 0.5
 """Who looks whether a coordinator runs has its lock for a moment."""
@@ -96,10 +97,12 @@ class Ledger:
 
     def close(self) -> None:
         """Write what is pending and release the folder."""
-        with self._db:
-            self._flush_traffic()
-        self._db.close()
-        self._lock.close()
+        try:
+            with self._db:
+                self._flush_traffic()
+        finally:
+            self._db.close()
+            self._lock.close()
 
     def state(self) -> RoundState:
         """Where the run stands, for ``Schedule.resume``; between rounds: one beyond the last."""
@@ -113,11 +116,14 @@ class Ledger:
         round_id, phase, size, attempt, final = row
         invited = self.devices.last_invited()
         if phase == "committed":
+            awaited = max(round_id + 1, self.next_round)
             return RoundState(
-                round_id=max(round_id + 1, self.next_round),
+                round_id=awaited,
                 final=bool(final),
                 last_invited=invited,
                 paused=paused,
+                late=self.devices.late(awaited),
+                late_delivered=self.devices.late_delivered(awaited),
             )
         members = self._db.execute(
             "SELECT device_id, file FROM members WHERE round_id = ?", (round_id,)
@@ -132,6 +138,8 @@ class Ledger:
             final=bool(final),
             last_invited=invited,
             paused=paused,
+            late=self.devices.late(round_id),
+            late_delivered=self.devices.late_delivered(round_id),
         )
 
     def open_round(
@@ -190,7 +198,8 @@ class Ledger:
     def _note_accepted(self, arrival: ArrivedUpdate, file: Path) -> None:
         accepted, offer, record = arrival.accepted, arrival.offer, arrival.accepted.record
         self._db.execute(
-            "UPDATE members SET file = ?, transfer_id = ?, record = ?, norms = ?,"
+            "UPDATE members SET file = ?, transfer_id = ?, record = ?, norms = ?, counted_in = ?,"
+            " admitted = (SELECT 1 + coalesce(max(admitted), 0) FROM members),"
             " class_counts = (SELECT class_counts FROM registrations"
             " WHERE registrations.device_id = members.device_id)"
             " WHERE round_id = ? AND device_id = ?",
@@ -199,6 +208,7 @@ class Ledger:
                 accepted.transfer_id,
                 msgspec.json.encode(record).decode(),
                 msgspec.json.encode(dict(accepted.norms)).decode(),
+                arrival.counted_in or record.round_id,
                 record.round_id,
                 accepted.device_id,
             ),
@@ -222,10 +232,10 @@ class Ledger:
             self._db.execute("UPDATE rounds SET phase = 'closing' WHERE round_id = ?", (round_id,))
 
     def updates(self, round_id: int) -> SpooledUpdates:
-        """The round's accepted updates, sorted by device_id."""
+        """The updates that count in the round, sorted by device_id."""
         rows = self._db.execute(
             "SELECT file, class_counts FROM members"
-            " WHERE round_id = ? AND file IS NOT NULL ORDER BY device_id",
+            " WHERE counted_in = ? ORDER BY device_id, round_id DESC",
             (round_id,),
         ).fetchall()
         return SpooledUpdates(
@@ -234,10 +244,10 @@ class Ledger:
         )
 
     def accepted(self, round_id: int) -> list[Accepted]:
-        """Records of the round's accepted updates, sorted by device_id."""
+        """Records of the updates that count in the round, in the order of ``updates``."""
         rows = self._db.execute(
             "SELECT device_id, transfer_id, record, norms FROM members"
-            " WHERE round_id = ? AND file IS NOT NULL ORDER BY device_id",
+            " WHERE counted_in = ? ORDER BY device_id, round_id DESC",
             (round_id,),
         )
         return [
@@ -248,6 +258,18 @@ class Ledger:
                 norms=_to_norms(norms),
             )
             for device_id, transfer_id, record, norms in rows
+        ]
+
+    def admissions(self) -> list[Admission]:
+        """All accepted updates, in the order in which they were admitted."""
+        rows = self._db.execute(
+            "SELECT counted_in, device_id, round_id, record FROM members"
+            " WHERE admitted IS NOT NULL ORDER BY admitted"
+        )
+        of_record = msgspec.json.Decoder(UpdateRecord).decode
+        return [
+            Admission(counted_in, device_id, round_id, of_record(record).share_of_work)
+            for counted_in, device_id, round_id, record in rows
         ]
 
     def signed_offers(self) -> list[tuple[str, TransferOffer]]:
@@ -275,6 +297,7 @@ class Ledger:
         update_norms: Mapping[str, float] = NO_NORMS,
         figures: Mapping[str, float] = NO_NORMS,
         keep_states: int,
+        oldest_task: int | None = None,
         privacy: PrivacyRecord | None = None,
     ) -> None:
         """The round's new server state counts; older states and its spool are removed.
@@ -286,6 +309,8 @@ class Ledger:
             update_norms: as in ``RoundRecord``.
             figures: as in ``RoundRecord``.
             keep_states: states that stay on disk.
+            oldest_task: a task of this round may still be answered, so that the state that it was
+                made of stays, too; None: there is none.
             privacy: what the round has spent; its seed is removed.
         """
         name = f"states/{state.round_id:06d}{_SUFFIX}"
@@ -309,23 +334,29 @@ class Ledger:
                 ),
             )
             self._db.execute(
-                "UPDATE rounds SET state_file = NULL WHERE round_id <= ?",
-                (state.round_id - keep_states,),
+                "UPDATE rounds SET state_file = NULL WHERE round_id <= ? AND round_id <"
+                " (SELECT coalesce(max(round_id), 0) FROM rounds"
+                " WHERE phase = 'committed' AND round_id < ?)",
+                (state.round_id - keep_states, oldest_task or state.round_id + 1),
             )
             if privacy is not None:
                 record = msgspec.json.encode(privacy).decode()
                 self._db.execute("INSERT INTO privacy VALUES (?, ?)", (state.round_id, record))
         self._sweep()
 
-    def server_state(self) -> ServerState | None:
+    def server_state(self, before: int = _NO_LIMIT) -> ServerState | None:
         """The state after the last committed round; None before the first.
+
+        Args:
+            before: only rounds before this one are looked at.
 
         Raises:
             ProtofleetError: the file is no longer what was written.
         """
         row = self._db.execute(
             "SELECT round_id, state_file, state_sha256 FROM rounds"
-            " WHERE phase = 'committed' ORDER BY round_id DESC LIMIT 1"
+            " WHERE phase = 'committed' AND round_id < ? ORDER BY round_id DESC LIMIT 1",
+            (before,),
         ).fetchone()
         if row is None:
             return None
@@ -341,7 +372,9 @@ class Ledger:
         traffic = traffic or {}
         rows = self._db.execute(
             "SELECT round_id, final, seconds, scores, update_norms, figures,"
-            " (SELECT count(file) FROM members WHERE members.round_id = rounds.round_id), record"
+            " (SELECT count(*) FROM members WHERE counted_in = rounds.round_id), record,"
+            " (SELECT avg(counted_in - members.round_id) FROM members"
+            " WHERE counted_in = rounds.round_id)"
             " FROM rounds LEFT JOIN privacy USING (round_id)"
             " WHERE phase = 'committed' ORDER BY round_id"
         )
@@ -357,8 +390,19 @@ class Ledger:
                 update_norms=_to_norms(norms),
                 figures=_to_norms(figures),
                 privacy=msgspec.json.decode(privacy, type=PrivacyRecord) if privacy else None,
+                staleness=round(staleness or 0.0, 4),
             )
-            for round_id, final, seconds, scores, norms, figures, participants, privacy in rows
+            for (
+                round_id,
+                final,
+                seconds,
+                scores,
+                norms,
+                figures,
+                participants,
+                privacy,
+                staleness,
+            ) in rows
         )
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
@@ -462,7 +506,7 @@ class Ledger:
         return self.spool / f"{accepted.record.round_id:06d}" / f"{accepted.device_id}{_SUFFIX}"
 
     def _sweep(self) -> None:
-        """Remove states that no row names, and spool and noise of committed rounds."""
+        """Remove states that no row names, noise of committed rounds, and updates that counted."""
         named = {name for (name,) in self._db.execute("SELECT state_file FROM rounds")}
         for file in self.states.iterdir():
             if f"states/{file.name}" not in named:
@@ -470,10 +514,16 @@ class Ledger:
         pending = self._db.execute("SELECT round_id FROM rounds WHERE phase != 'committed'")
         kept = {f"{round_id:06d}" for (round_id,) in pending}
         self.noise.keep_only(kept)
+        awaited = self._db.execute(
+            "SELECT file FROM members WHERE counted_in >"
+            " (SELECT coalesce(max(round_id), 0) FROM rounds WHERE phase = 'committed')"
+        )
+        spooled = {name for (name,) in awaited}
         for folder in self.spool.iterdir():
-            if folder.name not in kept:
-                for file in folder.iterdir():
+            for file in list(folder.iterdir()):
+                if f"spool/{folder.name}/{file.name}" not in spooled:
                     file.unlink()
+            if folder.name not in kept and not any(folder.iterdir()):
                 folder.rmdir()
 
 

@@ -43,10 +43,14 @@ CREATE TABLE IF NOT EXISTS members (
     record TEXT,
     norms TEXT,
     class_counts TEXT,
+    counted_in INTEGER,
+    admitted INTEGER,
     PRIMARY KEY (round_id, device_id)
 ) STRICT;
 
 CREATE INDEX IF NOT EXISTS members_by_device ON members (device_id, round_id);
+CREATE INDEX IF NOT EXISTS members_by_count ON members (counted_in, device_id);
+CREATE UNIQUE INDEX IF NOT EXISTS members_by_admission ON members (admitted);
 
 CREATE TABLE IF NOT EXISTS registrations (
     device_id TEXT PRIMARY KEY,
@@ -121,12 +125,14 @@ class ArrivedUpdate:
         accepted: its row.
         offer: which its device has signed, where the federation has keys.
         reference: the payload that its device has now; empty if none will refer to it.
+        counted_in: the round in which it counts; 0: that of its task.
     """
 
     source: Path
     accepted: Accepted
     offer: TransferOffer | None = None
     reference: str = ""
+    counted_in: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +146,9 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class SpooledUpdates:
-    """Updates sorted by device_id; each is read from disk when the iteration reaches it.
+    """Updates sorted by device_id, a late one behind its device's other.
+
+    Each is read from disk when the iteration reaches it.
 
     Attributes:
         files: one for each update.

@@ -1,10 +1,10 @@
-"""Payloads of the open round on disk, and what each device has that they refer to."""
+"""Payloads of tasks that are not over, on disk, and what devices have that they refer to."""
 
 from __future__ import annotations
 
 import hashlib
-import shutil
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protofleet.coordinator.ledger import Ledger
@@ -23,21 +23,23 @@ _SUFFIX = ".safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadFile:
-    """A payload of the open round on disk.
+    """A task's payload on disk.
 
     Attributes:
+        round_id: of its task.
         path: file of its blob.
         coding: for its offer.
         reference: how later payloads, and the update made from it, name it.
     """
 
+    round_id: int = 0
     path: Path
     coding: Coding
     reference: str
 
 
 class Payloads:
-    """Payloads of the open round, and the references that devices share with this coordinator.
+    """Payloads of tasks, and the references that devices share with this coordinator.
 
     A device is taken to have the payload of its last accepted update. Everything here follows from
     the ledger and the server's state, so a restarted coordinator sends the same bytes; all of it
@@ -46,10 +48,11 @@ class Payloads:
     Args:
         plan: strategy, bundle and codecs.
         ledger: of the run; what devices have stands there.
+        state_of: the server's state of which a round's tasks are made.
     """
 
-    def __init__(self, plan: Plan, ledger: Ledger) -> None:
-        self._plan, self._ledger = plan, ledger
+    def __init__(self, plan: Plan, ledger: Ledger, state_of: Callable[[int], ServerState]) -> None:
+        self._plan, self._ledger, self._state_of = plan, ledger, state_of
         self._codec = plan.config.codec.payloads
         self._folder = ledger.folder / "payloads"
         self._references = ledger.folder / "references"
@@ -58,20 +61,21 @@ class Payloads:
         self._references.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         self.clear()
 
-    def payload_for(self, state: ServerState, device_id: str) -> PayloadFile:
-        """The payload of the open round for one device.
+    def payload_for(self, round_id: int, device_id: str) -> PayloadFile:
+        """The payload of a device's task, the only one that it has at a time.
 
         Raises:
             ProtofleetError: what it refers to is damaged.
         """
-        if device_id not in self._sent:
+        if device_id not in self._sent or self._sent[device_id].round_id != round_id:
             raw = self._codec.is_raw or self._ledger.devices.takes_raw_only(device_id)
-            payload = self._plan.strategy.downlink(state, device_id)
-            self._sent[device_id] = self._encoder.encode(
+            payload = self._plan.strategy.downlink(self._state_of(round_id), device_id)
+            stored = self._encoder.encode(
                 payload.tensors,
                 Codec() if raw else self._codec,
                 "" if raw else self._ledger.devices.reference_of(device_id),
             )
+            self._sent[device_id] = replace(stored, round_id=round_id)
         return self._sent[device_id]
 
     def send_otherwise(self, device_id: str, rule: str) -> bool:
@@ -93,16 +97,16 @@ class Payloads:
         self._sent.pop(device_id, None)
         return True
 
-    def update_baseline(self, state: ServerState, device_id: str, coding: Coding) -> Tensors:
-        """What a device's update is compared with: what it got.
+    def update_baseline(self, round_id: int, device_id: str, coding: Coding) -> Tensors:
+        """What a device's update is compared with: what it got for its task of the round.
 
         Raises:
             RefusedError: it was made from another payload than the device got.
         """
         if coding.is_raw:
-            payload = self._plan.strategy.downlink(state, device_id)
+            payload = self._plan.strategy.downlink(self._state_of(round_id), device_id)
             return update_baseline(self._plan.model, payload.tensors)
-        reference = self.payload_for(state, device_id).reference
+        reference = self.payload_for(round_id, device_id).reference
         if coding.reference != reference:
             raise RefusedError(
                 "base",
@@ -116,15 +120,23 @@ class Payloads:
         sent = self._sent.get(device_id)
         return "" if sent is None or sent.coding.is_raw else sent.reference
 
-    def clear(self) -> None:
-        """The round is over, or has not begun: keep what devices have, and nothing else."""
-        self._sent.clear()
+    def clear(self, kept: Collection[str] = ()) -> None:
+        """A round is over, or none has begun: keep what devices have, and nothing else.
+
+        Args:
+            kept: devices whose task is not over.
+        """
+        self._sent = {name: self._sent[name] for name in kept if name in self._sent}
         self._encoder.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True)
-        held = set(self._ledger.devices.references().values())
+        self._folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        files = {one.path.name for one in self._sent.values()}
+        references = set(self._ledger.devices.references().values())
+        references |= {one.reference for one in self._sent.values()}
+        for path in self._folder.iterdir():
+            if path.name not in files:
+                path.unlink()
         for path in self._references.iterdir():
-            if path.name.removesuffix(_SUFFIX) not in held:
+            if path.name.removesuffix(_SUFFIX) not in references:
                 path.unlink()
 
     def _write(self, payload: CodedPayload) -> PayloadFile:

@@ -8,8 +8,6 @@ know. The number of a call stands in each announcement, for devices that were aw
 
 from __future__ import annotations
 
-PRESENCES_PER_S = 200.0
-"""What any broker passes on while a round is under way."""
 SPREAD_MIN_S = 0.5
 SPREAD_MAX_S = 600.0
 PAUSE_S = 60.0
@@ -24,22 +22,27 @@ class RollCall:
     Args:
         known: devices that earlier processes of the run have known.
         now: monotonic seconds.
+        connections_per_s: that the broker takes; devices come at half that rate in the mean.
 
     Attributes:
         number: of the latest call.
     """
 
-    def __init__(self, known: int, now: float) -> None:
+    def __init__(self, known: int, now: float, connections_per_s: float) -> None:
         self.number = 0
-        self._known = known
+        self._known, self._mean_rate = known, connections_per_s / 2
         self._found = 0
         self._pause_s = PAUSE_S
         self._next_at = now
 
     @property
     def spread_s(self) -> float:
-        """Over how long the devices are to answer."""
-        return min(SPREAD_MAX_S, max(SPREAD_MIN_S, self._known / PRESENCES_PER_S))
+        """Over how long the devices are to answer, or to come back to the broker."""
+        return min(SPREAD_MAX_S, max(SPREAD_MIN_S, self._known / self._mean_rate))
+
+    def met(self, present: int) -> None:
+        """So many devices are there at once."""
+        self._known = max(self._known, present)
 
     def begin(self, now: float) -> None:
         """The first call goes out, at the start."""

@@ -34,7 +34,7 @@ from protofleet.federation.cells import (
 )
 from protofleet.federation.records import RoundRecord, UpdateRecord
 from protofleet.federation.server import Server
-from protofleet.strategies.types import ServerState, Strategy, Updates
+from protofleet.strategies.types import Strategy, Updates
 from protofleet.tensors import Tensors
 from protofleet.wire.codecs import Coding
 from protofleet.wire.messages import Presence
@@ -140,22 +140,24 @@ class RootLedger(Ledger):
 class _Orders(Payloads):
     """What cells are sent: the server's whole state, the same for all of them."""
 
-    def payload_for(self, state: ServerState, device_id: str) -> PayloadFile:
-        """The order of the round that follows on ``state``."""
-        if device_id not in self._sent:
+    def payload_for(self, round_id: int, device_id: str) -> PayloadFile:
+        """The order of a round."""
+        if device_id not in self._sent or self._sent[device_id].round_id != round_id:
             norms = [one.update_norms for one in self._ledger.committed()]
-            order = Order(round_id=state.round_id + 1, update_norms=norms[-1] if norms else {})
+            order = Order(round_id=round_id, update_norms=norms[-1] if norms else {})
             path = self._folder / f"{order.round_id:06d}.order"
             if not path.exists():
-                replace_whole(path, encode_order(state, order))
-            self._sent[device_id] = PayloadFile(path=path, coding=Coding(), reference="")
+                replace_whole(path, encode_order(self._state_of(round_id), order))
+            self._sent[device_id] = PayloadFile(
+                round_id=round_id, path=path, coding=Coding(), reference=""
+            )
         return self._sent[device_id]
 
     def send_otherwise(self, device_id: str, rule: str) -> bool:  # noqa: ARG002 - as of ``Payloads``
         """There is one form."""
         return False
 
-    def update_baseline(self, state: ServerState, device_id: str, coding: Coding) -> Tensors:  # noqa: ARG002 - as of ``Payloads``
+    def update_baseline(self, round_id: int, device_id: str, coding: Coding) -> Tensors:  # noqa: ARG002 - as of ``Payloads``
         """A report is compared with nothing."""
         return {}
 
@@ -164,7 +166,7 @@ class RootRounds(Rounds):
     """The root's rounds: orders go out."""
 
     def _make_payloads(self) -> Payloads:
-        return _Orders(self.server.plan, self._ledger)
+        return _Orders(self.server.plan, self._ledger, self._state_of)
 
 
 class _Cells(Registry):

@@ -24,10 +24,12 @@ from protofleet.coordinator.results import Results
 from protofleet.errors import RefusedError
 from protofleet.federation import schedule
 from protofleet.federation.claims import learned_bounds
+from protofleet.federation.membership import marked
 from protofleet.federation.records import PrivacyRecord
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Aggregated, Server
 from protofleet.federation.stragglers import share_of_work
+from protofleet.strategies.types import ServerState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.messages import Task, TransferOffer
 
@@ -78,7 +80,8 @@ class Rounds:
         self.server_state = replace(found, round_id=max(found.round_id, ledger.next_round - 1))
         self.state = RoundState()
         self.payloads = self._make_payloads()
-        self._transfers: dict[tuple[str, str], str] = {}
+        self._transfers: dict[tuple[str, str], TransferOffer] = {}
+        self._announced = 0
         self.blob_bytes_up = self.blob_bytes_down = 0
         self._learn_bounds()
 
@@ -86,7 +89,7 @@ class Rounds:
         return self.server.plan.schedule(lambda: self.server_state)
 
     def _make_payloads(self) -> Payloads:
-        return Payloads(self.server.plan, self._ledger)
+        return Payloads(self.server.plan, self._ledger, self._state_of)
 
     def peek(self) -> tuple[RoundState, bool]:
         """Where the ledger says that the run stands, and whether it had begun."""
@@ -127,13 +130,21 @@ class Rounds:
         """How many devices must be live before the awaited round opens."""
         return self._schedule.needed_devices(self.state)
 
-    def awaits(self, device_id: str, round_id: int) -> bool:
-        """Whether the round is open and the device's update may still come."""
-        return self.is_open(round_id) and device_id in self.state.outstanding
+    @property
+    def expected_updates(self) -> int:
+        """How many updates the open round is about: of its members, or what its buffer holds."""
+        buffered = self.server.plan.config.schedule.buffer is not None
+        return self.state.size if buffered and not self.state.final else len(self.state.cohort)
 
-    def is_open(self, round_id: int) -> bool:
-        """Whether it is this round that is open."""
-        return self.state.phase is RoundPhase.OPEN and round_id == self.state.round_id
+    def awaits(self, device_id: str, round_id: int) -> bool:
+        """Whether the device's update for its task of the round may still come."""
+        return self.state.task_of(device_id) == round_id
+
+    def _state_of(self, round_id: int) -> ServerState:
+        """The state of which a round's tasks are made."""
+        if round_id == self.state.round_id:
+            return self.server_state
+        return self._ledger.server_state(before=round_id) or self.server.plan.server_init()
 
     def apply(self, event: schedule.ScheduleEvent) -> None:
         """Step the schedule, and do what follows."""
@@ -141,14 +152,23 @@ class Rounds:
         for action in actions:
             self._do(action)
 
+    def stored(self, *device_ids: str) -> None:
+        """Updates of these devices are in the ledger, all in the round that is open or awaited."""
+        for device_id in device_ids[:-1]:  # each counts before the round may close
+            self.state = marked(self.state, schedule.UpdateStored(device_id))
+        self.apply(schedule.UpdateStored(device_ids[-1]))
+
     def _do(self, action: schedule.ScheduleAction) -> None:
         match action:
             case schedule.OpenRound(round_id, cohort, size, final):
                 self._ledger.open_round(round_id, cohort, time.time(), size=size, final=final)
                 self.blob_bytes_up = self.blob_bytes_down = 0
-                self.announce()
+                self._announce_round()
                 self._reporter.opened(self.state, resumed=False)
                 self.invite(cohort)
+            case schedule.AddMembers(round_id, device_ids):
+                self._ledger.extend_round(round_id, self.state.attempt, device_ids)
+                self.invite(device_ids)
             case schedule.Invite(device_id):
                 self.invite((device_id,))
             case schedule.ExtendRound():
@@ -161,11 +181,11 @@ class Rounds:
                 assert_never(action)
 
     def invite(self, clients: tuple[str, ...]) -> None:
-        """Offer the open round's task to these members."""
+        """Offer these devices their task: the open round's, or the one that each is late with."""
         plan = self.server.plan
         task = Task(
             task="train",
-            round_id=self.state.round_id,
+            round_id=0,
             federation=plan.config.federation,
             strategy=plan.strategy.description.name,
             settings=plan.settings,
@@ -180,32 +200,34 @@ class Rounds:
         )
         self._totals.invited(clients)
         for device_id in clients:
-            payload = self.payloads.payload_for(self.server_state, device_id)
+            round_id = self.state.task_of(device_id)
+            payload = self.payloads.payload_for(round_id, device_id)
+            work = self._work_of(device_id, round_id)
             offer = self._endpoint.send_task(
                 device_id,
-                msgspec.structs.replace(task, work=self._work_of(device_id)),
+                msgspec.structs.replace(task, round_id=round_id, work=work),
                 payload.path,
                 payload.coding,
                 most_chunk_bytes=self._registry.chunk_bytes(device_id),
             )
             self.note_transfer(device_id, offer)
 
-    def _work_of(self, device_id: str) -> float:
-        """The share of its training that a device is asked for in the open round."""
-        settings, state = self.server.plan.config.stragglers, self.state
-        if settings.budget_s is None or state.final:
+    def _work_of(self, device_id: str, round_id: int) -> float:
+        """The share of its training that a device is asked for in its task of a round."""
+        settings = self.server.plan.config.stragglers
+        if settings.budget_s is None or self.state.final:
             return 1.0
-        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, state.round_id))
+        return share_of_work(settings, self._ledger.devices.past_rounds(device_id, round_id))
 
     def _extend(self, action: schedule.ExtendRound) -> None:
         self._ledger.extend_round(action.round_id, action.attempt, action.added)
         self._reporter.extended(self.state, action)
-        self.invite(tuple(c for c in self.state.outstanding if c in self.state.live))
+        self.invite(tuple(c for c in sorted(self.state.tasks) if c in self.state.live))
 
     def _close(self, action: schedule.CloseRound) -> None:
         """Aggregate, score and commit; done again after a crash, it gives the same bits."""
         round_id = action.round_id
-        self._end_transfers(round_id)
+        self._end_tasks(round_id)
         accepted = self._ledger.accepted(round_id)
         before = self.server_state
         outcome = self.server.aggregate(
@@ -225,14 +247,21 @@ class Rounds:
             ),
         )
 
-    def _end_transfers(self, round_id: int) -> None:
-        """From here on exactly the accepted updates count."""
+    def _end_tasks(self, round_id: int) -> None:
+        """From here on exactly the accepted updates count, and tasks are over with the round."""
         self._before_close()
         self._ledger.close_round(round_id)
-        for transfer_id in self._transfers.values():
-            self._endpoint.cancel(transfer_id)
-        self._transfers.clear()
-        self.payloads.clear()
+        kept = self._kept_tasks()
+        for (device_id, kind), offer in list(self._transfers.items()):
+            if kept.get(device_id) != offer.round_id:
+                self._endpoint.cancel(offer.transfer_id)
+                del self._transfers[device_id, kind]
+        self.payloads.clear(kept)
+
+    def _kept_tasks(self) -> dict[str, int]:
+        """Devices whose task is not over with the closing round, and of which round it is."""
+        oldest = self.state.round_id + 1 - (0 if self.state.final else self._schedule.patience)
+        return {name: task for name, task in self.state.tasks.items() if task >= oldest}
 
     def _commit(
         self,
@@ -255,6 +284,7 @@ class Rounds:
             update_norms=update_norms,
             figures=self.server.figures(self.server_state),
             keep_states=self.server.plan.config.limits.keep_states,
+            oldest_task=min(self._kept_tasks().values(), default=None),
             privacy=privacy,
         )
         self._reporter.aggregated(round_id, outcome)
@@ -269,6 +299,17 @@ class Rounds:
         if cut_off and self.state.phase is RoundPhase.WAITING:
             self.announce()  # who still trains for the closed round need not go on
 
+    def _announce_round(self) -> None:
+        """Tell all devices that a round has opened, if one of them may have to know.
+
+        Where updates may be late by many rounds, and rounds are short, a message to every device
+        for every update of one would cost more than the updates.
+        """
+        round_id = self.state.round_id
+        due = self._announced + max(self._schedule.patience // 2, 1)
+        if round_id >= due or round_id >= self._schedule.last_round - 1 or not self._announced:
+            self.announce()
+
     def _learn_bounds(self) -> None:
         """How far updates may go, as the rounds in the ledger show it."""
         rounds = (done.update_norms for done in self._ledger.committed())
@@ -276,6 +317,7 @@ class Rounds:
 
     def announce(self, *, hold: str = "") -> None:
         """Tell all devices where the run stands."""
+        self._announced = self.state.round_id
         self._announcer.announce(self.server.plan, self.state, hold=hold)
 
     def finish_task(self) -> Task:
@@ -284,9 +326,10 @@ class Rounds:
 
     def note_transfer(self, device_id: str, offer: TransferOffer) -> None:
         """To be cancelled at the round's end; of each device the latest, as on the wire."""
-        self._transfers[device_id, offer.kind] = offer.transfer_id
+        self._transfers[device_id, offer.kind] = offer
 
     def forget_transfer(self, device_id: str, offer: TransferOffer) -> None:
         """It is over."""
-        if self._transfers.get((device_id, offer.kind)) == offer.transfer_id:
+        known = self._transfers.get((device_id, offer.kind))
+        if known is not None and known.transfer_id == offer.transfer_id:
             del self._transfers[device_id, offer.kind]

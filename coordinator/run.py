@@ -27,7 +27,7 @@ from protofleet.coordinator.root import RootLedger, RootRounds, RootService, roo
 from protofleet.coordinator.root_link import RootAccess, RootAddress, RootLink
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.status import damaged
-from protofleet.errors import InputError, UnavailableError
+from protofleet.errors import InputError, StorageError
 from protofleet.federation.cells import (
     cell_config,
     cell_name,
@@ -46,6 +46,9 @@ from protofleet.wire.transfer import Limits
 
 _LARGEST_REPORT = 1 << 44
 """Bytes: all updates of a cell."""
+
+ToRoot = Callable[[], RootAccess | None]
+"""Makes what a cell reaches the root by, anew for each service; None: without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ def open_service(
     succession: Succession | None = None,
     *,
     cell: int | None = None,
-    to_root: RootAccess | None = None,
+    to_root: ToRoot | None = None,
 ) -> Iterator[Service]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
@@ -82,8 +85,8 @@ def open_service(
     Raises:
         InputError: bundle, strategy, settings, pooled data or run folder do not fit, or a run
             whose final fit has begun was given more rounds.
-        UnavailableError: another coordinator runs in the folder, or the disk fails, also within
-            the block.
+        UnavailableError: another coordinator runs in the folder.
+        StorageError: the disk fails, also within the block.
     """
     try:
         part = _part_of(config, cell, to_root)
@@ -96,9 +99,8 @@ def open_service(
         raise InputError(damaged(config.run_dir, error)) from error
     except (OSError, sqlite3.Error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UnavailableError(
-            f"run folder '{config.run_dir}': {reason}; nothing committed is lost: put it right and "
-            "start again"
+        raise StorageError(
+            f"run folder '{config.run_dir}': {reason}; nothing committed is lost: put it right"
         ) from error
 
 
@@ -170,7 +172,7 @@ class _Part:
     file: FederationConfig
     config: FederationConfig
     cell: int | None = None
-    to_root: RootAccess | None = None
+    to_root: ToRoot | None = None
 
     @property
     def is_root(self) -> bool:
@@ -195,16 +197,17 @@ class _Part:
         cells = self.file.cells
         if cells is None:
             return Service
-        if self.cell is not None and self.file.keys is not None and self.to_root is None:
+        if self.cell is None:
+            return partial(RootService, make_rounds=RootRounds)
+        access = None if self.to_root is None else self.to_root()
+        if self.file.keys is not None and access is None:
             raise InputError(
                 f"cell {self.cell}: expected that it is enrolled with the root, as the federation "
                 "has keys, got no enrolment"
             )
-        if self.cell is None:
-            return partial(RootService, make_rounds=RootRounds)
         manifest = plan.bundle.manifest
         address = RootAddress(
-            access=self.to_root or RootAccess(broker=self.config.broker),
+            access=access or RootAccess(broker=self.config.broker),
             federation=self.file.federation,
             name=cell_name(self.cell),
             bundle=plan.bundle.digest,
@@ -220,7 +223,7 @@ class _Part:
         return partial(CellService, root=root, make_rounds=rounds)
 
 
-def _part_of(config: FederationConfig, cell: int | None, to_root: RootAccess | None) -> _Part:
+def _part_of(config: FederationConfig, cell: int | None, to_root: ToRoot | None) -> _Part:
     if cell is not None:
         own = cell_config(config, cell)
         return _Part(file=config, config=own, cell=cell, to_root=to_root)
@@ -242,7 +245,8 @@ def _make_endpoint(
     config: FederationConfig, ledger: Ledger, protection: Plain, update_bytes: int
 ) -> CoordinatorEndpoint:
     folder = ledger.folder / "partial"
-    if ledger.state().phase is not RoundPhase.OPEN:
+    found = ledger.state()
+    if found.phase is not RoundPhase.OPEN and not (found.late and config.schedule.patience):
         shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
     limits = Limits(max_blob_bytes=update_bytes, concurrent=config.limits.uploads)

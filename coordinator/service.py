@@ -88,7 +88,9 @@ class Service:
         self._reporter = Reporter(plan.config.round.deadline_s, sink)
         self._operation = Operation(ledger.control, sink)
         totals = ReportedTotals(ledger)
-        self._roll_call = RollCall(totals.known, time.monotonic())
+        self._roll_call = RollCall(
+            totals.known, time.monotonic(), plan.config.limits.connections_per_s
+        )
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
         self._announcer = Announcer(endpoint, boot_id, self._roll_call, self._operation, lease)
         self._registry = self._make_registry(server)
@@ -346,13 +348,12 @@ class Service:
                     bytes=offer.total_bytes,
                     num_examples=record.num_examples,
                     loss=record.loss,
-                    delivered=len(rounds.state.delivered) + count,
-                    cohort=len(rounds.state.cohort),
+                    delivered=rounds.state.updates + count,
+                    cohort=rounds.expected_updates,
+                    counted_in=arrival.counted_in,
                 )
             )
-        for event, _ in arrived:
-            if rounds.is_open(event.offer.round_id):
-                rounds.apply(schedule.UpdateStored(event.device_id))
+        rounds.stored(*(event.device_id for event, _ in arrived))
 
     def _admit(self, event: Received) -> ArrivedUpdate:
         """Decode and check an update that has arrived; its device now has its payload.
@@ -361,16 +362,19 @@ class Service:
             RefusedError: it breaks a rule.
         """
         device_id, offer, rounds = event.device_id, event.offer, self._rounds
+        counted_in = rounds.state.round_id
+        baseline = rounds.payloads.update_baseline(offer.round_id, device_id, offer.coding)
         decoded = rounds.server.admit(
             event.path.read_bytes(),
             offer.coding,
-            baseline=rounds.payloads.update_baseline(rounds.server_state, device_id, offer.coding),
+            baseline=baseline,
             client_id=device_id,
             round_id=offer.round_id,
             class_counts=self._attendance.class_counts(device_id),
             num_examples=self._registry.num_examples(device_id),
             bounds=relaxed_bounds(rounds.bounds, rounds.state.attempt),
         )
+        decoded = rounds.server.to_keep(decoded, baseline, counted_in)
         path = event.path
         if not (offer.coding.is_raw and decoded.is_whole):
             path = event.path.with_suffix(".raw")
@@ -381,7 +385,8 @@ class Service:
             record=decoded.record,
             norms=decoded.norms,
         )
-        return ArrivedUpdate(path, accepted, offer, rounds.payloads.held_reference(device_id))
+        reference = rounds.payloads.held_reference(device_id)
+        return ArrivedUpdate(path, accepted, offer, reference, counted_in)
 
     def _refusal(self, device_id: str, offer: TransferOffer) -> RefusedError | None:
         if offer.kind != "update":
@@ -401,7 +406,7 @@ class Service:
             self._rounds.invite((event.device_id,))
             return
         self._reporter.task_refused(event)
-        if self._rounds.is_open(round_id):
+        if awaited:
             self._rounds.apply(schedule.DeviceFailed(event.device_id))
 
     def _stop(self) -> events.Stopped:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from protofleet.coordinator.control import Wish, is_served, read_order
+from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
@@ -51,7 +52,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         served: whether a process on this machine serves the run.
         since_s: when the operator's last order to pause, resume or stop was given or, for
             ``stopped``, obeyed; Unix seconds, null: there was none.
+        schedule: ``synchronous`` or ``buffered``; of a buffered one ``size`` updates make a state,
+            and ``delivered`` are the devices whose update is in the buffer.
         missing: members of an open round whose update is awaited.
+        late: devices whose update of an earlier round's task may still come and count.
         refused: devices that presented themselves and cannot take part, sorted by id.
         held: devices that may not take part now, sorted by id; as of the coordinator's last second.
         cells: of a root, those whose folder is on this machine, by number.
@@ -69,7 +73,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     cohort: tuple[str, ...]
     delivered: tuple[str, ...]
     size: int = 0
+    schedule: str = "synchronous"
     missing: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     held: tuple[Hold, ...] = ()
     cells: tuple[Status, ...] = ()
@@ -130,6 +136,12 @@ def read_status(config: FederationConfig) -> Status:
             "SELECT device_id, file FROM members WHERE round_id = ? ORDER BY device_id",
             (round_id,),
         ).fetchall()
+        counted = db.execute(
+            "SELECT DISTINCT device_id FROM members WHERE counted_in = ? ORDER BY device_id",
+            (round_id,),
+        ).fetchall()
+        awaited = round_id + (phase == "committed")
+        late = DeviceRows(db).late(awaited)
         refused = db.execute(
             "SELECT device_id, rule, reason FROM refusals ORDER BY device_id"
         ).fetchall()
@@ -152,9 +164,15 @@ def read_status(config: FederationConfig) -> Status:
         round_id=round_id,
         final=bool(final),
         cohort=tuple(device_id for device_id, _ in members),
-        delivered=tuple(device_id for device_id, file in members if file),
+        delivered=tuple(device_id for (device_id,) in counted),
+        schedule=config.schedule.kind,
         size=size,
         missing=tuple(device_id for device_id, file in members if not file and phase == "open"),
+        late=tuple(
+            device_id
+            for device_id, task in sorted(late.items())
+            if awaited - task <= config.schedule.patience and phase != "finished" and not final
+        ),
         refused=tuple(
             Refusal(device_id=device_id, rule=rule, reason=reason)
             for device_id, rule, reason in refused

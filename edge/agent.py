@@ -35,9 +35,16 @@ from protofleet.edge.outbox import SETTLE_S, Outbox
 from protofleet.edge.participation import Participation
 from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
+from protofleet.edge.storage import StorageWait
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
 from protofleet.edge.waiting import WaitingLog
-from protofleet.errors import InputError, ProvisionError, RefusedError, UnavailableError
+from protofleet.errors import (
+    InputError,
+    ProvisionError,
+    RefusedError,
+    StorageError,
+    UnavailableError,
+)
 from protofleet.federation.client import (
     ReceivedPayload,
     TrainedRound,
@@ -49,7 +56,7 @@ from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, HeartbeatPhase, Task
+from protofleet.wire.messages import Announcement, HeartbeatPhase, Task, TransferOffer
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
@@ -101,6 +108,9 @@ class Agent:
         self._outbox = Outbox(device, self._store, self._participation)
         self._training = TrainingThread(learner, device.wake)
         self._stopped = self._joined = False
+        self._storage = StorageWait(
+            self._store, self._participation, self._tell_held, lambda: self._stopped
+        )
         self._finished_in, self._over = 0, ""
         self._waiting = WaitingLog(who.binding.federation, device)
 
@@ -114,7 +124,7 @@ class Agent:
 
         Raises:
             ProvisionError: the store is damaged.
-            UnavailableError: the broker refuses this device for good, or the disk fails.
+            UnavailableError: the broker refuses this device for good.
         """
         self._training.warm_up()
         try:
@@ -123,14 +133,25 @@ class Agent:
             self._obey()
             self._resume()
             while self._phase is not DevicePhase.LEAVE and not self._stopped:
-                event = self._endpoint.poll(self._wait_s())
+                event = self._poll()
                 self._count_bytes()
                 if event is not None:
                     self._handle(event)
                 self._advance()
+        except StorageError:
+            if not self._stopped:
+                raise
         finally:
             self._leave()
         return self._phase is DevicePhase.LEAVE
+
+    def _poll(self) -> Event | None:
+        try:
+            return self._endpoint.poll(self._wait_s())
+        except StorageError as error:
+            self._storage.wait(error)
+            self._endpoint.listen_again()  # the announcement may be what could not be noted
+            return None
 
     def stop(self) -> None:
         """Leave soon and keep the state; safe in a signal handler and in another thread."""
@@ -206,9 +227,10 @@ class Agent:
             if error.rule in {"bundle", "layout"}:
                 self._waiting.announced(announcement, retained=True, mismatch=str(error))
             return
+        self._endpoint.spread(announcement.spread_s)
         self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
-        if announcement.round_id > self._progress().round_id:
+        if announcement.round_id - announcement.staleness > self._progress().round_id:
             self._end_round(f"round {self._progress().round_id} is over")
         if announcement.phase != "finished":
             # An update in the outbox belongs to the data of its own round.
@@ -247,17 +269,23 @@ class Agent:
         owner = self._participation
         if not owner.news():
             return
-        self._report(
-            "held" if owner.held else "free", {"conditions": owner.held, "reason": owner.reason}
-        )
+        self._tell_held()
         self._training.hold(bool(owner.held))
-        self._presence.publish(owner.held)
         if self._phase is DevicePhase.RECEIVE and not owner.may_transfer:
             self._give_back()
         elif self._phase is DevicePhase.SEND and not owner.may_transfer:
             self._outbox.withhold()
         elif self._phase is DevicePhase.SEND and not self._outbox.sending:
             self._send_update(self._progress().round_id)
+
+    def _tell_held(self) -> None:
+        """Say what holds this device, to its owner and to the coordinator."""
+        owner = self._participation
+        owner.news()
+        self._report(
+            "held" if owner.held else "free", {"conditions": owner.held, "reason": owner.reason}
+        )
+        self._presence.publish(owner.held)
 
     def _give_back(self) -> None:
         """Refuse the payload on its way; nothing is kept of that, so it may be offered again."""
@@ -309,10 +337,13 @@ class Agent:
         if task.payload.reference and not self._store.has_payload(task.payload.reference):
             self._give_up("base", "this device does not have the payload that this one refers to")
             return
-        self._endpoint.expect(task.payload)
+        self._expect(task.payload)
         received = self._store.journal.received
         if received is not None and received.transfer_id == task.payload.transfer_id:
             self._train_stored(self._round)
+
+    def _expect(self, offer: TransferOffer) -> None:
+        self._storage.repeat(lambda: self._endpoint.expect(offer))
 
     def _train_stored(self, current: ActiveRound) -> None:
         """Go on with a payload that the process before this one has received."""
@@ -348,7 +379,7 @@ class Agent:
                 wrong = RefusedError("offer", f"round {task.round_id}: the offer has changed")
                 self._refusals.note("refused a task", wrong)
                 return
-            self._endpoint.expect(task.payload)
+            self._expect(task.payload)
         delivered = self._store.journal.delivered
         if pending is not None and task.round_id == pending.round_id:
             self._send_update(pending.round_id)

@@ -133,7 +133,8 @@ def _check_finish(task: Task, announced: Announcement) -> None:
 
 
 def _check_train(task: Task, announced: Announcement) -> None:
-    rounds, last = announced.rounds, announced.round_id + 1
+    # One announcement may have been lost; where updates may be late, not every round has one.
+    rounds, last = announced.rounds, announced.round_id + 1 + announced.staleness
     payload = task.payload
     rules = (
         ("round", 1 <= task.round_id <= last, f"round 1 to {last}", task.round_id),

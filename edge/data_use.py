@@ -37,6 +37,7 @@ class DataUse:
     def __init__(self, path: Path, *, keeps: bool = True) -> None:
         self._path, self._keeps = path, keeps
         self._since: _Since | None = None
+        self._kept = True
         with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._since = msgspec.json.decode(path.read_bytes(), type=_Since)
 
@@ -45,10 +46,7 @@ class DataUse:
 
         Args:
             total: bytes that the device has ever sent and received.
-            now: local time.
-
-        Raises:
-            OSError: the file cannot be written.
+            now: local time. Where the disk takes no writes, the file follows later.
         """
         day, month = time.strftime("%Y-%m-%d", now), time.strftime("%Y-%m", now)
         known = self._since
@@ -59,8 +57,15 @@ class DataUse:
         since = _Since(
             day=day, day_from=min(day_from, total), month=month, month_from=min(month_from, total)
         )
-        if since != known:
+        if since != known or not self._kept:
             self._since = since
             if self._keeps:
-                write_whole(self._path, msgspec.json.encode(since))
+                self._kept = self._keep(since)
         return total - since.day_from, total - since.month_from
+
+    def _keep(self, since: _Since) -> bool:
+        try:
+            write_whole(self._path, msgspec.json.encode(since))
+        except OSError:
+            return False
+        return True

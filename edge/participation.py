@@ -85,9 +85,13 @@ class Participation:
     """What holds a device now, and whether that is news to its agent.
 
     One that has no policy; ``news`` is for the agent's thread alone.
+
+    Attributes:
+        storage: that the disk takes no writes, which no policy asks for.
     """
 
     def __init__(self) -> None:
+        self.storage: Unmet | None = None
         self._unmet: tuple[Unmet, ...] = ()
         self._known: tuple[str, ...] = ()
 
@@ -108,12 +112,12 @@ class Participation:
     @property
     def held(self) -> tuple[str, ...]:
         """The words of the conditions that hold the device; none: it may take part."""
-        return tuple(one.condition for one in self._unmet)
+        return tuple(one.condition for one in self._now)
 
     @property
     def reason(self) -> str:
         """For people; empty: nothing holds it."""
-        return "; ".join(one.reason for one in self._unmet)
+        return "; ".join(one.reason for one in self._now)
 
     @property
     def may_transfer(self) -> bool:
@@ -123,7 +127,11 @@ class Participation:
     @property
     def refusal(self) -> RefusedError | None:
         """What a task is refused with; None: it may be taken."""
-        return RefusedError("policy", f"held: {self.reason}") if self._unmet else None
+        return RefusedError("policy", f"held: {self.reason}") if self._now else None
+
+    @property
+    def _now(self) -> tuple[Unmet, ...]:
+        return self._unmet if self.storage is None else (*self._unmet, self.storage)
 
 
 class WatchedParticipation(Participation):

@@ -21,6 +21,7 @@ import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
@@ -29,7 +30,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle import Bundle
 from protofleet.bundle.manifest import Manifest
-from protofleet.durable import TEMPORARY, lock, sync_folder, write_whole
+from protofleet.durable import TEMPORARY, lock, sync_folder, write_synced, write_whole
 from protofleet.edge.counters import ByteCounters
 from protofleet.edge.journal import (
     BLOB_SUFFIX,
@@ -52,6 +53,7 @@ from protofleet.errors import (
     ProtofleetError,
     ProvisionError,
     RefusedError,
+    StorageError,
     UnavailableError,
 )
 from protofleet.federation.client import ClientMemory, TrainedRound
@@ -66,6 +68,7 @@ from protofleet.wire.topics import check_device_id
 
 _IDENTITY = "identity.json"
 _READ_ATTEMPTS = 5
+_PROBE_BYTES = 1 << 16
 _Read = TypeVar("_Read")
 
 
@@ -78,6 +81,8 @@ class Store:
         partial: folder for unfinished downloads.
         counters: bytes at the socket since the device joined.
         journal: the present state of the round.
+        await_storage: told of a write that the disk did not take; returns when it may be tried
+            again. At first it raises what it is told.
     """
 
     def __init__(self, folder: Path, owned: IO[bytes], device_id: str) -> None:
@@ -88,6 +93,7 @@ class Store:
         self.counters = ByteCounters(folder / "counters.bin")
         self._lock = owned
         self.journal = read_journal(folder)
+        self.await_storage: Callable[[StorageError], None] = _give_up
         self._sweep()
 
     @classmethod
@@ -169,12 +175,13 @@ class Store:
         if path.exists():
             return
         temporary = path.with_name(path.name + TEMPORARY)
-        try:
+
+        def write() -> None:
             bundle.copy_to(temporary)
             temporary.replace(path)
             sync_folder(self.folder)
-        except OSError as error:
-            raise UnavailableError(f"device store '{self.folder}': {error}") from error
+
+        self._keep(write)
 
     def check_sequence(self, manifest: Manifest) -> None:
         """Raise ProvisionError if the store has had a newer bundle, unless the signer allows it."""
@@ -364,22 +371,45 @@ class Store:
             self._commit(msgspec.structs.replace(self.journal, received=None, pending=None))
 
     def _commit(self, journal: Journal) -> None:
-        try:
+        def write() -> None:
             sync_folder(self.folder)
             write_whole(self.folder / "journal.json", msgspec.json.encode(journal))
             sync_folder(self.folder)
-        except OSError as error:
-            raise UnavailableError(f"device store '{self.folder}': {error}") from error
+
+        self._keep(write)
         self.journal = journal
         self._sweep()
 
     def _write_blob(self, data: bytes) -> StoredFile:
         file = StoredFile(sha256=hashlib.sha256(data).hexdigest(), bytes=len(data))
-        try:
-            write_whole(blob_path(self.folder, file), data)
-        except OSError as error:
-            raise UnavailableError(f"device store '{self.folder}': {error}") from error
+        self._keep(lambda: write_whole(blob_path(self.folder, file), data))
         return file
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Write, and again as long as ``await_storage`` says, where the disk takes no writes."""
+        while True:
+            try:
+                write()
+            except OSError as error:
+                self.await_storage(self._failure(error))
+            else:
+                return
+
+    def _failure(self, error: OSError) -> StorageError:
+        return StorageError(f"device store '{self.folder}': {error.strerror or error}")
+
+    def probe(self) -> None:
+        """Write and remove a little, to see whether the disk takes writes.
+
+        Raises:
+            StorageError: it does not.
+        """
+        path = self.folder / ("probe" + TEMPORARY)
+        try:
+            write_synced(path, [bytes(_PROBE_BYTES)])
+            path.unlink()
+        except OSError as error:
+            raise self._failure(error) from error
 
     def _sweep(self) -> None:
         """Remove what a crash or an older commit left behind."""
@@ -388,7 +418,12 @@ class Store:
         swept = (TEMPORARY, BLOB_SUFFIX, BUNDLE_SUFFIX)
         for path in self.folder.iterdir():
             if path.suffix in swept and path.name not in kept:
-                path.unlink()
+                with suppress(OSError):  # what a disk that takes no writes keeps is swept later
+                    path.unlink()
+
+
+def _give_up(error: StorageError) -> None:
+    raise error
 
 
 def lock_store(folder: Path) -> IO[bytes]:

@@ -210,13 +210,19 @@ def _costs(table: Table) -> _Columns:
         columns["times\nFedAvg"] = lambda row: _number(row.seconds_ratio, ".2f")
     columns["MB\nup"] = lambda row: _number(row.mb_up, ".3f")
     columns["MB\ndown"] = lambda row: _number(row.mb_down, ".3f")
+    if not _coded(table) and any(row.bytes_ratio is not None for row in table.rows):
+        columns["bytes times\nFedAvg"] = lambda row: _number(row.bytes_ratio, ".2f")
     return [(title, [text(row) for row in table.rows]) for title, text in columns.items()]
+
+
+def _coded(table: Table) -> bool:
+    return any(row.codec != _RAW for row in table.rows)
 
 
 def _codecs(table: Table) -> _Columns:
     """What travels, its size, and the points of each score that it costs; none where all is raw."""
     rows, sections = table.rows, table.score.sections
-    if all(row.codec == _RAW for row in rows):
+    if not _coded(table):
         return []
     lost = [" / ".join(_number(row.cells[s].lost, "+.2f") for s in sections) for row in rows]
     return [

@@ -16,9 +16,9 @@ from protofleet.datasets.federate import Natural, Partition, Split, Stratified
 from protofleet.datasets.joining import JoinClasses
 from protofleet.errors import InputError
 from protofleet.experiments.attacks import Hostile
+from protofleet.federation.section import Amount
 from protofleet.federation.settings import (
     AggregationSettings,
-    Amount,
     CodecSettings,
     PrivacySettings,
 )

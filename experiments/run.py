@@ -20,9 +20,9 @@ from protofleet.experiments.store import Engine, MethodResult
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
 from protofleet.federation.scores import last_scores, run_scores
+from protofleet.federation.section import Amount
 from protofleet.federation.settings import (
     AggregationSettings,
-    Amount,
     CohortSettings,
     EvaluationSettings,
     FederationConfig,

@@ -138,6 +138,11 @@ def check_cells(config: FederationConfig, plan: Plan) -> None:
             "cells: expected no privacy.noise_multiplier beside them: a device's part in the noise "
             "is not followed over cells; leave one of the two out"
         )
+    if config.schedule.takes_older:
+        raise InputError(
+            f"cells: expected rounds in which all updates are of one state, got schedule.kind "
+            f"'{config.schedule.kind}' with updates of earlier ones; leave one of the two out"
+        )
     if cells.send != "sums":
         return
     if plan.strategy.mean is None:

@@ -10,11 +10,13 @@ import msgspec
 
 from protofleet.bundle import Bundle
 from protofleet.errors import InputError
+from protofleet.federation.buffered import BufferedSchedule
 from protofleet.federation.privacy import Privacy, make_private, sends_of
 from protofleet.federation.randomness import server_rng
 from protofleet.federation.records import Sends
 from protofleet.federation.schedule import Schedule
-from protofleet.federation.settings import AggregationSettings, FederationConfig
+from protofleet.federation.settings import AggregationSettings, CohortSettings, FederationConfig
+from protofleet.federation.staleness import Mixing
 from protofleet.federation.suitability import build_for
 from protofleet.federation.synchronous import SynchronousSchedule
 from protofleet.strategies import DESCRIPTIONS
@@ -60,7 +62,7 @@ class Plan:
             server_state: the committed one, by which the strategy may rank candidates.
         """
         config, rank = self.config, self.strategy.rank
-        return SynchronousSchedule(
+        synchronous = SynchronousSchedule(
             rounds=config.rounds,
             seed=config.seed,
             size=config.cohort.size,
@@ -74,7 +76,21 @@ class Plan:
             over_selection=config.cohort.over_selection,
             selection=config.cohort.selection,
             rank=None if rank is None else lambda candidates: rank(server_state(), candidates),
+            patience=config.schedule.patience,
         )
+        if config.schedule.buffer is None:
+            return synchronous
+        return BufferedSchedule(
+            rules=synchronous,
+            buffer=config.schedule.buffer,
+            concurrency=config.schedule.concurrency,
+        )
+
+    @property
+    def mixing(self) -> Mixing | None:
+        """How updates of earlier rounds count; None: they do not."""
+        chosen = self.config.schedule
+        return Mixing(chosen) if chosen.takes_older else None
 
     @property
     def identity(self) -> dict[str, str]:
@@ -86,6 +102,7 @@ class Plan:
             "settings": msgspec.json.encode(self.settings, order="sorted").decode(),
             "seed": str(self.config.seed),
             "codec": self.config.codec.identity,
+            "schedule": self.config.schedule.identity,
             "aggregation": self.config.aggregation.identity,
             "privacy": self.config.privacy.identity,
         }
@@ -111,6 +128,7 @@ def make_plan(config: FederationConfig) -> Plan:
     check_batch_sizes(strategy.settings, min_batch)
     aggregator = _aggregator(config.aggregation, strategy.description)
     _check_participation(config, strategy)
+    _check_schedule(config, strategy.description, aggregator)
     sends = sends_of(config, strategy)
     strategy, privacy = make_private(config, bundle, strategy)
     return Plan(
@@ -138,6 +156,39 @@ def _check_participation(config: FederationConfig, strategy: Strategy) -> None:
             f"stragglers.budget_s: strategy '{name}' does not allow a part of the local training; "
             f"leave it out, or use one of {', '.join(takers)}"
         )
+
+
+def _check_schedule(
+    config: FederationConfig, description: Description, aggregator: Aggregator
+) -> None:
+    """Updates of earlier rounds need a weighted mean, and buffers have no cohort."""
+    chosen = config.schedule
+    if not chosen.takes_older:
+        return
+    what = f'schedule.kind = "{chosen.kind}"' if chosen.buffer else 'schedule.late = "weighted"'
+    if not description.weighted_mean:
+        takers = sorted(name for name, one in DESCRIPTIONS.items() if one.weighted_mean)
+        raise InputError(
+            f"{what}: strategy '{description.name}' needs rounds, as its server does more with "
+            f"updates than a weighted mean; leave [schedule] out, or use one of {', '.join(takers)}"
+        )
+    if not aggregator.incremental:
+        raise InputError(
+            f"{what}: aggregation '{config.aggregation.kind}' compares the updates of a round, and "
+            "those of earlier states cannot be compared with others; leave one of the two out"
+        )
+    if config.privacy.noise_multiplier is not None:
+        raise InputError(
+            f"{what}: the noise of [privacy] is accounted by rounds in which each device counts at "
+            "most once; leave one of the two out"
+        )
+    default, cohort = CohortSettings(), config.cohort
+    for name in ("size", "over_selection") if chosen.buffer else ():
+        if getattr(cohort, name) != getattr(default, name):
+            raise InputError(
+                f"cohort.{name}: a buffered schedule has no cohort, and how many devices train at "
+                f"once is schedule.concurrency; leave it out, got {getattr(cohort, name)!r}"
+            )
 
 
 def _aggregator(chosen: AggregationSettings, description: Description) -> Aggregator:

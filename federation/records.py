@@ -122,6 +122,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
         figures: what the strategy tells of how it aggregated, by its names
             (``types.ServerState.figures``); what is not finite is left out.
         costs: of the clients that were asked, where an engine trained them itself; None: not told.
+        staleness: by how many rounds the updates were late, on average.
     """
 
     round_id: int
@@ -135,6 +136,7 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     update_norms: dict[str, float] = {}
     figures: dict[str, float] = {}
     costs: ClientCosts | None = None
+    staleness: float = 0.0
 
 
 class Percentiles(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,7 +2,8 @@
 
 A ``Schedule`` is pure. The caller writes an action into the ledger before it performs it, so a
 process that is killed anywhere builds the same state again with ``resume``. Rounds that wait for
-their cohort are one schedule (``synchronous.py``); another is another file.
+their cohort are one schedule (``synchronous.py``), rounds that are so many updates another
+(``buffered.py``); what both do with events is in ``membership.py``.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class RoundState:
         final: whether the open or closing round is the final fit.
         last_invited: the last round to which each device was invited.
         paused: whether the operator wants no other round to open.
+        late: devices whose update of an earlier round may still come, each with the round of its
+            task; they get no other one meanwhile.
+        late_delivered: devices whose update of an earlier round counts in this one. Such a device
+            may be a member beside that.
     """
 
     phase: RoundPhase = RoundPhase.WAITING
@@ -69,6 +74,8 @@ class RoundState:
     final: bool = False
     last_invited: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     paused: bool = False
+    late: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    late_delivered: frozenset[str] = _NOBODY
 
     @property
     def outstanding(self) -> tuple[str, ...]:
@@ -76,11 +83,32 @@ class RoundState:
         done = self.delivered | self.refused
         return tuple(c for c in self.cohort if c not in done)
 
+    @property
+    def updates(self) -> int:
+        """How many updates count in the round by now."""
+        return len(self.delivered) + len(self.late_delivered)
+
+    def task_of(self, device_id: str) -> int:
+        """The round of the task whose update may still come from a device; 0: there is none."""
+        if self.phase in (RoundPhase.OPEN, RoundPhase.CLOSING) and self.awaits(device_id):
+            return self.round_id
+        return self.late.get(device_id, 0)
+
+    @property
+    def tasks(self) -> dict[str, int]:
+        """The devices of which an update may still come, each with the round of its task."""
+        its_own = self.phase in (RoundPhase.OPEN, RoundPhase.CLOSING)
+        return {**self.late, **dict.fromkeys(self.outstanding if its_own else (), self.round_id)}
+
     def awaits(self, device_id: str) -> bool:
         """Whether the device is one of the ``outstanding``."""
-        place = bisect_left(self.cohort, device_id)
         done = device_id in self.delivered or device_id in self.refused
-        return self.cohort[place : place + 1] == (device_id,) and not done
+        return not done and self.is_member(device_id)
+
+    def is_member(self, device_id: str) -> bool:
+        """Whether the device was invited to the open round."""
+        place = bisect_left(self.cohort, device_id)
+        return self.cohort[place : place + 1] == (device_id,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +191,17 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """Send one member of the open round its task (again)."""
+    """Send one device its task again: the open round's, or the earlier one that it is late with."""
 
     device_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddMembers:
+    """Devices that have become free get the open round's task, too."""
+
+    round_id: int
+    device_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +228,7 @@ class Finish:
     """All rounds are committed."""
 
 
-ScheduleAction = OpenRound | Invite | ExtendRound | CloseRound | Finish
+ScheduleAction = OpenRound | Invite | AddMembers | ExtendRound | CloseRound | Finish
 Transition = tuple[RoundState, tuple[ScheduleAction, ...]]
 
 
@@ -215,6 +251,11 @@ class Schedule(Protocol):
 
     def refusal(self, state: RoundState, device_id: str, round_id: int) -> RefusedError | None:
         """Why a device's update for a round would be refused now; None if it is welcome."""
+        ...
+
+    @property
+    def patience(self) -> int:
+        """By how many rounds an update may be late and count."""
         ...
 
     @property

@@ -14,12 +14,18 @@ from protofleet.errors import ProtofleetError
 from protofleet.federation import claims
 from protofleet.federation.admission import ExpectedUpdate, admit, expect_updates
 from protofleet.federation.claims import Admitted, Limited, Norms
-from protofleet.federation.coding import DecodedUpdate, decode_update, to_evaluation
+from protofleet.federation.coding import (
+    DecodedUpdate,
+    decode_update,
+    to_evaluation,
+    update_baseline,
+)
 from protofleet.federation.noise import Noise, SeedFn, new_seed
 from protofleet.federation.plan import Plan
 from protofleet.federation.records import PrivacyRecord, Scores, UpdateRecord
 from protofleet.federation.scores import round_scores
 from protofleet.federation.server_tools import Scorer, make_scorer, make_server_tools
+from protofleet.federation.staleness import difference
 from protofleet.strategies.aggregation import Clipped, clipped
 from protofleet.strategies.types import ServerState, ServerTools, Updates
 from protofleet.tensors import Tensors
@@ -128,6 +134,24 @@ class Server:
         claims.check_differences(norms, baseline, bounds, most=self.expected.max_norm)
         return replace(decoded, norms=norms).told(self.plan.sends)
 
+    def to_keep(self, decoded: DecodedUpdate, baseline: Tensors, round_id: int) -> DecodedUpdate:
+        """An admitted update as it is kept until the round in which it counts is aggregated.
+
+        Args:
+            decoded: from ``admit``.
+            baseline: what it was compared with there.
+            round_id: of the round in which it counts.
+        """
+        mixing = self.plan.mixing
+        if mixing is None or not mixing.keeps_difference(round_id - decoded.record.round_id):
+            return decoded
+        changed = difference(decoded.update.tensors, baseline)
+        return replace(decoded, update=replace(decoded.update, tensors=changed), is_whole=False)
+
+    def _present(self, state: ServerState, client_id: str) -> Tensors:
+        payload = self.plan.strategy.downlink(state, client_id)
+        return update_baseline(self.plan.model, payload.tensors)
+
     def aggregate(  # noqa: PLR0913 - what a round has, and how it is closed
         self,
         state: ServerState,
@@ -149,7 +173,7 @@ class Server:
         Args:
             state: before the round.
             round_id: the closing round.
-            updates: the admitted ones, sorted by client_id.
+            updates: the admitted ones, sorted by client_id; late ones as ``to_keep`` gave them.
             admitted: what was noted of each of them, in the same order.
             final: whether it is the final fit.
             noise_seed: of the round's noise, asked for if it has any.
@@ -162,6 +186,10 @@ class Server:
         if self.plan.privacy is not None:
             seed = self.plan.privacy.seed_of(round_id, noise_seed)
             return self._noised(state, round_id, updates, seed)
+        if self.plan.mixing is not None:
+            updates, admitted = self.plan.mixing.applied(
+                updates, admitted, round_id, lambda client_id: self._present(state, client_id)
+            )
         chosen = self.plan.config.aggregation
         believed, limited = claims.believed_examples(updates, admitted, chosen.most_examples)
         farthest, fault = claims.by_length(admitted), ""

@@ -11,26 +11,19 @@ import msgspec
 
 from protofleet.errors import InputError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
+from protofleet.federation.schedule_settings import ScheduleSettings
+from protofleet.federation.section import Amount
+from protofleet.federation.section import Section as _Settings
+from protofleet.federation.section import check as _check
+from protofleet.federation.section import check_amount as _check_amount
 from protofleet.settings import explain
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 from protofleet.wire.codecs import Codec, Kind
 
-Amount = int | float
-"""A count (an integer, from 1) or a fraction (a float in (0, 1])."""
 Selection = Literal["random", "least_recent", "strategy"]
 """Who is invited where not all are; ``CohortSettings``."""
 MOST_OVER_SELECTION = 10.0
 MOST_CELLS = 1000
-
-
-def _check_amount(name: str, amount: Amount) -> None:
-    good = 0 < amount <= 1 if isinstance(amount, float) else amount >= 1
-    _check(name, good, "a count from 1 or a fraction above 0 up to 1.0", amount)
-
-
-def _check(name: str, good: bool, expected: str, value: object) -> None:  # noqa: FBT001 - the checked condition, always at the call
-    if not good:
-        raise ValueError(f"`{name}`: expected {expected}, got {value!r}")
 
 
 def _merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,10 +34,6 @@ def _merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
 def _over(old: Any, new: Any) -> Any:
     both_tables = isinstance(old, Mapping) and isinstance(new, Mapping)
     return _merged(old, new) if both_tables and new.get("kind") in {None, old.get("kind")} else new
-
-
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of all sections: immutable, and a misspelt key is an error that names it."""
 
 
 class StrategySettings(_Settings, frozen=True, kw_only=True):
@@ -58,7 +47,7 @@ class StrategySettings(_Settings, frozen=True, kw_only=True):
     """
 
     name: str | None = None
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def over(self, name: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
         """The settings in force where a bundle for the strategy ``name`` brings ``defaults``."""
@@ -78,7 +67,7 @@ class AggregationSettings(_Settings, frozen=True, kw_only=True):
     """
 
     kind: str = "mean"
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = msgspec.field(default_factory=dict)
     norm_clip: float = 3.0
     most_examples: float = 10.0
 
@@ -173,12 +162,15 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
             difference to the payload before the rounds have shown how long those are.
         uploads: transfers per direction with chunks in flight; it keeps the broker's queue short.
         keep_states: committed server states that stay on disk.
+        connections_per_s: that the broker takes; after its restart the devices come back over so
+            long that half of it is reached in the mean.
     """
 
     update_bytes: int | None = None
     update_norm: float = 1e6
     uploads: int = 32
     keep_states: int = 3
+    connections_per_s: float = 400.0
 
     def __post_init__(self) -> None:
         if self.update_bytes is not None:
@@ -186,6 +178,8 @@ class LimitSettings(_Settings, frozen=True, kw_only=True):
         _check("update_norm", self.update_norm > 0, "a number above 0", self.update_norm)
         _check("uploads", self.uploads >= 1, "at least 1", self.uploads)
         _check("keep_states", self.keep_states >= 1, "at least 1", self.keep_states)
+        rate = self.connections_per_s
+        _check("connections_per_s", 0.1 <= rate <= 1e6, "0.1 to 1e6", rate)
 
 
 class EvaluationSettings(_Settings, frozen=True, kw_only=True):
@@ -390,6 +384,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     seed: int = 0
     strategy: StrategySettings = StrategySettings()
     aggregation: AggregationSettings = AggregationSettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     cohort: CohortSettings = CohortSettings()
     round: RoundSettings = RoundSettings()
     stragglers: StragglerSettings = StragglerSettings()

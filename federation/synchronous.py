@@ -26,9 +26,8 @@ from typing import Literal, assert_never
 import numpy as np
 
 from protofleet.errors import RefusedError
-from protofleet.federation.live_set import LiveSet
+from protofleet.federation import membership
 from protofleet.federation.schedule import (
-    CloseRound,
     DeviceAppeared,
     DeviceDeparted,
     DeviceFailed,
@@ -47,9 +46,11 @@ from protofleet.federation.schedule import (
     UpdateRefused,
     UpdateStored,
 )
-from protofleet.federation.settings import Amount, Selection, count_of
+from protofleet.federation.section import Amount
+from protofleet.federation.settings import Selection, count_of
 
 _NOBODY: frozenset[str] = frozenset()
+_NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class SynchronousSchedule:
         rank: the strategy's order of candidates, for the selection ``strategy``: those that it
             names first are invited first. It gets them in an order drawn by ``seed``, so what it
             leaves equal is drawn by chance.
+        patience: by how many rounds an update may be late and still count; 0: late ones are
+            dropped. Who is late is not invited until its update has come, or is too late for that.
     """
 
     rounds: int
@@ -79,84 +82,68 @@ class SynchronousSchedule:
     over_selection: float = 1.0
     selection: Selection = "random"
     rank: Callable[[Sequence[str]], Sequence[str]] | None = None
+    patience: int = 0
 
     def step(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
         """The state after ``event`` at time ``now`` (seconds, any origin), and what to do.
 
         Events that mean nothing in the present phase leave the state as it is.
         """
+        state, actions = self.take(state, event, now)
+        return (state, actions) if actions else self.advance(state, now)
+
+    def take(self, state: RoundState, event: ScheduleEvent, now: float) -> Transition:
+        """What the event says, and what that alone asks for."""
         match event:
             case DeviceAppeared(device_id):
-                state = _appeared(state, device_id)
-                if state.phase is RoundPhase.OPEN and state.awaits(device_id):
+                state = membership.appeared(state, device_id)
+                if state.task_of(device_id):
                     return state, (Invite(device_id),)
             case DeviceDeparted(device_id):
-                state = _departed(state, device_id, now)
+                state = membership.departed(state, device_id, now)
             case UpdateStored() | DeviceFailed() | UpdateRefused():
-                state = _marked(state, event)
-            case StateCommitted() if state.phase is RoundPhase.CLOSING and _is_last(self, state):
-                return replace(state, phase=RoundPhase.FINISHED), (Finish(),)
+                state = membership.marked(state, event)
+            case StateCommitted() if state.phase is RoundPhase.CLOSING and is_last(self, state):
+                return _finished(state), (Finish(),)
             case StateCommitted() if state.phase is RoundPhase.CLOSING:
-                state = RoundState(
-                    round_id=state.round_id + 1,
-                    live=state.live,
-                    warmed_up=state.warmed_up,
-                    last_invited=state.last_invited,
-                    paused=state.paused,
-                )
+                patience = 0 if is_final(self, state.round_id + 1) else self.patience
+                state = membership.following(state, patience)
             case Pause() | Resume():
                 state = replace(state, paused=isinstance(event, Pause))
             case StateCommitted() | Tick():
                 pass
             case _:
                 assert_never(event)
-        return _advance(self, state, now)
+        return state, ()
+
+    def advance(self, state: RoundState, now: float) -> Transition:
+        """Open, close or extend a round, if it is time."""
+        if state.phase is RoundPhase.WAITING:
+            return _advance_waiting(self, state, now)
+        if state.phase is RoundPhase.OPEN:
+            return _advance_open(self, state, now)
+        return state, ()
 
     def resume(self, state: RoundState, now: float) -> Transition:
         """Go on from what the ledger holds of a state; ``live`` and times are not in it.
 
         A waiting state with ``final`` says that the round before it was the final fit.
 
-        Clocks do not survive a process: the open round gets its whole deadline again, and members
-        whose update is missing count as gone from now on until they show themselves.
+        Clocks do not survive a process: ``membership.restored``.
         """
-        state = replace(
-            state,
-            live=LiveSet(),
-            enough_since=None,
-            warmed_up=False,
-            failed=_NOBODY,
-            refused=_NOBODY,
-            gone_since=MappingProxyType(dict.fromkeys(state.outstanding, now)),
-            deadline=now + self.deadline_s,
-        )
+        final = state.final or is_final(self, state.round_id)
+        patience = 0 if final else self.patience
+        state = membership.restored(state, now, deadline_s=self.deadline_s, patience=patience)
         if state.phase is RoundPhase.CLOSING:
-            return state, (_close(state),)
+            return state, (membership.close(state),)
         all_done = state.round_id > self.rounds and not self.final_fit
         if state.phase is RoundPhase.WAITING and (state.final or all_done):
-            return replace(state, phase=RoundPhase.FINISHED, round_id=state.round_id - 1), (
-                Finish(),
-            )
+            return _finished(replace(state, round_id=state.round_id - 1)), (Finish(),)
         return state, ()
 
     def refusal(self, state: RoundState, device_id: str, round_id: int) -> RefusedError | None:
         """Why a device's update for a round would be refused now; None if it is welcome."""
-        if round_id > state.round_id:
-            rule, reason = (
-                "round",
-                f"round {round_id} has not begun; the federation is in round {state.round_id}",
-            )
-        elif round_id < state.round_id or state.phase is not RoundPhase.OPEN:
-            rule, reason = "round", f"too late: round {round_id} is closed"
-        elif device_id not in state.cohort:
-            rule, reason = "cohort", f"not in the cohort of round {round_id}"
-        elif device_id in state.delivered:
-            rule, reason = "cohort", f"an update for round {round_id} was accepted already"
-        elif device_id in state.refused:
-            rule, reason = "cohort", f"an update for round {round_id} was refused already"
-        else:
-            return None
-        return RefusedError(rule, reason)
+        return membership.refusal(state, device_id, round_id, patience=self.patience)
 
     @property
     def last_round(self) -> int:
@@ -166,7 +153,7 @@ class SynchronousSchedule:
     def needed_devices(self, state: RoundState) -> int:
         """How many devices must be live before the awaited round opens."""
         wanted = self.size if isinstance(self.size, int) else 1
-        return max(self.minimum, 1 if _is_final(self, state.round_id) else wanted)
+        return max(self.minimum, 1 if is_final(self, state.round_id) else wanted)
 
 
 def draw(
@@ -199,66 +186,41 @@ def _ranked(schedule: SynchronousSchedule, shuffled: Sequence[str]) -> Iterable[
     return dict.fromkeys((*(one for one in named if one in known), *shuffled))
 
 
-def _is_final(schedule: SynchronousSchedule, round_id: int) -> bool:
+def _finished(state: RoundState) -> RoundState:
+    return replace(state, phase=RoundPhase.FINISHED, late=_NOTHING)
+
+
+def is_final(schedule: SynchronousSchedule, round_id: int) -> bool:
     """Whether a round that opens now is the final fit."""
     return schedule.final_fit and round_id > schedule.rounds
 
 
-def _is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
+def is_last(schedule: SynchronousSchedule, state: RoundState) -> bool:
+    """Whether the run has finished when this round is committed."""
     return state.final or (state.round_id >= schedule.rounds and not schedule.final_fit)
 
 
-def _appeared(state: RoundState, device_id: str) -> RoundState:
-    gone_since, failed = state.gone_since, state.failed
-    if device_id in gone_since:
-        gone = dict(gone_since)
-        del gone[device_id]
-        gone_since = MappingProxyType(gone)
-    if device_id in failed:
-        failed -= {device_id}
-    live = state.live.including(device_id)
-    return replace(state, live=live, failed=failed, gone_since=gone_since)
-
-
-def _departed(state: RoundState, device_id: str, now: float) -> RoundState:
-    gone_since = state.gone_since
-    if state.phase is RoundPhase.OPEN and state.awaits(device_id) and device_id not in gone_since:
-        gone_since = MappingProxyType({**gone_since, device_id: now})
-    return replace(state, live=state.live.excluding(device_id), gone_since=gone_since)
-
-
-def _marked(state: RoundState, event: UpdateStored | DeviceFailed | UpdateRefused) -> RoundState:
-    if state.phase is not RoundPhase.OPEN or not state.awaits(event.device_id):
-        return state
-    member = frozenset({event.device_id})
-    match event:
-        case UpdateStored():
-            return replace(state, delivered=state.delivered | member)
-        case DeviceFailed():
-            return replace(state, failed=state.failed | member)
-        case UpdateRefused():
-            return replace(state, refused=state.refused | member)
-
-
-def _advance(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    if state.phase is RoundPhase.WAITING:
-        return _advance_waiting(schedule, state, now)
-    if state.phase is RoundPhase.OPEN:
-        return _advance_open(schedule, state, now)
-    return state, ()
+def waiting(
+    schedule: SynchronousSchedule, state: RoundState, present: int, now: float
+) -> RoundState | None:
+    """The awaited round as it still waits with so many devices; None: it opens."""
+    if state.paused or present < schedule.needed_devices(state):
+        return replace(state, enough_since=None)
+    since = now if state.enough_since is None else state.enough_since
+    if not state.warmed_up and now < since + schedule.wait_s:
+        return replace(state, enough_since=since)
+    return None
 
 
 def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
-    if state.paused or len(state.live) < schedule.needed_devices(state):
-        return replace(state, enough_since=None), ()
-    since = now if state.enough_since is None else state.enough_since
-    if not state.warmed_up and now < since + schedule.wait_s:
-        return replace(state, enough_since=since), ()
-    total, final = len(state.live), _is_final(schedule, state.round_id)
+    free = state.live if not state.late else [one for one in state.live if one not in state.late]
+    if (still := waiting(schedule, state, len(free), now)) is not None:
+        return still, ()
+    total, final = len(free), is_final(schedule, state.round_id)
     size = total if final or schedule.size == "all" else count_of(schedule.size, total)
-    cohort = draw(schedule, state, state.live, _invited(schedule, size))
+    cohort = draw(schedule, state, free, _invited(schedule, size))
     if schedule.is_drawn is not None and not final:
-        cohort = tuple(device_id for device_id in sorted(state.live) if schedule.is_drawn())
+        cohort = tuple(device_id for device_id in sorted(free) if schedule.is_drawn())
         size = len(cohort)
     state = replace(
         state,
@@ -269,7 +231,7 @@ def _advance_waiting(schedule: SynchronousSchedule, state: RoundState, now: floa
         deadline=now + schedule.deadline_s,
         size=size,
         final=final,
-        last_invited=_noted(state, cohort),
+        last_invited=membership.noted(state, cohort),
     )
     return state, (OpenRound(state.round_id, cohort, size, final),)
 
@@ -279,10 +241,6 @@ def _invited(schedule: SynchronousSchedule, size: int) -> int:
     return math.ceil(size * schedule.over_selection - 1e-9)  # 1.1 of 10 are 11, not 12
 
 
-def _noted(state: RoundState, invited: Collection[str]) -> Mapping[str, int]:
-    return MappingProxyType({**state.last_invited, **dict.fromkeys(invited, state.round_id)})
-
-
 def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) -> Transition:
     by_chance = schedule.is_drawn is not None and not state.final
     reached = by_chance or len(state.delivered) >= _needed_updates(schedule, state)
@@ -290,7 +248,7 @@ def _advance_open(schedule: SynchronousSchedule, state: RoundState, now: float) 
     full = surplus and len(state.delivered) >= state.size
     if full or (reached and (now >= state.deadline or not _waits(schedule, state, now))):
         closing = replace(state, phase=RoundPhase.CLOSING)
-        return closing, (_close(closing),)
+        return closing, (membership.close(closing),)
     if now < state.deadline:
         return state, ()
     return _extend(schedule, state, now)
@@ -302,7 +260,8 @@ def _needed_updates(schedule: SynchronousSchedule, state: RoundState) -> int:
     But where that leaves less than half it stays what it is: the few may be the liars.
     """
     quorum = count_of(schedule.quorum, state.size)
-    able = len(state.cohort) - len((state.failed | state.refused) - state.delivered)
+    unable = (state.failed | state.refused) - state.delivered
+    able = len(state.cohort) - sum(state.is_member(one) for one in unable)
     return able if able < quorum and 2 * able >= state.size else quorum
 
 
@@ -312,7 +271,7 @@ def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tra
     Who was refused may try once more.
     """
     attempt = state.attempt + 1
-    spare = set(state.live) - set(state.cohort)
+    spare = set(state.live) - set(state.cohort) - state.late.keys()
     remaining = len(state.cohort) - len(lost(schedule, state, now))
     state = replace(state, attempt=attempt)
     added = draw(schedule, state, spare, max(state.size - remaining, 0))
@@ -321,7 +280,7 @@ def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tra
         cohort=tuple(sorted((*state.cohort, *added))),
         deadline=now + schedule.deadline_s,
         refused=_NOBODY,
-        last_invited=_noted(state, added),
+        last_invited=membership.noted(state, added),
     )
     needed = _needed_updates(schedule, state)
     return state, (ExtendRound(state.round_id, attempt, added, needed),)
@@ -329,8 +288,8 @@ def _extend(schedule: SynchronousSchedule, state: RoundState, now: float) -> Tra
 
 def lost(schedule: SynchronousSchedule, state: RoundState, now: float) -> set[str]:
     """Members that nobody waits for: failed, refused, or gone for longer than the grace."""
-    gone = {c for c, since in state.gone_since.items() if now >= since + schedule.grace_s}
-    return (gone | state.failed | state.refused) - state.delivered
+    found = membership.lost(state, now, schedule.grace_s)
+    return {one for one in found if state.is_member(one)}
 
 
 def _waits(schedule: SynchronousSchedule, state: RoundState, now: float) -> bool:
@@ -339,7 +298,3 @@ def _waits(schedule: SynchronousSchedule, state: RoundState, now: float) -> bool
     if len(state.cohort) > over + len(state.failed) + len(state.gone_since):
         return True  # there are, whoever is lost; asked at every event of a large round
     return bool(set(state.outstanding) - lost(schedule, state, now))
-
-
-def _close(state: RoundState) -> CloseRound:
-    return CloseRound(state.round_id, tuple(sorted(state.delivered)), state.final)

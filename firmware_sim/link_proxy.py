@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from protofleet.errors import InputError, UnavailableError
 
 _BLOCK_BYTES = 16 * 1024
 _START_TIMEOUT_S = 10.0
+_Answer = TypeVar("_Answer")
 
 
 class LinkProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -185,6 +186,14 @@ async def _deliver(queue: asyncio.Queue[tuple[float, bytes]], writer: asyncio.St
             broken = True  # keep emptying the queue so that the reader can end
 
 
+class Serves(Protocol):
+    """What a ``ProxyThread`` runs."""
+
+    async def serve(self) -> asyncio.Server:
+        """Listen."""
+        ...
+
+
 class ProxyThread:
     """Runs proxies in a thread of its own: ``with ProxyThread() as proxies``."""
 
@@ -206,8 +215,21 @@ class ProxyThread:
     def add(self, host: str, port: int, profile: LinkProfile) -> LinkProxy:
         """Open a proxy to ``host:port``; its ``port`` is ready when this returns."""
         proxy = LinkProxy(host, port, profile)
-        self._servers.append(self._run(proxy.serve()))
+        self.serve(proxy)
         return proxy
+
+    def serve(self, link: Serves) -> None:
+        """Open any other kind of link; its ``port`` is ready when this returns."""
+        self._servers.append(self._run(link.serve()))
+
+    def ask(self, function: Callable[[], _Answer]) -> _Answer:
+        """What ``function()`` returns in the proxies' thread."""
+
+        async def call() -> _Answer:
+            return function()
+
+        answer: _Answer = self._run(call())
+        return answer
 
     def call(self, function: Any) -> None:
         """Run ``function()`` in the proxies' thread, e.g. ``proxy.cut``."""

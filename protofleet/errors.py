@@ -43,5 +43,9 @@ class UnavailableError(ProtofleetError):
     """Something outside did not answer (broker, coordinator, device): try again later."""
 
 
+class StorageError(UnavailableError):
+    """A disk takes no writes (full, read-only, failing): put it right; what it has is safe."""
+
+
 class ExportError(ProtofleetError):
     """A model could not be turned into faithful programs; no bundle was written."""

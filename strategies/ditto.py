@@ -71,6 +71,7 @@ DESCRIPTION = Description(
     tasks=ALL_TASKS,
     takes_aggregator=True,
     partial_work=True,
+    weighted_mean=True,
 )
 
 

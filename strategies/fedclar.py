@@ -94,6 +94,7 @@ DESCRIPTION = replace(
     ),
     final_fit=True,
     partial_work=False,
+    weighted_mean=False,
 )
 
 

@@ -79,6 +79,7 @@ DESCRIPTION = replace(
         personal=("what it has moved in all its rounds", "buffers of the model"),
     ),
     partial_work=False,
+    weighted_mean=False,
 )
 _MOVED = "moved/"
 _POPULATION = "population"

@@ -403,12 +403,11 @@ def head_weights(weighted: NDArray[np.float32], variances: Sequence[float]) -> N
         ``(S, S) float64``.
     """
     products = gram(weighted)
-    squares = np.diag(products)
-    spread = np.diag(np.asarray(variances, np.float64))
+    common = products + np.diag(np.asarray(variances, np.float64))
     rows = [
         # (h_i - h_j) · (h_i - h_k), for all j and k
-        simplex_minimum(spread + squares[i] - products[i] - products[i][:, None] + products)
-        for i in range(len(products))
+        simplex_minimum(common - (own + own[:, None]) + own[i])
+        for i, own in enumerate(products)
     ]
     return np.stack(rows)
 

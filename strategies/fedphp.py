@@ -81,6 +81,7 @@ DESCRIPTION = Description(
     ),
     takes_aggregator=True,
     features=True,
+    weighted_mean=True,
 )
 
 

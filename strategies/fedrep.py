@@ -60,6 +60,7 @@ DESCRIPTION = Description(
     ),
     tasks=ALL_TASKS,
     takes_aggregator=True,
+    weighted_mean=True,
 )
 
 

@@ -64,6 +64,7 @@ DESCRIPTION = Description(
     takes_aggregator=True,
     features=True,
     partial_work=True,
+    weighted_mean=True,
 )
 
 

@@ -40,6 +40,7 @@ DESCRIPTION = replace(
         up=("parameters", "change of the client's control variate", "number of examples"),
         personal=("control variate", "buffers of the model"),
     ),
+    weighted_mean=False,
 )
 _CONTROL = "control/"
 

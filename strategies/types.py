@@ -385,6 +385,10 @@ class Description:
         alignment: the model must have alignment layers (ALP).
         partial_work: a client may do a part of its local training (``TrainTools.work``): what it
             sends still means the same, and the server needs to know nothing of it.
+        weighted_mean: all that the server keeps is a weighted mean of what clients send under the
+            same names (with the aggregator ``mean``). So what a client has changed may be applied
+            to a later state than the one that it began with, in part: buffered schedules and late
+            updates need that.
     """
 
     name: str
@@ -400,6 +404,7 @@ class Description:
     layers: bool = False
     alignment: bool = False
     partial_work: bool = False
+    weighted_mean: bool = False
 
 
 ALL_TASKS: tuple[TaskName, ...] = ("classification", "regression", "multilabel")

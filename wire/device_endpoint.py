@@ -122,6 +122,10 @@ class DeviceEndpoint(Endpoint):
         """Ask the broker for the retained announcement once more: it may have been lost."""
         self._link.subscribe_again()
 
+    def spread(self, seconds: float) -> None:
+        """Over how long the fleet is to come back to a broker that has lost it."""
+        self._link.spread(seconds)
+
     def ask_for_federations(self) -> bool:
         """Ask which federations are announced there; False if the broker is away or forbids it."""
         self._others.clear()

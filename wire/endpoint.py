@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from protofleet.errors import InputError, RefusedError, UnavailableError
+from protofleet.errors import InputError, RefusedError, StorageError
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import (
     Connected,
@@ -77,9 +77,8 @@ def on_disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UnavailableError(
-            f"files of unfinished transfers: {error}; put it right and start again, nothing "
-            "finished is lost"
+        raise StorageError(
+            f"files of unfinished transfers: {error}; put it right, nothing finished is lost"
         ) from error
 
 
@@ -141,8 +140,8 @@ class Endpoint:
         Announcement) on every ``Connected``: the next call offers and asks again.
 
         Raises:
-            UnavailableError: a blob cannot be written or read; ``expect``, ``accept``, ``reject``
-                and ``send_…`` raise it too.
+            StorageError: a blob cannot be written or read; ``expect``, ``accept``, ``reject`` and
+                ``send_…`` raise it too. What was on its way stays so: call again.
         """
         stop = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -224,7 +223,7 @@ class Endpoint:
             detail = f"'{address.channel.value}': expected a message of now, got a retained one"
             self._ready.append(Ignored(address.device_id, "retained", detail))
             return
-        now = time.monotonic()
+        now = self._link.clock
         try:
             if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
                 self._act(self._receiver.chunk(address.device_id, delivery.payload, now))
@@ -252,7 +251,7 @@ class Endpoint:
             self._act(self._sender.device_returned(address.device_id, time.monotonic()))
 
     def _work(self) -> None:
-        now = time.monotonic()
+        now = self._link.clock
         if self._fresh:
             self._fresh = False
             self._act(self._sender.reconnected(now, self._link.chunk_bytes))

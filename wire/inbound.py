@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from protofleet.errors import RefusedError
@@ -174,21 +174,27 @@ class InboundTransfer:
     def delete(self) -> None:
         """Close and remove the files (the blob may have been moved away already)."""
         self.close()
-        self.path.unlink(missing_ok=True)
-        self._map.unlink(missing_ok=True)
+        for path in (self.path, self._map):
+            # What a disk that takes no writes keeps is swept with the device's next transfer.
+            with suppress(OSError):
+                path.unlink()
 
     def _open(self) -> tuple[int, ...]:
         fresh = not (self.path.exists() and self._map.exists())
-        blob = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        marks = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
-        if fresh:
-            os.ftruncate(marks, 0)
-        os.ftruncate(blob, self.offer.total_bytes)
-        os.ftruncate(marks, self.count)
-        for index, mark in enumerate(os.pread(marks, self.count, 0)):
-            if mark == 1:
-                self._state[index] = _HERE
-                self._missing -= 1
+        with ExitStack() as failed:
+            blob = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            failed.callback(os.close, blob)
+            marks = os.open(self._map, os.O_RDWR | os.O_CREAT, 0o600)
+            failed.callback(os.close, marks)
+            if fresh:
+                os.ftruncate(marks, 0)
+            os.ftruncate(blob, self.offer.total_bytes)
+            os.ftruncate(marks, self.count)
+            for index, mark in enumerate(os.pread(marks, self.count, 0)):
+                if mark == 1:
+                    self._state[index] = _HERE
+                    self._missing -= 1
+            failed.pop_all()
         return blob, marks
 
     def _check(self, chunk: Chunk) -> None:

@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 BACKOFF_MIN_S = 1.0
-"""Upper bound of the first random wait: a restarted broker is back within about a second."""
+"""Upper bound of the first random wait, unless the fleet is large (``Link.spread``)."""
 BACKOFF_MAX_S = 120.0
 """Doubling stops here: a fleet of 10,000 then knocks 170 times a second in the mean."""
 STABLE_S = 60.0
@@ -114,7 +114,8 @@ class Link:
         self._tls = options.broker.tls()
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         # The one queue whose put is safe in a signal handler, which ``wake`` promises.
-        self._events: queue.SimpleQueue[LinkEvent] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[float, LinkEvent]] = queue.SimpleQueue()
+        self._handed_out_s = 0.0
         self._places = threading.Semaphore(QUEUE_MAX)
         self._counters = Counters()
         self._closing = threading.Event()
@@ -123,6 +124,7 @@ class Link:
         self._version = 1 if self._address.version == "3.1.1" else 0
         self._version_known = self._address.version != ""
         self._may_ask = True
+        self._spread_s = 0.0
         self._thread = threading.Thread(target=self._run, name="protofleet-link", daemon=True)
 
     def start(self) -> None:
@@ -143,7 +145,8 @@ class Link:
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:
         """The next event, waiting at most ``timeout_s`` (None: for ever); None if none came."""
         try:
-            event = self._events.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+            wait_s = None if timeout_s is None else max(0.0, timeout_s)
+            self._handed_out_s, event = self._events.get(timeout=wait_s)
         except queue.Empty:
             return None
         if not isinstance(event, Woken):
@@ -152,7 +155,7 @@ class Link:
 
     def wake(self) -> None:
         """Make a waiting ``get`` return ``Woken`` now; safe in a signal handler too."""
-        self._events.put(Woken())
+        self._events.put((time.monotonic(), Woken()))
 
     def ask(self, topics: str) -> bool:
         """Subscribe to one filter more until ``stop_asking`` or the end of the connection.
@@ -173,11 +176,23 @@ class Link:
         if connection is not None and connection.open:
             connection.subscribe()
 
+    def spread(self, seconds: float) -> None:
+        """From now on wait up to so long before the first reconnect: so large is the fleet."""
+        self._spread_s = seconds
+
     def stop_asking(self, topics: str) -> None:
         """Unsubscribe from what ``ask`` subscribed to."""
         connection = self._connection
         if connection is not None and connection.open:
             connection.stop_asking(topics)
+
+    @property
+    def clock(self) -> float:
+        """Monotonic seconds up to which everything that came has been handed out.
+
+        Whoever is behind with its events must not take for silence what lies unread.
+        """
+        return time.monotonic() if self._events.empty() else self._handed_out_s
 
     @property
     def connected(self) -> bool:
@@ -258,11 +273,12 @@ class Link:
         return self._version == 1
 
     def _backoff_s(self, attempt: int) -> float:
-        ceiling = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2.0 ** min(max(attempt - 1, 0), 10))
+        first = max(BACKOFF_MIN_S, self._spread_s)
+        ceiling = min(BACKOFF_MAX_S, first * 2.0 ** min(max(attempt - 1, 0), 10))
         return self._rng.uniform(0.0, ceiling)
 
     def _put(self, event: LinkEvent) -> None:
         while not self._closing.is_set():
             if self._places.acquire(timeout=1.0):
-                self._events.put(event)
+                self._events.put((time.monotonic(), event))
                 return

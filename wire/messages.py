@@ -19,6 +19,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
 
 TransferId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Checked before it is kept anywhere or becomes a file's name."""
+MOST_STALENESS = 10_000
+"""Rounds by which an update may be late at most."""
 MOST_EPOCH = 2**48
 """Of leases: seconds since 1970, or a little more, for ever."""
 Word = Annotated[str, msgspec.Meta(max_length=64)]
@@ -97,7 +99,9 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     Whenever ``boot_id`` or ``roll_call`` changes, each device presents itself anew, after a wait
     between 0 and ``spread_s``. ``hold``: why no round opens, ``paused`` or ``stopped`` by the
     operator; empty: nothing keeps them. ``epoch``: of the coordinator's lease, higher than of every
-    coordinator before it; 0: it has none. ``handshake``: where the federation has keys.
+    coordinator before it; 0: it has none. ``staleness``: by how many rounds an update may be late
+    and count: a device goes on with its task so long. Announcements may be half of that apart.
+    ``handshake``: where the federation has keys.
     """
 
     federation: Word
@@ -113,6 +117,7 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     hold: Word = ""
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
+    staleness: Annotated[int, msgspec.Meta(ge=0, le=MOST_STALENESS)] = 0
     handshake: CoordinatorHandshake | None = None
 
 

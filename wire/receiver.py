@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, OrderedDict
+from contextlib import suppress
 from pathlib import Path
 
 from protofleet.errors import RefusedError
@@ -284,7 +285,8 @@ class Receiver:
         keep = (offer.transfer_id, *self._held)
         for stale in folder.iterdir():
             if not stale.name.startswith(keep):
-                stale.unlink()
+                with suppress(OSError):
+                    stale.unlink()
         key = offer.transfer_id
         transfer = self._landing.pop(key, None) or InboundTransfer(
             folder, device_id, offer, self._limits.window
@@ -302,8 +304,13 @@ class Receiver:
             # the others one turn each and not one in every round.
             key = self._waiting.first()
             entry = self._waiting.pop(key)
-            if entry is not None:
+            if entry is None:
+                continue
+            try:
                 actions += self._admit(*entry, now)
+            except OSError:
+                self._waiting.put(key, entry, self._lost_turns[entry[0]])
+                raise
         return actions
 
     def _ask(self, key: str, now: float) -> Send:

@@ -142,6 +142,7 @@ class LightDevice:
             self.refused.append(str(error))
             return
         self._announced = announcement
+        self._endpoint.spread(announcement.spread_s)
         self.finished = announcement.phase == "finished" and self._sent > 0
 
     def _on_task(self, task: Task) -> None:

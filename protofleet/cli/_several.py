@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 from protofleet.coordinator.events import Sink
 from protofleet.coordinator.service import Service
+from protofleet.coordinator.storage import serve
 from protofleet.errors import ProtofleetError
+from protofleet.federation.settings import FederationConfig
 
 _LOOK_S = 0.2
 
@@ -17,33 +19,43 @@ class Served:
     """One federation of the process.
 
     Args:
-        name: of the federation.
+        config: of the federation.
         open_service: opens its coordinator, in the thread that runs it.
         sink: takes its events.
 
     Attributes:
+        name: of the federation.
         failure: why it has ended before its time; empty: it has not.
     """
 
     def __init__(
-        self, name: str, open_service: Callable[[], AbstractContextManager[Service]], sink: Sink
+        self,
+        config: FederationConfig,
+        open_service: Callable[[], AbstractContextManager[Service]],
+        sink: Sink,
     ) -> None:
-        self.name, self.sink, self.failure = name, sink, ""
-        self._open = open_service
+        self.name, self.sink, self.failure = config.federation, sink, ""
+        self._folder, self._open = config.run_dir, open_service
         self._service: Service | None = None
         self._ended = threading.Event()
 
     def run(self) -> None:
         """Serve it to its end, or that of its patience with what went wrong."""
         try:
-            with self._open() as service:
-                self._service = service
-                if not self._ended.is_set():
-                    service.run()
+            serve(
+                self._open,
+                self._folder,
+                self.sink,
+                begun=self._begun,
+                ended=self._ended.is_set,
+            )
         except ProtofleetError as error:
             self.failure = str(error)
         except Exception as error:  # noqa: BLE001 - whatever ends one leaves the others alone
             self.failure = f"something that should not happen: {type(error).__name__}: {error}"
+
+    def _begun(self, service: Service) -> None:
+        self._service = service
 
     def end(self) -> None:
         """Let ``run`` return soon, resumably; from any thread."""

@@ -126,6 +126,8 @@ def every(*, quick: bool, json_file: Path | None, plot: Path | None) -> None:
 @click.option(
     "--data-root",
     type=click.Path(file_okay=False, path_type=Path),
+    envvar="PROTOFLEET_DATA",
+    show_envvar=True,
     help="Folder of the published data sets.",
 )
 @click.option("--threads", default="", callback=_integers, help="E.g. 1,4; default: 1, 2, 4.")

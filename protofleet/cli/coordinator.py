@@ -19,8 +19,13 @@ from protofleet.cli._verbosity import start_logging, verbosity
 from protofleet.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
+    from protofleet.coordinator.run import Succession
+    from protofleet.coordinator.service import Service
     from protofleet.coordinator.status import Status
     from protofleet.federation.settings import FederationConfig
 
@@ -69,35 +74,41 @@ def run(
     start_logging()
     from protofleet.cli._several import Served, serve_all
     from protofleet.coordinator.events import Failed
-    from protofleet.coordinator.run import Succession, open_service
+    from protofleet.coordinator.run import Succession
+    from protofleet.coordinator.storage import serve
 
+    if cell is not None and len(files) > 1:
+        raise click.UsageError("--cell: give one FILE, whose cell it is")
     configs = [_config(file, broker, trust_files) for file in files]
     succession = Succession(wait=wait, take_over=take_over)
     open_sink = _json_sink if as_json else _text_sink
     with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
         if len(configs) == 1:
-            one = partial(open_service, configs[0], open_sink(""), succession)
-            with one(cell=cell, to_root=root_access(configs[0], cell)) as service:
-                service.run()
+            config, sink = configs[0], open_sink("")
+            serve(_opener(config, sink, succession, cell), _run_dir(config, cell), sink)
             return
         sinks = [open_sink(config.federation) for config in configs]
         several = [
-            Served(
-                config.federation,
-                partial(
-                    open_service,
-                    config,
-                    sink,
-                    succession,
-                    cell=cell,
-                    to_root=root_access(config, cell),
-                ),
-                sink,
-            )
+            Served(config, _opener(config, sink, succession, None), sink)
             for config, sink in zip(configs, sinks, strict=True)
         ]
         if not serve_all(several, lambda one, reason: one.sink(Failed(reason=reason))):
             sys.exit(1)
+
+
+def _opener(
+    config: FederationConfig, sink: Sink, succession: Succession, cell: int | None
+) -> Callable[[], AbstractContextManager[Service]]:
+    from protofleet.coordinator.run import open_service
+
+    to_root = partial(root_access, config, cell)
+    return partial(open_service, config, sink, succession, cell=cell, to_root=to_root)
+
+
+def _run_dir(config: FederationConfig, cell: int | None) -> Path:
+    from protofleet.federation.cells import cell_config
+
+    return config.run_dir if cell is None else cell_config(config, cell).run_dir
 
 
 def _of_cell(file: Path, cell: int | None) -> FederationConfig:
@@ -321,8 +332,11 @@ def _since(found: Status) -> str:
 
 
 def _updates(found: Status) -> str:
+    late = f", {len(found.late)} train for earlier rounds" if found.late else ""
+    if found.schedule == "buffered" and not found.final:
+        return f"{len(found.delivered)} of {found.size} updates{late}"
     enough = f", {found.size} suffice" if found.size < len(found.cohort) else ""
-    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}"
+    return f"{len(found.delivered)} of {len(found.cohort)} updates{enough}{late}"
 
 
 def _missing(found: Status) -> str:

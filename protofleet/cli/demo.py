@@ -31,6 +31,8 @@ _DEFAULT_ROUNDS = 6
 @click.option(
     "--data-root",
     type=click.Path(file_okay=False, path_type=Path),
+    envvar="PROTOFLEET_DATA",
+    show_envvar=True,
     help="Folder that holds 'ucihar/UCI HAR Dataset.zip'.",
 )
 @click.option(

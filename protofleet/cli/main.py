@@ -18,6 +18,7 @@ from protofleet.printable import printable
 _COMMANDS = {
     "broker": "protofleet.cli.broker:broker",
     "bundle": "protofleet.cli.bundle:bundle",
+    "chaos": "protofleet.cli.chaos:chaos",
     "coordinator": "protofleet.cli.coordinator:coordinator",
     "demo": "protofleet.cli.demo:demo",
     "device": "protofleet.cli.device:device",

@@ -29,7 +29,13 @@ _PATH = click.Path(path_type=Path)
     metavar="SOURCE",
     help="FILE.npz, FILE.csv, uci-har:N with --data-root, or - for a CSV on standard input.",
 )
-@click.option("--data-root", type=_PATH, help="Folder of the published data sets.")
+@click.option(
+    "--data-root",
+    type=_PATH,
+    envvar="PROTOFLEET_DATA",
+    show_envvar=True,
+    help="Folder of the published data sets.",
+)
 @raw_option
 @rate_option
 @click.option(

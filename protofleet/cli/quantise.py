@@ -56,7 +56,13 @@ _ONLY_ONNX = (
     help="FILE.npz, or uci-har:N with --data-root: calibrates on its train part, scores on its "
     "test part.",
 )
-@click.option("--data-root", type=_PATH, help="Folder of the published data sets.")
+@click.option(
+    "--data-root",
+    type=_PATH,
+    envvar="PROTOFLEET_DATA",
+    show_envvar=True,
+    help="Folder of the published data sets.",
+)
 @click.option("--out", type=_PATH, required=True, help="*.pfb for one file, else a folder.")
 @click.option("--params", type=_PATH, help="Other parameters (safetensors) than the bundle's.")
 @click.option("--store", type=_PATH, help="A device's folder: its personal model.")

@@ -70,4 +70,6 @@ def _describe(item: Description) -> str:
         rows["final fit"] = "after the last round, on every device; scored, not aggregated"
     if item.partial_work:
         rows["less work"] = "a slow device may do a part of its local training"
+    if item.weighted_mean:
+        rows["without rounds"] = "updates may be late, or aggregated as they come (buffered)"
     return "\n".join((click.style(item.name, bold=True), *in_rows(rows, indent=2)))

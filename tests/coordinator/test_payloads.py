@@ -48,7 +48,7 @@ class World:
         )
         self.plan = make_plan(config)
         self.ledger = Ledger(config.run_dir, self.plan.identity)
-        self.payloads = Payloads(self.plan, self.ledger)
+        self.payloads = Payloads(self.plan, self.ledger, self.server)
         self.initial = initial_tensors(self.plan.model)
 
     @property
@@ -62,7 +62,7 @@ class World:
     def restart(self):
         self.ledger.close()
         self.ledger = Ledger(self.plan.config.run_dir, self.plan.identity)
-        self.payloads = Payloads(self.plan, self.ledger)
+        self.payloads = Payloads(self.plan, self.ledger, self.server)
 
     def server(self, round_id):
         """Another model every round."""
@@ -97,8 +97,8 @@ class World:
 
     def accept(self, event):
         """As the service does."""
-        state, coding = self.server(event.offer.round_id), event.offer.coding
-        baseline = self.payloads.update_baseline(state, event.device_id, coding)
+        round_id, coding = event.offer.round_id, event.offer.coding
+        baseline = self.payloads.update_baseline(round_id, event.device_id, coding)
         decoded = decode_update(event.path.read_bytes(), coding, baseline, max_bytes=_LIMIT)
         event.path.write_bytes(decoded.to_raw(max_bytes=_LIMIT))
         accepted = Accepted(device_id=event.device_id, transfer_id="t", record=decoded.record)
@@ -112,7 +112,7 @@ class World:
         for client_id in clients:
             reference = self.devices.reference_of(client_id)
             known = self.payloads._tensors(reference) if reference else None
-            posted = self.payloads.payload_for(server, client_id)
+            posted = self.payloads.payload_for(round_id, client_id)
             payload = self.decoded(posted, known)
             self.accept(self.update(client_id, round_id, payload, posted, codec or Codec()))
             sent[client_id] = posted, payload
@@ -155,11 +155,11 @@ def test_devices_with_the_same_payload_share_one_copy(make):
 def test_a_payload_refers_to_that_of_the_last_accepted_update(make):
     world = make(down="int8")
     first = world.a_round(1, "anna")["anna"][0]
-    posted = world.payloads.payload_for(world.server(2), "anna")
+    posted = world.payloads.payload_for(2, "anna")
     assert posted.coding.reference == first.reference
-    assert world.payloads.payload_for(world.server(2), "berta").coding.reference == ""
+    assert world.payloads.payload_for(2, "berta").coding.reference == ""
     world.restart()
-    assert world.payloads.payload_for(world.server(2), "anna") == posted
+    assert world.payloads.payload_for(2, "anna") == posted
 
 
 def test_a_raw_federation_keeps_no_payloads(make):
@@ -178,7 +178,7 @@ def test_what_is_spooled_is_the_raw_blob(make, down):
     """A raw payload serves as the reference of a coded update too."""
     world = make(up="int8", down=down)
     world.ledger.open_round(1, ["anna"], 0.0)
-    posted = world.payloads.payload_for(world.server(1), "anna")
+    posted = world.payloads.payload_for(1, "anna")
     payload = world.decoded(posted)
     event = world.update("anna", 1, payload, posted, Codec(kind="int8", compressed=True))
     world.accept(event)
@@ -189,8 +189,8 @@ def test_what_is_spooled_is_the_raw_blob(make, down):
 def test_an_update_of_another_payload_is_refused(make):
     world = make(up="int8", down="int8")
     world.ledger.open_round(1, ["anna"], 0.0)
-    posted = world.payloads.payload_for(world.server(1), "anna")
-    other = world.payloads.payload_for(world.server(2), "berta")
+    posted = world.payloads.payload_for(1, "anna")
+    other = world.payloads.payload_for(2, "berta")
     event = world.update("anna", 1, world.decoded(posted), other, Codec(kind="int8"))
     with pytest.raises(RefusedError, match="expected one that refers to payload") as caught:
         world.accept(event)
@@ -200,10 +200,10 @@ def test_an_update_of_another_payload_is_refused(make):
 def test_a_device_without_its_base_gets_one_that_refers_to_the_bundle_once(make):
     world = make(down="int4")
     world.a_round(1, "anna")
-    assert world.payloads.payload_for(world.server(2), "anna").coding.reference
+    assert world.payloads.payload_for(2, "anna").coding.reference
     assert world.payloads.send_otherwise("anna", "base")
     world.restart()
-    assert not world.payloads.payload_for(world.server(2), "anna").coding.reference
+    assert not world.payloads.payload_for(2, "anna").coding.reference
     assert not world.payloads.send_otherwise("anna", "base")
 
 
@@ -211,10 +211,10 @@ def test_a_device_that_does_not_know_the_codec_gets_raw_payloads_for_good(make):
     world = make(down="int4")
     assert world.payloads.send_otherwise("old", "codec")
     world.restart()
-    posted = world.payloads.payload_for(world.server(1), "old")
+    posted = world.payloads.payload_for(1, "old")
     assert posted.coding.codec == "raw"
     assert not world.payloads.send_otherwise("old", "codec")
-    assert world.payloads.payload_for(world.server(1), "new").coding.codec == "int4+zlib"
+    assert world.payloads.payload_for(1, "new").coding.codec == "int4+zlib"
     assert not world.payloads.send_otherwise("new", "")
 
 
@@ -224,7 +224,7 @@ def test_a_damaged_reference_is_named(make):
     (path,) = Path(world.ledger.folder / "references").iterdir()
     path.write_bytes(b"flipped")
     with pytest.raises(ProtofleetError, match="damaged"):
-        world.payloads.payload_for(world.server(2), "anna")
+        world.payloads.payload_for(2, "anna")
 
 
 def test_another_codec_is_another_run(make):

@@ -139,7 +139,7 @@ class _Keyed:
             thread.finish(150)
 
     def _serve(self, cell):
-        access = root_access(self._config, cell)
+        access = partial(root_access, self._config, cell)
         with open_service(self._config, lambda _: None, cell=cell, to_root=access) as service:
             service.run()
 

@@ -157,6 +157,17 @@ def test_an_update_may_go_while_power_is_away(device, switch):
     assert (device.sent(), device.journal.last_round_id) == ([1], 1)
 
 
+def test_a_task_that_may_be_answered_late_is_gone_on_with(device, switch):
+    """So many rounds as the announcement says; then it is over."""
+    switch.held_by()()
+    late = device.announced(round_id=3, rounds=9, staleness=2)
+    device.play(CONNECTED, device.round()[0], late, QUIET)
+    assert device.said("dropped") == []
+    over = device.announced(round_id=4, rounds=9, staleness=2)
+    device.play(CONNECTED, device.round()[0], late, over, QUIET)
+    assert device.said("dropped") == [{"round_id": 1, "reason": "round 1 is over"}]
+
+
 def test_a_round_that_the_announcement_says_is_over_is_given_up(device, switch):
     task = device.round()
     switch.held_by()()

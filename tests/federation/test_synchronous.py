@@ -493,3 +493,59 @@ def test_whatever_happens_rounds_follow_each_other(timed, size, final_fit, over,
     assert len(opened) <= 2 + final_fit
     assert closed == opened[: len(closed)]
     assert len(opened) - len(closed) <= 1
+
+
+_LATE = replace(_SCHEDULE, rounds=4, patience=2)
+
+
+def _late_after_the_first():
+    """a and b have delivered in time, c has not."""
+    state, _ = _opened(_LATE)
+    state, actions = _play(
+        _LATE, (1.0, UpdateStored("a")), (2.0, UpdateStored("b")), (100.0, Tick()), state=state
+    )
+    assert actions == [CloseRound(1, ("a", "b"))]
+    return _play(_LATE, (100.0, StateCommitted()), state=state)
+
+
+def test_who_misses_a_round_may_deliver_late_and_is_not_invited_meanwhile():
+    state, actions = _late_after_the_first()
+    assert (actions, state.late) == ([], {"c": 1})  # three are wanted, two are free
+    state, actions = _play(_LATE, (101.0, DeviceAppeared("d")), state=state)
+    assert actions == [OpenRound(2, ("a", "b", "d"), 3)]
+    assert _LATE.refusal(state, "c", 1) is None
+    state, actions = _play(_LATE, (102.0, UpdateStored("c")), state=state)
+    assert (actions, state.late_delivered) == ([], frozenset("c"))
+    closing = [(103.0, UpdateStored(one)) for one in "abd"]
+    state, actions = _play(_LATE, *closing, (103.0, StateCommitted()), state=state)
+    assert actions == [CloseRound(2, ("a", "b", "c", "d")), OpenRound(3, ("a", "b", "c", "d"), 4)]
+
+
+def test_a_late_update_counts_for_no_quorum():
+    """Quorum and size are those of the round's own members."""
+    state, _ = _late_after_the_first()
+    state, _ = _play(_LATE, (101.0, DeviceAppeared("d")), (102.0, UpdateStored("c")), state=state)
+    _, actions = _play(_LATE, (103.0, UpdateStored("a")), (201.0, Tick()), state=state)
+    assert [type(action) for action in actions] == [ExtendRound]
+
+
+def test_what_is_too_late_is_refused_by_its_rule_and_its_device_invited_again():
+    state, _ = _late_after_the_first()
+    state, _ = _play(_LATE, (101.0, DeviceAppeared("d")), state=state)
+    for round_id in (2, 3):
+        events = [(102.0, UpdateStored(one)) for one in "abd"]
+        state, actions = _play(_LATE, *events, (102.0, StateCommitted()), state=state)
+        assert actions[0].round_id == round_id
+    assert actions[-1] == OpenRound(4, ("a", "b", "c", "d"), 4)
+    assert _LATE.refusal(state, "c", 1).rule == "staleness"
+
+
+def test_late_updates_come_between_rounds_too():
+    state, _ = _late_after_the_first()
+    state, actions = _play(_LATE, (101.0, UpdateStored("c")), state=state)
+    assert actions == [OpenRound(2, ("a", "b", "c"), 3)]
+    assert state.late_delivered == frozenset("c")
+    events = [(102.0, UpdateStored(one)) for one in "abc"]
+    state, actions = _play(_LATE, *events, state=state)
+    assert actions == [CloseRound(2, ("a", "b", "c"))]
+    assert state.updates == 4

@@ -4,9 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from closed_form import COHORTS
 from oracles.apple import Apple
 from quadratic_clients import (
-    COHORTS,
     COUNTS,
     CURVATURES,
     TARGETS,

@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from closed_form import COHORTS
 from oracles.fedamp import FedAmp
-from quadratic_clients import COHORTS, QuadraticClients, flat, gradients, relative_error, start
+from quadratic_clients import QuadraticClients, flat, gradients, relative_error, start
 from toy_model import new_rng, server_tools
 
 from protofleet.errors import InputError

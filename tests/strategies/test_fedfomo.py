@@ -5,9 +5,9 @@ import warnings
 
 import numpy as np
 import pytest
+from closed_form import COHORTS
 from oracles.fedfomo import FedFomo
 from quadratic_clients import (
-    COHORTS,
     TARGETS,
     QuadraticClients,
     flat,

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from closed_form import COHORTS
 from laws.case_fedphp import features, fedphp_grad_fn
 from oracles.fedphp import FedPhp
 from quadratic_clients import (
-    COHORTS,
     COUNTS,
     QuadraticClients,
     flat,

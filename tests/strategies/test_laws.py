@@ -348,3 +348,27 @@ def _watching(grad_fn, sizes):
         return grad_fn(network, batch, rng)
 
     return watched
+
+
+def test_a_weighted_mean_moves_with_its_updates(federation):
+    """Who says so keeps nothing but the mean: clients that go half the way move it half the way."""
+    if not federation.strategy.description.weighted_mean:
+        pytest.skip("its server does more than a mean")
+    server = federation.aggregate(federation.updates(["a", "b"]))
+    before = federation.strategy.downlink(server, "a").tensors
+    updates = federation.updates(["a", "b", "c"])
+    halved = [
+        dataclasses.replace(
+            one,
+            tensors={
+                name: before[name] + np.float32(0.5) * (value - before[name])
+                for name, value in one.tensors.items()
+            },
+        )
+        for one in updates
+    ]
+    whole, half = (federation.aggregate(some, server) for some in (updates, halved))
+    assert whole.tensors.keys() == server.tensors.keys() == before.keys()
+    for name, old in server.tensors.items():
+        expected = old + 0.5 * (whole.tensors[name] - old)
+        np.testing.assert_allclose(half.tensors[name], expected, rtol=1e-5, err_msg=name)

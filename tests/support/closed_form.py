@@ -50,36 +50,43 @@ def batches(name, size, epochs=1) -> Iterator:
 
 
 class Clients:
-    """A strategy's two halves with such clients.
+    """A strategy's server and such clients.
 
     Args:
         strategy, model: of each other.
         make_tools: the fixture.
         examples: by client.
         gradient: of a client's name, parameters and batch.
+
+    Attributes:
+        server: its state.
+        states: of the clients.
+        sent: what each client got last.
     """
 
     def __init__(self, strategy, model, make_tools, examples=None, gradient=gradient):
-        self.strategy, self._make_tools = strategy, make_tools
-        self._examples, self._gradient = examples or EXAMPLES, gradient
+        self.strategy, self.make_tools = strategy, make_tools
+        self.examples, self._gradient = examples or EXAMPLES, gradient
         self._layout = model.params.layout
         self.server = strategy.server_init(model, new_rng())
-        self.states = {name: strategy.client_init(model) for name in self._examples}
+        self.states = {name: strategy.client_init(model) for name in self.examples}
+        self.sent = {}
 
     def round(self, cohort):
         """The updates of these clients, which the server has aggregated."""
         updates = []
         for name in cohort:
-            payload = self.strategy.downlink(self.server, name)
+            self.sent[name] = self.strategy.downlink(self.server, name)
             self.states[name], update = self.strategy.client_update(
-                self.states[name], payload, self._tools(name)
+                self.states[name], self.sent[name], self.tools(name)
             )
             updates.append(update)
         self.server = self.strategy.aggregate(self.server, updates, server_tools())
         return updates
 
-    def _tools(self, name):
-        tools, _ = self._make_tools(name, self._examples[name])
+    def tools(self, name):
+        """Of a client; the programs know its loss."""
+        tools, _ = self.make_tools(name, self.examples[name])
         # A program's next call overwrites what its last one returned.
         grads = TensorMap.zeros(self._layout)
 

@@ -291,6 +291,9 @@ class FakeDeviceEndpoint(_FakeEndpoint):
             self.published.append(message)
         return self.connected
 
+    def spread(self, seconds: float) -> None:
+        """A fleet has no size here."""
+
     def listen_again(self) -> None:
         """The steps say what is heard."""
 

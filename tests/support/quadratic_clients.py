@@ -5,7 +5,8 @@ examples are: every step sees the full gradient.
 """
 
 import numpy as np
-from toy_model import changed, frozen_map, new_rng, server_tools
+from closed_form import Clients
+from toy_model import changed, frozen_map
 
 from protofleet.strategies.types import Step
 from protofleet.tensors import Model, TensorMap
@@ -24,8 +25,6 @@ CURVATURES = {
 }
 COUNTS = {"a": 2, "b": 3, "c": 1, "d": 2}
 """Examples of each client."""
-COHORTS = ("ab", "bcd", "a", "acd", "abcd", "cd")
-"""Rounds in which some take part."""
 
 
 def start():
@@ -52,7 +51,7 @@ def _task_loss(grad_fn):
     return {"task_loss": grad_fn}
 
 
-class QuadraticClients:
+class QuadraticClients(Clients):
     """A strategy's server and its four clients.
 
     Args:
@@ -63,28 +62,13 @@ class QuadraticClients:
     """
 
     def __init__(self, strategy, make_tools, programs=_task_loss, **tools):
-        self.strategy, self.make_tools = strategy, make_tools
+        examples = {name: [[0, 0]] * count for name, count in COUNTS.items()}
+        super().__init__(strategy, start(), make_tools, examples)
         self.programs, self.more = programs, tools
-        self.model = start()
-        self.server = strategy.server_init(self.model, new_rng())
-        self.states = {name: strategy.client_init(self.model) for name in TARGETS}
-        self.sent = {}
-
-    def round(self, cohort):
-        """Train these clients and aggregate; their updates. ``sent`` has what they got."""
-        updates = []
-        for name in cohort:
-            self.sent[name] = self.strategy.downlink(self.server, name)
-            self.states[name], update = self.strategy.client_update(
-                self.states[name], self.sent[name], self.tools(name)
-            )
-            updates.append(update)
-        self.server = self.strategy.aggregate(self.server, updates, server_tools())
-        return updates
 
     def tools(self, name):
         """Of a client; the programs know its loss."""
-        tools, _ = self.make_tools(name, [[0, 0]] * COUNTS[name])
+        tools, _ = self.make_tools(name, self.examples[name])
         curvature, target = (np.float32(of[name]) for of in (CURVATURES, TARGETS))
 
         def grad_fn(network, _batch, _rng):

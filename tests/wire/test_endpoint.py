@@ -215,10 +215,10 @@ class _Reconnecting(Link):
     def __init__(self) -> None:
         super().__init__(LinkOptions(broker=_NOWHERE))
         self.published: list[str] = []
-        self._events = [Connected("5")]
+        self._left = [Connected("5")]
 
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002
-        return self._events.pop() if self._events else None
+        return self._left.pop() if self._left else None
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> bool:  # noqa: ARG002
         self.published.append(topic.removeprefix("fl/v2/lab/"))

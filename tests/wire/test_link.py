@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from contextlib import closing
 
 import pytest
 from brokers import CountingProxy, free_port, mosquitto, wait_until
 from certificates import Authority
 
+from protofleet.coordinator.roll_call import RollCall
 from protofleet.errors import InputError
 from protofleet.wire.broker_access import BrokerAccess
 from protofleet.wire.chunks import MAX_DATA_BYTES
@@ -56,6 +60,19 @@ def test_messages_arrive_and_tell_whether_they_are_retained(mosquitto_url, query
         with closing(_link(mosquitto_url + query, filters=("x/+",))) as late:
             assert isinstance(late.get(10.0), Connected)
             assert late.get(10.0) == Delivery("x/live", b"1", retained=True)
+
+
+def test_the_clock_stands_still_while_events_lie_unread():
+    """Else whoever is behind with its work asks again for what has come already."""
+    link = Link(LinkOptions(broker=_NOWHERE))
+    link._put(Connected("5"))
+    between = time.monotonic()
+    link._put(Drained())
+    assert link.clock < between
+    assert isinstance(link.get(0), Connected)
+    assert link.clock < between
+    assert isinstance(link.get(0), Drained)
+    assert link.clock >= between
 
 
 @pytest.mark.mosquitto
@@ -374,3 +391,23 @@ def test_back_off_is_full_jitter_up_to_two_minutes():
     assert 100.0 < max(waits[2]) <= 120.0
     assert min(waits[2]) < 10.0
     assert STABLE_S == 60.0
+
+
+@pytest.mark.parametrize("away_s", [0.2, 3.0, 20.0])
+@pytest.mark.parametrize("rate", [20.0, 100.0, 400.0])
+def test_a_thousand_devices_return_within_two_minutes_and_below_the_brokers_rate(away_s, rate):
+    """A broker is gone for ``away_s``; its devices were told how large their fleet is."""
+    roll_call = RollCall(1000, 0.0, rate)
+    arrivals = [_arrival(away_s, roll_call.spread_s, seed) for seed in range(1000)]
+    assert max(Counter(map(int, arrivals)).values()) <= rate
+    assert max(arrivals) - away_s <= 120.0
+
+
+def _arrival(away_s, spread_s, seed):
+    link = Link(LinkOptions(broker=_NOWHERE), random.Random(seed))
+    link.spread(spread_s)
+    now, attempt = 0.0, 0
+    while attempt == 0 or now < away_s:
+        attempt += 1
+        now += link._backoff_s(attempt)
+    return now

@@ -216,7 +216,7 @@ export class Agent {
     }
     this.#mismatch = "";
     const { roundId } = this.#progress();
-    if (announcement.round_id > roundId) await this.#endRound(`round ${roundId} is over`);
+    if (announcement.round_id - announcement.staleness > roundId) await this.#endRound(`round ${roundId} is over`);
     this.#finished = announcement.phase === "finished";
     if (this.#finished) {
       const { journal } = this.#store;

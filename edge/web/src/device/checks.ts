@@ -155,7 +155,8 @@ function checkFinish(task: Task, announced: Announcement): void {
 function checkTrain(task: Task, announced: Announcement): void {
   const { rounds } = announced;
   const { payload, round_id: roundId } = task;
-  const last = announced.round_id + 1;
+  // One announcement may have been lost; where updates may be late, not every round has one.
+  const last = announced.round_id + 1 + announced.staleness;
   const rules: [rule: string, holds: boolean, expected: string, got: unknown][] = [
     ["round", roundId >= 1 && roundId <= last, `round 1 to ${last}`, roundId],
     ["round", !task.final || roundId > rounds, `a final fit behind round ${rounds}, the last`, roundId],

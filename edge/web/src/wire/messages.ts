@@ -7,7 +7,8 @@
 
 import { RefusedError } from "../errors.ts";
 import {
-  BIG_WHOLE, BOOLEAN, COUNT, EPOCH, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, TEXT, WHOLE,
+  BIG_WHOLE, BOOLEAN, COUNT, EPOCH, type Given, NUMBER, NUMBER_FROM_0, OBJECT, type RecordOf, SHARE, STALENESS, TEXT,
+  WHOLE,
   group, list, make, nested, nullable, oneOf, optional, pair, readAny, schema, text, textLike, write,
 } from "./schema.ts";
 
@@ -69,6 +70,7 @@ const ANNOUNCEMENT = schema("announcement", {
   spread_s: optional(NUMBER_FROM_0, 0),
   hold: optional(WORD, ""),
   epoch: optional(EPOCH, 0),
+  staleness: optional(STALENESS, 0),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
 });
 

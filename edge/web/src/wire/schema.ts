@@ -138,6 +138,9 @@ export const COUNT: Field<number> = checked(WHOLE, (value) => value >= 0, "a num
 /** Of a coordinator's lease. */
 export const EPOCH: Field<number> = checked(COUNT, (value) => value <= 2 ** 48, "at most 2^48");
 
+/** By how many rounds an update may be late. */
+export const STALENESS: Field<number> = checked(COUNT, (value) => value <= 10_000, "at most 10000");
+
 /** A whole number of any size. */
 export const BIG_WHOLE: Field<bigint> = {
   read: (value, where) => (typeof value === "bigint" ? value : fail(where, "a whole number", value)),

@@ -420,6 +420,17 @@ const CASES: Readonly<Record<string, Case>> = {
     await bench.until(() => bench.agent.phase === "idle");
   },
 
+  "a task that may be answered late is gone on with": async (bench) => {
+    bench.learner.free = false;
+    bench.tell(task(1));
+    await bench.did("expect 1a");
+    bench.give(1);
+    await bench.until(() => bench.learner.began.length === 1);
+    bench.tell(announcement({ round_id: 3, staleness: 2 }));
+    bench.learner.free = true;
+    await bench.did("send 1");
+  },
+
   "class counts are told to a strategy that asks for them, and to no other": async (bench) => {
     const counts = (): unknown => bench.end.published.findLast((one) => one.type === "presence")?.class_counts;
     await bench.until(() => bench.end.published.length > 0);

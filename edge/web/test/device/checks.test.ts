@@ -52,6 +52,12 @@ test("a task that breaks a rule is refused by its name", () => {
   assert.equal(ruleOf(() => checkTask(task({ round_id: 3, payload: offer({ round_id: 3 }) }), announcement())), "");
 });
 
+test("where updates may be late, an announcement may be of some rounds ago", () => {
+  const of = (roundId: number): Task => task({ round_id: roundId, payload: offer({ round_id: roundId }) });
+  assert.equal(ruleOf(() => checkTask(of(5), announcement({ staleness: 2 }))), "");
+  assert.equal(ruleOf(() => checkTask(of(6), announcement({ staleness: 2 }))), "round");
+});
+
 test("a finish that nobody announced ends no device", () => {
   const finish = (roundId: number): Task => message("task", { task: "finish", round_id: roundId, federation: "home" });
   assert.equal(ruleOf(() => checkTask(finish(5), announcement({ round_id: 2 }))), "finish");

@@ -1,0 +1,136 @@
+"""Schedules other than rounds that wait for all: real processes, a real broker, real SIGKILLs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bundle import tiny_bundle, tiny_data, trust_in_tests
+
+from protofleet.coordinator.ledger import Ledger
+from protofleet.datasets import DeviceData
+from protofleet.experiments._worker import ClientFiles, ClientTrainer, WorkerSpec, WorkerTask
+from protofleet.federation.plan import make_plan
+from protofleet.federation.replay import replay
+from protofleet.federation.server import Server
+from protofleet.federation.settings import load_config
+from protofleet.tensors import blobs
+
+pytestmark = pytest.mark.mosquitto
+
+_ROUNDS, _FEATURES = 8, 40
+_LEARNING = '[strategy.settings]\noptimiser = {kind = "sgd", lr = 0.1}\n'
+_BUFFERED = '[schedule]\nkind = "buffered"\nbuffer = 2\n[limits]\nkeep_states = 20\n'
+
+
+def _of(event, **fields):
+    """Matches a coordinator's event."""
+    return lambda e: e["event"] == event and all(e[k] == v for k, v in fields.items())
+
+
+def _ledger(federation):
+    plan = make_plan(load_config(federation.file))
+    return plan, Ledger(federation.run_dir, plan.identity)
+
+
+def _widen(federation):
+    """Data for the devices whose tensors are large enough to be coded."""
+    classes, tests = ("class0", "class1", "class2"), []
+    for index, name in enumerate(federation.devices):
+        x, y = tiny_data(index, 30 + index, features=_FEATURES)
+        tests.append(tiny_data(1000 + index, 20, features=_FEATURES))
+        (x_test, y_test) = tests[-1]
+        data = DeviceData(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=classes)
+        data.save(federation.folder / f"{name}.npz")
+    x, y = (np.concatenate(part) for part in zip(*tests, strict=True))
+    pooled = DeviceData(x_train=x[:0], y_train=y[:0], x_test=x, y_test=y, classes=classes)
+    pooled.save(federation.pooled)
+
+
+def _replayed(federation, plan, admissions):
+    """The states of the run, trained anew in this process from the order in its ledger."""
+    files = {
+        name: ClientFiles(own=federation.folder / f"{name}.npz") for name in federation.devices
+    }
+    spec = WorkerSpec(
+        label="replay",
+        bundle=federation.bundle,
+        strategy=plan.strategy.description.name,
+        settings=plan.settings,
+        clients=files,
+        pooled=federation.pooled,
+    )
+    trainer, kept, held = ClientTrainer(spec), {}, {}
+
+    def answer(client_id, order, sent):
+        before = kept.get(client_id)
+        task = WorkerTask(
+            client_id=client_id,
+            order=order,
+            payload=sent.blob,
+            coding=sent.coding,
+            baseline=held.get(sent.coding.reference, b""),
+            before=before.round_id if before else 0,
+        )
+        result, kept[client_id] = trainer.train(task, before)
+        held[sent.held] = sent.raw
+        return bytes(result.update), result.coding
+
+    return [dict(state.tensors) for state in replay(Server.of(plan), admissions, answer)]
+
+
+def _states(folder: Path):
+    """Of the rounds, as the ledger keeps them."""
+    files = sorted((folder / "states").iterdir())
+    return [blobs.decode(file.read_bytes(), max_bytes=1 << 20)[0] for file in files]
+
+
+def _assert_same_bits(one, two):
+    assert len(one) == len(two)
+    for left, right in zip(one, two, strict=True):
+        assert left.keys() == right.keys()
+        assert [left[n].tobytes() for n in left] == [right[n].tobytes() for n in left]
+
+
+@pytest.mark.slow(seconds=20)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("codec", ["raw", "int8"])
+def test_killed_device_and_coordinator_and_the_order_in_the_ledger_gives_the_same_bits(
+    make_federation, tmp_path, key, codec
+):
+    """Each admitted update counts once; whoever trains them anew in that order has every state."""
+    trust_in_tests(key)
+    bundle = tiny_bundle(tmp_path / "tiny.pfb", key, features=_FEATURES)
+    rough = make_federation("rough", bundle, 5)
+    codecs = f'[codec]\nup = "{codec}"\ndown = "{codec}"\n'
+    rough.write(rounds=_ROUNDS, extra=_LEARNING + _BUFFERED + codecs)
+    _widen(rough)
+    coordinator = rough.start_coordinator()
+    devices = {name: rough.start_device(name) for name in rough.devices}
+    coordinator.wait_for(_of("round_closed", round_id=2))
+    devices["device3"].kill()
+    devices["device3"] = rough.start_device("device3")
+    coordinator.wait_for(_of("round_opened", round_id=4))
+    coordinator.kill()
+    devices["device1"].kill()
+    again = rough.start_coordinator()
+    devices["device1"] = rough.start_device("device1")
+    assert again.finish() == 0, again.log
+    assert [device.finish() for device in devices.values()] == [0] * 5
+
+    plan, ledger = _ledger(rough)
+    with ledger:
+        admissions = ledger.admissions()
+        committed = ledger.committed()
+    assert [done.round_id for done in committed] == list(range(1, _ROUNDS + 1))
+    assert len({(one.client_id, one.round_id) for one in admissions}) == len(admissions)
+    assert len(admissions) == sum(done.participants for done in committed)
+    assert all(0 <= one.counted_in - one.round_id <= 20 for one in admissions)
+    assert any(one.counted_in > one.round_id for one in admissions)
+    received = [e for e in coordinator.events + again.events if e["event"] == "update_received"]
+    assert len(received) in (len(admissions), len(admissions) - 1)  # killed before it was told
+    _assert_same_bits(_replayed(rough, plan, admissions), _states(rough.run_dir))
+    result = json.loads((rough.run_dir / "result.json").read_text())
+    assert max(one["staleness"] for one in result["rounds"]) > 0
