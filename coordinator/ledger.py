@@ -34,6 +34,7 @@ from protofleet.coordinator.noise_seeds import NoiseSeeds
 from protofleet.durable import lock, move_all, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.records import (
+    CellRecord,
     PrivacyRecord,
     RoundRecord,
     Scores,
@@ -404,6 +405,10 @@ class Ledger:
                 staleness,
             ) in rows
         )
+
+    def cells(self) -> tuple[CellRecord, ...]:
+        """Of a root; here there are none."""
+        return ()
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
         """A device's totals in a round; written with the next transition (they come again)."""

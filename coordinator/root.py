@@ -32,7 +32,7 @@ from protofleet.federation.cells import (
     gather,
     read_header,
 )
-from protofleet.federation.records import RoundRecord, UpdateRecord
+from protofleet.federation.records import CellRecord, RoundRecord, UpdateRecord
 from protofleet.federation.server import Server
 from protofleet.strategies.types import Strategy, Updates
 from protofleet.tensors import Tensors
@@ -128,6 +128,24 @@ class RootLedger(Ledger):
         return tuple(
             msgspec.structs.replace(one, participants=counts.get(one.round_id, 0))
             for one in super().committed(traffic)
+        )
+
+    def cells(self) -> tuple[CellRecord, ...]:
+        """The cells that have reported, by name."""
+        counts = self._db.execute(
+            "SELECT cell, count(DISTINCT device_id) FROM reported GROUP BY cell"
+            " ORDER BY length(cell), cell"
+        ).fetchall()
+        totals = self.totals()
+        last = {name: list(its.values())[-1] for name, its in totals.items() if its}
+        return tuple(
+            CellRecord(
+                id=name,
+                devices=count,
+                bytes_up=last[name].bytes_up if name in last else 0,
+                bytes_down=last[name].bytes_down if name in last else 0,
+            )
+            for name, count in counts
         )
 
     def _gathered(self, round_id: int) -> GatheredRound:

@@ -12,10 +12,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protofleet.durable import move_whole
+from protofleet.durable import move_whole, replace_whole
 from protofleet.errors import ProtofleetError, RefusedError, UnavailableError
 from protofleet.federation.cells import Order, decode_order
 from protofleet.private_files import PRIVATE_FOLDER
@@ -27,7 +28,7 @@ from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
 from protofleet.wire.messages import Announcement, Heartbeat, Presence, Task
 from protofleet.wire.protection import Plain
-from protofleet.wire.transfer import Received, Rejected
+from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
 
@@ -83,6 +84,10 @@ class RootLink:
         partial = folder / "partial"
         partial.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
         self._boot_id = secrets.token_hex(8)
+        self._traffic, self._before = folder / "traffic", (0, 0)
+        with suppress(OSError, ValueError):
+            up, down = map(int, self._traffic.read_text(encoding="ascii").split())
+            self._before = up, down
         self._endpoint = DeviceEndpoint.create(
             address.access.broker,
             address.federation,
@@ -203,7 +208,9 @@ class RootLink:
                 self._on_task(task)
             case Received():
                 self._on_received(event)
-            case Rejected():
+            case Delivered():
+                self._heartbeat_due = 0.0
+            case Rejected() if self.ordered_round() <= event.offer.round_id:
                 raise UnavailableError(
                     f"root of federation '{self._address.federation}': it refuses the report of "
                     f"round {event.offer.round_id}: {event.reason}"
@@ -265,15 +272,18 @@ class RootLink:
         if now < self._heartbeat_due:
             return
         self._heartbeat_due = now + _HEARTBEAT_S
-        traffic = self._endpoint.traffic
+        traffic, (before_up, before_down) = self._endpoint.traffic, self._before
+        up = before_up + traffic.socket_up_bytes
+        down = before_down + traffic.socket_down_bytes
+        replace_whole(self._traffic, f"{up} {down}".encode())
         self._endpoint.publish(
             Heartbeat(
                 device_id=self._address.name,
                 boot_id=self._boot_id,
                 round_id=self._round,
                 phase="idle",
-                bytes_up=traffic.socket_up_bytes,
-                bytes_down=traffic.socket_down_bytes,
+                bytes_up=up,
+                bytes_down=down,
                 peak_rss_bytes=0,
             )
         )
