@@ -193,12 +193,16 @@ class CellService(Service):
         super().__init__(*parts, **more)
 
     def run(self) -> events.Finished | events.Stopped | None:
-        """As of ``Service``; the root is heard as long."""
-        self._root.start()
+        """As of ``Service``."""
         try:
             return super().run()
         finally:
             self._root.close()
+
+    def _resume(self) -> None:
+        # Not before the lease: an order that a process in waiting took would not come again.
+        self._root.start()
+        super()._resume()
 
     def _watch(self) -> None:
         super()._watch()
