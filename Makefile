@@ -4,8 +4,10 @@ VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
 # A file's tests share what is slow to make, so they stay in one process; each has one thread.
+# One process more than processors, as tests of whole federations wait for each other; four at most.
 # The order of files is tests/conftest.py's. Processes that tests start share compiled modules.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PROCESSES := $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1); [ $$n -lt 4 ] && echo $$((n + 1)) || echo 4)
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 # What runs on a device and beside the broker, tested where neither PyTorch nor onnx is found.
 LEAN := tests/edge tests/coordinator
 STAMP := $(VENV)/.installed
@@ -17,7 +19,7 @@ MODULES := edge/web/node_modules/.package-lock.json
 NODE_PATH_FIRST := PATH="$(abspath $(BIN)):$$PATH"
 HAS_NODE := $(NODE_PATH_FIRST) node -e 'process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)' 2>/dev/null
 
-.PHONY: demo web test quick check format bench fuzz audit aarch64 wheel clean
+.PHONY: demo web test quick slow check format bench fuzz audit aarch64 wheel clean
 
 demo: $(STAMP) $(if $(findstring --browsers,$(ARGS)),$(WEB)) ## a fleet of device processes learns over a real broker; ARGS="--data uci-har …"
 	$(BIN)/protofleet demo $(ARGS)
@@ -36,6 +38,9 @@ endif
 # Everything in tests/export is slow; without it hardly a process loads PyTorch.
 quick: $(STAMP) $(WEB) ## the tests that are not marked slow: a minute and a half on two cores
 	$(PYTEST) -m "not slow" --ignore=tests/export $(ARGS)
+
+slow: $(STAMP) ## models of the papers' sizes, whose small variants make test exports; a minute
+	$(PYTEST) -m full_size $(ARGS)
 
 check: $(STAMP) ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -282,8 +282,9 @@ def _under(flood: Flood, attacker: Attacker, log: Path) -> list[float]:
 
 
 def _peak_bytes(process: int) -> int:
-    """Of the process, or of the one that it has started and watches, as Mosquitto is."""
-    return max(high_water_bytes(one) or 0 for one in descendants(process))
+    """Of the processes that it has started and watches, as Mosquitto is, or of itself."""
+    others = descendants(process) - {process}
+    return max(high_water_bytes(one) or 0 for one in others or {process})
 
 
 def _send(messages: Iterator[None], ended: threading.Event) -> None:

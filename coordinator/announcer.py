@@ -7,6 +7,7 @@ from typing import Literal
 from protofleet.coordinator.lease import Lease
 from protofleet.coordinator.operation import Operation
 from protofleet.coordinator.roll_call import RollCall
+from protofleet.coordinator.rollout import Rollouts
 from protofleet.federation.plan import Plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
@@ -28,19 +29,23 @@ class Announcer:
         boot_id: of this process.
         roll_call: that devices answer.
         operation: what the operator wants.
+        rollouts: other bundles than the run's, and statements about them.
         lease: without which another coordinator may serve the same federation.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its parts, each named at the call
         self,
         endpoint: CoordinatorEndpoint,
         boot_id: str,
+        *,
         roll_call: RollCall,
         operation: Operation,
+        rollouts: Rollouts,
         lease: Lease | None,
     ) -> None:
         self._endpoint, self.boot_id = endpoint, boot_id
         self._roll_call, self._operation, self._lease = roll_call, operation, lease
+        self._rollouts = rollouts
 
     @property
     def idle(self) -> bool:
@@ -77,6 +82,8 @@ class Announcer:
                 spread_s=self._roll_call.spread_s,
                 epoch=self.epoch,
                 hold=hold or self._operation.hold(state),
+                bundles=self._rollouts.bundles,
+                withdrawal=self._rollouts.withdrawal,
                 staleness=plan.config.schedule.patience,
             )
         )

@@ -25,7 +25,9 @@ from typing import IO
 
 import msgspec
 
+from protofleet.bundle.bundle import SUFFIX
 from protofleet.coordinator.ledger import FORMAT
+from protofleet.coordinator.rollout_rows import BUNDLES
 from protofleet.durable import TEMPORARY, sync_folder
 from protofleet.errors import InputError, RefusedError, UnavailableError
 from protofleet.private_files import PRIVATE_FOLDER, opener
@@ -36,7 +38,7 @@ _KEYS = ("coordinator.pem", "certificate")
 _NAME = re.compile(
     r"ledger\.sqlite|coordinator\.pem|certificate"
     r"|states/[0-9]{6}\.safetensors|spool/[0-9]{6}/[A-Za-z0-9._-]{1,64}\.safetensors"
-    r"|references/[0-9a-f]{64}\.safetensors|noise/[0-9]{6}"
+    r"|references/[0-9a-f]{64}\.safetensors|noise/[0-9]{6}|bundles/[0-9a-f]{64}\.pfb"
 )
 _GATHERED = ".backup-"
 _ABANDONED_S = 3600.0
@@ -192,6 +194,8 @@ def _named(db: sqlite3.Connection) -> Iterator[str]:
         yield name
     for (reference,) in db.execute("SELECT DISTINCT reference FROM payloads WHERE reference != ''"):
         yield f"references/{reference}.safetensors"
+    for (digest,) in db.execute("SELECT target FROM rollouts UNION SELECT former FROM rollouts"):
+        yield f"{BUNDLES}/{digest}{SUFFIX}"
 
 
 def _copy(source: Path, target: Path) -> None:

@@ -158,6 +158,17 @@ _LINES: dict[type[events.Report], Any] = {
     events.Stopping: lambda e: f"[yellow]stopping[/yellow] in round {e.round_id}",
     events.Continued: lambda e: f"[green]goes on[/green] with round {e.round_id}",
     events.RoundsRaised: lambda e: f"the run has [bold]{e.rounds}[/bold] rounds now",
+    events.BundleRollout: lambda e: (
+        f"bundle {e.bundle[:16]}: [bold]{e.state.replace('_', ' ')}[/bold], stage {e.stage}"
+        + (f": {_safe(e.reason)}" if e.reason else "")
+    ),
+    events.BundleDevice: lambda e: (
+        f"bundle {e.bundle[:16]}: {e.device_id} {e.state}"
+        + (f" ({_safe(e.rule)}): {_safe(e.reason)}" if e.reason else "")
+    ),
+    events.BundleSwitched: lambda e: (
+        f"[bold]bundle {e.bundle[:16]}[/bold] takes the place of {e.former[:16]}"
+    ),
     events.Stopped: lambda e: (
         f"[bold]stopped[/bold] {'in' if e.open else 'before'} round {e.round_id}; {_safe(e.result)}"
     ),

@@ -247,6 +247,36 @@ class RoundsRaised(Report, frozen=True, kw_only=True, tag="rounds_raised"):
     rounds: int
 
 
+class BundleRollout(Report, frozen=True, kw_only=True, tag="bundle_rollout"):
+    """The roll-out of a bundle stands elsewhere than before.
+
+    ``state``: ``running``, ``waiting`` (for the operator, before ``stage``), ``paused``,
+    ``complete`` or ``taken_back``; ``reason``: why, if nobody asked for it.
+    """
+
+    bundle: str
+    state: str
+    stage: str
+    reason: str
+
+
+class BundleDevice(Report, frozen=True, kw_only=True, tag="bundle_device"):
+    """A device is further with a bundle, or has failed: the broken ``rule`` and the ``reason``."""
+
+    bundle: str
+    device_id: str
+    state: str
+    rule: str
+    reason: str
+
+
+class BundleSwitched(Report, frozen=True, kw_only=True, tag="bundle_switched"):
+    """The run has another bundle from here on; its coordinator begins anew with it."""
+
+    bundle: str
+    former: str
+
+
 class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
     """The process ends as it was told to; the next start goes on with ``round_id``.
 

@@ -31,6 +31,7 @@ from protofleet.coordinator.ledger_rows import (
     Traffic,
 )
 from protofleet.coordinator.noise_seeds import NoiseSeeds
+from protofleet.coordinator.rollout_rows import RolloutRows
 from protofleet.durable import lock, move_all, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.records import (
@@ -86,6 +87,7 @@ class Ledger:
         self._traffic: dict[tuple[str, int], Totals] = {}
         self._db = _connect(folder / "ledger.sqlite")
         self.devices = DeviceRows(self._db)
+        self.rollouts = RolloutRows(self._db)
         self._check_identity({"format": str(FORMAT), **identity})
         self.control = Control(self._db)
         self._sweep()

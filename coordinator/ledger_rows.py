@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from protofleet.coordinator.rollout_rows import SCHEMA as ROLLOUTS
 from protofleet.federation.coding import read_update
 from protofleet.federation.records import RoundBytes, UpdateRecord
 from protofleet.strategies.types import Update
@@ -14,7 +15,8 @@ from protofleet.wire.messages import TransferOffer
 
 NO_NORMS: Mapping[str, float] = MappingProxyType({})
 
-SCHEMA = """
+SCHEMA = f"""
+{ROLLOUTS}
 CREATE TABLE IF NOT EXISTS meta (
     key TEXT PRIMARY KEY,
     value TEXT NOT NULL

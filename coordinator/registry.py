@@ -36,6 +36,9 @@ class Device:
         num_examples: training samples, as its last presence says that says so; None: none did.
         chunk_bytes: most data of a chunk that it takes; 0: what a packet holds.
         held: its owner's conditions that are not met; it fits, and is not live while there are any.
+        bundle: digest of the one that it has.
+        sequence: of that.
+        takes_bundles: whether it is there and takes another one over the wire.
     """
 
     device_id: str
@@ -44,6 +47,9 @@ class Device:
     num_examples: int | None = None
     chunk_bytes: int = 0
     held: tuple[str, ...] = ()
+    bundle: str = ""
+    sequence: int = 0
+    takes_bundles: bool = False
 
 
 class Registry:
@@ -55,6 +61,10 @@ class Registry:
         strategy: that a device's client must know.
         silent_after_s: a device that is not heard of for so long is not live.
         num_classes: C of the class counts that devices must register; None: they need not.
+
+    Attributes:
+        devices: by id.
+        welcome: digests of all bundles whose devices can take part.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class Registry:
         self.devices: dict[str, Device] = {}
         self._num_classes = num_classes
         self._bundle = bundle
+        self.welcome = frozenset({bundle})
         self._layout_hash = layout_hash
         self._strategy = strategy
         self._silent_after_s = silent_after_s
@@ -106,8 +117,13 @@ class Registry:
             fits=False,
             live=False,
             num_examples=None if known is None else known.num_examples,
+            chunk_bytes=presence.chunk_bytes if presence.chunk_bytes >= MIN_DATA_BYTES else 0,
+            bundle=presence.bundle,
+            sequence=presence.sequence,
+            takes_bundles=presence.takes_bundles,
         )
-        _check_same("bundle", device_id, self._bundle, presence.bundle)
+        if presence.bundle not in self.welcome:
+            _check_same("bundle", device_id, self._bundle, presence.bundle)
         _check_same("layout", device_id, self._layout_hash, presence.layout_hash)
         _check_strategy(presence, self._strategy)
         _check_chunks(presence)
@@ -209,7 +225,8 @@ class Registry:
         device = self.devices.get(device_id)
         if device is None:  # not known before: nothing to keep
             return Device(device_id=device_id, fits=False, live=False)
-        self.devices[device_id] = device = replace(device, live=False, held=())
+        gone = replace(device, live=False, held=(), takes_bundles=False)
+        self.devices[device_id] = device = gone
         return device
 
 

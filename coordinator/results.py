@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +29,8 @@ _SAMPLES = 2000
 
 @dataclass(slots=True)
 class _Device:
-    train_step_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
-    infer_ms: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    train_step_ms: list[float] = field(default_factory=list)
+    infer_ms: list[float] = field(default_factory=list)
     peak_rss_bytes: int = 0
     num_examples: int = 0
     rounds: int = 0
@@ -40,13 +39,19 @@ class _Device:
 
     def add(self, accepted: Accepted) -> None:
         record = accepted.record
-        self.train_step_ms.extend(record.costs.train_step_ms)
-        self.infer_ms.extend(record.costs.infer_ms)
+        _keep(self.train_step_ms, record.costs.train_step_ms)
+        _keep(self.infer_ms, record.costs.infer_ms)
         self.peak_rss_bytes = max(self.peak_rss_bytes, record.costs.peak_rss_bytes)
         self.num_examples = record.num_examples
         self.rounds += 1
         self.evaluation = record.evaluation
         self.last = record.costs
+
+
+def _keep(samples: list[float], more: Iterable[float]) -> None:
+    """The last so many; of a large fleet most devices have few, and a deque takes a page."""
+    samples.extend(more)
+    del samples[:-_SAMPLES]
 
 
 class Results:

@@ -6,8 +6,9 @@ import math
 import secrets
 import shutil
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +23,7 @@ from protofleet.coordinator.events import Sink
 from protofleet.coordinator.lease import Claim, Lease, kept
 from protofleet.coordinator.ledger import LOCK_S, Ledger
 from protofleet.coordinator.members import Members
+from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.root import RootLedger, RootRounds, RootService, root_server
 from protofleet.coordinator.root_link import RootAccess, RootAddress, RootLink
@@ -35,7 +37,7 @@ from protofleet.federation.cells import (
     describe_cells,
     root_config,
 )
-from protofleet.federation.plan import Plan, make_plan
+from protofleet.federation.plan import Plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
@@ -46,7 +48,6 @@ from protofleet.wire.transfer import Limits
 
 _LARGEST_REPORT = 1 << 44
 """Bytes: all updates of a cell."""
-
 ToRoot = Callable[[], RootAccess | None]
 """Makes what a cell reaches the root by, anew for each service; None: without keys."""
 
@@ -64,6 +65,44 @@ class Succession:
     take_over: bool = False
 
 
+class Serving:
+    """Serves a run to its end, with one service after another where its bundle changes.
+
+    Args:
+        part: which process of the federation.
+        sink: told what happens.
+        succession: after another coordinator.
+    """
+
+    def __init__(self, part: _Part, sink: Sink, succession: Succession) -> None:
+        self._part, self._sink, self._succession = part, sink, succession
+        self._stack, self._ended = ExitStack(), threading.Event()
+        self._service = self._opened()
+
+    def run(self) -> events.Finished | events.Stopped | None:
+        """As ``Service.run``, over all bundles of the run."""
+        while True:
+            ended = self._service.run()
+            if not self._service.switched or self._ended.is_set():
+                return ended
+            self.close()
+            self._service = self._opened()
+            if self._ended.is_set():  # meanwhile, in another thread
+                self._service.end()
+
+    def end(self) -> None:
+        """Let ``run`` return soon, resumably, as a signal would; from any thread."""
+        self._ended.set()
+        self._service.end()
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._stack.close()
+
+    def _opened(self) -> Service:
+        return self._stack.enter_context(_open(self._part, self._sink, self._succession))
+
+
 @contextmanager
 def open_service(
     config: FederationConfig,
@@ -72,7 +111,7 @@ def open_service(
     *,
     cell: int | None = None,
     to_root: ToRoot | None = None,
-) -> Iterator[Service]:
+) -> Iterator[Serving]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
     Args:
@@ -88,11 +127,11 @@ def open_service(
         UnavailableError: another coordinator runs in the folder.
         StorageError: the disk fails, also within the block.
     """
+    part = _part_of(config, cell, to_root)
+    config = part.config
     try:
-        part = _part_of(config, cell, to_root)
-        config = part.config
-        with _open(part, sink, succession or Succession()) as service:
-            yield service
+        with closing(Serving(part, sink, succession or Succession())) as serving:
+            yield serving
     except BrokenPipeError:
         raise
     except msgspec.DecodeError as error:  # of texts in the ledger
@@ -108,8 +147,8 @@ def open_service(
 def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
     config = part.config
     rounds = max(config.rounds, extended_rounds(config.run_dir))
-    config = msgspec.structs.replace(config, rounds=rounds)
-    plan = make_plan(config)
+    plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds))
+    config = plan.config
     manifest = plan.bundle.manifest
     server = part.server_of(plan)
     patience_s = math.inf if succession.wait else LOCK_S

@@ -25,6 +25,7 @@ from protofleet.coordinator.reported_totals import ReportedTotals
 from protofleet.coordinator.reporter import Reporter
 from protofleet.coordinator.results import Results
 from protofleet.coordinator.roll_call import RollCall
+from protofleet.coordinator.rollout import Rollouts
 from protofleet.coordinator.rounds import Rounds
 from protofleet.durable import replace_whole, sync_folder, write_whole
 from protofleet.errors import RefusedError, UnavailableError
@@ -63,6 +64,9 @@ class Service:
         members: of a federation with keys; who is revoked leaves.
         lease: without which another coordinator may serve the same federation.
         make_rounds: makes the rounds; takes what ``Rounds`` takes.
+
+    Attributes:
+        switched: whether ``run`` has ended because the run has another bundle now.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, each named at the call
@@ -92,8 +96,24 @@ class Service:
             totals.known, time.monotonic(), plan.config.limits.connections_per_s
         )
         boot_id = secrets.token_hex(8) if lease is None else lease.boot_id
-        self._announcer = Announcer(endpoint, boot_id, self._roll_call, self._operation, lease)
+        self.switched = self._draining = False
         self._registry = self._make_registry(server)
+        self._rollouts = Rollouts(
+            ledger.rollouts,
+            folder=ledger.folder,
+            endpoint=endpoint,
+            registry=self._registry,
+            plan=plan,
+            sink=sink,
+        )
+        self._announcer = Announcer(
+            endpoint,
+            boot_id,
+            roll_call=self._roll_call,
+            operation=self._operation,
+            rollouts=self._rollouts,
+            lease=lease,
+        )
         self._rounds = make_rounds(
             server,
             ledger,
@@ -134,7 +154,7 @@ class Service:
         """Run all rounds that are left, or until the operator stops; the results are written then.
 
         Returns:
-            The last event; None after ``end``.
+            The last event; None after ``end``, and where the run has ``switched``.
 
         Raises:
             UnavailableError: the broker refuses this coordinator for good.
@@ -149,6 +169,9 @@ class Service:
             while not self._is_over():
                 if self._operation.ends(self._rounds.state):
                     return self._stop()
+                if self._rollouts.switches(self._rounds.state):
+                    self._switch()
+                    return None
                 self._take_part()
                 self._watch()
             return self._say_goodbye()
@@ -219,10 +242,24 @@ class Service:
             for device_id, serial in self._revocations.take(now):
                 if self._endpoint.end_session(device_id, serial):
                     self._attendance.revoked(device_id)
+        self._rollouts.epoch = self._announcer.epoch
+        if self._rollouts.watch(now, self._rounds.state):
+            self._rounds.announce()
+        self._drain()
         self._rounds.apply(schedule.Tick())
         self._attendance.flush(now)
         self._reporter.watch(now)
         self._reporter.waiting(self._rounds.state, self._rounds.needed_devices, now)
+
+    def _drain(self) -> None:
+        """Let no other round open while the run is about to have another bundle."""
+        if self._rollouts.drains:
+            self._draining = True
+            if not self._rounds.state.paused:
+                self._rounds.apply(schedule.Pause())
+        elif self._draining:
+            self._draining = False
+            self._rounds.apply(self._operation.event())
 
     def _obey(self) -> None:
         """Take the operator's order, which is in the ledger."""
@@ -250,8 +287,7 @@ class Service:
             case None:
                 pass
             case Delivered():
-                self._rounds.blob_bytes_down += event.offer.total_bytes
-                self._attendance.on_sign(event.device_id)
+                self._on_delivered(event)
             case Connected():
                 self._sink(events.BrokerConnected(protocol=event.protocol))
                 self._roll_call.begin(time.monotonic())
@@ -271,6 +307,13 @@ class Service:
             case _:
                 assert_never(event)
 
+    def _on_delivered(self, event: Delivered) -> None:
+        self._attendance.on_sign(event.device_id)
+        if event.offer.kind == "bundle":
+            self._rollouts.fetched(event.device_id)
+        else:
+            self._rounds.blob_bytes_down += event.offer.total_bytes
+
     def _on_disconnected(self, event: Disconnected) -> None:
         if event.final:
             raise UnavailableError(f"broker {self._plan.config.broker}: {event.reason}")
@@ -281,6 +324,7 @@ class Service:
         try:
             if isinstance(message, Presence):
                 self._attendance.on_presence(device_id, message)
+                self._rollouts.on_presence(device_id, message)
             elif isinstance(message, Heartbeat):
                 self._attendance.on_heartbeat(device_id, message)
             elif isinstance(message, TransferOffer):
@@ -325,6 +369,7 @@ class Service:
             arrival = self._admit(event)
         except RefusedError as error:
             self._reject(device_id, offer, error)
+            self._rollouts.round_failed(device_id, error.rule, str(error))
             self._rounds.apply(schedule.UpdateRefused(device_id))
             return
         self._intake.add(event, arrival, time.monotonic())
@@ -353,6 +398,7 @@ class Service:
                     counted_in=arrival.counted_in,
                 )
             )
+            self._rollouts.update_accepted(device_id, record)
         rounds.stored(*(event.device_id for event, _ in arrived))
 
     def _admit(self, event: Received) -> ArrivedUpdate:
@@ -399,6 +445,9 @@ class Service:
         self._reporter.rejected(device_id, offer.round_id, error)
 
     def _on_rejected(self, event: Rejected) -> None:
+        if event.offer.kind == "bundle":
+            self._rollouts.refused(event.device_id, event.rule, event.reason)
+            return
         round_id = event.offer.round_id
         self._rounds.forget_transfer(event.device_id, event.offer)
         awaited = self._rounds.awaits(event.device_id, round_id)
@@ -406,8 +455,15 @@ class Service:
             self._rounds.invite((event.device_id,))
             return
         self._reporter.task_refused(event)
+        self._rollouts.round_failed(event.device_id, event.rule, event.reason)
         if awaited:
             self._rounds.apply(schedule.DeviceFailed(event.device_id))
+
+    def _switch(self) -> None:
+        """End with the bundle before: the next service of the folder has the one of the ledger."""
+        self.switched = True
+        former, active = self._plan.bundle.digest, self._ledger.rollouts.active()
+        self._sink(events.BundleSwitched(bundle=active, former=former))
 
     def _stop(self) -> events.Stopped:
         """End with rounds left, as the operator wants it: devices wait for the next start."""

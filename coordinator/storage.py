@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from protofleet.coordinator import events
-from protofleet.coordinator.service import Service
+from protofleet.coordinator.run import Serving
 from protofleet.durable import TEMPORARY, write_synced
 from protofleet.errors import StorageError
 
@@ -19,11 +19,11 @@ _PROBE_BYTES = 1 << 20
 
 
 def serve(
-    opened: Callable[[], AbstractContextManager[Service]],
+    opened: Callable[[], AbstractContextManager[Serving]],
     folder: Path,
     sink: events.Sink,
     *,
-    begun: Callable[[Service], None] | None = None,
+    begun: Callable[[Serving], None] | None = None,
     ended: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run a federation to its end, with a pause while the disk of its folder takes no writes.

@@ -37,6 +37,7 @@ from protofleet.edge.presence import PresencePublisher, Registration
 from protofleet.edge.refusals import Refusals
 from protofleet.edge.storage import StorageWait
 from protofleet.edge.training import Learner, TrainingThread, trained_figures
+from protofleet.edge.upgrade import Upgrades
 from protofleet.edge.waiting import WaitingLog
 from protofleet.errors import (
     InputError,
@@ -56,14 +57,20 @@ from protofleet.wire.device_endpoint import DeviceEndpoint
 from protofleet.wire.endpoint import Event
 from protofleet.wire.events import Ignored, PeerMessage
 from protofleet.wire.link import Connected, Disconnected
-from protofleet.wire.messages import Announcement, HeartbeatPhase, Task, TransferOffer
+from protofleet.wire.messages import (
+    Announcement,
+    BundleOffer,
+    HeartbeatPhase,
+    Task,
+    TransferOffer,
+)
 from protofleet.wire.transfer import Delivered, Received, Rejected
 
 _log = logging.getLogger(__name__)
 
 Report = Callable[[str, dict[str, Any]], None]
-"""Takes an event's name (joined, moved, held, free, waiting, task, trained, delivered, dropped,
-finished, left) and its figures."""
+"""Takes an event's name (joined, moved, switched, held, free, waiting, task, trained, delivered,
+dropped, finished, left) and its figures."""
 
 
 class Agent:
@@ -77,6 +84,10 @@ class Agent:
         who: what the device says about itself; the link's will says the same.
         stays: whether the device waits for another run when the federation has finished.
         participation: whether the owner's conditions are met; None: there are none.
+        upgrades: other bundles over the wire; None: it takes none.
+
+    Attributes:
+        switched: whether ``run`` has ended because the store has another bundle now.
     """
 
     def __init__(  # noqa: PLR0913 - its parts, and two options by name
@@ -89,6 +100,7 @@ class Agent:
         *,
         stays: bool = False,
         participation: Participation | None = None,
+        upgrades: Upgrades | None = None,
     ) -> None:
         self._endpoint = device
         self._participation = participation or Participation()
@@ -107,7 +119,8 @@ class Agent:
         self._refusals = Refusals(self._warn)
         self._outbox = Outbox(device, self._store, self._participation)
         self._training = TrainingThread(learner, device.wake)
-        self._stopped = self._joined = False
+        self._upgrades = upgrades or Upgrades(device, membership.store, learner.manifest)
+        self._stopped = self._joined = self.switched = False
         self._storage = StorageWait(
             self._store, self._participation, self._tell_held, lambda: self._stopped
         )
@@ -120,7 +133,7 @@ class Agent:
         No message ends it but the announced run's own finish.
 
         Returns:
-            True when it has; False when ``stop`` was called.
+            True when it has; False when ``stop`` was called, or it has ``switched``.
 
         Raises:
             ProvisionError: the store is damaged.
@@ -132,7 +145,7 @@ class Agent:
             self._participation.start(self._endpoint.wake)
             self._obey()
             self._resume()
-            while self._phase is not DevicePhase.LEAVE and not self._stopped:
+            while self._phase is not DevicePhase.LEAVE and not (self._stopped or self.switched):
                 event = self._poll()
                 self._count_bytes()
                 if event is not None:
@@ -200,6 +213,8 @@ class Agent:
                 self._on_announcement(message, retained=incoming.retained)
             case Task():
                 self._on_task(message)
+            case BundleOffer():
+                self._on_bundle_offer(message)
             case _:
                 wrong = RefusedError("kind", f"{type(message).__name__}: not for devices")
                 self._refusals.note("ignored a message", wrong)
@@ -224,12 +239,15 @@ class Agent:
         except RefusedError as error:
             # Perhaps an older run's, or a stranger's: the device stays, and says what it waits for.
             self._refusals.note("waiting for another coordinator", error)
+            if error.rule == "bundle" and self._taken_back(announcement):
+                return
             if error.rule in {"bundle", "layout"}:
                 self._waiting.announced(announcement, retained=True, mismatch=str(error))
             return
         self._endpoint.spread(announcement.spread_s)
         self._waiting.announced(announcement, retained=retained)
         self._commit_membership()
+        self._upgrades.announced(announcement)
         if announcement.round_id - announcement.staleness > self._progress().round_id:
             self._end_round(f"round {self._progress().round_id} is over")
         if announcement.phase != "finished":
@@ -242,6 +260,40 @@ class Agent:
             last, name = announcement.round_id, announcement.federation
             epoch = announcement.epoch
             self._on_task(Task(task="finish", round_id=last, federation=name, epoch=epoch))
+
+    def _on_bundle_offer(self, offer: BundleOffer) -> None:
+        try:
+            self._who.check(offer)
+            self._run.check_epoch(offer)
+            if self._participation.may_transfer:  # else it comes again
+                self._upgrades.offered(offer)
+        except RefusedError as error:
+            self._refusals.note("refused a bundle", error)
+            if offer.payload is not None and error.rule not in {"announcement", "epoch"}:
+                self._endpoint.reject_bundle(offer.payload.transfer_id, error.rule, str(error))
+        except StorageError as error:
+            self._warn("no bundle can be fetched now: %s", error)  # it is offered again
+
+    def _taken_back(self, announcement: Announcement) -> bool:
+        """Whether the federation runs the bundle before again, and this device does, too."""
+        try:
+            self._run.check_epoch(announcement)
+            if not self._upgrades.is_taken_back(announcement):
+                return False
+        except RefusedError as error:
+            self._refusals.note("kept its bundle", error)
+            return False
+        if self._phase is not DevicePhase.IDLE:
+            self._next = None
+            self._drop("its bundle was taken back")
+        self._switch(self._upgrades.go_back())
+        return True
+
+    def _switch(self, figures: dict[str, Any]) -> None:
+        """The store has another bundle from here on: this process ends its part with the former."""
+        self.switched = True
+        self._training.cancel()
+        self._report("switched", figures)
 
     def _commit_membership(self) -> None:
         """The federation runs this device's bundle: from here on the store belongs to both."""
@@ -415,6 +467,9 @@ class Agent:
 
     def _on_received(self, event: Received) -> None:
         current, transfer_id = self._round, event.offer.transfer_id
+        if event.offer.kind == "bundle":
+            self._upgrades.received(event)
+            return
         if current is None or current.payload.transfer_id != transfer_id:
             self._endpoint.cancel(transfer_id)
             return
@@ -470,11 +525,21 @@ class Agent:
                 self._on_trained(trained)
         if self._phase is DevicePhase.SEND and time.monotonic() >= self._outbox.settle_by:
             self._drop(f"no receipt within {SETTLE_S:.0f} s of the next task")
+        self._upgrade()
         self._presence.answer(time.monotonic())
         if time.monotonic() >= self._presence.heartbeat_due:
             self._heartbeat(self._phase.value)
         if self._phase is DevicePhase.IDLE and time.monotonic() >= self._waiting.due:
             self._tell_waiting()
+
+    def _upgrade(self) -> None:
+        """Go on with a bundle that was offered, and switch to it between two rounds."""
+        idle = self._phase is DevicePhase.IDLE and self._next is None
+        if self._upgrades.advance(idle=idle and not self._participation.held):
+            self._presence.progress = self._upgrades.progress
+            self._presence.publish(self._participation.held)
+        if idle and self._upgrades.due and not self.switched:
+            self._switch(self._upgrades.switch())
 
     def _tell_waiting(self) -> None:
         self._endpoint.listen_again()

@@ -14,7 +14,7 @@ from protofleet.errors import InputError, ProvisionError, RefusedError
 from protofleet.federation.client import MOST_ROUNDS, MOST_SEED
 from protofleet.federation.coding import largest_blob
 from protofleet.strategies.types import Strategy, TensorForms
-from protofleet.wire.messages import Announcement, Task, TransferOffer
+from protofleet.wire.messages import Announcement, BundleOffer, Task, TransferOffer
 
 
 class AnnouncedRun:
@@ -41,6 +41,11 @@ class AnnouncedRun:
             check_epoch(announcement, self._announced)
         check_announcement(announcement)
         self._announced = announcement
+
+    def check_epoch(self, record: Announcement | BundleOffer) -> None:
+        """Raise RefusedError, rule ``epoch``, for a record of a coordinator that was replaced."""
+        if self._announced is not None:
+            check_epoch(record, self._announced)
 
     def check(self, task: Task) -> None:
         """Raise RefusedError unless a task can be one of this run, for this device.
@@ -69,7 +74,7 @@ class AnnouncedRun:
         return self._built[2]
 
 
-def check_epoch(record: Announcement | Task, announced: Announcement) -> None:
+def check_epoch(record: Announcement | BundleOffer | Task, announced: Announcement) -> None:
     """Raise RefusedError, rule ``epoch``, for a record of a coordinator that another has replaced.
 
     It may not know yet: it was cut off, and returns.

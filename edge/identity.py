@@ -10,7 +10,15 @@ from protofleet.edge.meter import peak_rss_bytes
 from protofleet.errors import RefusedError
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
-from protofleet.wire.messages import Announcement, Heartbeat, HeartbeatPhase, Presence, Task
+from protofleet.wire.messages import (
+    Announcement,
+    BundleOffer,
+    BundleProgress,
+    Heartbeat,
+    HeartbeatPhase,
+    Presence,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,8 @@ class Identity:
         boot_id: drawn anew by every process.
         binding: the federation and the bundle that it has.
         num_examples: training samples at the start.
+        sequence: of the bundle.
+        takes_bundles: whether it takes another bundle over the wire.
         sends: what the owner allows to be told beside tensors.
     """
 
@@ -42,6 +52,8 @@ class Identity:
     boot_id: str
     binding: Binding
     num_examples: int
+    sequence: int = 0
+    takes_bundles: bool = False
     sends: Sends = field(default_factory=Sends)
 
     def presence(
@@ -49,10 +61,11 @@ class Identity:
         status: Literal["online", "offline", "left"],
         data: DataSummary | None = None,
         held: tuple[str, ...] = (),
+        progress: BundleProgress | None = None,
     ) -> Presence:
         """The retained record with what is said of the ``data``; without it, the last will.
 
-        ``held``: the owner's conditions that are not met.
+        ``held``: the owner's conditions that are not met. ``progress``: with an offered bundle.
         """
         data = data or DataSummary(num_examples=self.sends.count(self.num_examples))
         return Presence(
@@ -65,6 +78,9 @@ class Identity:
             class_counts=data.class_counts,
             strategies=tuple(DESCRIPTIONS) if status == "online" else (),
             held=held,
+            sequence=self.sequence,
+            takes_bundles=self.takes_bundles and status == "online",
+            progress=progress,
         )
 
     def heartbeat(self, phase: HeartbeatPhase, round_id: int, totals: tuple[int, int]) -> Heartbeat:
@@ -88,15 +104,19 @@ class Identity:
             "num_examples": self.num_examples,
         }
 
-    def check(self, message: Announcement | Task) -> None:
+    def check(self, message: Announcement | BundleOffer | Task) -> None:
         """Raise RefusedError unless the coordinator runs what this device is bound to.
 
         The rule is ``federation``, ``bundle`` or ``layout``.
         """
         rules = {"federation": "federation", "bundle": "bundle", "layout_hash": "layout"}
+        if isinstance(message, BundleOffer):
+            del rules["bundle"]  # another one, by its nature
         for name, rule in rules.items():
             ours, theirs = getattr(self.binding, name), getattr(message, name, None)
             if theirs is None or ours == theirs:
+                continue
+            if name == "bundle" and ours in getattr(message, "bundles", ()):
                 continue
             if name != "federation":
                 ours, theirs = ours[:16], theirs[:16]  # as other commands show digests

@@ -23,6 +23,8 @@ from protofleet.edge.move import Membership
 from protofleet.edge.participation import watch_policy
 from protofleet.edge.store import Store
 from protofleet.edge.training import Learner, LocalData, check_data
+from protofleet.edge.trial import rehearse
+from protofleet.edge.upgrade import Upgrades, bundle_in_place
 from protofleet.errors import InputError, ProvisionError, UnavailableError
 from protofleet.federation.records import Sends
 from protofleet.kernels import set_threads
@@ -101,9 +103,11 @@ def join(options: JoinOptions, data: LocalData, report: Report) -> int:
 
 
 def _join(options: JoinOptions, data: LocalData, report: Report) -> int:
-    with open_agent(options, data, report) as agent, _stopped_by_signals(agent) as caught:
-        finished = agent.run()
-    return 0 if finished else 128 + caught[0]
+    while True:
+        with open_agent(options, data, report) as agent, _stopped_by_signals(agent) as caught:
+            finished = agent.run()
+        if caught or not agent.switched:
+            return 0 if finished else 128 + caught[0]
 
 
 @contextlib.contextmanager
@@ -118,6 +122,11 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
     place = _find_place(options)
     check_data(data, bundle.manifest)
     with Store.open(options.store, device_id=options.device_id) as store:
+        path = bundle_in_place(store, bundle) or options.bundle
+        if path != options.bundle:
+            bundle = Bundle.open(path, trusted=options.trusted)
+            check_data(data, bundle.manifest)
+            _log.info("bundle %s took the place of the one given", bundle.digest[:16])
         binding = Binding(
             federation=place.federation,
             bundle=bundle.digest,
@@ -131,7 +140,7 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
                 bound.bundle[:16],
                 binding.bundle[:16],
             )
-        _check_opening(options, store, bundle)
+        _check_opening(options, store, path, bundle)
         learner = open_learner(
             bundle,
             data,
@@ -144,6 +153,8 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             boot_id=secrets.token_hex(8),
             binding=binding,
             num_examples=learner.num_examples(1),
+            sequence=bundle.manifest.sequence,
+            takes_bundles=options.keep_bundle,
             sends=options.sends,
         )
         endpoint = _endpoint(options, place, store, who)
@@ -156,10 +167,27 @@ def open_agent(options: JoinOptions, data: LocalData, report: Report) -> Iterato
             who,
             stays=options.stays,
             participation=participation,
+            upgrades=_upgrades(options, data, endpoint, store, bundle),
         )
 
 
-def _check_opening(options: JoinOptions, store: Store, bundle: Bundle) -> None:
+def _upgrades(
+    options: JoinOptions, data: LocalData, endpoint: DeviceEndpoint, store: Store, bundle: Bundle
+) -> Upgrades:
+    def rehearsed(new: Bundle, path: Path) -> None:
+        _check_opening(options, store, path, new)
+        rehearse(new, data, threads=options.threads, backend=options.backend)
+
+    return Upgrades(
+        endpoint,
+        store,
+        bundle.manifest,
+        rehearse=rehearsed if options.keep_bundle else None,
+        trusted=options.trusted,
+    )
+
+
+def _check_opening(options: JoinOptions, store: Store, path: Path, bundle: Bundle) -> None:
     """Let LiteRT open a bundle that this store has not opened yet in a process of its own.
 
     Raises:
@@ -169,7 +197,7 @@ def _check_opening(options: JoinOptions, store: Store, bundle: Bundle) -> None:
         return
     known = store.folder / "opened"
     if not known.is_file() or known.read_bytes() != opening_of(bundle).encode():
-        write_whole(known, check_opening(options.bundle, bundle).encode())
+        write_whole(known, check_opening(path, bundle).encode())
 
 
 def open_learner(

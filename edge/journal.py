@@ -90,6 +90,39 @@ class PersonalState(msgspec.Struct, frozen=True, kw_only=True):
     state: StoredState
 
 
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """A bundle that came over the wire and may take the place of the present one.
+
+    ``state``, ``rule`` and ``reason`` as in ``wire.messages.BundleProgress``; ``attempts``:
+    processes that have begun to verify and rehearse it; ``sequence``, ``layout_hash``: of its
+    manifest, once that is verified; ``transfer_id``: of its transfer.
+    """
+
+    bundle: str
+    transfer_id: str
+    state: Literal["fetched", "verified", "tested", "failed"] = "fetched"
+    attempts: int = 0
+    sequence: int = 0
+    layout_hash: str = ""
+    rule: str = ""
+    reason: str = ""
+
+
+class Fallback(msgspec.Struct, frozen=True, kw_only=True):
+    """What a device goes back to if the bundle that took its place is taken back.
+
+    ``sequence``: the store's before. ``settled``: the federation runs the new bundle, so that only
+    a statement of its signer takes the device back.
+    """
+
+    binding: Binding
+    strategy: str
+    settings: dict[str, Any]
+    state: StoredState | None
+    sequence: int
+    settled: bool = False
+
+
 class Journal(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that is decided by one rename.
 
@@ -100,6 +133,9 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     ``former``: what the device predicts with after it has moved to another bundle, until a round
     with that one counts; meanwhile ``state``, of round 0, is what training begins with.
     ``sequence``: the largest of the bundles that the store has belonged to.
+    ``candidate``, ``fallback``: the bundle that comes, and the one before, of a roll-out.
+    ``replaced``: digests of bundles whose place others took by roll-outs, the latest last; a
+    device that is started with one of them goes on with its own.
     """
 
     format: int = _FORMAT
@@ -113,6 +149,9 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     payloads: tuple[StoredFile, ...] = ()
     former: PersonalState | None = None
     sequence: int = 0
+    candidate: Candidate | None = None
+    fallback: Fallback | None = None
+    replaced: tuple[str, ...] = ()
 
     @property
     def in_use(self) -> PersonalState | None:
@@ -136,8 +175,11 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def bundles(self) -> tuple[str, ...]:
         """Digests of the bundles that must be kept."""
-        bindings = (self.binding, self.former and self.former.binding)
-        return tuple(binding.bundle for binding in bindings if binding)
+        others = (self.former and self.former.binding, self.fallback and self.fallback.binding)
+        found = [binding.bundle for binding in (self.binding, *others) if binding]
+        if self.candidate is not None and self.candidate.state != "failed":
+            found.append(self.candidate.bundle)
+        return tuple(found)
 
     @property
     def stage(self) -> RoundStage:
@@ -162,6 +204,7 @@ class Journal(msgspec.Struct, frozen=True, kw_only=True):
         found += [self.pending.update, *self.pending.state.files] if self.pending else []
         found += [self.delivered.update] if self.delivered else []
         found += self.former.state.files if self.former else ()
+        found += self.fallback.state.files if self.fallback and self.fallback.state else ()
         return tuple(found)
 
 

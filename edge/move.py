@@ -174,7 +174,7 @@ def plan(personal: PersonalState, state: ClientState, old: Bundle, new: Bundle) 
         )
     if old.manifest.task != new.manifest.task:
         raise ProvisionError(f"the task was {old.manifest.task}, it is now {new.manifest.task}")
-    notes = _check_inputs(old.manifest.preprocessing, new.manifest.preprocessing)
+    notes = check_inputs(old.manifest.preprocessing, new.manifest.preprocessing)
     fits = _Fits(old.manifest.outputs, new.manifest.outputs)
     start = dict(after.client_init(new.model()).tensors)
     fates = _fates(state.tensors, start, before.carried & after.carried, fits)
@@ -267,7 +267,7 @@ def _fate(
     return TensorFate(name=name, fate="new", why=f"{was.shape} is now {now.shape}")
 
 
-def _check_inputs(old: Preprocessing, new: Preprocessing) -> tuple[str, ...]:
+def check_inputs(old: Preprocessing, new: Preprocessing) -> tuple[str, ...]:
     """Notes on how the model's input has changed.
 
     Raises:

@@ -10,7 +10,7 @@ from protofleet.edge.identity import DataSummary, Identity
 from protofleet.federation.records import Sends
 from protofleet.strategies import DESCRIPTIONS
 from protofleet.wire.device_endpoint import DeviceEndpoint
-from protofleet.wire.messages import Announcement, HeartbeatPhase
+from protofleet.wire.messages import Announcement, BundleProgress, HeartbeatPhase
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +111,7 @@ class PresencePublisher:
 
     Attributes:
         heartbeat_due: monotonic seconds; infinite before the first connection.
+        progress: with the bundle that was offered last; None: there is none.
     """
 
     def __init__(self, endpoint: DeviceEndpoint, who: Identity, registration: Registration) -> None:
@@ -118,6 +119,7 @@ class PresencePublisher:
         self._timer = PresenceTimer()
         self._held: tuple[str, ...] = ()
         self._published = False
+        self.progress: BundleProgress | None = None
         self.heartbeat_due = float("inf")
 
     @property
@@ -132,7 +134,7 @@ class PresencePublisher:
         announced itself.
         """
         self._held = held
-        presence = self._who.presence("online", self._registration.summary, held)
+        presence = self._who.presence("online", self._registration.summary, held, self.progress)
         self._published = self._endpoint.publish(presence)
 
     def connected(self, held: tuple[str, ...], now: float) -> None:

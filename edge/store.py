@@ -370,6 +370,10 @@ class Store:
         if self.journal.stage != "idle":
             self._commit(msgspec.structs.replace(self.journal, received=None, pending=None))
 
+    def commit(self, **changes: object) -> None:
+        """Make changes of the journal's fields true together."""
+        self._commit(msgspec.structs.replace(self.journal, **changes))
+
     def _commit(self, journal: Journal) -> None:
         def write() -> None:
             sync_folder(self.folder)

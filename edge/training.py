@@ -97,6 +97,7 @@ class Learner:
 
     Attributes:
         model: the bundle's initial values.
+        manifest: of the bundle.
         task: what its outputs are, and how they are scored.
         meter: what is spent.
         cancelled: set by another thread, ends the training in progress at its next step.
@@ -113,7 +114,7 @@ class Learner:
         self.model = bundle.model()
         self.task = TASKS[bundle.manifest.task]
         self._loss = self.task.losses[self.task.loss_of(programs.grad_fns)]
-        self._manifest = bundle.manifest
+        self.manifest = bundle.manifest
         self._programs = programs
         self._data = data
         self._own = data.own
@@ -161,7 +162,7 @@ class Learner:
         This opens the sessions and compiles the kernels before the first round needs them. The
         federation may run another strategy, so a rehearsal that fails is no error.
         """
-        own, declared = self._own, self._manifest.strategy
+        own, declared = self._own, self.manifest.strategy
         x, y = own.x_train[:2], own.y_train[:2]
 
         def evaluate(network: Network, *, score: Score | None = None) -> Evaluation:
@@ -315,7 +316,7 @@ class Learner:
     def _count(self, scores: NDArray[np.float32], y: NDArray[Any]) -> Statistics | None:
         if not len(y):
             return None
-        return self.task.statistics(scores, y, len(self._manifest.outputs))
+        return self.task.statistics(scores, y, len(self.manifest.outputs))
 
 
 def trained_figures(trained: TrainedRound, task: LearningTask) -> dict[str, Any]:

@@ -131,6 +131,44 @@ def try_bundle(  # noqa: PLR0913 - the command's options, each by its name
     return _Trial(model, programs, data, settings, progress).run(_own_rate(bundle, settings))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """A short training with the bundle's own settings.
+
+    Attributes:
+        start_loss: of the batches before any training; None: there are no examples to train on.
+        end_loss: mean at the end of ``COMPARED_STEPS`` steps.
+        step_ms: median.
+    """
+
+    start_loss: float | None
+    end_loss: float | None
+    step_ms: float | None
+
+
+def rehearse(bundle: Bundle, data: LocalData, *, threads: int, backend: BackendName) -> Rehearsal:
+    """Whether a bundle trains on this device: its programs run, and its loss does not explode.
+
+    Args:
+        bundle: verified.
+        data: the device's own.
+        threads: of the runtime.
+        backend: who runs the programs.
+
+    Raises:
+        InputError: the data do not fit the bundle, or its own settings train no model.
+        ProvisionError: the backend cannot run the bundle.
+    """
+    check_data(data, bundle.manifest)
+    programs = open_programs(bundle, threads=threads, backend=backend)
+    if len(data.own.y_train) < programs.min_batch:
+        return Rehearsal(start_loss=None, end_loss=None, step_ms=None)
+    model = bundle.model()
+    settings = _training(bundle, model, None)
+    run = _Trial(model, programs, data, settings, lambda _done, _total: None)
+    return run.rehearsal(settings.optimiser.lr)
+
+
 class _Trial:
     """The runs of one trial; all begin with the bundle's values and the same randomness."""
 
@@ -179,6 +217,18 @@ class _Trial:
             backend=self._programs.backend,
         )
 
+    def rehearsal(self, rate: float) -> Rehearsal:
+        """A run with one rate beside one that changes nothing."""
+        start, end = self._loss_after(0.0), self._loss_after(rate)
+        if start is None or end is None or end > _EXPLODED * max(start, 1e-3):
+            raise InputError(
+                f"rehearsal: expected a loss that stays near {_number(start)}, that of the "
+                f"bundle's own model, after {COMPARED_STEPS} steps at learning rate {rate:g}, got "
+                f"{_number(end)}"
+            )
+        step_ms = percentiles(self._step_ms[1:], 50, 95).p50
+        return Rehearsal(start_loss=start, end_loss=end, step_ms=step_ms)
+
     def _range_test(self) -> tuple[tuple[float, float], ...]:
         """Smoothed loss before the step with each rate, up to where it explodes."""
         curve: list[tuple[float, float]] = []
@@ -217,7 +267,7 @@ class _Trial:
                 return
             self._step_ms.append(1e3 * (time.perf_counter() - started))
             trained = trainer.trained(loss)
-            network, moments = trained.network, trained.moments
+            network, moments = trained.network, trained.moments()
             self._done += 1
             self._progress(self._done, self._total)
             yield loss
@@ -303,6 +353,10 @@ def _own_rate(bundle: Bundle, training: Training) -> float | None:
 
 def _kind(optimiser: Adam | Sgd) -> str:
     return str(type(optimiser).__struct_config__.tag)
+
+
+def _number(loss: float | None) -> str:
+    return "one that is not finite" if loss is None else f"{loss:.4g}"
 
 
 def _rounded(rate: float) -> float:

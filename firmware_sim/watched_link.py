@@ -18,8 +18,8 @@ from protofleet.wire.link import (
 )
 from protofleet.wire.transfer import Timers
 
-_MISC_S = 5.0
-"""Between two looks at the keep-alive, a sixth of it."""
+_MISC_S = 10.0
+"""Between two looks at the keep-alive, a third of it."""
 
 
 class WatchedLink(Link):
@@ -42,13 +42,20 @@ class WatchedLink(Link):
         self.due = 0.0
         self.unread: deque[LinkEvent] = deque()
         self._attempt = 0
+        self._looked_s = time.monotonic()
 
     def start(self) -> None:
         """Connect now; the broker's greeting comes with a later ``turn``."""
         self._begin()
 
     def turn(self, now: float, *, readable: bool) -> None:
-        """Read and write what can be; connect again if that is due (``now``: monotonic seconds)."""
+        """Read and write what can be; connect again if that is due.
+
+        Args:
+            now: when the socket was looked at, monotonic seconds.
+            readable: what was seen.
+        """
+        self._looked_s = now
         if self.connection is None:
             if now >= self.due and not self._closing.is_set():
                 self._begin()
@@ -57,6 +64,11 @@ class WatchedLink(Link):
         ending = self.connection.turn(readable=readable)
         if ending is not None:
             self._end(ending)
+
+    @property
+    def clock(self) -> float:
+        """When the socket was looked at: what has come since is not known."""
+        return self._looked_s
 
     def get(self, timeout_s: float | None = None) -> LinkEvent | None:  # noqa: ARG002 - as of Link
         """The next event that ``turn`` has brought; never waits."""
@@ -97,15 +109,19 @@ class Watch:
 
     ::
 
-        for number in watch.wait():
-            links[number].turn(...)
+        for number, readable in watch.wait(1.0):
+            links[number].turn(watch.looked_s, readable=readable)
             watch.note(number, links[number], due)
+
+    Attributes:
+        looked_s: when it looked at all sockets, monotonic seconds.
     """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._timers: Timers[int] = Timers()
         self._known: dict[int, tuple[int, int]] = {}
+        self.looked_s = time.monotonic()
 
     def note(self, number: int, link: WatchedLink, due: float) -> None:
         """Watch a link's socket as it is now, and wait for it until ``due`` at most."""
@@ -138,9 +154,11 @@ class Watch:
         now = time.monotonic()
         due = self._timers.next()
         timeout = most_s if due is None else max(0.0, min(most_s, due - now))
-        for key, mask in self._selector.select(timeout):
+        ready = self._selector.select(timeout)
+        self.looked_s = time.monotonic()
+        for key, mask in ready:
             yield key.data, bool(mask & selectors.EVENT_READ)
-        for number in list(self._timers.expired(time.monotonic())):
+        for number in list(self._timers.expired(self.looked_s)):
             yield number, False
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ import pytest
 from fake_endpoint import FakeCoordinatorEndpoint, FakeDeviceEndpoint
 from tiny_bundle import PROGRAMS
 
-from protofleet.coordinator import announcer, rounds, service
-from protofleet.edge import agent, outbox, presence
+from protofleet.coordinator import announcer, rollout, rounds, service
+from protofleet.edge import agent, outbox, presence, upgrade
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.device_endpoint import DeviceEndpoint
 
@@ -59,8 +59,8 @@ def test_a_fake_endpoint_is_called_as_the_real_one(fake, real):
 @pytest.mark.parametrize(
     ("fake", "users"),
     [
-        (FakeCoordinatorEndpoint, (announcer, rounds, service)),
-        (FakeDeviceEndpoint, (agent, outbox, presence)),
+        (FakeCoordinatorEndpoint, (announcer, rollout, rounds, service)),
+        (FakeDeviceEndpoint, (agent, outbox, presence, upgrade)),
     ],
 )
 def test_a_fake_endpoint_has_all_that_its_users_call(fake, users):

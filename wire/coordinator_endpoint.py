@@ -13,11 +13,13 @@ from protofleet.wire.endpoint import Endpoint, on_disk
 from protofleet.wire.link import Link, LinkOptions
 from protofleet.wire.messages import (
     Announcement,
+    BundleOffer,
     LeaseRecord,
     Task,
     TransferOffer,
 )
 from protofleet.wire.protection import Plain
+from protofleet.wire.sender import Sender
 from protofleet.wire.topics import Channel, Topics
 from protofleet.wire.transfer import Lane, Limits, Source, describe
 
@@ -35,9 +37,23 @@ class CoordinatorEndpoint(Endpoint):
 
     _sends: ClassVar[Mapping[Lane, Channel]] = {
         Lane.OFFER: Channel.DOWN_TASK,
+        Lane.BUNDLE: Channel.DOWN_BUNDLE,
         Lane.CHUNK: Channel.DOWN_CHUNK,
         Lane.ANSWER: Channel.DOWN_ANSWER,
     }
+
+    def __init__(
+        self,
+        link: Link,
+        topics: Topics,
+        folder: Path,
+        limits: Limits | None = None,
+        protection: Plain | None = None,
+    ) -> None:
+        super().__init__(link, topics, folder, limits, protection)
+        key = self._protection.content_key
+        self._bundle_sender = Sender(content_key=key, offers=Lane.BUNDLE)
+        self._senders.append(self._bundle_sender)
 
     @classmethod
     def create(
@@ -118,3 +134,27 @@ class CoordinatorEndpoint(Endpoint):
         )
         self._act(self._sender.send(device_id, source, offer, time.monotonic(), task=task))
         return offer
+
+    @on_disk()
+    def send_bundle(
+        self, device_id: str, offer: BundleOffer, source: Path, *, most_chunk_bytes: int = 0
+    ) -> TransferOffer:
+        """Offer a bundle until the device has it, or refuses it; beside the rounds' transfers.
+
+        Args:
+            device_id: who it is for.
+            offer: its ``payload`` is filled in here.
+            source: the bundle's single file.
+            most_chunk_bytes: as of ``send_task``.
+        """
+        chunk_bytes = self._link.chunk_bytes
+        payload = describe(
+            source,
+            kind="bundle",
+            device_id=device_id,
+            round_id=0,
+            chunk_bytes=min(chunk_bytes, most_chunk_bytes or chunk_bytes),
+        )
+        now = time.monotonic()
+        self._act(self._bundle_sender.send(device_id, source, payload, now, task=offer))
+        return payload

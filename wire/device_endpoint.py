@@ -37,8 +37,14 @@ from protofleet.wire.messages import (
     TransferOffer,
 )
 from protofleet.wire.protection import Plain, name_in
+from protofleet.wire.receiver import Receiver
 from protofleet.wire.topics import ANNOUNCEMENTS, Channel, Topics, announced_federation, check_id
-from protofleet.wire.transfer import Lane, Source, describe
+from protofleet.wire.transfer import Lane, Limits, Source, describe
+
+MOST_BUNDLE_BYTES = 1 << 30
+"""The largest bundle that there is (``docs/bundle.md``)."""
+PARTIAL_BUNDLES = "partial-bundles"
+"""Folder of unfinished ones, beside that of payloads."""
 
 
 class DeviceEndpoint(Endpoint):
@@ -67,6 +73,10 @@ class DeviceEndpoint(Endpoint):
         protection: Plain | None = None,
     ) -> None:
         super().__init__(link, topics, folder, protection=protection)
+        limits = Limits(max_blob_bytes=MOST_BUNDLE_BYTES)
+        sealed = self._protection.sealed
+        self._bundle_receiver = Receiver(folder.with_name(PARTIAL_BUNDLES), limits, sealed=sealed)
+        self._receivers.append(self._bundle_receiver)
         self._device_id = check_id(device_id, "device")
         self._others: dict[str, Announcement] = {}
 
@@ -147,6 +157,21 @@ class DeviceEndpoint(Endpoint):
     def expect(self, offer: TransferOffer) -> None:
         """Take an offered payload; call it for every offer, repeated ones too."""
         self._expect(self._device_id, offer)
+
+    @on_disk()
+    def expect_bundle(self, offer: TransferOffer) -> None:
+        """Take an offered bundle, beside the payload of a round; call it for every offer."""
+        self._act(self._bundle_receiver.expect(self._device_id, offer, time.monotonic()))
+
+    def remember_bundle(self, transfer_id: str) -> None:
+        """As ``remember``, of a bundle."""
+        self._bundle_receiver.remember(transfer_id)
+
+    @on_disk()
+    def reject_bundle(self, transfer_id: str, rule: str, reason: str) -> None:
+        """As ``reject``, of a bundle."""
+        receiver, now = self._bundle_receiver, time.monotonic()
+        self._act(receiver.reject(self._device_id, transfer_id, rule, reason, now))
 
     def reject(self, transfer_id: str, rule: str, reason: str) -> None:
         """Send ``reject`` with the broken rule, now and when offered again; drop the bytes."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from protofleet.errors import InputError, RefusedError, StorageError
 from protofleet.wire.events import Ignored, PeerMessage
@@ -26,6 +26,7 @@ from protofleet.wire.link import (
 )
 from protofleet.wire.messages import (
     Announcement,
+    BundleOffer,
     Heartbeat,
     LeaseRecord,
     Message,
@@ -52,10 +53,12 @@ from protofleet.wire.transfer import (
     Send,
 )
 
+_End = TypeVar("_End", Sender, Receiver)
 Event = Connected | Disconnected | PeerMessage | Received | Delivered | Rejected | Ignored
 
 _MESSAGES: dict[Channel, type[Message]] = {
     Channel.ANNOUNCEMENT: Announcement,
+    Channel.DOWN_BUNDLE: BundleOffer,
     Channel.DOWN_TASK: Task,
     Channel.LEASE: LeaseRecord,
     Channel.PRESENCE: Presence,
@@ -109,6 +112,8 @@ class Endpoint:
         self._protection = protection
         self._sender = Sender(content_key=protection.content_key)
         self._receiver = Receiver(folder, limits, sealed=protection.sealed)
+        # In order of precedence: those of rounds first.
+        self._senders, self._receivers = [self._sender], [self._receiver]
         self._ready: deque[Event] = deque()
         self._fresh = False
 
@@ -125,7 +130,7 @@ class Endpoint:
     @property
     def due(self) -> float:
         """When ``poll`` has something to do though nothing comes, monotonic; may be early."""
-        times = (self._sender.due(), self._receiver.due())
+        times = [one.due() for one in self._senders] + [one.due() for one in self._receivers]
         return min((t for t in times if t is not None), default=float("inf"))
 
     def start(self) -> None:
@@ -165,7 +170,8 @@ class Endpoint:
     @on_disk()
     def accept(self, transfer_id: str) -> None:
         """After the received blob is stored durably: send ``done``, now and when asked again."""
-        self._act(self._receiver.accept(transfer_id, time.monotonic()))
+        for receiver in self._receivers:
+            self._act(receiver.accept(transfer_id, time.monotonic()))
 
     def remember(self, transfer_id: str) -> None:
         """After a restart: accepted in an earlier life; answer ``done`` when it is offered."""
@@ -173,13 +179,16 @@ class Endpoint:
 
     def cancel(self, transfer_id: str) -> None:
         """Forget a transfer in either direction, partial bytes and receipt with it."""
-        self._sender.forget(transfer_id)
-        self._receiver.cancel(transfer_id)
+        for sender in self._senders:
+            sender.forget(transfer_id)
+        for receiver in self._receivers:
+            receiver.cancel(transfer_id)
 
     def close(self) -> None:
         """Disconnect gracefully; what is unfinished continues in the next process."""
         self._link.close()
-        self._receiver.close()
+        for receiver in self._receivers:
+            receiver.close()
 
     def _publish(self, message: Message, device_id: str, *, retain: bool = True) -> bool:
         channel = _RECORD_CHANNELS.get(type(message))
@@ -226,10 +235,12 @@ class Endpoint:
         now = self._link.clock
         try:
             if address.channel in (Channel.UP_CHUNK, Channel.DOWN_CHUNK):
-                self._act(self._receiver.chunk(address.device_id, delivery.payload, now))
+                for receiver in _busy(self._receivers):
+                    self._act(receiver.chunk(address.device_id, delivery.payload, now))
             elif address.channel in (Channel.UP_REQUEST, Channel.DOWN_ANSWER):
                 record = self._protection.open(delivery.payload, delivery.topic, address.device_id)
-                self._act(self._sender.answer(address.device_id, record, now))
+                for sender in _busy(self._senders):
+                    self._act(sender.answer(address.device_id, record, now))
             else:
                 self._record(address, delivery)
         except RefusedError as error:
@@ -248,22 +259,28 @@ class Endpoint:
             raise RefusedError("device-id", f"{address.device_id}: speaks as {named[:64]!r}")
         self._ready.append(PeerMessage(address.device_id, message, delivery.retained))
         if isinstance(message, Presence) and message.status == "online" and not delivery.retained:
-            self._act(self._sender.device_returned(address.device_id, time.monotonic()))
+            for sender in self._senders:
+                self._act(sender.device_returned(address.device_id, time.monotonic()))
 
     def _work(self) -> None:
         now = self._link.clock
         if self._fresh:
             self._fresh = False
-            self._act(self._sender.reconnected(now, self._link.chunk_bytes))
-            self._act(self._receiver.reconnected(now))
+            for sender in self._senders:
+                self._act(sender.reconnected(now, self._link.chunk_bytes))
+            for receiver in self._receivers:
+                self._act(receiver.reconnected(now))
         self._pump()
-        self._act(self._sender.tick(now))
-        self._act(self._receiver.tick(now))
+        for sender in self._senders:
+            self._act(sender.tick(now))
+        for receiver in self._receivers:
+            self._act(receiver.tick(now))
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""
         for _ in range(self._link.room):
-            action = self._sender.next_chunk()
+            chunks = (sender.next_chunk() for sender in self._senders)
+            action = next((one for one in chunks if one is not None), None)
             if action is None:
                 return
             self._act([action])
@@ -282,6 +299,11 @@ class Endpoint:
             payload = self._protection.seal(action.payload, topic, action.device_id)
         if payload is not None:
             self._link.publish(topic, payload)
+
+
+def _busy(ends: Sequence[_End]) -> list[_End]:
+    """The first, which refuses what is no record, and others that this may be for."""
+    return [one for one in ends if one is ends[0] or not one.idle]
 
 
 def _wait_s(now: float, until: float) -> float | None:

@@ -25,6 +25,7 @@ SIGNATURE_BYTES = 64
 _PURPOSE = "protofleet/2 "
 _TEXT = re.compile(r"[A-Za-z0-9_-]{88,4096}")
 _KEY = re.compile(r"[0-9a-f]{64}")
+_KINDS = {"withdrawn": "digest", "restored": "digest"}
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
@@ -58,6 +59,16 @@ class KeyRotation(Statement, frozen=True, kw_only=True, tag="rotation"):
 
     old: str
     new: str
+
+
+class BundleWithdrawal(Statement, frozen=True, kw_only=True, tag="withdrawal"):
+    """The bundle ``withdrawn`` makes room for ``restored`` (digests), which may be older.
+
+    The only statement that a bundle's signer makes, and not the federation key.
+    """
+
+    withdrawn: str
+    restored: str
 
 
 S = TypeVar("S", bound=Statement)
@@ -147,10 +158,12 @@ def _check(statement: Statement, name: str, federation: str) -> None:
             "statement",
             f"{name}: expected one of federation '{federation}', got '{statement.federation[:64]}'",
         )
-    for field in ("key", "old", "new"):
+    for field in ("key", "old", "new", "withdrawn", "restored"):
         value = getattr(statement, field, None)
         if value is not None and not _KEY.fullmatch(value):
-            raise RefusedError("statement", f"{name}: {field} is no key: {value[:70]!r}")
+            raise RefusedError(
+                "statement", f"{name}: {field} is no {_KINDS.get(field, 'key')}: {value[:70]!r}"
+            )
     until = getattr(statement, "until", None)
     if until is not None and until <= time.time():
         over = time.strftime("%Y-%m-%d", time.gmtime(max(0, min(until, 2**35))))

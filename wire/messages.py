@@ -19,6 +19,8 @@ MAX_MESSAGE_BYTES = 64 * 1024 - 512 - 64
 
 TransferId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")]
 """Checked before it is kept anywhere or becomes a file's name."""
+MOST_SEQUENCE = 2**53 - 1
+"""Of bundles (``docs/bundle.md``)."""
 MOST_STALENESS = 10_000
 """Rounds by which an update may be late at most."""
 MOST_EPOCH = 2**48
@@ -68,6 +70,20 @@ class CoordinatorHandshake(msgspec.Struct, frozen=True, kw_only=True):
     rotations: tuple[str, ...] = ()
 
 
+class BundleProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a device is with a bundle that its coordinator has offered, in its presence.
+
+    ``bundle``: its digest. ``state``: ``fetched`` (all bytes are stored), ``verified`` (its rules
+    hold, a trusted key has signed it), ``tested`` (it has trained on the device's data) or
+    ``failed``, with the broken ``rule`` and the ``reason``.
+    """
+
+    bundle: Word
+    state: Literal["fetched", "verified", "tested", "failed"]
+    rule: Word = ""
+    reason: Annotated[str, msgspec.Meta(max_length=500)] = ""
+
+
 class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     """Device → all, retained (``st/<dev>``); the last will is the same with ``offline``.
 
@@ -75,8 +91,9 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     them; their sum is ``num_examples``. ``strategies``: names of those that the device's client can
     do; empty: it does not say, and is taken to know all. ``chunk_bytes``: most data of a chunk that
     it takes, at least 256; 0: what a packet holds. ``held``: the owner's conditions that are not
-    met now; a device with any is there and not to be invited. ``handshake``: where the federation
-    has keys.
+    met now; a device with any is there and not to be invited. ``sequence``: the bundle's.
+    ``takes_bundles``: whether it takes another one over the wire; ``progress``: with the one that
+    it was offered last. ``handshake``: where the federation has keys.
     """
 
     device_id: Word
@@ -90,6 +107,9 @@ class Presence(Message, frozen=True, kw_only=True, tag="presence"):
     strategies: Annotated[tuple[Word, ...], msgspec.Meta(max_length=256)] = ()
     chunk_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     held: Annotated[tuple[Condition, ...], msgspec.Meta(max_length=16)] = ()
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEQUENCE)] = 0
+    takes_bundles: bool = False
+    progress: BundleProgress | None = None
     handshake: DeviceHandshake | None = None
 
 
@@ -99,9 +119,11 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     Whenever ``boot_id`` or ``roll_call`` changes, each device presents itself anew, after a wait
     between 0 and ``spread_s``. ``hold``: why no round opens, ``paused`` or ``stopped`` by the
     operator; empty: nothing keeps them. ``epoch``: of the coordinator's lease, higher than of every
-    coordinator before it; 0: it has none. ``staleness``: by how many rounds an update may be late
-    and count: a device goes on with its task so long. Announcements may be half of that apart.
-    ``handshake``: where the federation has keys.
+    coordinator before it; 0: it has none. ``bundles``: digests of further bundles whose devices
+    take part, while another takes the place of ``bundle`` or was taken back; ``withdrawal``: their
+    signer's statement that devices go back to ``bundle``. ``staleness``: by how many rounds an
+    update may be late and count: a device goes on with its task so long. Announcements may be half
+    of that apart. ``handshake``: where the federation has keys.
     """
 
     federation: Word
@@ -117,6 +139,8 @@ class Announcement(Message, frozen=True, kw_only=True, tag="announcement"):
     spread_s: Annotated[float, msgspec.Meta(ge=0.0)] = 0.0
     hold: Word = ""
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
+    bundles: Annotated[tuple[Word, ...], msgspec.Meta(max_length=8)] = ()
+    withdrawal: Annotated[str, msgspec.Meta(max_length=4096)] = ""
     staleness: Annotated[int, msgspec.Meta(ge=0, le=MOST_STALENESS)] = 0
     handshake: CoordinatorHandshake | None = None
 
@@ -155,7 +179,7 @@ class TransferOffer(Message, frozen=True, kw_only=True, tag="manifest"):
     """
 
     transfer_id: TransferId
-    kind: Literal["payload", "update"]
+    kind: Literal["payload", "update", "bundle"]
     round_id: int
     total_bytes: int
     sha256: Word
@@ -200,6 +224,20 @@ class Task(Message, frozen=True, kw_only=True, tag="task"):
     epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
 
 
+class BundleOffer(Message, frozen=True, kw_only=True, tag="bundle"):
+    """Coordinator → device (``dn/<dev>/b``): a bundle to fetch, check and rehearse.
+
+    ``bundle``: its digest. ``sequence``: its number, as in its manifest. ``payload``: the transfer
+    of its single-file form, of kind ``bundle`` and round 0. ``epoch``: as in the announcement.
+    """
+
+    federation: Word
+    bundle: Word
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEQUENCE)]
+    payload: TransferOffer | None = None
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=MOST_EPOCH)] = 0
+
+
 class Need(Message, frozen=True, kw_only=True, tag="need"):
     """Receiver → sender: the half-open chunk ranges still missing, and how many may be sent."""
 
@@ -240,7 +278,9 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat"):
     peak_rss_bytes: int
 
 
-AnyMessage = Presence | Announcement | TransferOffer | Task | Need | Receipt | Heartbeat
+AnyMessage = (
+    Presence | Announcement | TransferOffer | Task | BundleOffer | Need | Receipt | Heartbeat
+)
 M = TypeVar("M", bound=Message)
 
 _encoder = msgspec.json.Encoder(order="deterministic")

@@ -97,6 +97,11 @@ class Receiver:
             return self._finish(transfer, now)
         return [] if need is None or not has_slot else [_answer(device_id, need)]
 
+    @property
+    def idle(self) -> bool:
+        """Whether no chunk can be for it."""
+        return not self._active and not self._landing
+
     def accept(self, key: str, now: float) -> list[Action]:
         """The received blob is stored: send ``done``, now and whenever it is offered again.
 

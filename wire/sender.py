@@ -14,7 +14,15 @@ from msgspec.structs import replace
 from protofleet.errors import RefusedError
 from protofleet.printable import printable
 from protofleet.wire.chunks import MAX_DATA_BYTES, Chunk, ChunkCipher, pack
-from protofleet.wire.messages import Need, Receipt, Task, TransferOffer, decode, encode
+from protofleet.wire.messages import (
+    BundleOffer,
+    Need,
+    Receipt,
+    Task,
+    TransferOffer,
+    decode,
+    encode,
+)
 from protofleet.wire.transfer import Action, Delivered, Lane, Rejected, Send, Source, Timers
 
 REPEAT_S = 3.0
@@ -86,7 +94,7 @@ class OutboundTransfer:
         device_id: str,
         source: Source,
         offer: TransferOffer,
-        task: Task | None,
+        task: Task | BundleOffer | None,
         allowance: Allowance,
         content_key: ContentKey = _no_key,
     ) -> None:
@@ -191,12 +199,17 @@ class Sender:
     Args:
         rng: jitter of repetitions.
         content_key: what seals chunks.
+        offers: the lane of its offers.
     """
 
     def __init__(
-        self, rng: random.Random | None = None, *, content_key: ContentKey = _no_key
+        self,
+        rng: random.Random | None = None,
+        *,
+        content_key: ContentKey = _no_key,
+        offers: Lane = Lane.OFFER,
     ) -> None:
-        self._content_key = content_key
+        self._content_key, self._lane = content_key, offers
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._open: dict[str, OutboundTransfer] = {}
         self._of_device: dict[str, str] = {}
@@ -212,7 +225,7 @@ class Sender:
         offer: TransferOffer,
         now: float,
         *,
-        task: Task | None = None,
+        task: Task | BundleOffer | None = None,
     ) -> list[Action]:
         """Offer ``source`` now, or soon if it was offered just now, until the receipt comes.
 
@@ -243,6 +256,11 @@ class Sender:
         if before is not None:
             transfer.offered_at = before.offered_at
         return self._offer_again(key, now)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer can be for it."""
+        return not self._open and not self._delivered
 
     def answer(self, device_id: str, payload: bytes, now: float) -> list[Action]:
         """Take a need or a receipt from the lane ANSWER; unknown transfers are ignored.
@@ -339,7 +357,7 @@ class Sender:
         transfer = self._open[key]
         payload = transfer.announce(now, self._rng)
         self._timers.set(key, transfer.due)
-        return Send(transfer.device_id, Lane.OFFER, payload)
+        return Send(transfer.device_id, self._lane, payload)
 
 
 def _rejected(device_id: str, offer: TransferOffer, receipt: Receipt) -> Rejected:

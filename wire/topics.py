@@ -35,6 +35,7 @@ class Channel(Enum):
     DOWN_ANSWER = "dn/a"
     DOWN_CHUNK = "dn/c"
     DOWN_TASK = "dn/t"
+    DOWN_BUNDLE = "dn/b"
 
 
 class TopicAddress(NamedTuple):

@@ -47,9 +47,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Lane(Enum):
-    """The three ways of a transfer; ``endpoint.py`` maps them to topics."""
+    """The ways of a transfer; ``endpoint.py`` maps them to topics."""
 
     OFFER = "offer"
+    BUNDLE = "bundle"
+    """The offer of a bundle, which has a transfer of its own beside the round's."""
     CHUNK = "chunk"
     ANSWER = "answer"
 
@@ -138,7 +140,7 @@ def transfer_id(sha256: str, device_id: str, round_id: int) -> str:
 def describe(  # noqa: PLR0913 - fields of the offer, each named at the call
     source: Source,
     *,
-    kind: Literal["payload", "update"],
+    kind: Literal["payload", "update", "bundle"],
     device_id: str,
     round_id: int,
     chunk_bytes: int = MAX_DATA_BYTES,

@@ -86,19 +86,20 @@ class LightDevice:
         """Connect."""
         self._endpoint.start()
 
-    def turn(self, *, readable: bool) -> float | None:
+    def turn(self, looked_s: float, *, readable: bool) -> float | None:
         """Do what there is to do; when to call again though the socket says nothing.
 
         None: it was sent home, and has left.
 
         Args:
-            readable: whether its link's socket is.
+            looked_s: when its link's socket was looked at, monotonic seconds.
+            readable: whether it is.
 
         Raises:
             UnavailableError: the broker refuses it for good.
         """
         now = time.monotonic()
-        self.link.turn(now, readable=readable)
+        self.link.turn(looked_s, readable=readable)
         while True:
             while (event := self._endpoint.poll(0.0)) is not None:
                 self._handle(event)

@@ -105,7 +105,7 @@ class LightFleet:
         device = self._devices[number]
         if device.finished:
             return
-        due = device.turn(readable=readable)
+        due = device.turn(self._watch.looked_s, readable=readable)
         if due is None:
             self._watch.forget(number)
             self._left += 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -47,15 +48,20 @@ def backward_table() -> dict[Any, Callable[..., Any]]:
     }
 
 
-def forward_table() -> dict[Any, Callable[..., Any]]:
-    """Applied to the flat graph: PyTorch's core decompositions and what they leave over."""
+@functools.cache
+def forward_table() -> Table:
+    """Applied to the flat graph: PyTorch's core decompositions and what they leave over.
+
+    Made once in a process: PyTorch asks its dispatcher for every operator that it knows, which
+    takes longer than a small program does.
+    """
     table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
     table.update(get_decompositions(_EXTRA))
     table.update(_OWN)
     table.update(decompose_numbers.TABLE)
     table.update(decompose_layers.TABLE)
     del table[_aten.squeeze.dim]
-    return table
+    return MappingProxyType(table)
 
 
 def _native_batch_norm(  # noqa: PLR0913, PLR0917 - the operator's signature

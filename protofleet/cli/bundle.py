@@ -1,4 +1,4 @@
-"""``protofleet bundle``: look into, verify and trust signed bundles."""
+"""``protofleet bundle``: look into, verify and trust signed bundles, and roll them out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from protofleet.cli._rollout import COMMANDS
 from protofleet.cli._width import rows as in_rows
 from protofleet.cli.quantise import quantise
 
@@ -20,13 +21,15 @@ _PATH = click.Path(path_type=Path)
 
 @click.group()
 def bundle() -> None:
-    """Look into, verify, trust and quantise signed bundles.
+    """Look into, verify, trust, quantise and roll out signed bundles.
 
     docs/bundle.md has the format and its rules.
     """
 
 
 bundle.add_command(quantise)
+for _name, _command in COMMANDS.items():
+    bundle.add_command(_command, _name)
 
 
 @bundle.command()

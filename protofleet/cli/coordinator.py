@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
-    from protofleet.coordinator.run import Succession
-    from protofleet.coordinator.service import Service
+    from protofleet.coordinator.run import Serving, Succession
     from protofleet.coordinator.status import Status
     from protofleet.federation.settings import FederationConfig
 
@@ -98,7 +97,7 @@ def run(
 
 def _opener(
     config: FederationConfig, sink: Sink, succession: Succession, cell: int | None
-) -> Callable[[], AbstractContextManager[Service]]:
+) -> Callable[[], AbstractContextManager[Serving]]:
     from protofleet.coordinator.run import open_service
 
     to_root = partial(root_access, config, cell)

@@ -27,7 +27,13 @@ def test_a_small_load_is_measured_and_every_update_counted_once(tmp_path):
     assert (row["devices"], row["update_bytes"], row["rounds"]) == (30, 70_000, 1)
     assert row["bytes_up"] > 2 * 30 * 70_000
     assert row["bytes_down"] > 2 * 30 * 70_000
-    for name in ("seconds_per_round", "bound_seconds", "coordinator_peak_mb", "broker_peak_mb"):
+    for name in (
+        "seconds_per_round",
+        "bound_seconds",
+        "bound_cpu_seconds",
+        "coordinator_peak_mb",
+        "broker_peak_mb",
+    ):
         assert row[name] > 0, name
     assert "30 devices x 70,000 bytes" in done.output
 
@@ -54,5 +60,7 @@ def test_the_devices_differ_little_enough_for_nothing_to_be_clipped():
 
 
 def test_the_plain_loop_reads_every_file(tmp_path):
-    assert plain_loop(tmp_path / "files", 3, 4096) > 0
+    seconds, cpu_seconds = plain_loop(tmp_path / "files", 3, 4096)
+    assert seconds > 0
+    assert cpu_seconds > 0
     assert len(list((tmp_path / "files").iterdir())) == 3

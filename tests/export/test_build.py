@@ -203,7 +203,7 @@ def test_registered_models_pass_parity(name: str, tmp_path: Path) -> None:
     assert max(record.worst_error for record in report.parity) < 1e-5
 
 
-@pytest.mark.slow(seconds=60)
+@pytest.mark.full_size
 @pytest.mark.timeout(900)
 def test_full_size_hart_with_alp(tmp_path: Path) -> None:
     """The paper's model: 1 890 590 trained values, a training program below 2 MB."""

@@ -353,7 +353,7 @@ _COMMON = tuple(name for name in _CLASSIFIERS if name not in _OF_SOME)
 _CNN = {"size": 16, "filters": [4, 6]}
 _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]] = {
     "mlp": ({"hidden": [8, 6]}, (64,), 10, _COMMON),
-    "cnn": ({**_CNN, "hidden": 8}, (1, 16, 16), 10, _COMMON),
+    "cnn": ({**_CNN, "hidden": 8}, (1, 16, 16), 10, ("cdfl", "fedphp")),
     "cnn_prototypes": (_CNN, (1, 16, 16), 10, ("cross_entropy", "prototype_distance")),
     "autoencoder": (
         {"steps": 15, "channels": 2, "filters": [4, 6], "latent": 5},
@@ -361,7 +361,7 @@ _MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...], int, tuple[str, ...]]]
         6,
         ("cross_entropy", "reconstruction", "head_cross_entropy"),
     ),
-    "hart": ({"width": 32, "kernels": [3], "head_width": 16}, (128, 6), 6, ("moon", "cdfl")),
+    "hart": ({"width": 32, "kernels": [3], "head_width": 16}, (128, 6), 6, ("cdfl",)),
 }
 
 

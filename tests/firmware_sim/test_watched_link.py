@@ -30,7 +30,7 @@ class _Fleet:
         while not all(map(condition, self.seen)):
             assert time.monotonic() < deadline, self.seen
             for number, readable in self.watch.wait(0.1):
-                self.links[number].turn(time.monotonic(), readable=readable)
+                self.links[number].turn(self.watch.looked_s, readable=readable)
                 self._take(number)
 
     def _take(self, number):

@@ -42,6 +42,8 @@ from protofleet.wire.identity import (
 from protofleet.wire.messages import (
     Announcement,
     AnyMessage,
+    BundleOffer,
+    BundleProgress,
     Heartbeat,
     Need,
     Presence,
@@ -94,6 +96,8 @@ _ANNOUNCEMENT = Announcement(
     strategy="fedavg",
     bundle="cd" * 32,
     layout_hash="ef" * 32,
+    bundles=("ab" * 32,),
+    withdrawal="A" * 100,
 )
 _PRESENCE = Presence(
     device_id="pi-7",
@@ -103,6 +107,9 @@ _PRESENCE = Presence(
     class_counts=(100, 20),
     strategies=("fedavg", "fedali"),
     chunk_bytes=3900,
+    sequence=4,
+    takes_bundles=True,
+    progress=BundleProgress(bundle="ab" * 32, state="failed", rule="rehearsal", reason="loss"),
 )
 _HEARTBEAT = Heartbeat(
     device_id="pi-7",
@@ -119,6 +126,7 @@ _RECORDS = (
     _PRESENCE,
     _HEARTBEAT,
     Task(task="train", round_id=3, federation="lab", settings={"lr": 0.1}, payload=_OFFER),
+    BundleOffer(federation="lab", bundle="ab" * 32, sequence=5, payload=_OFFER),
     Need(transfer_id=_OFFER.transfer_id, missing=((0, 1), (4, 7)), credit=4),
     Receipt(transfer_id=_OFFER.transfer_id, status="reject", reason="late", rule="codec"),
 )

@@ -25,6 +25,7 @@ from protofleet.wire.endpoint import Event
 from protofleet.wire.link import Connected, Disconnected, Traffic
 from protofleet.wire.messages import (
     Announcement,
+    BundleOffer,
     Heartbeat,
     Presence,
     Receipt,
@@ -213,6 +214,7 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         published: announcements that went out.
         finished: devices that were told to finish.
         serials: of the grants that devices are here with.
+        bundles: device and digest of each bundle that was offered, in order.
         in_bursts: steps come at once; else longer after each other than updates wait for others.
     """
 
@@ -222,6 +224,7 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         self.published: list[Announcement] = []
         self.finished: list[str] = []
         self.serials: dict[str, int] = {}
+        self.bundles: list[tuple[str, str]] = []
 
     def poll(self, timeout_s: float | None = None) -> Event | None:
         if timeout_s is not None and timeout_s <= GATHER_S and not self.in_bursts:
@@ -271,6 +274,19 @@ class FakeCoordinatorEndpoint(_FakeEndpoint):
         self.sent.append(SentBlob(device_id, offer, _content(source), task))
         return offer
 
+    def send_bundle(
+        self, device_id: str, offer: BundleOffer, source: Path, *, most_chunk_bytes: int = 0
+    ) -> TransferOffer:
+        payload = describe(
+            source,
+            kind="bundle",
+            device_id=device_id,
+            round_id=0,
+            chunk_bytes=most_chunk_bytes or MAX_DATA_BYTES,
+        )
+        self.bundles.append((device_id, offer.bundle))
+        return payload
+
 
 class FakeDeviceEndpoint(_FakeEndpoint):
     """A device's end.
@@ -307,6 +323,15 @@ class FakeDeviceEndpoint(_FakeEndpoint):
         self._take(offer)
 
     def reject(self, transfer_id: str, rule: str, reason: str) -> None:
+        self._refuse(transfer_id, rule, reason)
+
+    def expect_bundle(self, offer: TransferOffer) -> None:
+        self._take(offer)
+
+    def remember_bundle(self, transfer_id: str) -> None:
+        self.remember(transfer_id)
+
+    def reject_bundle(self, transfer_id: str, rule: str, reason: str) -> None:
         self._refuse(transfer_id, rule, reason)
 
     def send_update(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -41,6 +42,8 @@ def tiny_bundle(
     classes: int = 3,
     strategy: str = "fedavg",
     settings: Mapping[str, Any] = SETTINGS,
+    sequence: int = 0,
+    train: bytes | None = None,
 ) -> Path:
     """Write a bundle with programs ``infer``, ``features`` and ``train_cross_entropy``.
 
@@ -51,6 +54,8 @@ def tiny_bundle(
         classes: C; the programs of this D and C are among the committed ones.
         strategy: name in the manifest.
         settings: the strategy's defaults in the manifest.
+        sequence: of the bundle.
+        train: another training program than the committed one.
 
     Returns:
         ``path``.
@@ -58,8 +63,12 @@ def tiny_bundle(
     programs = PROGRAMS / f"{features}x{classes}"
     names = ("infer.onnx", "features.onnx", "train.onnx")
     files = {f"programs/{name}": (programs / name).read_bytes() for name in names}
+    if train is not None:
+        files["programs/train.onnx"] = train
     files["params.safetensors"] = encode(initial_params(features, classes), {})
-    write_bundle(path, _manifest(features, classes, strategy, settings), files, key)
+    manifest = _manifest(features, classes, strategy, settings)
+    manifest = msgspec.structs.replace(manifest, sequence=sequence)
+    write_bundle(path, manifest, files, key)
     trust_in_tests(key)
     return path
 

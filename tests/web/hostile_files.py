@@ -7,6 +7,7 @@ of this package, each with the rule that refused it. ``cases.json`` lists them.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import shutil
@@ -52,6 +53,7 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._names = itertools.count()
         self.cases: list[dict[str, Any]] = []
         self._inside = False
 
@@ -113,7 +115,7 @@ class Recorder:
         return _Flag(self)
 
     def _file(self, data: bytes) -> str:
-        name = f"{len(list(self._folder.iterdir()))}.bin"
+        name = f"{next(self._names)}.bin"
         (self._folder / name).write_bytes(data)
         return name
 

@@ -37,8 +37,8 @@ class Node:
         return done.stdout
 
     def test(self, file: Path) -> None:
-        """Run a file of tests; skips where one of them was."""
-        told = self.run("node", "--import", "tsx", "--test", "--test-reporter=tap", str(file))
+        """Run a file of tests, in one process; skips where one of them was."""
+        told = self.run("node", "--import", "tsx", "--test-reporter=tap", str(file))
         lacks = "; ".join(sorted(set(_SKIPPED.findall(told))))
         assert lacks or _PASSED.search(told), f"{file}: has no tests"
         if lacks:

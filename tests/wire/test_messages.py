@@ -12,6 +12,8 @@ from protofleet.wire import messages
 from protofleet.wire.messages import (
     Announcement,
     AnyMessage,
+    BundleOffer,
+    BundleProgress,
     Heartbeat,
     Need,
     Presence,
@@ -43,6 +45,9 @@ MESSAGES = {
         strategies=("fedavg", "fedali"),
         chunk_bytes=3900,
         held=("charging", "quiet-hours"),
+        sequence=4,
+        takes_bundles=True,
+        progress=BundleProgress(bundle="ab" * 32, state="tested"),
     ),
     "announcement": Announcement(
         federation="lab",
@@ -55,6 +60,7 @@ MESSAGES = {
         layout_hash="ef" * 32,
         roll_call=2,
         spread_s=75.0,
+        bundles=("ab" * 32,),
     ),
     "manifest": _OFFER,
     "task": Task(
@@ -67,6 +73,20 @@ MESSAGES = {
         deadline_s=600.0,
         payload=_OFFER,
         work=0.5,
+    ),
+    "bundle": BundleOffer(
+        federation="lab",
+        bundle="ab" * 32,
+        sequence=5,
+        payload=TransferOffer(
+            transfer_id="000102030405060708090a0b0c0d0e0f",
+            kind="bundle",
+            round_id=0,
+            total_bytes=100_000,
+            sha256="12" * 32,
+            chunk_bytes=64_976,
+        ),
+        epoch=7,
     ),
     "need": Need(transfer_id=_OFFER.transfer_id, missing=((0, 1), (4, 7)), credit=4),
     "receipt": Receipt(transfer_id=_OFFER.transfer_id, status="reject", reason="late"),

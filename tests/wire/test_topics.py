@@ -26,6 +26,7 @@ GOLDEN = {
     Channel.DOWN_ANSWER: "fl/v2/lab/dn/pi-7/a",
     Channel.DOWN_CHUNK: "fl/v2/lab/dn/pi-7/c",
     Channel.DOWN_TASK: "fl/v2/lab/dn/pi-7/t",
+    Channel.DOWN_BUNDLE: "fl/v2/lab/dn/pi-7/b",
 }
 
 

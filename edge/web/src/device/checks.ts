@@ -86,7 +86,7 @@ export function checkBinding(binding: Binding, announcement: Announcement): void
     ["layout", "layout_hash", binding.layoutHash, announcement.layout_hash],
   ] as const;
   for (const [rule, name, ours, theirs] of rules) {
-    if (ours !== theirs) {
+    if (ours !== theirs && !(rule === "bundle" && announcement.bundles.includes(ours))) {
       throw new RefusedError(
         rule,
         `federation '${announcement.federation.slice(0, 64)}': its ${name} is '${theirs.slice(0, 16)}', this ` +

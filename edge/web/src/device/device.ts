@@ -369,13 +369,14 @@ export class PhoneDevice {
 
   // --- rounds
 
-  async #takePart(enrolment: Enrolment, { learner }: Opened): Promise<void> {
+  async #takePart(enrolment: Enrolment, { bundle, learner }: Opened): Promise<void> {
     const { binding } = this.#store.journal;
     if (binding === null) throw new ProvisionError(STORE.noBundle);
     const who: Identity = {
       deviceId: enrolment.deviceId,
       bootId: bootId(),
       binding,
+      sequence: bundle.manifest.sequence,
       strategies: [...STRATEGIES.keys()],
       chunkBytes: enrolment.broker === this.#place.broker ? 0 : LISTENER_CHUNK_BYTES,
     };

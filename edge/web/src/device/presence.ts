@@ -24,6 +24,8 @@ export interface Identity {
   /** Drawn anew by every process. */
   readonly bootId: string;
   readonly binding: Binding;
+  /** Of the bundle. */
+  readonly sequence: number;
   /** Names of the strategies that this client has. */
   readonly strategies: readonly string[];
   /** Largest chunk data that it takes; 0: no limit of its own. */
@@ -48,6 +50,7 @@ export function presenceOf(
     strategies: [...who.strategies],
     chunk_bytes: who.chunkBytes,
     held: [...held],
+    sequence: who.sequence,
   });
 }
 

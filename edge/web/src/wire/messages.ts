@@ -41,6 +41,14 @@ const COORDINATOR_HANDSHAKE = group({
   certificate: TEXT, nonce: TEXT, share: TEXT, sequence: WHOLE, rotations: optional(list(TEXT), []),
 });
 
+/** How far a device is with a bundle that it was offered over the wire; a browser takes none so. */
+const BUNDLE_PROGRESS = group({
+  bundle: WORD,
+  state: oneOf("fetched", "verified", "tested", "failed"),
+  rule: optional(WORD, ""),
+  reason: optional(text(500), ""),
+});
+
 const PRESENCE = schema("presence", {
   device_id: WORD,
   boot_id: WORD,
@@ -53,6 +61,9 @@ const PRESENCE = schema("presence", {
   strategies: optional(list(WORD), []),
   chunk_bytes: optional(COUNT, 0),
   held: optional(list(CONDITION), []),
+  sequence: optional(COUNT, 0),
+  takes_bundles: optional(BOOLEAN, false),
+  progress: optional(nullable(BUNDLE_PROGRESS), null),
   handshake: optional(nullable(DEVICE_HANDSHAKE), null),
 });
 
@@ -70,13 +81,15 @@ const ANNOUNCEMENT = schema("announcement", {
   spread_s: optional(NUMBER_FROM_0, 0),
   hold: optional(WORD, ""),
   epoch: optional(EPOCH, 0),
+  bundles: optional(list(WORD), []),
+  withdrawal: optional(text(4096), ""),
   staleness: optional(STALENESS, 0),
   handshake: optional(nullable(COORDINATOR_HANDSHAKE), null),
 });
 
 const TRANSFER_OFFER = schema("manifest", {
   transfer_id: TRANSFER_ID,
-  kind: oneOf("payload", "update"),
+  kind: oneOf("payload", "update", "bundle"),
   round_id: WHOLE,
   total_bytes: WHOLE,
   sha256: WORD,
@@ -145,10 +158,14 @@ type Schemas = typeof SCHEMAS;
  * Device → all, retained (`st/<dev>`); the last will is the same with `offline`. `class_counts`:
  * training samples of each class, only where the strategy asks for them. `strategies`: what the
  * device can do; empty: all. `chunk_bytes`: the largest chunk data that it takes; 0: no limit. `held`:
- * the owner's conditions that are not met now; a device with any is not to be invited.
+ * the owner's conditions that are not met now; a device with any is not to be invited. `takes_bundles`:
+ * whether it takes another bundle over the wire; a browser gets its own from the hub.
  */
 export interface Presence extends RecordOf<typeof PRESENCE> {}
-/** Coordinator → all, retained (`all/ctl`): where the federation stands. */
+/**
+ * Coordinator → all, retained (`all/ctl`): where the federation stands. `bundles`: further ones whose
+ * devices take part.
+ */
 export interface Announcement extends RecordOf<typeof ANNOUNCEMENT> {}
 /** Announces a blob that a transfer will carry; `base`: SHA-256 of what a codec refers to. */
 export interface TransferOffer extends RecordOf<typeof TRANSFER_OFFER> {}

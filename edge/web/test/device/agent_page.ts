@@ -181,7 +181,7 @@ class Bench {
   readonly ended: Promise<Ending>;
 
   private constructor(readonly store: Store) {
-    const who = { deviceId: "d", bootId: "1", binding: BINDING, strategies: ["fedavg"], chunkBytes: 0 };
+    const who = { deviceId: "d", bootId: "1", binding: BINDING, sequence: 0, strategies: ["fedavg"], chunkBytes: 0 };
     this.agent = new Agent(this.end, store, this.learner, who, { changed: () => {}, log: () => {} });
     this.ended = this.agent.run();
     this.bring({ kind: "connected", protocol: "5" });
@@ -437,6 +437,14 @@ const CASES: Readonly<Record<string, Case>> = {
     equal(counts(), []);
     bench.tell(announcement({ strategy: "fedproto" }));
     await bench.until(() => JSON.stringify(counts()) === "[2,3]");
+  },
+
+  "another bundle that takes its place by and by ends nothing as long as its own may stay": async (bench) => {
+    bench.tell(announcement({ bundle: "c", bundles: [BINDING.bundle], strategy: "fedproto" }));
+    await bench.until(() => bench.end.published.length > 0);
+    bench.tell(announcement({ bundle: "c" }));
+    const ending = await bench.ended;
+    equal(ending !== "stopped" && ending.bundle, "c");
   },
 
   "another bundle ends the run, and another federation does not": async (bench) => {

@@ -28,6 +28,9 @@ const MESSAGES: Readonly<Record<string, Message>> = {
     strategies: ["fedavg", "fedali"],
     chunk_bytes: 3900,
     held: ["charging", "quiet-hours"],
+    sequence: 4,
+    takes_bundles: true,
+    progress: { bundle: "ab".repeat(32), state: "tested", rule: "", reason: "" },
   }),
   announcement: message("announcement", {
     federation: "lab",
@@ -40,6 +43,7 @@ const MESSAGES: Readonly<Record<string, Message>> = {
     layout_hash: "ef".repeat(32),
     roll_call: 2,
     spread_s: 75,
+    bundles: ["ab".repeat(32)],
   }),
   manifest: OFFER,
   task: message("task", {

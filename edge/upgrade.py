@@ -1,0 +1,381 @@
+"""Another bundle over the wire, while a run goes on: fetched and rehearsed beside its rounds.
+
+::
+
+    offered ──► fetched ──► verified ──► tested ──► active (between two rounds) ──► settled
+                   │            │                      │
+                   └────────────┴──► failed            └── taken back: the bundle before
+
+Nothing of it counts before one commit of the store's journal: until then the device is as it was,
+and a kill leaves either bundle whole. The bundle before stays with its state beside the new one.
+As long as the federation does not run the new bundle itself, its announcement alone takes the
+device back; from then on (*settled*) only a statement of the bundle's signer does, for what is
+older may have what the newer has repaired.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from protofleet.bundle import Bundle, keys
+from protofleet.bundle.manifest import Manifest
+from protofleet.durable import move_whole
+from protofleet.edge.journal import Binding, Candidate, Fallback, bundle_path
+from protofleet.edge.move import check_inputs
+from protofleet.edge.store import Store
+from protofleet.errors import ProtofleetError, ProvisionError, RefusedError
+from protofleet.federation.compatibility import check_compatible
+from protofleet.wire.device_endpoint import MOST_BUNDLE_BYTES, DeviceEndpoint
+from protofleet.wire.identity import BundleWithdrawal, read_statement
+from protofleet.wire.messages import Announcement, BundleOffer, BundleProgress, TransferOffer
+from protofleet.wire.transfer import Received
+
+_log = logging.getLogger(__name__)
+
+_DIGEST = re.compile("[0-9a-f]{64}")
+_ATTEMPTS = 2
+"""Processes that may end in the middle of checking one bundle: the second time it is its fault."""
+_SPARE_BYTES = 64 * 1024 * 1024
+"""Left free on the disk beside the bundle: rounds go on."""
+_REPLACED = 16
+
+Rehearse = Callable[[Bundle, Path], None]
+"""Raises ProtofleetError unless a verified bundle, in this file, runs and trains here."""
+
+
+class Upgrades:
+    """What one device does about other bundles of its federation.
+
+    Args:
+        endpoint: of the device.
+        store: bound to the present bundle.
+        manifest: of the present bundle.
+        rehearse: of the device; None: it takes no bundles over the wire.
+        trusted: raw public keys whose bundles are accepted; empty: the user's trust store.
+    """
+
+    def __init__(
+        self,
+        endpoint: DeviceEndpoint,
+        store: Store,
+        manifest: Manifest,
+        *,
+        rehearse: Rehearse | None = None,
+        trusted: Collection[bytes] = (),
+    ) -> None:
+        self._endpoint, self._store, self._manifest = endpoint, store, manifest
+        self._rehearse, self._trusted = rehearse, trusted
+        self._announced: Announcement | None = None
+        self._offer: BundleOffer | None = None
+        self._outcomes: deque[Candidate] = deque()
+        self._checking: threading.Thread | None = None
+        self._told: BundleProgress | None = None
+        known = store.journal.candidate
+        if known is not None and known.state == "failed":
+            store.commit(candidate=None)  # a new process may be of another opinion
+
+    @property
+    def progress(self) -> BundleProgress | None:
+        """With the bundle that was offered last, for the presence; None: there is none."""
+        one = self._store.journal.candidate
+        if one is None:
+            return None
+        return BundleProgress(
+            bundle=one.bundle, state=one.state, rule=one.rule[:64], reason=one.reason[:500]
+        )
+
+    def offered(self, offer: BundleOffer) -> None:
+        """Fetch an offered bundle; call it for every offer, repeated ones too.
+
+        Raises:
+            RefusedError: rule ``announcement``, ``kind``, ``bundle``, ``sequence`` or ``disk``;
+                nothing has changed.
+        """
+        payload = self._checked(offer)
+        known = self._store.journal.candidate
+        if known is not None and known.bundle == offer.bundle and known.state != "failed":
+            self._endpoint.remember_bundle(payload.transfer_id)
+        elif known is not None and known.bundle != offer.bundle:
+            self._store.commit(candidate=None)
+        self._offer = offer
+        self._endpoint.expect_bundle(payload)
+
+    def _checked(self, offer: BundleOffer) -> TransferOffer:
+        """The offer's transfer, if the offer may be taken up."""
+        payload, journal = offer.payload, self._store.journal
+        if self._announced is None or journal.binding is None:
+            raise RefusedError("announcement", "bundle: expected an announcement that fits first")
+        if payload is None or (payload.kind, payload.round_id) != ("bundle", 0):
+            raise RefusedError("kind", "bundle: expected a transfer of kind 'bundle' and round 0")
+        held = (journal.former, journal.fallback)
+        ours = {journal.binding.bundle, *(one.binding.bundle for one in held if one)}
+        rules = (
+            ("bundle", self._rehearse is not None, "none: this device keeps no bundles", "one"),
+            ("bundle", _DIGEST.fullmatch(offer.bundle), "64 hex digits", offer.bundle[:64]),
+            ("has-bundle", offer.bundle not in ours, "another one than it has", offer.bundle[:16]),
+            (
+                "sequence",
+                offer.sequence >= journal.sequence or self._is_restored(offer.bundle),
+                f"sequence {journal.sequence} or later, or its signer's word",
+                offer.sequence,
+            ),
+        )
+        for rule, holds, expected, got in rules:
+            if not holds:
+                raise RefusedError(rule, f"bundle: expected {expected}, got {got}")
+        self._check_disk(payload.total_bytes)
+        return payload
+
+    def _check_disk(self, size: int) -> None:
+        free = shutil.disk_usage(self._store.folder).free
+        if size <= MOST_BUNDLE_BYTES and free < size + _SPARE_BYTES:
+            raise RefusedError(
+                "disk",
+                f"bundle: expected {size + _SPARE_BYTES} bytes free on the disk of device store "
+                f"'{self._store.folder}', got {free}",
+            )
+
+    def received(self, event: Received) -> None:
+        """A bundle is complete: keep it, unless another was offered meanwhile."""
+        offer, transfer_id = self._offer, event.offer.transfer_id
+        if offer is None or offer.payload is None or offer.payload.transfer_id != transfer_id:
+            self._endpoint.cancel(transfer_id)
+            return
+        try:
+            move_whole(event.path, bundle_path(self._store.folder, offer.bundle))
+        except OSError as error:
+            self._endpoint.reject_bundle(transfer_id, "disk", f"bundle: {error}")
+            return
+        self._store.commit(candidate=Candidate(bundle=offer.bundle, transfer_id=transfer_id))
+        self._endpoint.accept(transfer_id)
+
+    def advance(self, *, idle: bool) -> bool:
+        """Go on with the bundle that was fetched; whether there is news for the presence.
+
+        Args:
+            idle: whether no round is in progress and nothing holds the device: it may rehearse.
+        """
+        while self._outcomes:
+            candidate = self._outcomes.popleft()
+            if candidate.state in ("tested", "failed"):
+                self._checking = None
+            present = self._store.journal.candidate
+            if present is None or present.transfer_id != candidate.transfer_id:
+                continue  # another one was offered since
+            self._store.commit(candidate=candidate)
+            if candidate.state == "failed":
+                _log.warning("bundle %s failed: %s", candidate.bundle[:16], candidate.reason)
+                refusal = (candidate.transfer_id, candidate.rule, candidate.reason)
+                self._endpoint.reject_bundle(*refusal)
+        known = self._store.journal.candidate
+        waits = known is not None and known.state in ("fetched", "verified")
+        if idle and waits and known is not None and self._checking is None:
+            self._begin(known)
+        before, self._told = self._told, self.progress
+        return self._told != before
+
+    def _begin(self, candidate: Candidate) -> None:
+        """Check it in a thread of its own; what a process dies of is not tried for ever."""
+        begun = msgspec.structs.replace(candidate, attempts=candidate.attempts + 1)
+        if candidate.attempts >= _ATTEMPTS:
+            reason = f"the process has ended {_ATTEMPTS} times while it was checked"
+            self._outcomes.append(_failed(begun, "rehearsal", reason))
+            return
+        self._store.commit(candidate=begun)
+        path = bundle_path(self._store.folder, begun.bundle)
+        thread = threading.Thread(
+            target=self._check, args=(begun, path), name="rehearsal", daemon=True
+        )
+        self._checking = thread
+        thread.start()
+
+    def _check(self, candidate: Candidate, path: Path) -> None:
+        """Verify and rehearse, in its thread."""
+        try:
+            bundle = self._verified(candidate, path)
+            candidate = msgspec.structs.replace(
+                candidate,
+                state="verified",
+                sequence=bundle.manifest.sequence,
+                layout_hash=bundle.manifest.layout_hash,
+            )
+            self._tell(candidate)
+            if self._rehearse is not None:
+                self._rehearse(bundle, path)
+            self._tell(msgspec.structs.replace(candidate, state="tested"))
+        except RefusedError as error:
+            self._tell(_failed(candidate, error.rule, str(error)))
+        except ProtofleetError as error:
+            self._tell(_failed(candidate, "rehearsal", str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever a bundle leads to, the device stays
+            _log.debug("rehearsal failed", exc_info=True)
+            self._tell(_failed(candidate, "rehearsal", f"{type(error).__name__}: {error}"))
+
+    def _tell(self, candidate: Candidate) -> None:
+        self._outcomes.append(candidate)
+        self._endpoint.wake()
+
+    def _verified(self, candidate: Candidate, path: Path) -> Bundle:
+        bundle = Bundle.open(path, trusted=self._trusted)
+        if bundle.digest != candidate.bundle:
+            raise RefusedError(
+                "bundle",
+                f"bundle: expected {candidate.bundle[:16]}, as offered, got {bundle.digest[:16]}",
+            )
+        if not self._is_restored(bundle.digest):
+            try:
+                self._store.check_sequence(bundle.manifest)
+            except ProvisionError as error:
+                raise RefusedError("sequence", str(error)) from error
+        check_compatible(self._manifest, bundle.manifest)
+        check_inputs(self._manifest.preprocessing, bundle.manifest.preprocessing)
+        return bundle
+
+    def announced(self, announcement: Announcement) -> None:
+        """Take an announcement that names the present bundle, and passes every other rule."""
+        self._announced = announcement
+        journal = self._store.journal
+        fallback, binding = journal.fallback, journal.binding
+        runs_ours = binding is not None and announcement.bundle == binding.bundle
+        if runs_ours and fallback is not None and not fallback.settled:
+            sequence = max(journal.sequence, self._manifest.sequence)
+            settled = msgspec.structs.replace(fallback, settled=True)
+            self._store.commit(sequence=sequence, fallback=settled)
+
+    def is_taken_back(self, announcement: Announcement) -> bool:
+        """Whether an announcement that does not name the present bundle takes the device back.
+
+        Raises:
+            RefusedError: rule ``withdrawal``: it would, but for the statement that it lacks.
+        """
+        journal = self._store.journal
+        fallback = journal.fallback
+        if fallback is None or announcement.bundle != fallback.binding.bundle:
+            if announcement.withdrawal:
+                self._check_withdrawal(announcement, announcement.bundle)
+                self._announced = announcement  # what it restores may be offered
+            return False
+        if fallback.settled:
+            self._check_withdrawal(announcement, fallback.binding.bundle)
+        return True
+
+    def go_back(self) -> dict[str, Any]:
+        """Belong to the bundle before again, as it was; figures for the report."""
+        journal = self._store.journal
+        fallback, left = journal.fallback, journal.binding
+        if fallback is None or left is None:
+            return {}
+        restored = fallback.binding.bundle
+        self._store.commit(
+            binding=fallback.binding,
+            strategy=fallback.strategy,
+            settings=fallback.settings,
+            state=fallback.state,
+            sequence=fallback.sequence,
+            received=None,
+            pending=None,
+            delivered=None,
+            payloads=(),
+            candidate=None,
+            fallback=None,
+            replaced=_replaced(journal.replaced, left.bundle, restored),
+        )
+        return {"bundle": restored, "former": left.bundle, "taken_back": True}
+
+    @property
+    def due(self) -> bool:
+        """Whether the device is to switch as soon as no round is in progress."""
+        candidate, announced = self._store.journal.candidate, self._announced
+        if candidate is None or announced is None or candidate.state != "tested":
+            return False
+        return candidate.bundle in (announced.bundle, *announced.bundles)
+
+    def switch(self) -> dict[str, Any]:
+        """Belong to the bundle that was tested; everything else stays. Figures for the report."""
+        journal = self._store.journal
+        candidate, left = journal.candidate, journal.binding
+        if candidate is None or left is None:
+            return {}
+        restored = self._is_restored(candidate.bundle)
+        fallback = Fallback(
+            binding=left,
+            strategy=journal.strategy,
+            settings=journal.settings,
+            state=journal.state,
+            sequence=journal.sequence,
+        )
+        self._store.commit(
+            binding=Binding(
+                federation=left.federation,
+                bundle=candidate.bundle,
+                layout_hash=candidate.layout_hash,
+            ),
+            candidate=None,
+            fallback=fallback,
+            sequence=candidate.sequence if restored else journal.sequence,
+            replaced=_replaced(journal.replaced, left.bundle, candidate.bundle),
+        )
+        return {"bundle": candidate.bundle, "former": left.bundle, "taken_back": restored}
+
+    def _is_restored(self, digest: str) -> bool:
+        """Whether the signer of the present bundle says that devices go back to ``digest``."""
+        if self._announced is None or not self._announced.withdrawal:
+            return False
+        try:
+            self._check_withdrawal(self._announced, digest)
+        except RefusedError:
+            return False
+        return True
+
+    def _check_withdrawal(self, announcement: Announcement, restored: str) -> None:
+        binding, signers = self._store.journal.binding, self._trusted or keys.user_trust()
+        try:
+            said = read_statement(
+                announcement.withdrawal,
+                BundleWithdrawal,
+                signers,
+                federation=announcement.federation,
+            )
+        except RefusedError as error:
+            raise RefusedError(
+                "withdrawal",
+                f"bundle {restored[:16]} is older: expected the signer's statement that devices go "
+                f"back to it ({error})",
+            ) from error
+        ours = "" if binding is None else binding.bundle
+        if (said.withdrawn, said.restored) != (ours, restored):
+            raise RefusedError(
+                "withdrawal",
+                f"expected a statement that {ours[:16]} makes room for {restored[:16]}, got "
+                f"{said.withdrawn[:16]} for {said.restored[:16]}",
+            )
+
+
+def _replaced(before: tuple[str, ...], left: str, taken: str) -> tuple[str, ...]:
+    """Digests whose place the bundle ``taken`` has, the latest last."""
+    return (*(one for one in before if one not in (left, taken)), left)[-_REPLACED:]
+
+
+def _failed(candidate: Candidate, rule: str, reason: str) -> Candidate:
+    line = " ".join(reason.split())[:500]
+    return msgspec.structs.replace(candidate, state="failed", rule=rule[:64], reason=line)
+
+
+def bundle_in_place(store: Store, given: Bundle) -> Path | None:
+    """The store's copy of the bundle that took the place of ``given``; None: none has."""
+    journal = store.journal
+    if journal.binding is None or journal.binding.bundle == given.digest:
+        return None
+    if given.digest not in journal.replaced:
+        return None
+    path = bundle_path(store.folder, journal.binding.bundle)
+    return path if path.exists() else None

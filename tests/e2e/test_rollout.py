@@ -1,0 +1,138 @@
+"""Bundles that take each other's place while a federation runs: real devices, a real broker."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from click.testing import CliRunner
+from tiny_bundle import PROGRAMS, tiny_bundle
+
+from protofleet.bundle import Bundle
+from protofleet.cli.bundle import bundle as commands
+
+pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
+
+_SETTINGS = {"epochs": 60, "batch_size": 16, "optimiser": {"kind": "sgd", "lr": 0.05}}
+
+
+def _of(kind, **fields):
+    wanted = {"event": kind, **fields}
+    return lambda event: all(event.get(key) == value for key, value in wanted.items())
+
+
+def _say(*arguments):
+    """A command's answer, as JSON."""
+    found = CliRunner().invoke(commands, [*map(str, arguments), "--json"], catch_exceptions=False)
+    assert found.exit_code == 0, found.output
+    return json.loads(found.output)
+
+
+def _climbing():
+    """A training program whose gradients point the wrong way."""
+    model = onnx.load(PROGRAMS / "4x3" / "train.onnx")
+    for name in ("dw", "db"):
+        for node in model.graph.node:
+            node.output[:] = [f"{name}_right" if one == name else one for one in node.output]
+        model.graph.node.append(onnx.helper.make_node("Neg", [f"{name}_right"], [name]))
+    return model.SerializeToString()
+
+
+def _bundle(tmp_path, key, sequence, **programs):
+    path = tmp_path / f"tiny{sequence}.pfb"
+    tiny_bundle(path, key, settings=_SETTINGS, sequence=sequence, **programs)
+    return path, Bundle.open(path, any_signer=True).digest
+
+
+def _closed(process):
+    return [event for event in process.events if event["event"] == "round_closed"]
+
+
+def _await_rounds(process, count=2):
+    seen = len(_closed(process))
+    process.wait_for(lambda _: len(_closed(process)) >= seen + count)
+
+
+@pytest.mark.slow(seconds=40)
+def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(  # noqa: PLR0915 - one federation's long day
+    make_federation, tmp_path, key
+):
+    first, old = _bundle(tmp_path, key, 1)
+    broken, torn = _bundle(
+        tmp_path, key, 2, train=(PROGRAMS / "4x3" / "features.onnx").read_bytes()
+    )
+    sick, ill = _bundle(tmp_path, key, 3, train=_climbing())
+    sound, new = _bundle(tmp_path, key, 4)
+    run = make_federation("run", first, 3)
+    run.write(rounds=5000)
+    coordinator = run.start_coordinator()
+    devices = {name: run.start_device(name) for name in run.devices}
+    _await_rounds(coordinator, 3)
+
+    # Its programs do not run: the first device's rehearsal finds out, and nobody else fetches it.
+    told = _say("publish", run.file, broken)
+    assert (told["rollout"]["state"], told["rollout"]["target"]) == ("running", torn)
+    coordinator.wait_for(_of("bundle_rollout", bundle=torn, state="taken_back"))
+    told = _say("status", run.file)
+    assert (told["active"], told["counts"]) == (old, {"failed": 1})
+    assert told["devices"][0]["rule"] == "rehearsal"
+
+    # It runs, and makes models worse: the first device's round shows it, and the device goes back.
+    _say("publish", run.file, sick)
+    coordinator.wait_for(_of("bundle_rollout", bundle=ill, state="taken_back"))
+    told = _say("status", run.file)
+    failed = [one for one in told["devices"] if one["state"] == "failed"]
+    assert (told["active"], {one["rule"] for one in failed}) == (old, {"health"})
+    devices[failed[0]["device_id"]].wait_for(_of("switched", bundle=old, taken_back=True))
+    _await_rounds(coordinator)
+    assert _closed(coordinator)[-1]["participants"] == 3
+
+    # Sound, by hand, over kills of coordinator and device.
+    _say("publish", run.file, sound, "--by-hand")
+    coordinator.wait_for(_of("bundle_rollout", bundle=new, state="waiting"))
+    assert [one["state"] for one in _say("status", run.file)["devices"]] == ["confirmed"]
+    _await_rounds(coordinator)
+    assert _closed(coordinator)[-1]["participants"] == 3  # with either bundle
+    _say("next", run.file)
+    coordinator.wait_for(_of("bundle_rollout", bundle=new, state="waiting", stage="rest"))
+    coordinator.kill()
+    devices["device2"].kill()
+    _say("next", run.file)
+    coordinator = run.start_coordinator()
+    devices["device2"] = run.start_device("device2")
+    coordinator.wait_for(_of("bundle_switched", bundle=new, former=old))
+    coordinator.wait_for(_of("started", bundle=new, sequence=4))
+    _await_rounds(coordinator, 3)
+    assert _closed(coordinator)[-1]["participants"] == 3
+    told = _say("status", run.file)
+    assert (told["active"], told["counts"]) == (new, {"confirmed": 3})
+
+    # Taken back once it is the run's own: on its signer's word, and a restart goes on with that.
+    signing = tmp_path / "signing-key.pem"
+    _write_key(signing, key)
+    told = _say("rollback", run.file, "--key", signing)
+    assert told["active"] == old
+    coordinator.wait_for(_of("started", bundle=old))
+    for device in devices.values():
+        device.wait_for(_of("switched", bundle=old, former=new, taken_back=True))
+    _await_rounds(coordinator, 3)
+    assert _closed(coordinator)[-1]["participants"] == 3
+    coordinator.terminate()
+    for device in devices.values():
+        device.terminate()
+    numbers = [event["round_id"] for event in _closed(coordinator)]
+    assert numbers == sorted(set(numbers))  # none was lost or repeated
+
+
+def _write_key(path, key):
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    path.chmod(0o600)

@@ -1,0 +1,308 @@
+"""A bundle that comes over the wire: what a device takes, refuses, keeps; a kill at any write."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from deadly_writes import die_at_write
+from fake_endpoint import Clock, FakeDeviceEndpoint
+from tiny_bundle import PROGRAMS, tiny_bundle, tiny_data
+from trained_round import trained_round
+
+from protofleet.bundle import Bundle
+from protofleet.datasets import DeviceData
+from protofleet.edge.journal import Binding, bundle_path
+from protofleet.edge.store import Store
+from protofleet.edge.training import LocalData
+from protofleet.edge.trial import rehearse
+from protofleet.edge.upgrade import Upgrades, bundle_in_place
+from protofleet.errors import ProvisionError, RefusedError
+from protofleet.strategies.types import ClientState
+from protofleet.wire.identity import BundleWithdrawal, sign_statement
+from protofleet.wire.messages import Announcement, BundleOffer
+from protofleet.wire.transfer import Received, describe
+
+_KEY = Ed25519PrivateKey.generate()
+_TRUSTED = (_KEY.public_key().public_bytes_raw(),)
+_CLASSES = ("class0", "class1", "class2")
+
+
+def _bundle(folder, sequence, key=_KEY, **options):
+    path = tiny_bundle(folder / f"{sequence}.pfb", key, sequence=sequence, **options)
+    return Bundle.open(path, any_signer=True)
+
+
+def _path(folder, sequence):
+    return folder / f"{sequence}.pfb"
+
+
+def _announcement(bundle, *others, withdrawal=""):
+    return Announcement(
+        federation="lab",
+        boot_id="c",
+        phase="training",
+        round_id=4,
+        rounds=9,
+        strategy="fedavg",
+        bundle=bundle.digest,
+        layout_hash=bundle.manifest.layout_hash,
+        bundles=tuple(one.digest for one in others),
+        withdrawal=withdrawal,
+    )
+
+
+class _Device:
+    """A store with a round that has counted, and what it does about bundles."""
+
+    def __init__(self, folder, present, rehearsed=lambda _bundle, _path: None):
+        self.store = Store.open(folder / "store", device_id="d")
+        binding = Binding(
+            federation="lab", bundle=present.digest, layout_hash=present.manifest.layout_hash
+        )
+        if self.store.journal.binding is None:
+            self.store.keep_bundle(present)
+            self.store.bind(binding, sequence=present.manifest.sequence)
+            self.store.bind_strategy("fedavg", {})
+            state = ClientState(round_id=3, tensors={"a": np.ones(3, np.float32)})
+            self.store.commit_trained(trained_round(state, b"update"), transfer_id="t")
+            self.store.commit_delivered()
+        self.endpoint = FakeDeviceEndpoint(folder / "store" / "parts", Clock(), [], "d")
+        self.upgrades = Upgrades(
+            self.endpoint, self.store, present.manifest, rehearse=rehearsed, trusted=_TRUSTED
+        )
+        self.upgrades.announced(_announcement(present))
+
+    def offered(self, path, bundle, changes=None):
+        payload = describe(path, kind="bundle", device_id="d", round_id=0)
+        offer = BundleOffer(
+            federation="lab",
+            bundle=bundle.digest,
+            sequence=bundle.manifest.sequence,
+            payload=payload,
+        )
+        self.upgrades.offered(msgspec.structs.replace(offer, **changes or {}))
+        return payload
+
+    def fetched(self, path, bundle):
+        payload = self.offered(path, bundle)
+        part = self.store.folder / "parts" / "one.part"
+        part.write_bytes(path.read_bytes())
+        self.upgrades.received(Received("d", payload, part))
+
+    def checked(self):
+        until = time.monotonic() + 30
+        states = []
+        while not states or states[-1] not in ("tested", "failed"):
+            assert time.monotonic() < until
+            if self.upgrades.advance(idle=True):
+                states.append(self.upgrades.progress.state)
+            time.sleep(0.002)
+        return states
+
+    @property
+    def bundle(self):
+        return self.store.journal.binding.bundle
+
+
+@pytest.fixture
+def present(tmp_path):
+    return _bundle(tmp_path, 1)
+
+
+@pytest.fixture
+def device(tmp_path, present):
+    made = _Device(tmp_path, present)
+    with made.store:
+        yield made
+
+
+def test_a_bundle_is_fetched_verified_tested_and_takes_its_place_with_the_state(
+    device, present, tmp_path
+):
+    new = _bundle(tmp_path, 2)
+    device.fetched(_path(tmp_path, 2), new)
+    assert device.endpoint.receipts[-1].status == "done"
+    assert device.upgrades.progress.state == "fetched"
+    states = device.checked()
+    assert states[-1] == "tested"
+    assert not device.upgrades.due  # the federation does not say that it may
+    device.upgrades.announced(_announcement(present, new))
+    assert device.upgrades.due
+    before = device.store.journal
+    device.upgrades.switch()
+    after = device.store.journal
+    assert (after.binding.bundle, after.state, after.sequence) == (new.digest, before.state, 1)
+    assert {path.stem for path in device.store.folder.glob("*.pfb")} == {new.digest, present.digest}
+    assert bundle_in_place(device.store, present) == bundle_path(device.store.folder, new.digest)
+    assert bundle_in_place(device.store, _bundle(tmp_path, 7)) is None
+
+
+def test_until_the_federation_runs_it_an_announcement_takes_it_back_with_its_state(
+    device, present, tmp_path
+):
+    new = _bundle(tmp_path, 2)
+    device.fetched(_path(tmp_path, 2), new)
+    device.checked()
+    device.upgrades.announced(_announcement(present, new))
+    device.upgrades.switch()
+    state = ClientState(round_id=4, tensors={"a": np.zeros(3, np.float32)})
+    device.store.commit_trained(trained_round(state, b"other"), transfer_id="u")
+    device.store.commit_delivered()
+    assert device.upgrades.is_taken_back(_announcement(present))
+    device.upgrades.go_back()
+    assert device.bundle == present.digest
+    memory = device.store.load_memory()
+    assert memory.state.round_id == 3
+    np.testing.assert_array_equal(memory.state.tensors["a"], np.ones(3, np.float32))
+
+
+def test_from_then_on_only_its_signer_takes_it_back(tmp_path, present):
+    new = _bundle(tmp_path, 2)
+    device = _Device(tmp_path, present)
+    with device.store:
+        device.fetched(_path(tmp_path, 2), new)
+        device.checked()
+        device.upgrades.announced(_announcement(present, new))
+        device.upgrades.switch()
+    device = _Device(tmp_path, new)  # its next process, which the federation's announcement greets
+    with device.store:
+        assert device.store.journal.sequence == 2
+        said = BundleWithdrawal(federation="lab", withdrawn=new.digest, restored=present.digest)
+        wrong = [
+            "",
+            sign_statement(Ed25519PrivateKey.generate(), said),
+            sign_statement(_KEY, msgspec.structs.replace(said, federation="home")),
+            sign_statement(_KEY, msgspec.structs.replace(said, withdrawn=present.digest)),
+            sign_statement(_KEY, msgspec.structs.replace(said, restored="ab" * 32)),
+        ]
+        for statement in wrong:
+            with pytest.raises(RefusedError) as caught:
+                device.upgrades.is_taken_back(_announcement(present, withdrawal=statement))
+            assert caught.value.rule == "withdrawal"
+        right = _announcement(present, withdrawal=sign_statement(_KEY, said))
+        assert device.upgrades.is_taken_back(right)
+        device.upgrades.go_back()
+        assert (device.bundle, device.store.journal.sequence) == (present.digest, 1)
+
+
+def test_what_is_older_or_no_offer_is_refused(device, present, tmp_path):
+    old, new = _bundle(tmp_path, 0), _bundle(tmp_path, 2)
+    cases = [
+        ("sequence", _path(tmp_path, 0), old, {}),
+        ("has-bundle", _path(tmp_path, 1), present, {}),
+        ("bundle", _path(tmp_path, 2), new, {"bundle": "../../etc/passwd"}),
+        ("bundle", _path(tmp_path, 2), new, {"bundle": new.digest.upper()}),
+        ("kind", _path(tmp_path, 2), new, {"payload": None}),
+    ]
+    for rule, path, bundle, changes in cases:
+        with pytest.raises(RefusedError) as caught:
+            device.offered(path, bundle, changes)
+        assert caught.value.rule == rule
+    assert device.endpoint.expected == []
+    assert device.store.journal.candidate is None
+
+
+def test_what_was_not_signed_or_is_not_what_was_offered_fails_and_changes_nothing(
+    device, present, tmp_path
+):
+    new = _bundle(tmp_path, 2)
+    stranger = _bundle(tmp_path, 3, Ed25519PrivateKey.generate())
+    wide = _bundle(tmp_path, 4, features=4, classes=5)
+    torn = tmp_path / "torn.pfb"
+    torn.write_bytes(_path(tmp_path, 2).read_bytes()[:-30])
+    cases = [("untrusted", _path(tmp_path, 3), stranger), ("truncated", torn, new)]
+    cases += [("bundle", _path(tmp_path, 2), _bundle(tmp_path, 5))]
+    cases += [("layout", _path(tmp_path, 4), wide)]
+    before = device.store.journal
+    for rule, path, bundle in cases:
+        device.fetched(path, bundle)
+        assert device.checked()[-1] == "failed"
+        assert device.upgrades.progress.rule == rule
+        assert device.endpoint.receipts[-1].rule == rule
+        device.upgrades.announced(_announcement(present, bundle))
+        assert not device.upgrades.due
+        assert [path.stem for path in device.store.folder.glob("*.pfb")] == [present.digest]
+    assert msgspec.structs.replace(device.store.journal, candidate=None) == before
+
+
+def test_a_rehearsal_trains_on_the_devices_data(tmp_path):
+    (x, y), (x_test, y_test) = tiny_data(1, 40), tiny_data(2, 20)
+    own = DeviceData(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=_CLASSES)
+    done = rehearse(_bundle(tmp_path, 1), LocalData(own=own), threads=1, backend="onnx")
+    assert done.end_loss < done.start_loss
+    wrong = (PROGRAMS / "4x3" / "features.onnx").read_bytes()
+    with pytest.raises(ProvisionError, match="train"):
+        rehearse(_bundle(tmp_path, 2, train=wrong), LocalData(own=own), threads=1, backend="onnx")
+
+
+def test_what_two_processes_have_died_of_is_not_tried_again(tmp_path, present):
+    new = _bundle(tmp_path, 2)
+    device = _Device(tmp_path, present)
+    with device.store:
+        device.fetched(_path(tmp_path, 2), new)
+        started = msgspec.structs.replace(device.store.journal.candidate, attempts=2)
+        device.store.commit(candidate=started)
+        assert device.checked() == ["fetched", "failed"]
+        assert "ended 2 times" in device.upgrades.progress.reason
+
+
+def _upgraded(folder: Path, fatal: int) -> None:
+    """Fetch, check, switch and settle; SIGKILL before the ``fatal``-th write."""
+    die_at_write(fatal)
+    _go_through(folder)
+
+
+def _go_through(folder: Path) -> None:
+    old, new = (Bundle.open(folder.parent / f"{n}.pfb", any_signer=True) for n in (1, 2))
+    device = _Device(folder, old)
+    with device.store:
+        both = _announcement(old, new)
+        if device.bundle != new.digest:
+            if device.upgrades.progress is None:
+                device.fetched(folder.parent / "2.pfb", new)
+            device.checked()
+            device.upgrades.announced(both)
+            device.upgrades.switch()
+        later = Upgrades(device.endpoint, device.store, new.manifest, trusted=_TRUSTED)
+        later.announced(_announcement(new, old))
+
+
+@pytest.mark.slow(seconds=6)
+def test_killed_at_any_write_a_device_has_either_bundle_whole_and_goes_on(ram_path):
+    """A power cut in the middle: what is there can be used, and the next process ends it."""
+    fork = multiprocessing.get_context("fork")
+    old, new = _bundle(ram_path, 1), _bundle(ram_path, 2)
+    ends = []
+    for fatal in itertools.count(1):
+        folder = ram_path / f"device-{fatal}"
+        folder.mkdir()
+        with _Device(folder, old).store:
+            pass
+        process = fork.Process(target=_upgraded, args=(folder, fatal))
+        process.start()
+        process.join()
+        with Store.open(folder / "store") as store:
+            bundle = store.journal.binding.bundle
+            assert bundle in (old.digest, new.digest)
+            path = bundle_path(store.folder, bundle)
+            assert Bundle.open(path, trusted=_TRUSTED).digest == bundle
+            np.testing.assert_array_equal(
+                store.load_memory().state.tensors["a"], np.ones(3, np.float32)
+            )
+            ends.append(bundle == new.digest)
+        _go_through(folder)
+        with Store.open(folder / "store") as store:
+            assert (store.journal.binding.bundle, store.journal.sequence) == (new.digest, 2)
+            assert store.journal.fallback.settled
+        if process.exitcode == 0:
+            break
+    assert ends == sorted(ends)  # one commit decides
+    assert {True, False} == set(ends)
+    assert len(ends) > 10
