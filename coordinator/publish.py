@@ -92,7 +92,7 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
     if config.cells is not None:
         raise InputError(
             "bundle publish: expected a federation without [cells]: root and cells would change "
-            "bundles at different times; stop them, and start them with the new bundle"
+            "bundles at different times; begin another run, in another run_dir, with the new one"
         )
     rows_path = _ledger(config)
     old = plan_in_place(config)
