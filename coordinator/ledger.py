@@ -35,6 +35,7 @@ from protofleet.coordinator.rollout_rows import RolloutRows
 from protofleet.durable import lock, move_all, sync_folder, write_whole
 from protofleet.errors import InputError, ProtofleetError
 from protofleet.federation.records import (
+    CellRecord,
     PrivacyRecord,
     RoundRecord,
     Scores,
@@ -406,6 +407,10 @@ class Ledger:
                 staleness,
             ) in rows
         )
+
+    def cells(self) -> tuple[CellRecord, ...]:
+        """Of a root; here there are none."""
+        return ()
 
     def note_totals(self, device_id: str, round_id: int, totals: Totals) -> None:
         """A device's totals in a round; written with the next transition (they come again)."""

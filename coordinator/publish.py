@@ -85,9 +85,15 @@ def publish(config: FederationConfig, path: Path, settings: RolloutSettings) -> 
 
     Raises:
         InputError: no run was started, or the bundle is not later than the run's, or its devices
-            could not take part in the same rounds, or another roll-out is under way.
+            could not take part in the same rounds, or another roll-out is under way, or the run
+            has cells.
         RefusedError: the bundle breaks a rule, or its signer is not trusted.
     """
+    if config.cells is not None:
+        raise InputError(
+            "bundle publish: expected a federation without [cells]: root and cells would change "
+            "bundles at different times; begin another run, in another run_dir, with the new one"
+        )
     rows_path = _ledger(config)
     old = plan_in_place(config)
     new = make_plan(msgspec.structs.replace(config, bundle=path))

@@ -124,6 +124,7 @@ class Results:
             last=last_scores(scored, final),
             devices=tuple(self._device(name, totals.get(name, {})) for name in self._names),
             switched_off=self._switched_off,
+            cells=self._ledger.cells(),
         )
 
     @property

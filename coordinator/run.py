@@ -7,13 +7,15 @@ import secrets
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
 from protofleet.coordinator import events
+from protofleet.coordinator.cell import CellRounds, CellService
 from protofleet.coordinator.control import extended_rounds, is_served
 from protofleet.coordinator.credentials import open_credentials
 from protofleet.coordinator.enrolment import answering
@@ -23,9 +25,19 @@ from protofleet.coordinator.ledger import LOCK_S, Ledger
 from protofleet.coordinator.members import Members
 from protofleet.coordinator.publish import plan_in_place
 from protofleet.coordinator.results import Results
+from protofleet.coordinator.root import RootLedger, RootRounds, RootService, root_server
+from protofleet.coordinator.root_link import RootAccess, RootAddress, RootLink
 from protofleet.coordinator.service import Service
 from protofleet.coordinator.status import damaged
 from protofleet.errors import InputError, StorageError
+from protofleet.federation.cells import (
+    cell_config,
+    cell_name,
+    check_cells,
+    describe_cells,
+    root_config,
+)
+from protofleet.federation.plan import Plan
 from protofleet.federation.schedule import RoundPhase, RoundState
 from protofleet.federation.server import Server
 from protofleet.federation.settings import FederationConfig
@@ -33,6 +45,11 @@ from protofleet.private_files import PRIVATE_FOLDER
 from protofleet.wire.coordinator_endpoint import CoordinatorEndpoint
 from protofleet.wire.protection import CoordinatorProtection, Plain
 from protofleet.wire.transfer import Limits
+
+_LARGEST_REPORT = 1 << 44
+"""Bytes: all updates of a cell."""
+ToRoot = Callable[[], RootAccess | None]
+"""Makes what a cell reaches the root by, anew for each service; None: without keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,13 +69,13 @@ class Serving:
     """Serves a run to its end, with one service after another where its bundle changes.
 
     Args:
-        config: the federation file.
+        part: which process of the federation.
         sink: told what happens.
         succession: after another coordinator.
     """
 
-    def __init__(self, config: FederationConfig, sink: Sink, succession: Succession) -> None:
-        self._config, self._sink, self._succession = config, sink, succession
+    def __init__(self, part: _Part, sink: Sink, succession: Succession) -> None:
+        self._part, self._sink, self._succession = part, sink, succession
         self._stack, self._ended = ExitStack(), threading.Event()
         self._service = self._opened()
 
@@ -83,12 +100,17 @@ class Serving:
         self._stack.close()
 
     def _opened(self) -> Service:
-        return self._stack.enter_context(_open(self._config, self._sink, self._succession))
+        return self._stack.enter_context(_open(self._part, self._sink, self._succession))
 
 
 @contextmanager
 def open_service(
-    config: FederationConfig, sink: Sink, succession: Succession | None = None
+    config: FederationConfig,
+    sink: Sink,
+    succession: Succession | None = None,
+    *,
+    cell: int | None = None,
+    to_root: ToRoot | None = None,
 ) -> Iterator[Serving]:
     """A coordinator, ready to ``run``; leaves a resumable folder however the block ends.
 
@@ -96,6 +118,8 @@ def open_service(
         config: the federation file.
         sink: told what happens.
         succession: after another coordinator; None: refused beside one.
+        cell: which of the file's cells; None: the root of them, or the one coordinator without.
+        to_root: how a cell of a federation with keys reaches the root.
 
     Raises:
         InputError: bundle, strategy, settings, pooled data or run folder do not fit, or a run
@@ -103,8 +127,10 @@ def open_service(
         UnavailableError: another coordinator runs in the folder.
         StorageError: the disk fails, also within the block.
     """
+    part = _part_of(config, cell, to_root)
+    config = part.config
     try:
-        with closing(Serving(config, sink, succession or Succession())) as serving:
+        with closing(Serving(part, sink, succession or Succession())) as serving:
             yield serving
     except BrokenPipeError:
         raise
@@ -118,16 +144,17 @@ def open_service(
 
 
 @contextmanager
-def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Iterator[Service]:
+def _open(part: _Part, sink: Sink, succession: Succession) -> Iterator[Service]:
+    config = part.config
     rounds = max(config.rounds, extended_rounds(config.run_dir))
     plan = plan_in_place(msgspec.structs.replace(config, rounds=rounds))
     config = plan.config
     manifest = plan.bundle.manifest
-    server = Server.of(plan)
+    server = part.server_of(plan)
     patience_s = math.inf if succession.wait else LOCK_S
     if succession.wait and is_served(config.run_dir):
         sink(events.LeaseAwaited(epoch=0, alive=True, silent_s=0.0))
-    ledger = Ledger(config.run_dir, plan.identity, patience_s=patience_s)
+    ledger = part.open_ledger(plan, patience_s)
     with ledger, ExitStack() as stack:
         _check_rounds(config, ledger.state())
         results = Results(
@@ -136,7 +163,7 @@ def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Itera
             seed=config.seed,
             task=manifest.task,
             outputs=manifest.outputs,
-            codec=config.codec.text,
+            codec=part.file.codec.text,
             switched_off=plan.sends.switched_off,
         )
         members = None
@@ -148,7 +175,8 @@ def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Itera
             credentials = open_credentials(members, ledger, plan.bundle.digest)
             protection = CoordinatorProtection(credentials)
             stack.enter_context(answering(config.keys, config.federation, config.broker))
-        endpoint = _make_endpoint(config, ledger, protection, server.expected.max_bytes)
+        largest = _LARGEST_REPORT if part.is_root else server.expected.max_bytes
+        endpoint = _make_endpoint(config, ledger, protection, largest)
         claim = Claim(
             federation=config.federation,
             boot_id=secrets.token_hex(8),
@@ -158,7 +186,7 @@ def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Itera
         )
         lease = Lease(claim, ledger.tenure(claim.boot_id), endpoint.publish_lease, sink)
         stack.enter_context(kept(lease))
-        yield Service(
+        yield part.service(endpoint, plan)(
             server,
             ledger,
             endpoint,
@@ -167,6 +195,79 @@ def _open(config: FederationConfig, sink: Sink, succession: Succession) -> Itera
             members=members,
             lease=lease,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """One process of a federation: its only coordinator, or the root or a cell of several.
+
+    Attributes:
+        file: the federation file.
+        config: this process's.
+        cell: its number, of a cell.
+        to_root: how a cell that is enrolled reaches the root.
+    """
+
+    file: FederationConfig
+    config: FederationConfig
+    cell: int | None = None
+    to_root: ToRoot | None = None
+
+    @property
+    def is_root(self) -> bool:
+        return self.file.cells is not None and self.cell is None
+
+    def server_of(self, plan: Plan) -> Server:
+        if self.file.cells is not None:
+            check_cells(self.file, plan)
+        server = Server.of(plan)
+        return root_server(server) if self.is_root else server
+
+    def open_ledger(self, plan: Plan, patience_s: float) -> Ledger:
+        folder, identity = self.config.run_dir, plan.identity
+        if self.file.cells is not None:
+            identity = {**identity, "cells": describe_cells(self.file.cells, self.cell)}
+        if not self.is_root:
+            return Ledger(folder, identity, patience_s=patience_s)
+        return RootLedger(folder, identity, strategy=plan.strategy, patience_s=patience_s)
+
+    def service(self, endpoint: CoordinatorEndpoint, plan: Plan) -> Callable[..., Service]:
+        """What makes the service of its parts."""
+        cells = self.file.cells
+        if cells is None:
+            return Service
+        if self.cell is None:
+            return partial(RootService, make_rounds=RootRounds)
+        access = None if self.to_root is None else self.to_root()
+        if self.file.keys is not None and access is None:
+            raise InputError(
+                f"cell {self.cell}: expected that it is enrolled with the root, as the federation "
+                "has keys, got no enrolment"
+            )
+        manifest = plan.bundle.manifest
+        address = RootAddress(
+            access=access or RootAccess(broker=self.config.broker),
+            federation=self.file.federation,
+            name=cell_name(self.cell),
+            bundle=plan.bundle.digest,
+            layout_hash=manifest.layout_hash,
+            agreed={
+                "strategy": plan.strategy.description.name,
+                "settings": plan.settings,
+                "seed": self.config.seed,
+            },
+        )
+        root = RootLink(address, self.config.run_dir / "orders", endpoint.wake)
+        rounds = partial(CellRounds, root=root, cell=self.cell, sums=cells.send == "sums")
+        return partial(CellService, root=root, make_rounds=rounds)
+
+
+def _part_of(config: FederationConfig, cell: int | None, to_root: ToRoot | None) -> _Part:
+    if cell is not None:
+        own = cell_config(config, cell)
+        return _Part(file=config, config=own, cell=cell, to_root=to_root)
+    own = config if config.cells is None else root_config(config)
+    return _Part(file=config, config=own)
 
 
 def _check_rounds(config: FederationConfig, found: RoundState) -> None:

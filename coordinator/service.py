@@ -495,6 +495,13 @@ class Service:
     def _finish(self) -> events.Finished:
         """Write the final global state and the final results."""
         aggregated = sum(not done.final for done in self._ledger.committed())
+        self._save_model(aggregated)
+        record = self._results.write()
+        return events.Finished(
+            rounds=aggregated, scores=record.scores, result=str(self._results.path)
+        )
+
+    def _save_model(self, aggregated: int) -> None:
         state = self._rounds.server_state
         model = self._plan.strategy.server_model(state)
         tensors = state.tensors if model is None else {**model.params, **model.buffers}
@@ -506,10 +513,6 @@ class Service:
         folder = self._ledger.folder
         write_whole(folder / "global.safetensors", blobs.encode(tensors, metadata))
         sync_folder(folder)
-        record = self._results.write()
-        return events.Finished(
-            rounds=aggregated, scores=record.scores, result=str(self._results.path)
-        )
 
     def _await_broker(self) -> None:
         until = time.monotonic() + _BROKER_S

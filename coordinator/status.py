@@ -14,6 +14,7 @@ from protofleet.coordinator.device_rows import DeviceRows
 from protofleet.coordinator.ledger import FORMAT
 from protofleet.coordinator.operation import operation_of
 from protofleet.errors import InputError
+from protofleet.federation.cells import cell_config
 from protofleet.federation.schedule import RoundPhase
 from protofleet.federation.settings import FederationConfig
 from protofleet.strategies import DESCRIPTIONS
@@ -57,6 +58,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         late: devices whose update of an earlier round's task may still come and count.
         refused: devices that presented themselves and cannot take part, sorted by id.
         held: devices that may not take part now, sorted by id; as of the coordinator's last second.
+        cells: of a root, those whose folder is on this machine, by number.
     """
 
     federation: str
@@ -76,6 +78,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     late: tuple[str, ...] = ()
     refused: tuple[Refusal, ...] = ()
     held: tuple[Hold, ...] = ()
+    cells: tuple[Status, ...] = ()
 
 
 def read_identity(run_dir: Path) -> dict[str, str]:
@@ -178,7 +181,14 @@ def read_status(config: FederationConfig) -> Status:
             Hold(device_id=device_id, conditions=tuple(msgspec.json.decode(conditions)))
             for device_id, conditions in held
         ),
+        cells=_cells(config),
     )
+
+
+def _cells(config: FederationConfig) -> tuple[Status, ...]:
+    count = 0 if config.cells is None else config.cells.count
+    configs = [cell_config(config, cell + 1) for cell in range(count)]
+    return tuple(read_status(one) for one in configs if (one.run_dir / "ledger.sqlite").is_file())
 
 
 def _operation(phase: str, wish: Wish, *, served: bool) -> str:

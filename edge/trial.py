@@ -267,7 +267,7 @@ class _Trial:
                 return
             self._step_ms.append(1e3 * (time.perf_counter() - started))
             trained = trainer.trained(loss)
-            network, moments = trained.network, trained.moments
+            network, moments = trained.network, trained.moments()
             self._done += 1
             self._progress(self._done, self._total)
             yield loss

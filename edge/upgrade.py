@@ -42,8 +42,8 @@ from protofleet.wire.transfer import Received
 _log = logging.getLogger(__name__)
 
 _DIGEST = re.compile("[0-9a-f]{64}")
-_ATTEMPTS = 2
-"""Processes that may end in the middle of checking one bundle: the second time it is its fault."""
+ATTEMPTS = 5
+"""Processes that may end in the middle of checking one bundle: so many times it is its fault."""
 _SPARE_BYTES = 64 * 1024 * 1024
 """Left free on the disk beside the bundle: rounds go on."""
 _REPLACED = 16
@@ -186,8 +186,8 @@ class Upgrades:
     def _begin(self, candidate: Candidate) -> None:
         """Check it in a thread of its own; what a process dies of is not tried for ever."""
         begun = msgspec.structs.replace(candidate, attempts=candidate.attempts + 1)
-        if candidate.attempts >= _ATTEMPTS:
-            reason = f"the process has ended {_ATTEMPTS} times while it was checked"
+        if candidate.attempts >= ATTEMPTS:
+            reason = f"the process has ended {ATTEMPTS} times while it was checked"
             self._outcomes.append(_failed(begun, "rehearsal", reason))
             return
         self._store.commit(candidate=begun)

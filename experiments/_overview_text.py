@@ -58,8 +58,9 @@ _READING = """
 - Noise: {noise} Such a method is printed **bold**, and methods that are bold together are not
   ranked apart. The best of many is flattered by its luck: a difference that matters deserves more
   seeds.
-- Settings are published ones or defaults, none tuned for these data; SCAFFOLD, which corrects plain gradient
-  steps, has no momentum but a learning rate as much higher as momentum makes the others' steps. {small}
+- Settings are published ones or defaults, none tuned for these data. SCAFFOLD corrects plain
+  gradient steps: it has no momentum, but a learning rate as much higher as momentum makes the
+  others' steps. {small}
 - Time: processor time of a device's local training in a round, without evaluation and without the
   first round. Kept: what a device stores between rounds. Memory: the peak of a device's process in
   one round, Python and runtime included.

@@ -5,25 +5,38 @@ from __future__ import annotations
 import signal
 import sys
 from multiprocessing.connection import Connection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from protofleet.experiments._worker import ClientTrainer, WorkerSpec, WorkerTask, decoded
 from protofleet.experiments.shared_memory import SharedMemory, Span
-from protofleet.federation.client import ClientMemory, RoundConfig
+from protofleet.federation.client import ClientMemory, RoundConfig, TrainedRound
 from protofleet.federation.records import ClientCosts
 from protofleet.firmware_sim.die_with_parent import die_with_parent
 from protofleet.kernels import set_threads
 from protofleet.strategies.types import ClientState
-from protofleet.tensors import Tensors, blobs
+from protofleet.tensors import blobs
 from protofleet.wire.codecs import Coding
+
+_WORTH_SHARING = 1 << 16
+"""Bytes of tensors in both state and update: below, a second copy costs less than their names."""
 
 
 class KeptSpans(NamedTuple):
-    """Where a client's state and residual lie; fields as in ``StoredClient``."""
+    """Where a client's round lies: what it keeps, and its update.
+
+    Attributes:
+        round_id: of its state.
+        state: blob of its state's tensors, but for the shared ones.
+        residual: blob of what coding its update has left.
+        update: blob of its update; None: not needed any more.
+        shared: names of its state's tensors that the update holds, where they are the very same.
+    """
 
     round_id: int
     state: Span
     residual: Span
+    update: Span | None = None
+    shared: tuple[str, ...] = ()
 
 
 class SharedTask(NamedTuple):
@@ -33,8 +46,7 @@ class SharedTask(NamedTuple):
         client_id, coding: as there.
         payload, baseline: where they lie.
         kept: what the client trains from; None: nothing.
-        kept_place: where what it keeps now may be written.
-        update_place: likewise its update.
+        place: where this round may be written.
     """
 
     client_id: str
@@ -42,8 +54,7 @@ class SharedTask(NamedTuple):
     payload: Span
     baseline: Span
     kept: KeptSpans | None
-    kept_place: KeptSpans | None
-    update_place: Span | None
+    place: KeptSpans | None
 
 
 class SharedTasks(NamedTuple):
@@ -54,10 +65,9 @@ class SharedTasks(NamedTuple):
 
 
 class SharedResult(NamedTuple):
-    """A ``WorkerResult`` whose bytes are in shared memory, and what the client keeps."""
+    """A ``WorkerResult`` whose bytes are in shared memory, with what the client keeps."""
 
     client_id: str
-    update: Span
     coding: Coding
     class_counts: tuple[int, ...]
     costs: ClientCosts
@@ -111,29 +121,51 @@ class Worker:
             before=0 if task.kept is None else task.kept.round_id,
         )
         trained = trainer.trained(whole, self._kept(task.kept))
-        place, state = task.kept_place, trained.round.state
-        kept = KeptSpans(
-            round_id=state.round_id,
-            state=self._write(state.tensors, place and place.state),
-            residual=self._write(trained.round.residual, place and place.residual),
-        )
-        update = self._memory.write(trained.round.parts, task.update_place)
-        kept_bytes = kept.state.size + kept.residual.size
+        kept = self._written(trained.round, task.place)
+        kept_bytes = blobs.encoded_size(trained.round.state.tensors) + kept.residual.size
         result = trained.result(task.client_id, b"", kept_bytes)
         return SharedResult(
-            result.client_id, update, result.coding, result.class_counts, result.costs, kept
+            result.client_id, result.coding, result.class_counts, result.costs, kept
         )
 
     def _kept(self, kept: KeptSpans | None) -> ClientMemory:
         if kept is None:
             return ClientMemory()
-        state, residual = (decoded(self._memory.read(one)) for one in (kept.state, kept.residual))
         return ClientMemory(
-            state=ClientState(round_id=kept.round_id, tensors=state), residual=residual
+            state=ClientState(round_id=kept.round_id, tensors=kept_state(self._memory, kept)),
+            residual=decoded(self._memory.read(kept.residual)),
         )
 
-    def _write(self, tensors: Tensors, place: Span | None) -> Span:
-        return self._memory.write(blobs.encoded_parts(tensors), place)
+    def _written(self, done: TrainedRound, place: KeptSpans | None) -> KeptSpans:
+        """Write the round, a tensor that is both kept and sent once."""
+        shared = _shared(done)
+        own = {name: v for name, v in done.state.tensors.items() if name not in shared}
+        write = self._memory.write
+        return KeptSpans(
+            round_id=done.state.round_id,
+            state=write(blobs.encoded_parts(own), place and place.state),
+            residual=write(blobs.encoded_parts(done.residual), place and place.residual),
+            update=write(done.parts, place and place.update),
+            shared=shared,
+        )
+
+
+def _shared(done: TrainedRound) -> tuple[str, ...]:
+    """Names of the tensors that a round keeps just as it sends them."""
+    if not done.coding.is_raw:
+        return ()
+    sent, kept = done.update.tensors, done.state.tensors
+    same = tuple(name for name, value in sent.items() if kept.get(name) is value)
+    return same if sum(sent[name].nbytes for name in same) >= _WORTH_SHARING else ()
+
+
+def kept_state(memory: SharedMemory, kept: KeptSpans) -> dict[str, Any]:
+    """The state's tensors, as views into shared memory, in the order of a blob of them all."""
+    state = decoded(memory.read(kept.state))
+    if kept.update is not None and kept.shared:
+        sent = decoded(memory.read(kept.update))
+        state |= {name: sent[name] for name in kept.shared}
+    return {name: state[name] for name in blobs.in_order(state)}
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,12 +16,14 @@ from protofleet.datasets.federate import Natural, Partition, Split, Stratified
 from protofleet.datasets.joining import JoinClasses
 from protofleet.errors import InputError
 from protofleet.experiments.attacks import Hostile
+from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.federation.section import Amount
 from protofleet.federation.settings import (
     AggregationSettings,
     CodecSettings,
     PrivacySettings,
 )
+from protofleet.firmware_sim.profile import MOST_SLOWDOWN
 from protofleet.settings import explain
 
 Section = Literal["personalisation", "generalisation", "global", "after_fit", "loss"]
@@ -146,6 +148,22 @@ class Printed(_Settings, frozen=True, kw_only=True):
     std: Percent | None = None
 
 
+class SlowClients(_Settings, frozen=True, kw_only=True):
+    """``slow``: one client of so many is so many times slower than it would be.
+
+    Attributes:
+        every: 4: one in four, the last of each four by name.
+        slowdown: how many times longer everything takes it.
+    """
+
+    every: Annotated[int, Meta(ge=1)] = 4
+    slowdown: Annotated[float, Meta(ge=1, le=MOST_SLOWDOWN)] = 10.0
+
+    def names(self, clients: Iterable[str]) -> frozenset[str]:
+        """Which of these clients are slow."""
+        return frozenset(sorted(clients)[self.every - 1 :: self.every])
+
+
 class Method(_Settings, frozen=True, kw_only=True):
     """``[[methods]]``: one row of the table.
 
@@ -160,6 +178,8 @@ class Method(_Settings, frozen=True, kw_only=True):
         codec: in place of the experiment's.
         aggregation: in place of the experiment's; a rule only for a strategy that takes one.
         privacy: noise of the server; the run's seed makes it repeatable, and so it hides nothing.
+        schedule: when the server's state moves on; of a buffered one, or late updates, the engine
+            ``mqtt`` alone knows who is when ready.
         hostile: clients that lie; for the engines without a broker.
         paper: section → what the paper prints for this row.
     """
@@ -174,6 +194,7 @@ class Method(_Settings, frozen=True, kw_only=True):
     codec: CodecSettings | None = None
     aggregation: AggregationSettings | None = None
     privacy: PrivacySettings = PrivacySettings()
+    schedule: ScheduleSettings = ScheduleSettings()
     hostile: Hostile | None = None
     paper: dict[Section, Printed] = {}
 
@@ -202,6 +223,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
         score: what the table shows.
         diagnostics: after every round, figures of the alignment layers of the server's model; for
             the engines without a broker.
+        slow: clients that take longer, for the engine ``mqtt``.
         methods: its rows.
 
     Raises:
@@ -231,6 +253,7 @@ class Experiment(_Settings, frozen=True, kw_only=True):
     aggregation: AggregationSettings = AggregationSettings()
     score: ScoreSettings = ScoreSettings()
     diagnostics: bool = False
+    slow: SlowClients | None = None
 
     def __post_init__(self) -> None:
         _check_differ("methods", "labels (in letters and digits)", [slug(m) for m in self.methods])
@@ -308,6 +331,10 @@ def digest(experiment: Experiment, method: Method) -> str:
     )
     values = msgspec.to_builtins(alone, enc_hook=str)
     del values["score"]["spread"], values["diagnostics"], values["aggregation"]
+    if experiment.slow is None:
+        del values["slow"]
+    if method.schedule == ScheduleSettings():
+        del values["methods"][0]["schedule"]
     # Results that were made before there was a choice stay those of the same lines.
     values["data"] = [lines_of(source) for source in experiment.data]
     if experiment.classes == "equal":

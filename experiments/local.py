@@ -147,6 +147,11 @@ class _Engine:
                 "cohort.over_selection: in an experiment nobody drops out; leave it out, or use "
                 "a federation with devices"
             )
+        if plan.mixing is not None:
+            raise InputError(
+                f"method '{job.method.label}': a schedule that takes late updates needs clients "
+                "that take their time; use --engine mqtt"
+            )
         self._plan = plan
         self._clients = tuple(sorted(job.clients))
         self._server = Server.of(plan)

@@ -16,7 +16,7 @@ from protofleet.experiments.store import MethodResult, save_result
 from protofleet.federation.records import RoundRecord, RunRecord, load_record
 from protofleet.federation.settings import FederationConfig
 from protofleet.firmware_sim.broker import local_broker
-from protofleet.firmware_sim.profile import FleetFile, VirtualDevice
+from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
 from protofleet.firmware_sim.rehearsal import OnEvent, rehearse
 from protofleet.wire.broker_access import BrokerAccess
 
@@ -109,6 +109,10 @@ def _without_none(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fleet(job: Job, config: FederationConfig, signer: str) -> FleetFile:
+    slow, profiles = job.experiment.slow, {}
+    named = slow.names(job.clients) if slow else frozenset()
+    if slow is not None:
+        profiles["slow"] = DeviceProfile(slowdown=slow.slowdown)
     return FleetFile(
         federation=config.federation,
         broker=config.broker,
@@ -116,8 +120,15 @@ def _fleet(job: Job, config: FederationConfig, signer: str) -> FleetFile:
         folder=job.folder / "devices",
         seed=job.seed,
         trust=(signer,),
+        profiles=profiles,
         devices=tuple(
-            VirtualDevice(id=name, data=files.own, later=files.later, pooled=job.data.pooled)
+            VirtualDevice(
+                id=name,
+                profile="slow" if name in named else "default",
+                data=files.own,
+                later=files.later,
+                pooled=job.data.pooled,
+            )
             for name, files in job.clients.items()
         ),
     )

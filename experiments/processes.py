@@ -26,10 +26,12 @@ from protofleet.experiments._process import (
     SharedResult,
     SharedTask,
     SharedTasks,
+    kept_state,
 )
 from protofleet.experiments._worker import StoredClient, WorkerResult, WorkerSpec, WorkerTask
 from protofleet.experiments.shared_memory import SharedMemory, Span
 from protofleet.experiments.workers import OpenWorkers, Workers
+from protofleet.tensors import blobs
 from protofleet.threads import thread_variables
 
 _IN_FLIGHT = 2
@@ -115,11 +117,10 @@ class _Pool:
 
 
 class _Client:
-    """Where the bytes of one client lie: of two rounds what it keeps, and its last update."""
+    """Where the bytes of one client's last two rounds lie."""
 
     def __init__(self) -> None:
         self._kept: list[KeptSpans | None] = [None, None]
-        self.update: Span | None = None
 
     def at(self, round_id: int) -> KeptSpans | None:
         """What it has kept since the round."""
@@ -189,17 +190,15 @@ class _Processes:
             payload=written[id(task.payload)],
             baseline=written[id(task.baseline)],
             kept=client.at(task.before),
-            kept_place=client.place(task.before),
-            update_place=client.update,
+            place=client.place(task.before),
         )
 
     def _result(self, found: SharedResult) -> WorkerResult:
-        client = self._clients[found.client_id]
-        client.update = found.update
+        assert found.kept.update is not None  # noqa: S101 - the round has just made it
         return WorkerResult(
             client_id=found.client_id,
             round_id=found.kept.round_id,
-            update=self._memory.read(found.update),
+            update=self._memory.read(found.kept.update),
             coding=found.coding,
             class_counts=found.class_counts,
             costs=found.costs,
@@ -238,7 +237,7 @@ class _Processes:
         return {
             name: StoredClient(
                 round_id=one.round_id,
-                state=bytes(self._memory.read(one.state)),
+                state=blobs.encode(kept_state(self._memory, one)),
                 residual=bytes(self._memory.read(one.residual)),
             )
             for name, one in found.items()

@@ -19,6 +19,7 @@ from protofleet.experiments.prepare import MERGED, ClientFiles, PreparedData
 from protofleet.experiments.store import Engine, MethodResult
 from protofleet.federation.plan import Plan, make_plan
 from protofleet.federation.records import RoundRecord
+from protofleet.federation.schedule_settings import ScheduleSettings
 from protofleet.federation.scores import last_scores, run_scores
 from protofleet.federation.section import Amount
 from protofleet.federation.settings import (
@@ -100,6 +101,7 @@ class Job:
             rounds=self.rounds,
             seed=self.seed,
             strategy=StrategySettings(name=self.method.strategy, settings=self.settings(bundle)),
+            schedule=self.method.schedule,
             cohort=CohortSettings(size=self._cohort, minimum=len(self.clients)),
             round=RoundSettings(deadline_s=_HOUR_S, quorum=1.0),
             evaluation=EvaluationSettings(pooled=self.data.pooled),
@@ -135,6 +137,8 @@ class Job:
             *([] if aggregation == AggregationSettings() else [aggregation]),
             *([] if self.method.privacy == PrivacySettings() else [self.method.privacy]),
             *([] if self.method.hostile is None else [self.method.hostile]),
+            *([] if self.method.schedule == ScheduleSettings() else [self.method.schedule]),
+            *([] if self.experiment.slow is None else [self.experiment.slow]),
             *(["diagnostics"] if self.experiment.diagnostics else []),
             {name: entry.sha256 for name, entry in plan.bundle.manifest.files.items()},
             self.data.key,

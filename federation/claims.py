@@ -251,7 +251,7 @@ def state_fault(tensors: Tensors, update_norm: float) -> str:
         if value.dtype.kind != "f":
             continue
         with np.errstate(over="ignore", invalid="ignore"):
-            norm = math.sqrt(float(np.square(value, dtype=np.float64).sum()))
+            norm = math.sqrt(squared_distance(value))
         if not norm <= _ROOM * update_norm:
             return (
                 f"tensor '{name}' of the new state: expected finite numbers and a norm of at most "

@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -382,12 +383,14 @@ def _to_array(name: str, rows: StatisticRows) -> Statistics:
     width = len(rows[0]) if rows else 0
     if any(len(row) != width for row in rows):
         raise RefusedError("update-schema", f"evaluation '{name}': expected rows of one length")
-    if any(isinstance(value, float) for row in rows for value in row):
+    values = list(chain.from_iterable(rows))
+    if float in map(type, values):
         return _to_sums(name, rows)
-    for count in (value for row in rows for value in row):
-        _check_count(f"evaluation '{name}'", count)
     # Each fits a float; so must all together, or sums in int64 wrap around.
-    _check_count(f"evaluation '{name}', in all", sum(map(sum, rows)))
+    if min(values, default=0) < 0 or sum(values) >= 2**53:
+        for count in values:
+            _check_count(f"evaluation '{name}'", count)
+        _check_count(f"evaluation '{name}', in all", sum(values))
     return np.array(rows, np.int64).reshape(len(rows), width)
 
 

@@ -167,6 +167,15 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     peak_rss_bytes: int
 
 
+class CellRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a root knows of one of its cells: its devices so far, and its traffic with the root."""
+
+    id: str
+    devices: int
+    bytes_up: int
+    bytes_down: int
+
+
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``result.json``.
 
@@ -175,6 +184,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         scores: of the best round, or of the final fit where there was one (``scores.run_scores``).
         last: as each section was scored last (``scores.last_scores``).
         switched_off: what devices were told not to send.
+        cells: of a root; its rounds' bytes are those of the cells, and its devices' stand in the
+            cells' own files.
     """
 
     strategy: str
@@ -185,6 +196,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     last: Scores = Scores()
     devices: tuple[DeviceRecord, ...]
     switched_off: str = ""
+    cells: tuple[CellRecord, ...] = ()
 
     @property
     def aggregated(self) -> tuple[RoundRecord, ...]:

@@ -23,6 +23,7 @@ from protofleet.wire.codecs import Codec, Kind
 Selection = Literal["random", "least_recent", "strategy"]
 """Who is invited where not all are; ``CohortSettings``."""
 MOST_OVER_SELECTION = 10.0
+MOST_CELLS = 1000
 
 
 def _merged(defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -342,6 +343,22 @@ class PrivacySettings(_Settings, frozen=True, kw_only=True):
         return msgspec.json.encode(kept, order="sorted").decode()
 
 
+class CellSettings(_Settings, frozen=True, kw_only=True):
+    """``[cells]``: several coordinators that share the devices; see ``federation.cells``.
+
+    Attributes:
+        count: how many.
+        send: what they send the root of each round: the admitted ``updates``, or their exact
+            ``sums``, where the strategy is a mean.
+    """
+
+    count: int
+    send: Literal["updates", "sums"] = "updates"
+
+    def __post_init__(self) -> None:
+        _check("count", 1 <= self.count <= MOST_CELLS, f"1 to {MOST_CELLS}", self.count)
+
+
 class FederationConfig(_Settings, frozen=True, kw_only=True):
     """A whole federation file.
 
@@ -354,6 +371,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
         run_dir: folder of this run: ledger, spool, results.
         rounds: number of rounds to aggregate.
         seed: seed of the federation: cohorts and, with client and round, all local training.
+        cells: coordinators that share its devices; None: one has all.
     """
 
     federation: str
@@ -375,6 +393,7 @@ class FederationConfig(_Settings, frozen=True, kw_only=True):
     liveness: LivenessSettings = LivenessSettings()
     codec: CodecSettings = CodecSettings()
     privacy: PrivacySettings = PrivacySettings()
+    cells: CellSettings | None = None
 
     def __post_init__(self) -> None:
         _check("rounds", 1 <= self.rounds <= MOST_ROUNDS, f"1 to {MOST_ROUNDS}", self.rounds)

@@ -16,6 +16,7 @@ from protofleet.durable import replace_whole
 from protofleet.firmware_sim.link_proxy import LinkProfile, ProxyThread
 from protofleet.firmware_sim.processes import spawn, stop
 from protofleet.firmware_sim.profile import DeviceProfile, FleetFile, VirtualDevice
+from protofleet.firmware_sim.throttle import Throttle
 from protofleet.private_files import make_private_folder
 from protofleet.threads import thread_variables
 from protofleet.wire.broker_access import PASSWORD_VARIABLE, BrokerAccess
@@ -120,6 +121,10 @@ class Fleet:
                 "PROTOFLEET_NUMBA": "1" if profile.numba else "0",
             },
         )
+        if profile.slowdown > 1:
+            throttle = Throttle(self._processes[device.id], profile.slowdown)
+            throttle.start()
+            self._exits.callback(throttle.end)
 
     def _last_words(self, device_id: str) -> str:
         lines = (self.folder(device_id) / "log.txt").read_text(errors="replace").splitlines()

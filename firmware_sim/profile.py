@@ -13,6 +13,8 @@ from protofleet.firmware_sim.link_proxy import LinkProfile
 from protofleet.settings import explain
 from protofleet.wire.broker_access import BrokerAccess, broker_as_table
 
+MOST_SLOWDOWN = 100.0
+
 
 class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What kind of device it is.
@@ -22,6 +24,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         backend: who runs the bundle's programs; ``auto`` as in ``device join``.
         memory_mb: limit of the process's data (MiB); beyond it allocation fails; 0: none.
         numba: False imitates a device without Numba.
+        slowdown: how many times longer everything takes: the process runs a part of the time.
         link: the way to the broker.
         imu: the sensor through which motion is played back.
     """
@@ -30,6 +33,7 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     backend: Literal["auto", "onnx", "litert"] = "auto"
     memory_mb: int = 0
     numba: bool = True
+    slowdown: float = 1.0
     link: LinkProfile = LinkProfile()
     imu: ImuProfile = ImuProfile()
 
@@ -38,6 +42,10 @@ class DeviceProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise InputError(f"profile.threads: expected at least 1, got {self.threads}")
         if self.memory_mb < 0:
             raise InputError(f"profile.memory_mb: expected >= 0, got {self.memory_mb}")
+        if not 1 <= self.slowdown <= MOST_SLOWDOWN:
+            raise InputError(
+                f"profile.slowdown: expected 1 to {MOST_SLOWDOWN:g}, got {self.slowdown:g}"
+            )
 
 
 class VirtualDevice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,7 +36,7 @@ from protofleet.kernels.mean import WeightedMean
 from protofleet.kernels.native.pool import set_threads
 from protofleet.kernels.native.switch import numba_enabled
 from protofleet.kernels.native.warm import Warmed, warm
-from protofleet.kernels.norms import squared_distance
+from protofleet.kernels.norms import squared_distance, squared_distances
 from protofleet.kernels.pixelise import pixelise
 from protofleet.kernels.simplex import gram, simplex_minimum
 from protofleet.kernels.sinkhorn import SinkhornResult, sinkhorn
@@ -49,6 +49,8 @@ from protofleet.kernels.steps import (
     EpsForm,
     adam_step,
     ala_step,
+    bound_adam,
+    bound_sgd,
     clip_by_norm,
     control_update,
     sgd_step,
@@ -70,6 +72,8 @@ __all__ = [
     "alp_infer",
     "alp_train",
     "blend",
+    "bound_adam",
+    "bound_sgd",
     "clip_by_norm",
     "cluster_means",
     "control_update",
@@ -95,6 +99,7 @@ __all__ = [
     "simplex_minimum",
     "sinkhorn",
     "squared_distance",
+    "squared_distances",
     "topk_decode",
     "topk_encode",
     "uniform_loss",

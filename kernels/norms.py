@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import islice
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
+from protofleet.kernels.native.pool import spread, threads
 from protofleet.kernels.native.switch import backend
 
 
@@ -22,3 +27,36 @@ def squared_distance(values: NDArray[Any], start: NDArray[Any] | None = None) ->
     other = None if start is None else start.reshape(-1)
     found: float = backend("norms").squares(values.reshape(-1), other)
     return found
+
+
+def squared_distances(
+    vectors: Iterable[NDArray[Any] | None], start: NDArray[Any]
+) -> NDArray[np.float64]:
+    """``squared_distance`` of each to ``start``, NaN for None; one vector per thread at a time.
+
+    Args:
+        vectors: floats of the shape of ``start``; no more are held than there are threads.
+        start: of any shape.
+
+    Returns:
+        ``(n,) float64``.
+    """
+    found: list[NDArray[np.float64]] = []
+    left = iter(vectors)
+    while some := tuple(islice(left, threads())):
+        found.append(np.full(len(some), np.nan))
+        spread(partial(_measure, some, start, found[-1]), len(some), 1)
+    return np.concatenate(found) if found else np.empty(0)
+
+
+def _measure(
+    vectors: Sequence[NDArray[Any] | None],
+    start: NDArray[Any],
+    out: NDArray[np.float64],
+    first: int,
+    stop: int,
+) -> None:
+    for index in range(first, stop):
+        vector = vectors[index]
+        if vector is not None:
+            out[index] = squared_distance(vector, start)

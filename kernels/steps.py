@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from protofleet.errors import InputError
 from protofleet.kernels.checks import Floats, flat, read_only
-from protofleet.kernels.native.pool import spread
+from protofleet.kernels.native.pool import spread, threads
 from protofleet.kernels.native.switch import backend
 
 EpsForm = Literal["torch", "keras"]
@@ -58,6 +58,33 @@ def sgd_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
     Raises:
         InputError: a buffer of another shape or dtype, or one that cannot be written.
     """
+    bound_sgd(
+        params,
+        grads,
+        velocity,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        proximal=proximal,
+        correction=correction,
+    )()
+
+
+def bound_sgd(  # noqa: PLR0913 - as above
+    params: Floats,
+    grads: NDArray[Any],
+    velocity: Floats | None,
+    *,
+    lr: float,
+    momentum: float = 0.0,
+    weight_decay: float = 0.0,
+    proximal: tuple[float, NDArray[Any]] | None = None,
+    correction: NDArray[Any] | None = None,
+) -> Callable[[], None]:
+    """What makes a step of ``sgd_step`` with these very buffers at each call; checked once, here.
+
+    Args, Raises: as there.
+    """
     size = flat("params", params, params.size).size
     grads = _sized("grads", grads, size)
     mu, reference, correction = _terms(proximal, correction, size)
@@ -68,7 +95,8 @@ def sgd_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
     else:
         flat("velocity", velocity, size)
     numbers = np.array((weight_decay, mu, lr, momentum))
-    _in_parts(backend("steps").sgd_step, (params, grads, velocity, reference, correction), numbers)
+    buffers = (params, grads, velocity, reference, correction)
+    return _bound_in_parts(backend("steps").bound_sgd, buffers, numbers)
 
 
 def adam_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
@@ -115,6 +143,43 @@ def adam_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
         InputError: a buffer of another shape or dtype, one that cannot be written, a setting out of
             range.
     """
+    bound_adam(
+        params,
+        grads,
+        m,
+        v,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        eps=eps,
+        weight_decay=weight_decay,
+        eps_form=eps_form,
+        proximal=proximal,
+        correction=correction,
+    )(step)
+
+
+def bound_adam(  # noqa: PLR0913 - as above
+    params: Floats,
+    grads: NDArray[Any],
+    m: Floats,
+    v: Floats,
+    *,
+    lr: float,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    eps_form: EpsForm = "torch",
+    proximal: tuple[float, NDArray[Any]] | None = None,
+    correction: NDArray[Any] | None = None,
+) -> Callable[[int], None]:
+    """What makes the step of a number as ``adam_step`` does, with these very buffers.
+
+    Everything but the number is checked once, here.
+
+    Args, Raises: as there.
+    """
     size = flat("params", params, params.size).size
     grads = _sized("grads", grads, size)
     mu, reference, correction = _terms(proximal, correction, size)
@@ -125,13 +190,19 @@ def adam_step(  # noqa: PLR0913 - the numbers of the formula, by keyword
         raise InputError(f"adam eps_form: expected one of {known}; got '{eps_form}'")
     if not (0 <= beta1 < 1 and 0 <= beta2 < 1):
         raise InputError(f"adam: expected betas in [0, 1), got {beta1} and {beta2}")
-    if step < 1:
-        raise InputError(f"adam: expected a step from 1, got {step}")
-    root = math.sqrt(1.0 - beta2**step)
-    rate = lr * root / (1.0 - beta1**step)
-    inner_eps = eps if eps_form == "keras" else eps * root
-    numbers = np.array((weight_decay, mu, beta1, beta2, rate, inner_eps))
-    _in_parts(backend("steps").adam_step, (params, grads, m, v, reference, correction), numbers)
+    numbers = np.array((weight_decay, mu, beta1, beta2, lr, eps))
+    buffers = (params, grads, m, v, reference, correction)
+    move = _bound_in_parts(backend("steps").bound_adam, buffers, numbers)
+
+    def run(step: int) -> None:
+        if step < 1:
+            raise InputError(f"adam: expected a step from 1, got {step}")
+        root = math.sqrt(1.0 - beta2**step)
+        numbers[4] = lr * root / (1.0 - beta1**step)
+        numbers[5] = eps if eps_form == "keras" else eps * root
+        move()
+
+    return run
 
 
 def _terms(
@@ -255,6 +326,15 @@ def _sized(name: str, array: NDArray[Any], size: int) -> Floats:
     if array.size != size:
         raise InputError(f"{name}: expected ({size},) float32, got {array.shape}")
     return array
+
+
+def _bound_in_parts(
+    bind: Callable[..., Callable[[], None]], buffers: Sequence[Floats], numbers: NDArray[np.float64]
+) -> Callable[[], None]:
+    """What ``bind`` makes of these buffers, on several threads if they are large."""
+    if buffers[0].size < _WORTH_THREADS or threads() == 1:
+        return bind(*buffers, numbers)
+    return lambda: _in_parts(lambda *parts: bind(*parts)(), buffers, numbers)
 
 
 def _in_parts(loop: Callable[..., Any], buffers: Sequence[Floats], *numbers: object) -> None:

@@ -19,12 +19,6 @@ Arrays = Mapping[str, NDArray[Any]]
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "int64": np.dtype(np.int64)}
 
 
-def address(array: NDArray[Any]) -> int:
-    """Address of the array's first element."""
-    data: int = array.__array_interface__["data"][0]
-    return data
-
-
 def resolve(shape: tuple[int | str, ...], batch: int) -> tuple[int, ...]:
     """The shape of a port at a batch size: ``("batch*8", 192)`` at 64 is ``(512, 192)``."""
     return tuple(d if isinstance(d, int) else _symbolic(d, batch) for d in shape)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._arrays import Arrays, Slots, address, check_map, views
+from protofleet.runtime._arrays import Arrays, Slots, check_map, views
 from protofleet.runtime._program import Intake, LazyProgram
 from protofleet.tensors import Network
 
@@ -96,8 +96,8 @@ class InferProgram:
             return {**values, **staged}, out
 
         key = (
-            address(params.buffer),
-            address(buffers.buffer),
+            params.address,
+            buffers.address,
             size,
             self._intake.generation,
             slots.generation,

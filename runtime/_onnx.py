@@ -13,10 +13,11 @@ from typing import Any, Literal
 from protofleet.bundle.manifest import Program
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import _alp
-from protofleet.runtime._arrays import Arrays, address
+from protofleet.runtime._arrays import Arrays
 from protofleet.runtime._backend import Feed, Kernels, ProgramSource
 from protofleet.runtime._footprint import release
 from protofleet.runtime._ports import Tensor, check_ports
+from protofleet.tensors import address
 
 _DTYPES = {"tensor(float)": "float32", "tensor(int64)": "int64"}
 # Training programs compute values twice where that is cheaper than to keep them.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Port, Program, Role
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._arrays import Arrays, Slots, resolve
+from protofleet.runtime._arrays import Arrays, Slots
 from protofleet.runtime._backend import Backend, Runner
 from protofleet.tensors import Layout
 
@@ -136,19 +136,19 @@ class Intake:
         """
         staged = self._slots.at(size)
         for port in self._ports:
-            array = self._array(batch, port)
-            fits = array.dtype == port.dtype or _holds_whole_numbers(array, port)
-            if array.shape != resolve(port.shape, size) or not fits:
+            array, place = self._array(batch, port), staged[port.name]
+            fits = array.dtype == place.dtype or _holds_whole_numbers(array, port)
+            if array.shape != place.shape or not fits:
                 raise InputError(
                     f"program '{self._where}', input '{port.key}': expected "
-                    f"{resolve(port.shape, size)} {port.dtype}, got {array.shape} {array.dtype}"
+                    f"{place.shape} {port.dtype}, got {array.shape} {array.dtype}"
                 )
-            np.copyto(staged[port.name], array, casting="unsafe")
+            place[...] = array
         return staged
 
     def _array(self, batch: Mapping[str, Any], port: Port) -> NDArray[Any]:
         value = batch.get(port.key)
-        if port.shape == () and port.dtype == "float32" and _is_number(value):
+        if not port.shape and port.dtype == "float32" and _is_number(value):
             return np.asarray(value, port.dtype)
         if not isinstance(value, np.ndarray):
             raise InputError(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from protofleet.bundle.manifest import Port
 from protofleet.errors import InputError, ProvisionError
-from protofleet.runtime._arrays import Arrays, Slots, address, check_map, resolve, views
+from protofleet.runtime._arrays import Arrays, Slots, check_map, resolve, views
 from protofleet.runtime._program import Intake, LazyProgram
 from protofleet.strategies.types import Batch, Step
 from protofleet.tensors import Layout, Network, TensorMap
@@ -79,9 +79,9 @@ class TrainProgram:
             return {**values, **staged, **noise}, results
 
         key = (
-            address(params.buffer),
-            address(buffers.buffer),
-            address(new_buffers.buffer),
+            params.address,
+            buffers.address,
+            new_buffers.address,
             size,
             self._intake.generation,
             self._noise.generation,

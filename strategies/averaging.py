@@ -41,6 +41,7 @@ from protofleet.strategies.types import (
     ClientTools,
     Description,
     Evaluation,
+    MeanForm,
     Payload,
     PrivateForm,
     ServerState,
@@ -364,6 +365,7 @@ def averaging(context: AveragingContext[_Settings], update: ClientUpdateFn[_Sett
         server_model=partial(_server_model, model) if all_shared else _no_model,
         # What changes beside the mean has no bound, and says who has taken part.
         private=None if extra.down.shapes else PrivateForm(baseline=partial(_shared, context)),
+        mean=None if extra.down.shapes else MeanForm(by_examples=context.server.by_examples),
     )
 
 

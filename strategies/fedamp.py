@@ -129,6 +129,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         aggregate=partial(_aggregate, context),
         server_model=lambda _state: None,
         private=None,
+        mean=None,
     )
 
 

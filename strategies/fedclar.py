@@ -155,6 +155,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         downlink=partial(_downlink, server),
         aggregate=partial(_aggregate, server),
         private=None,
+        mean=None,
     )
 
 

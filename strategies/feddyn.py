@@ -146,6 +146,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         aggregate=partial(_aggregate, context),
         # The mean of all clients' moves changes by the number of those that took part.
         private=None,
+        mean=None,
     )
 
 

@@ -165,6 +165,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         downlink=downlink,
         check=_check,
         aggregate=partial(_aggregate, context),
+        mean=None,
         private=PrivateForm(
             baseline=lambda state: {n: v for n, v in state.tensors.items() if n != _PRESENT},
             by_class=frozenset(_KNOWLEDGE),

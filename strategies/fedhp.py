@@ -250,7 +250,7 @@ def _client_update(
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    kept = {**network_tensors(trained.network), **trained.moments, _ANCHORS: anchors}
+    kept = {**network_tensors(trained.network), **trained.moments(), _ANCHORS: anchors}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 

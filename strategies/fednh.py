@@ -186,6 +186,7 @@ def build(settings: Mapping[str, Any], model: Model) -> Strategy:
         uplink=TensorForms(required={**float32_forms(head.encoder), _MEANS: means}),
         server_init=partial(_server_init, chosen, head),
         aggregate=partial(_aggregate, chosen, head),
+        mean=None,
         private=PrivateForm(baseline=partial(_baseline, head), by_class=frozenset({_MEANS})),
     )
 

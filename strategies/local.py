@@ -116,7 +116,7 @@ def _client_update(
         evaluation=tools.evaluate(trained.network),
         loss=trained.loss,
     )
-    kept = {**network_tensors(trained.network), **trained.moments}
+    kept = {**network_tensors(trained.network), **trained.moments()}
     return ClientState(round_id=payload.round_id, tensors=kept), update
 
 
@@ -136,8 +136,8 @@ def _best_epoch(
 
 
 def _copied(trained: Trained) -> Trained:
-    moments = {name: value.copy() for name, value in trained.moments.items()}
-    return replace(trained, network=trained.network.copy(), moments=moments)
+    moments = {name: value.copy() for name, value in trained.moments().items()}
+    return replace(trained, network=trained.network.copy(), moments=lambda: moments)
 
 
 def _aggregate(state: ServerState, _updates: Updates, _tools: ServerTools) -> ServerState:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from operator import is_
 from typing import Any
 
 import msgspec
@@ -12,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protofleet.errors import InputError
-from protofleet.kernels import EpsForm, adam_step, clip_by_norm, sgd_step
+from protofleet.kernels import EpsForm, bound_adam, bound_sgd, clip_by_norm
 from protofleet.tensors import Layout, TensorMap, Tensors
 
 _PREFIX = "optimiser/"
@@ -121,6 +123,7 @@ class Optimiser:
         ]
         moved = {name for g in groups for name in (layout.shapes if g.names is None else g.names)}
         self._frozen = _runs(layout, layout.shapes.keys() - moved)
+        self._operands: tuple[object, ...] = (None, None, None, None)
         if moments is not None and any(name.startswith(_PREFIX) for name in moments):
             for part in self._parts:
                 part.restore(moments)
@@ -140,9 +143,17 @@ class Optimiser:
             grads: of the same layout.
             proximal: mu and w: ``mu (params - w)`` is added to the gradient.
             correction: added to the gradient (SCAFFOLD's ``c - c_i``).
+
+        Steps on the very same arrays as the one before it are cheaper: those are not looked at
+        again.
         """
+        operands = (params, grads, proximal, correction)
+        if not all(map(is_, operands, self._operands)):
+            for part in self._parts:
+                part.bind(params, grads, proximal, correction)
+            self._operands = operands
         for part in self._parts:
-            part.step(params, grads, proximal, correction)
+            part.step()
 
     def clip(self, grads: TensorMap, max_norm: float) -> None:
         """Scale the gradients of all groups together, in place, to a norm of at most that."""
@@ -162,20 +173,25 @@ class _Part:
         self._prefix = prefix
         self._runs = runs
         self._settings = msgspec.structs.asdict(settings)
-        self._step = _step_sgd if isinstance(settings, Sgd) else _step_adam
-        size = sum(run.stop - run.start for run in runs)
-        count = 1 if isinstance(settings, Sgd) else 2
-        self._moments = [np.zeros(size, np.float32) for _ in range(count)]
+        self._bind = _bind_sgd if isinstance(settings, Sgd) else _bind_adam
+        self._count = 1 if isinstance(settings, Sgd) else 2
+        self._size = sum(run.stop - run.start for run in runs)
         self._steps = 0
+        self._moves: list[Callable[[int], None]] = []
 
-    def step(
+    @cached_property
+    def _moments(self) -> list[NDArray[np.float32]]:
+        """Made when they are asked for: a client with too few examples makes no step."""
+        return [np.zeros(self._size, np.float32) for _ in range(self._count)]
+
+    def bind(
         self,
         params: TensorMap,
         grads: TensorMap,
         proximal: tuple[float, TensorMap] | None,
         correction: TensorMap | None,
     ) -> None:
-        self._steps += 1
+        self._moves = []
         start = 0
         for run in self._runs:
             stop = start + run.stop - run.start
@@ -185,8 +201,13 @@ class _Part:
             }
             moments = [moment[start:stop] for moment in self._moments]
             buffers = params.buffer[run], grads.buffer[run]
-            self._step(buffers, moments, self._steps, {**self._settings, **extras})
+            self._moves.append(self._bind(buffers, moments, {**self._settings, **extras}))
             start = stop
+
+    def step(self) -> None:
+        self._steps += 1
+        for move in self._moves:
+            move(self._steps)
 
     def moments(self) -> dict[str, NDArray[Any]]:
         named: dict[str, NDArray[Any]] = {
@@ -203,25 +224,24 @@ class _Part:
                 raise InputError(
                     f"kept moments '{name}': expected {fresh.shape} {fresh.dtype}, got {got}"
                 )
-        self._moments = [
-            np.array(kept[f"{self._prefix}{index}"]) for index in range(len(self._moments))
-        ]
+        self._moments = [np.array(kept[f"{self._prefix}{index}"]) for index in range(self._count)]
         self._steps = int(kept[f"{self._prefix}steps"])
 
 
 _Buffers = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 
-def _step_sgd(
-    buffers: _Buffers, moments: list[NDArray[np.float32]], _count: int, options: dict[str, Any]
-) -> None:
-    sgd_step(*buffers, *moments, **options)
+def _bind_sgd(
+    buffers: _Buffers, moments: list[NDArray[np.float32]], options: dict[str, Any]
+) -> Callable[[int], None]:
+    move = bound_sgd(*buffers, *moments, **options)
+    return lambda _step: move()
 
 
-def _step_adam(
-    buffers: _Buffers, moments: list[NDArray[np.float32]], count: int, options: dict[str, Any]
-) -> None:
-    adam_step(*buffers, *moments, step=count, **options)
+def _bind_adam(
+    buffers: _Buffers, moments: list[NDArray[np.float32]], options: dict[str, Any]
+) -> Callable[[int], None]:
+    return bound_adam(*buffers, *moments, **options)
 
 
 def _runs(layout: Layout, names: Collection[str] | None) -> tuple[slice, ...]:

@@ -220,7 +220,7 @@ def _client_update(
         evaluation=replace(before, more={} if after is None else {"after_fit": after}),
         loss=body.loss,
     )
-    moments = {**prefixed(_HEAD, head.moments), **prefixed(_BODY, body.moments)}
+    moments = {**prefixed(_HEAD, head.moments()), **prefixed(_BODY, body.moments())}
     return ClientState(round_id=payload.round_id, tensors={**model, **moments}), update
 
 

@@ -92,13 +92,13 @@ class Trained:
     Attributes:
         network: the one that was given, where it lies.
         loss: mean over the examples of the last epoch; NaN if no step was made.
-        moments: of the optimiser, for a strategy that keeps it.
+        moments: gives those of the optimiser, for a strategy that keeps it.
         steps: how many were made.
     """
 
     network: Network
     loss: float
-    moments: Mapping[str, NDArray[Any]]
+    moments: Callable[[], Mapping[str, NDArray[Any]]]
     steps: int
 
 
@@ -126,15 +126,14 @@ class Trainer:
         groups = self._fit.groups or (Group(optimiser=training.optimiser),)
         self._optimiser = Optimiser(network.params.layout, groups, self._fit.moments)
         self._grad_fn = tools.grad_fns[self._fit.objective]
-        self._network = network
-        self._buffers = network.buffers
+        self._network = self._now = network
         self._rewritten = [one for one in network.params if one + REWRITTEN in network.buffers]
         self._steps = 0
 
     @property
     def network(self) -> Network:
         """The network as it is now; the next step overwrites it."""
-        return replace(self._network, buffers=self._buffers)
+        return self._now
 
     def step(self, rows: ExampleRows) -> float:
         """Train on the examples of these numbers; the mean loss before the step.
@@ -144,7 +143,7 @@ class Trainer:
         """
         tools, fit = self._tools, self._fit
         batch: Batch = {"x": tools.x[rows], "y": tools.y[rows], **fit.inputs(rows)}
-        step = self._grad_fn(self.network, batch, tools.rng)
+        step = self._grad_fn(self._now, batch, tools.rng)
         if not math.isfinite(step.loss):
             raise DivergedError(
                 f"{tools.name}: expected a finite loss of '{fit.objective}', got {step.loss}; "
@@ -163,16 +162,18 @@ class Trainer:
         self._optimiser.step(
             self._network.params, step.grads, proximal=fit.proximal, correction=correction
         )
-        self._buffers = step.buffers
+        if step.buffers is not self._now.buffers:
+            self._now = replace(self._network, buffers=step.buffers)
         self._steps += 1
         return step.loss
 
     def trained(self, loss: float) -> Trained:
         """The network as it is now, all of it in the memory that was given."""
         # A program writes the new buffers into memory of its own.
-        self._network.buffers.buffer[...] = self._buffers.buffer
-        moments = self._optimiser.moments()
-        return Trained(network=self._network, loss=loss, moments=moments, steps=self._steps)
+        self._network.buffers.buffer[...] = self._now.buffers.buffer
+        return Trained(
+            network=self._network, loss=loss, moments=self._optimiser.moments, steps=self._steps
+        )
 
 
 def train(

@@ -438,6 +438,20 @@ class PrivateForm:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeanForm:
+    """Of a strategy whose server half needs of its updates their mean alone.
+
+    Its ``aggregate`` makes the same of a round's updates and of a single one with the weighted mean
+    of their tensors. Every tensor of an update has a fixed shape.
+
+    Attributes:
+        by_examples: clients count by their number of examples; otherwise alike.
+    """
+
+    by_examples: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
     """A personalised federated-learning algorithm, both halves.
 
@@ -460,6 +474,7 @@ class Strategy:
         aggregate: the server's state after a round. Permuting updates changes no bit.
         server_model: the global network, or None where the strategy has none.
         private: how differential privacy sums its updates; None: it cannot.
+        mean: how cells may add its updates up; None: the server half looks at single ones.
         rank: from the server's state, candidates of the next round (``cohort.selection =
             "strategy"``) in the order in which they are to be invited; those that it leaves out
             come last. They come in an order drawn by the federation's seed: what is stable leaves
@@ -481,6 +496,7 @@ class Strategy:
     aggregate: Callable[[ServerState, Updates, ServerTools], ServerState]
     server_model: Callable[[ServerState], Network | None]
     private: PrivateForm | None = None
+    mean: MeanForm | None = None
     rank: Callable[[ServerState, Sequence[str]], Sequence[str]] | None = None
 
 

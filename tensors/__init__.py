@@ -9,6 +9,7 @@ from protofleet.tensors.tensors import (
     TensorMap,
     Tensors,
     TensorSpec,
+    address,
     check_names,
     vector_of,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "TensorMap",
     "TensorSpec",
     "Tensors",
+    "address",
     "check_names",
     "vector_of",
 ]

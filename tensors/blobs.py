@@ -53,7 +53,7 @@ def encoded_parts(
         InputError: as there.
     """
     arrays = {name: _little_endian(name, value) for name, value in tensors.items()}
-    order = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
+    order = in_order(arrays)
     header: dict[str, Any] = {}
     if metadata:
         header[_METADATA] = dict(sorted(metadata.items()))
@@ -75,6 +75,20 @@ def encoded_parts(
         )
     parts = [arrays[name].reshape(-1).view(np.uint8).data for name in order]
     return [len(text).to_bytes(8, "little") + text, *parts]
+
+
+def in_order(tensors: Tensors) -> list[str]:
+    """The names as their arrays stand in a blob."""
+    return sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+
+
+def encoded_size(tensors: Tensors) -> int:
+    """Bytes of the blob that ``encode`` would make, which is not made.
+
+    Raises:
+        InputError: as there.
+    """
+    return sum(map(len, encoded_parts(tensors)))
 
 
 def decode(

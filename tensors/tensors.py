@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -56,11 +56,19 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]]) -> Self:
-        """Pack tensors of the given shapes one behind the other, in the mapping's order."""
+        """Pack tensors of the given shapes one behind the other, in the mapping's order.
+
+        Equal shapes give the very same layout, so that a comparison seldom looks into one.
+        """
+        return cls._packed(tuple((name, tuple(shape)) for name, shape in shapes.items()))
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def _packed(cls, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Self:
         specs: list[TensorSpec] = []
         offset = 0
-        for name, shape in shapes.items():
-            specs.append(TensorSpec(name=name, shape=tuple(shape), offset=offset))
+        for name, shape in shapes:
+            specs.append(TensorSpec(name=name, shape=shape, offset=offset))
             offset += specs[-1].size
         return cls(tuple(specs))
 
@@ -87,9 +95,10 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
     Attributes:
         layout: names, shapes and offsets.
         buffer: ``(layout.size,) float32``, C-order; the mapping's values are views into it.
+        address: where it begins.
     """
 
-    __slots__ = ("_views", "buffer", "layout")
+    __slots__ = ("_views", "address", "buffer", "layout")
 
     def __init__(self, layout: Layout, buffer: NDArray[np.float32]) -> None:
         if buffer.shape != (layout.size,) or buffer.dtype != np.float32:
@@ -99,6 +108,7 @@ class TensorMap(Mapping[str, NDArray[np.float32]]):
             )
         self.layout = layout
         self.buffer = buffer
+        self.address = address(buffer)
         self._views = {
             s.name: buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in layout.specs
         }
@@ -236,20 +246,21 @@ def _adjacent(arrays: Sequence[NDArray[Any]]) -> NDArray[np.float32] | None:
     base = arrays[0].base if arrays else None
     if not isinstance(base, np.ndarray) or not base.flags.c_contiguous:
         return None
-    first = end = _address(arrays[0])
+    first = end = address(arrays[0])
     for array in arrays:
-        if array.base is not base or array.dtype != np.float32 or _address(array) != end:
+        if array.base is not base or array.dtype != np.float32 or address(array) != end:
             return None
         if not array.flags.c_contiguous:
             return None
         end += array.nbytes
-    start = first - _address(base)
+    start = first - address(base)
     return base.reshape(-1).view(np.uint8)[start : start + end - first].view(np.float32)
 
 
-def _address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+def address(array: NDArray[Any]) -> int:
+    """Address of the array's first element."""
+    data: int = array.__array_interface__["data"][0]
+    return data
 
 
 def check_names(tensors: Tensors, layout: Layout) -> None:

@@ -130,7 +130,8 @@ class Endpoint:
     @property
     def due(self) -> float:
         """When ``poll`` has something to do though nothing comes, monotonic; may be early."""
-        times = [one.due() for one in self._senders] + [one.due() for one in self._receivers]
+        senders = self._senders if self._may_offer else []
+        times = [one.due() for one in senders] + [one.due() for one in self._receivers]
         return min((t for t in times if t is not None), default=float("inf"))
 
     def start(self) -> None:
@@ -270,11 +271,16 @@ class Endpoint:
                 self._act(sender.reconnected(now, self._link.chunk_bytes))
             for receiver in self._receivers:
                 self._act(receiver.reconnected(now))
-        self._pump()
-        for sender in self._senders:
+        for sender in self._senders if self._may_offer else ():
             self._act(sender.tick(now))
+        self._pump()
         for receiver in self._receivers:
             self._act(receiver.tick(now))
+
+    @property
+    def _may_offer(self) -> bool:
+        """Whether to repeat offers: behind a full window they would only queue, perhaps twice."""
+        return self._link.room > 0 or not self._link.connected
 
     def _pump(self) -> None:
         """Hand chunks over as far as the link has room, so that memory stays bounded."""

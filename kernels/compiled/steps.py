@@ -9,6 +9,7 @@ run in vector lanes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,7 @@ def sgd(
     numbers: NDArray[np.float64],
     scratch: Floats,
 ) -> None:
-    """As ``sgd_step``; ``scratch`` holds a block's gradient."""
+    """As ``bound_sgd``; ``scratch`` holds a block's gradient."""
     decay = np.float32(numbers[0])
     mu = np.float32(numbers[1])
     rate = np.float32(numbers[2])
@@ -74,21 +75,22 @@ def sgd(
                 p[i] -= rate * (g[i] + decay * p[i])
 
 
-def sgd_step(
+def bound_sgd(
     params: Floats,
     grads: Floats,
     velocity: Floats,
     reference: Floats,
     correction: Floats,
     numbers: NDArray[np.float64],
-) -> None:
-    """``v = momentum · v + g; p -= lr · v`` in float32, without a velocity ``p -= lr · g``.
+) -> Callable[[], None]:
+    """A step for each call: in float32 ``v = momentum · v + g; p -= lr · v``.
 
+    Without a velocity ``p -= lr · g``.
     ``g = grads + mu · (p - reference) + correction + weight_decay · p``; of velocity, reference
     and correction an empty one is left out. ``numbers``: weight decay, mu, lr, momentum.
     """
     scratch = np.empty(_BLOCK, np.float32)
-    sgd(params, grads, velocity, reference, correction, numbers, scratch)
+    return sgd.bound(params, grads, velocity, reference, correction, numbers, scratch)
 
 
 @kernel("f4[1] out", "f4[1]", "f4[1] out", "f4[1] out", "f4[1]", "f4[1]", "f8[1]", "f4[1] out")
@@ -102,7 +104,7 @@ def adam(
     numbers: NDArray[np.float64],
     scratch: Floats,
 ) -> None:
-    """As ``adam_step``; ``scratch`` holds a block's gradient."""
+    """As ``bound_adam``; ``scratch`` holds a block's gradient."""
     decay = np.float32(numbers[0])
     mu = np.float32(numbers[1])
     keep_m = np.float32(numbers[2])
@@ -131,7 +133,7 @@ def adam(
             p[i] -= rate * mean / (math.sqrt(square) + eps)
 
 
-def adam_step(
+def bound_adam(
     params: Floats,
     grads: Floats,
     m: Floats,
@@ -139,13 +141,14 @@ def adam_step(
     reference: Floats,
     correction: Floats,
     numbers: NDArray[np.float64],
-) -> None:
-    """``m, v`` = moving means of g and g²; ``p -= rate · m / (sqrt(v) + eps)`` in float32.
+) -> Callable[[], None]:
+    """A step for each call: in float32 ``p -= rate · m / (sqrt(v) + eps)``.
 
-    ``g`` as in ``sgd_step``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
+    ``m, v`` are moving means of g and g², ``g`` as in ``bound_sgd``. ``numbers``: weight decay,
+    mu, beta1, beta2, rate, eps.
     """
     scratch = np.empty(_BLOCK, np.float32)
-    adam(params, grads, m, v, reference, correction, numbers, scratch)
+    return adam.bound(params, grads, m, v, reference, correction, numbers, scratch)
 
 
 @kernel("f4[1] out", "f4[1]", "f4[1]", "f4[1]", "f8")

@@ -89,7 +89,7 @@ class Kernel:
         self._function = function
         self._flags = flags
         self._source = _source(function.__code__.co_filename)
-        self._entry: Callable[..., None] | None = None
+        self._binder: _Binder | None = None
         self._lock = threading.Lock()
 
     def __call__(self, *values: Any) -> None:
@@ -99,10 +99,20 @@ class Kernel:
             TypeError: an array that is not C-ordered, of another dtype or number of dimensions,
                 or read-only though it is written: an error in this package.
         """
-        entry = self._entry
-        if entry is None:
-            entry = self._bind()
-        entry(*values)
+        self.bound(*values)()
+
+    def bound(self, *values: Any) -> Callable[[], None]:
+        """What runs it on these very arrays and numbers at each call; they are checked here.
+
+        The arrays may be written in between, but must stay where they are.
+
+        Raises:
+            TypeError: as a call does.
+        """
+        binder = self._binder
+        if binder is None:
+            binder = self._loaded()
+        return binder(*values)
 
     def build(self) -> bool:
         """Make sure that the machine code is in the cache; True if it had to be compiled.
@@ -117,15 +127,15 @@ class Kernel:
             )
         return compiled
 
-    def _bind(self) -> Callable[..., None]:
+    def _loaded(self) -> _Binder:
         with self._lock:
-            if self._entry is None:
+            if self._binder is None:
                 if os.environ.get("NUMBA_DISABLE_JIT", "0") not in {"", "0"}:
-                    self._entry = self._function
+                    self._binder = functools.partial(functools.partial, self._function)
                 else:
                     address = _load(self._symbol, self._code()[0])
-                    self._entry = _caller(self.name, address, self.parameters)
-            return self._entry
+                    self._binder = _native(self.name, address, self.parameters)
+            return self._binder
 
     def _code(self) -> tuple[bytes, bool]:
         """Machine code, and whether it had to be compiled, which one process does for all."""
@@ -212,6 +222,7 @@ def make_cache_folder() -> Path:
     return folder
 
 
+_Binder = Callable[..., Callable[[], None]]
 _GOOD = (0, -2)  # Numba's codes for a result and for None
 
 
@@ -332,8 +343,8 @@ def _load(symbol: str, code: bytes) -> int:
         return _linker().add(symbol, code)
 
 
-def _caller(name: str, address: int, parameters: tuple[_Parameter, ...]) -> Callable[..., None]:
-    """A Python function that passes its arguments as Numba's calling convention has them.
+def _native(name: str, address: int, parameters: tuple[_Parameter, ...]) -> _Binder:
+    """Binds arguments as Numba's calling convention has them.
 
     An array is seven words and more: two object pointers (unused here), count, item size, address,
     shape, strides. Two pointers for a result and an exception come first; neither is used.
@@ -352,18 +363,23 @@ def _caller(name: str, address: int, parameters: tuple[_Parameter, ...]) -> Call
     unused = (ctypes.c_void_p * 2)()
     first = ctypes.addressof(unused)
 
-    def call(*values: Any) -> None:
+    def bind(*values: Any) -> Callable[[], None]:
         words: list[Any] = [first, first + ctypes.sizeof(pointer)]
         for value, describe in zip(values, words_of, strict=True):
             if describe is None:
                 words.append(value)
             else:
                 words += describe(value)
-        if (status := native(*words)) not in _GOOD:
-            raise RuntimeError(f"kernel {name}: ended with status {status}")
 
-    call.keep = unused  # type: ignore[attr-defined]
-    return call
+        def run() -> None:
+            if (status := native(*words)) not in _GOOD:
+                raise RuntimeError(f"kernel {name}: ended with status {status}")
+
+        run.keep = values  # type: ignore[attr-defined]
+        return run
+
+    bind.keep = unused  # type: ignore[attr-defined]
+    return bind
 
 
 def _words(parameter: _Parameter) -> Callable[[Any], tuple[int, ...]]:

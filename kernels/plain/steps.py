@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,7 @@ _silent = np.errstate(all="ignore")  # as compiled loops are
 
 
 @_silent
-def sgd_step(
+def _sgd(
     params: Floats,
     grads: Floats,
     velocity: Floats,
@@ -40,7 +42,7 @@ def sgd_step(
 
 
 @_silent
-def adam_step(
+def _adam(
     params: Floats,
     grads: Floats,
     m: Floats,
@@ -51,7 +53,7 @@ def adam_step(
 ) -> None:
     """``m, v`` = moving means of g and g²; ``p -= rate · m / (sqrt(v) + eps)`` in float32.
 
-    ``g`` as in ``sgd_step``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
+    ``g`` as in ``_sgd``. ``numbers``: weight decay, mu, beta1, beta2, rate, eps.
     """
     decay, mu, keep_m, keep_v, rate, eps = numbers.astype(np.float32)
     take_m, take_v = (1.0 - numbers[2:4]).astype(np.float32)
@@ -60,6 +62,16 @@ def adam_step(
         m[part] = keep_m * m[part] + take_m * g
         v[part] = keep_v * v[part] + take_v * (g * g)
         params[part] -= rate * m[part] / (np.sqrt(v[part]) + eps)
+
+
+def bound_sgd(*values: NDArray[Any]) -> Callable[[], None]:
+    """A step for each call: what ``_sgd`` takes."""
+    return partial(_sgd, *values)
+
+
+def bound_adam(*values: NDArray[Any]) -> Callable[[], None]:
+    """A step for each call: what ``_adam`` takes."""
+    return partial(_adam, *values)
 
 
 def _complete(

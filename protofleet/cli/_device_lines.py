@@ -25,6 +25,11 @@ def _moved(figures: Figures) -> str:
     return f"to bundle {figures['bundle'][:12]}: tensors: {', '.join(counts) or 'none is kept'}"
 
 
+def _switched(figures: Figures) -> str:
+    how = "back to" if figures["taken_back"] else "to"
+    return f"{how} bundle {figures['bundle'][:12]}, from {figures['former'][:12]}"
+
+
 def _joined(figures: Figures) -> str:
     return (
         f"federation '{figures['federation']}' as '{figures['device_id']}': "
@@ -97,6 +102,7 @@ def _short(value: Any) -> str:
 
 _LINES: dict[str, Callable[[Figures], str]] = {
     "moved": _moved,
+    "switched": _switched,
     "joined": _joined,
     "held": _held,
     "free": lambda _figures: "may take part again",

@@ -371,3 +371,42 @@ def experiments(json_file: Path | None, **options: Any) -> None:
         if json_file is not None:
             result.write(json_file)
     engine.show(rows, click.echo)
+
+
+@bench.command()
+@_quick
+@_json
+@click.option(
+    "--data-root",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("data"),
+    envvar="PROTOFLEET_DATA",
+    show_default=True,
+    show_envvar=True,
+    help="Folder of the published data sets; UCI-HAR is needed.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("results/asynchronous"),
+    show_default=True,
+    help="Folder of data, bundles and results; what finished there is not run again.",
+)
+@click.option("--seeds", default="", callback=_integers, help="In place of 1,2,3.")
+def asynchronous(
+    *, quick: bool, json_file: Path | None, data_root: Path, out: Path, seeds: tuple[int, ...]
+) -> None:
+    """Wall time to the same score, synchronous and buffered, one device in four being slow; long.
+
+    Four device processes over Mosquitto; one is stopped nine tenths of the time.
+    """
+    from rich.console import Console
+
+    from protofleet.benchmarks import asynchronous as compared
+
+    result = _started()
+    rows = compared.run(out, data_root, seeds, Console(stderr=True), quick=quick)
+    result.rows.extend(rows)
+    if json_file is not None:
+        result.write(json_file)
+    compared.show(rows, click.echo)

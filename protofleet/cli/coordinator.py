@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING
 import click
 
 from protofleet.cli._broker import GivenBroker, broker_overrides
+from protofleet.cli._cells import root_access
 from protofleet.cli._stopping import on_interrupt
 from protofleet.cli._trust import as_hex, trust_option
 from protofleet.cli._verbosity import start_logging, verbosity
 from protofleet.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from protofleet.coordinator.backup import BackupList
     from protofleet.coordinator.events import Report, Sink
+    from protofleet.coordinator.run import Serving, Succession
     from protofleet.coordinator.status import Status
     from protofleet.federation.settings import FederationConfig
 
@@ -32,6 +37,9 @@ def coordinator() -> None:
 _SHOWN = 8
 """Devices that ``status`` names."""
 _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+_CELL = click.option(
+    "--cell", type=click.IntRange(min=1), help="This cell of [cells]; without: the root."
+)
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
@@ -39,6 +47,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON instead
 @click.argument("files", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
 @broker_overrides
 @trust_option
+@_CELL
 @click.option("--wait", is_flag=True, help="Wait for the end of another coordinator.")
 @click.option("--take-over", is_flag=True, help="Replace another coordinator on the broker.")
 @_JSON
@@ -47,6 +56,7 @@ def run(
     *,
     broker: GivenBroker,
     trust_files: tuple[Path, ...],
+    cell: int | None,
     wait: bool,
     take_over: bool,
     as_json: bool,
@@ -63,24 +73,50 @@ def run(
     start_logging()
     from protofleet.cli._several import Served, serve_all
     from protofleet.coordinator.events import Failed
-    from protofleet.coordinator.run import Succession, open_service
+    from protofleet.coordinator.run import Succession
     from protofleet.coordinator.storage import serve
 
+    if cell is not None and len(files) > 1:
+        raise click.UsageError("--cell: give one FILE, whose cell it is")
     configs = [_config(file, broker, trust_files) for file in files]
     succession = Succession(wait=wait, take_over=take_over)
     open_sink = _json_sink if as_json else _text_sink
     with on_interrupt(f"to resume: protofleet coordinator run {' '.join(map(str, files))}"):
         if len(configs) == 1:
             config, sink = configs[0], open_sink("")
-            serve(partial(open_service, config, sink, succession), config.run_dir, sink)
+            serve(_opener(config, sink, succession, cell), _run_dir(config, cell), sink)
             return
         sinks = [open_sink(config.federation) for config in configs]
         several = [
-            Served(config, partial(open_service, config, sink, succession), sink)
+            Served(config, _opener(config, sink, succession, None), sink)
             for config, sink in zip(configs, sinks, strict=True)
         ]
         if not serve_all(several, lambda one, reason: one.sink(Failed(reason=reason))):
             sys.exit(1)
+
+
+def _opener(
+    config: FederationConfig, sink: Sink, succession: Succession, cell: int | None
+) -> Callable[[], AbstractContextManager[Serving]]:
+    from protofleet.coordinator.run import open_service
+
+    to_root = partial(root_access, config, cell)
+    return partial(open_service, config, sink, succession, cell=cell, to_root=to_root)
+
+
+def _run_dir(config: FederationConfig, cell: int | None) -> Path:
+    from protofleet.federation.cells import cell_config
+
+    return config.run_dir if cell is None else cell_config(config, cell).run_dir
+
+
+def _of_cell(file: Path, cell: int | None) -> FederationConfig:
+    """A federation file, as it is for one of its cells if there is a number."""
+    from protofleet.federation.cells import cell_config
+    from protofleet.federation.settings import load_config
+
+    config = load_config(file)
+    return config if cell is None else cell_config(config, cell)
 
 
 def _config(file: Path, broker: GivenBroker, trust_files: tuple[Path, ...]) -> FederationConfig:
@@ -97,15 +133,15 @@ def _config(file: Path, broker: GivenBroker, trust_files: tuple[Path, ...]) -> F
 
 @coordinator.command()
 @_FILE
+@_CELL
 @_JSON
-def status(file: Path, *, as_json: bool) -> None:
+def status(file: Path, *, cell: int | None, as_json: bool) -> None:
     """Show how far the run of the federation FILE is; works while it runs."""
     import msgspec
 
     from protofleet.coordinator.status import read_status
-    from protofleet.federation.settings import load_config
 
-    found = read_status(load_config(file))
+    found = read_status(_of_cell(file, cell))
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
         return
@@ -120,38 +156,44 @@ def status(file: Path, *, as_json: bool) -> None:
         click.echo(f"not invited: {printable(refusal.reason)}")
     for hold in found.held:
         click.echo(f"held: {hold.device_id}: {', '.join(hold.conditions)}")
+    for one in found.cells:
+        name = f"round {one.round_id} {one.phase}, {_updates(one)}{_missing(one)}"
+        click.echo(f"{one.federation}: {one.operation}{_since(one)}, {name}")
 
 
 @coordinator.command()
 @_FILE
+@_CELL
 @_JSON
-def pause(file: Path, *, as_json: bool) -> None:
+def pause(file: Path, *, cell: int | None, as_json: bool) -> None:
     """Let no other round of the federation FILE open.
 
     The open round ends by its rules. The order is durable: a coordinator that starts later comes up
     paused.
     """
-    _order(file, "pause", as_json=as_json)
+    _order(file, "pause", cell=cell, as_json=as_json)
 
 
 @coordinator.command()
 @_FILE
+@_CELL
 @_JSON
-def resume(file: Path, *, as_json: bool) -> None:
+def resume(file: Path, *, cell: int | None, as_json: bool) -> None:
     """Let rounds of the federation FILE open again; takes back pause and stop."""
-    _order(file, "run", as_json=as_json)
+    _order(file, "run", cell=cell, as_json=as_json)
 
 
 @coordinator.command()
 @_FILE
+@_CELL
 @click.option("--now", is_flag=True, help="Leave the open round to the next start.")
 @_JSON
-def stop(file: Path, *, now: bool, as_json: bool) -> None:
+def stop(file: Path, *, cell: int | None, now: bool, as_json: bool) -> None:
     """End the coordinator of the federation FILE after the open round.
 
     Results are written, and ``coordinator run`` goes on with the next round.
     """
-    _order(file, "end" if now else "stop", as_json=as_json)
+    _order(file, "end" if now else "stop", cell=cell, as_json=as_json)
 
 
 @coordinator.command()
@@ -188,39 +230,43 @@ _ARCHIVE = click.argument("archive", type=click.Path(dir_okay=False, path_type=P
 @coordinator.command()
 @_FILE
 @_ARCHIVE
+@_CELL
 @click.option("--without-keys", is_flag=True, help="Leave the coordinator's key of this run out.")
 @_JSON
-def backup(file: Path, archive: Path, *, without_keys: bool, as_json: bool) -> None:
+def backup(
+    file: Path, archive: Path, *, cell: int | None, without_keys: bool, as_json: bool
+) -> None:
     """Write the run of the federation FILE into ARCHIVE, also while it runs.
 
     ARCHIVE is as secret as the run folder: readable by you alone. The federation file, the bundle,
     test data and the federation's keys are no part of it.
     """
     from protofleet.coordinator.backup import back_up
-    from protofleet.federation.settings import load_config
 
-    listed = back_up(load_config(file).run_dir, archive, keys=not without_keys)
+    listed = back_up(_of_cell(file, cell).run_dir, archive, keys=not without_keys)
     _tell_backup(listed, f"'{archive}': backup", as_json=as_json)
 
 
 @coordinator.command()
 @_FILE
 @_ARCHIVE
+@_CELL
 @click.option(
     "--next-round",
     type=click.IntRange(min=1),
     help="Go on with this round: devices have finished those before it.",
 )
 @_JSON
-def restore(file: Path, archive: Path, *, next_round: int | None, as_json: bool) -> None:
+def restore(
+    file: Path, archive: Path, *, cell: int | None, next_round: int | None, as_json: bool
+) -> None:
     """Make the run folder that the federation FILE names from ARCHIVE; it must not exist yet.
 
     Every file is checked before any is in place.
     """
     from protofleet.coordinator import backup as backups
-    from protofleet.federation.settings import load_config
 
-    config = load_config(file)
+    config = _of_cell(file, cell)
     listed = backups.restore(
         archive, config.run_dir, federation=config.federation, next_round=next_round or 0
     )
@@ -244,7 +290,7 @@ def _tell_backup(listed: BackupList, what: str, *, as_json: bool) -> None:
     )
 
 
-def _order(file: Path, wanted: str | int, *, as_json: bool) -> None:
+def _order(file: Path, wanted: str | int, *, cell: int | None = None, as_json: bool) -> None:
     """Write an order, by name or a number of rounds, into a run's ledger; tell what came of it."""
     from contextlib import closing
 
@@ -252,9 +298,8 @@ def _order(file: Path, wanted: str | int, *, as_json: bool) -> None:
 
     from protofleet.coordinator.control import Orders, Wish
     from protofleet.coordinator.status import read_status
-    from protofleet.federation.settings import load_config
 
-    config = load_config(file)
+    config = _of_cell(file, cell)
     with closing(Orders(config.run_dir)) as orders:
         order = orders.extend(wanted) if isinstance(wanted, int) else orders.wish(Wish(wanted))
         taken = orders.await_taken(order)

@@ -92,6 +92,11 @@ def _data_options(command: Callable[..., None]) -> Callable[..., None]:
     "mqtts://[user@]host[:port], or mqtt://… on this machine; an enrolled device knows it."
 )
 @click.option("--federation", help="Its name; an enrolled device knows it.")
+@click.option(
+    "--cells",
+    type=click.IntRange(min=1),
+    help="The federation has so many cells: join that which the --id names.",
+)
 @click.option("--pooled", type=_PATH, help="All devices' test parts, in a rehearsal (FILE.npz).")
 @click.option(
     "--data-from",
@@ -124,6 +129,7 @@ def join(
     *,
     broker: BrokerAccess | None,
     federation: str | None,
+    cells: int | None,
     pooled: Path | None,
     later: tuple[tuple[int, str], ...],
     store: Path | None,
@@ -148,6 +154,8 @@ def join(
     from protofleet.federation.records import Sends
 
     trusted = trusted_keys(source["trust_files"])
+    if cells is not None:
+        federation = _cell(federation, device_id, cells)
     options = JoinOptions(
         broker=broker,
         federation=federation,
@@ -171,6 +179,15 @@ def join(
     if verbosity() >= 0:
         _tell_predict(options.store)
     sys.exit(status)
+
+
+def _cell(federation: str | None, device_id: str | None, cells: int) -> str:
+    """The federation of the cell that a device's id names."""
+    from protofleet.federation.cells import cell_federation, cell_of
+
+    if federation is None or device_id is None:
+        raise click.UsageError("--cells: give --federation and --id, which say the cell")
+    return cell_federation(federation, cell_of(device_id, cells))
 
 
 def _tell_predict(store: Path) -> None:

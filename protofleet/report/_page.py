@@ -287,8 +287,11 @@ def _facts(result: RunRecord, details: Details) -> dict[str, str]:
         "Codec (up / down)": result.codec,
         "Differential privacy": _privacy(result.privacy),
         "Devices do not send": result.switched_off,
-        "Bytes up": units.byte_text(sum(device.bytes_up for device in result.devices)),
-        "Bytes down": units.byte_text(sum(device.bytes_down for device in result.devices)),
+        "Cells": ", ".join(f"{one.id}: {one.devices} devices" for one in result.cells),
+        "Bytes up": units.byte_text(sum(one.bytes_up for one in result.cells or result.devices)),
+        "Bytes down": units.byte_text(
+            sum(one.bytes_down for one in result.cells or result.devices)
+        ),
         "Per device and round": _per_round(result),
         "Training step (median device)": f"{units.ms_text(step_ms)} ms",
         "Inference (median device)": f"{units.ms_text(infer_ms)} ms",
@@ -381,7 +384,9 @@ def _byte_pictures(result: RunRecord) -> list[Picture]:
     by_round = Picture(
         key="bytes-round",
         title="Traffic by round",
-        caption="Bytes of all devices together, counted at their sockets.",
+        caption="Bytes between the cells and the root."
+        if result.cells
+        else "Bytes of all devices together, counted at their sockets.",
         alt=f"Bar plot of bytes per round; in sum {total}.",
         uri=_uri(_figures.bytes_by_round(result.rounds)),
     )
@@ -393,7 +398,8 @@ def _byte_pictures(result: RunRecord) -> list[Picture]:
         f"sent {units.byte_text(units.median(d.bytes_up for d in result.devices) or 0)}.",
         uri=_uri(_figures.bytes_by_device(result.devices)),
     )
-    return [*([by_round] if result.rounds else []), *([by_device] if result.devices else [])]
+    own = result.devices and not result.cells  # what a cell's devices paid stands in its folder
+    return [*([by_round] if result.rounds else []), *([by_device] if own else [])]
 
 
 def _latency_pictures(details: Details) -> list[Picture]:

@@ -11,14 +11,13 @@ Rows, such as prototypes, are clipped one by one over the clients that hold them
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protofleet.kernels import squared_distance
+from protofleet.kernels import squared_distances
 from protofleet.strategies.aggregation.aggregator import (
     Aggregator,
     Rows,
@@ -61,7 +60,8 @@ def clipped(
     """
 
     def limit(old: Vector, terms: Terms) -> Terms:
-        norms = np.array([_norm(vector, old) if weight else np.nan for vector, weight in terms])
+        counted = (vector if weight else None for vector, weight in terms)
+        norms = np.sqrt(squared_distances(counted, old))
         threshold = _threshold(norms, multiple)
         if not (norms > threshold).any():
             return terms
@@ -94,10 +94,6 @@ def clipped(
         combine_rows=combine_rows,
         limit=limit,
     )
-
-
-def _norm(vector: Vector, old: Vector) -> float:
-    return math.sqrt(squared_distance(vector, old))
 
 
 def _threshold(norms: NDArray[np.float64], multiple: float) -> float:

@@ -6,7 +6,9 @@ import os
 import signal
 import sqlite3
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,8 +18,10 @@ from protofleet.coordinator import ledger as ledger_module
 from protofleet.coordinator.ledger import Ledger
 from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Totals
 from protofleet.errors import InputError, ProtofleetError, UnavailableError
+from protofleet.federation.buffered import BufferedSchedule
 from protofleet.federation.records import Costs, Metrics, Scores, Spread, UpdateRecord
 from protofleet.federation.schedule import (
+    AddMembers,
     CloseRound,
     DeviceAppeared,
     Invite,
@@ -146,7 +150,7 @@ def _count_down() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _killed_at(folder: Path, point: int, schedule: SynchronousSchedule = _FINAL) -> bool:
+def _killed_at(folder: Path, point: int, run=_run, **options) -> bool:
     """Run in a child that SIGKILLs itself at its ``point``-th step; whether it got there."""
     child = os.fork()
     if child == 0:
@@ -159,7 +163,7 @@ def _killed_at(folder: Path, point: int, schedule: SynchronousSchedule = _FINAL)
             )
             os.fsync = lambda fd: (_count_down(), fsync(fd))
             Path.replace = lambda a, b: (_count_down(), replace(a, b), _count_down())
-            _run(folder, schedule)
+            run(folder, **options)
             code = 0
         finally:
             os._exit(code)
@@ -179,10 +183,109 @@ def test_killed_at_any_step_and_resumed_the_run_ends_with_the_same_bits(ram_path
     while killed:
         point += 1
         folder = ram_path / f"k{point}"
-        killed = _killed_at(folder, point, schedule)
+        killed = _killed_at(folder, point, schedule=schedule)
         _run(folder, schedule)
         assert _outcome(folder) == expected, f"killed at step {point}"
     assert point > 60
+
+
+_BUFFERED = BufferedSchedule(
+    rules=SynchronousSchedule(rounds=4, seed=0, minimum=3, patience=3), buffer=2
+)
+
+
+def _run_buffered(folder: Path) -> None:
+    """A coordinator without a wire: a and b deliver as soon as they are asked to, c much later."""
+    with Ledger(folder, _IDENTITY) as ledger:
+        state, actions = _BUFFERED.resume(ledger.state(), 0.0)
+        server = ledger.server_state() or ServerState(round_id=0, tensors={"w": np.zeros(5)})
+        events, slow = [DeviceAppeared(client_id) for client_id in "abc"], []
+        while actions or events or slow:
+            if actions:
+                action, *rest = actions
+                server, events, slow = _answered(ledger, server, state, action, (events, slow))
+                actions = rest
+                continue
+            event = events.pop(0) if events else UpdateStored(slow.pop(0))
+            if isinstance(event, UpdateStored) and not _stored(ledger, state, event.device_id):
+                continue
+            state, new = _BUFFERED.step(state, event, 0.0)
+            actions = list(new)
+
+
+def _stored(ledger: Ledger, state: RoundState, client_id: str) -> bool:
+    task = state.task_of(client_id)
+    if not task or _BUFFERED.refusal(state, client_id, task) is not None:
+        return False
+    arrived = _update(ledger.folder, task, client_id)
+    ledger.accept(replace(arrived, counted_in=state.round_id))
+    return True
+
+
+def _answered(ledger, server, state, action, waiting):
+    """The action's effects; who is given a task delivers, c when nobody else has anything to do."""
+    events, slow = waiting
+    given = ()
+    match action:
+        case OpenRound(round_id, given, size):
+            ledger.open_round(round_id, given, 0.0, size=size)
+        case AddMembers(round_id, given):
+            ledger.extend_round(round_id, state.attempt, given)
+        case Invite(client_id):
+            given = (client_id,)
+        case CloseRound(round_id):
+            ledger.close_round(round_id)
+            server = _mixed(server, ledger.updates(round_id))
+            oldest = min((t for t in state.tasks.values() if t > round_id - 3), default=None)
+            ledger.commit_round(server, _scores(round_id), 1.0, keep_states=1, oldest_task=oldest)
+            events = [StateCommitted(), *events]
+    events = [*events, *(UpdateStored(one) for one in given if one != "c")]
+    return server, events, [*slow, *(one for one in given if one == "c")]
+
+
+def _mixed(state: ServerState, updates) -> ServerState:
+    """Another sum for every order and every round of its updates."""
+    total = state.tensors["w"]
+    for update in updates:
+        total = 0.5 * total + update.tensors["w"] / (1 + state.round_id + 1 - update.round_id)
+    return ServerState(round_id=state.round_id + 1, tensors={"w": total})
+
+
+def _of_order(order) -> bytes:
+    """The last state's bits, from the order of admission alone."""
+    state = ServerState(round_id=0, tensors={"w": np.zeros(5)})
+    for _, group in groupby(order, key=lambda one: one.counted_in):
+        made = sorted(group, key=lambda one: (one.client_id, -one.round_id))
+        updates = [SimpleNamespace(round_id=one.round_id, tensors=_tensors(one)) for one in made]
+        state = _mixed(state, updates)
+    return state.tensors["w"].tobytes()
+
+
+def _tensors(one):
+    rng = np.random.default_rng([one.round_id, ord(one.client_id)])
+    return {"w": rng.normal(size=5).astype(np.float32)}
+
+
+@pytest.mark.slow
+def test_killed_at_any_step_a_buffered_run_is_what_its_order_of_admission_says(ram_path):
+    """Every update counts once, late ones too, and the state follows from the ledger's order."""
+    point, killed, late = 0, True, 0
+    while killed:
+        point += 1
+        folder = ram_path / f"k{point}"
+        killed = _killed_at(folder, point, _run_buffered)
+        _run_buffered(folder)
+        with Ledger(folder, _IDENTITY) as ledger:
+            order, committed = ledger.admissions(), ledger.committed()
+            state, spooled = ledger.server_state(), list(ledger.spool.iterdir())
+        assert [one.round_id for one in committed] == [1, 2, 3, 4], point
+        assert len({one[1:] for one in order}) == len(order) == 8, point
+        assert [one.participants for one in committed] == [2] * 4, point
+        assert state.tensors["w"].tobytes() == _of_order(order), point
+        assert spooled == [], point
+        late += any(one.counted_in > one.round_id for one in order)
+    assert point > 60
+    assert late > point / 4
 
 
 def test_a_final_fit_leaves_the_tensors_and_is_told_apart(ram_path):

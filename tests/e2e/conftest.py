@@ -63,6 +63,11 @@ class Process:
         self._reader.join(5)
         return status
 
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._popen.poll() is None
+
     def kill(self) -> None:
         """SIGKILL, now."""
         self._popen.kill()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import sys
+import time
+from pathlib import Path
 
 import onnx
 import pytest
+import tiny_bundle as tiny_bundle_module
 from click.testing import CliRunner
 from tiny_bundle import PROGRAMS, tiny_bundle
 
 from protofleet.bundle import Bundle
 from protofleet.cli.bundle import bundle as commands
+from protofleet.edge.journal import bundle_path
+from protofleet.edge.store import Store
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(300)]
 
@@ -123,6 +130,58 @@ def test_a_sick_bundle_goes_back_and_a_sound_one_reaches_all_while_rounds_go_on(
         device.terminate()
     numbers = [event["round_id"] for event in _closed(coordinator)]
     assert numbers == sorted(set(numbers))  # none was lost or repeated
+
+
+@pytest.mark.slow(seconds=40)
+def test_cut_by_power_loss_at_one_write_after_the_other_the_upgrade_comes_through(
+    make_federation, tmp_path, key
+):
+    """Each process of the device dies one write later than the one before it."""
+    first, old = _bundle(tmp_path, key, 1)
+    later, new = _bundle(tmp_path, key, 2)
+    run = make_federation("run", first, 1)
+    run.write(rounds=5000)
+    coordinator = run.start_coordinator()
+    device = run.start_device("device0")
+    _await_rounds(coordinator)
+    device.kill()
+    _say("publish", run.file, later)
+    store, seen = run.folder / "store-device0", set()
+    for fatal in itertools.count(2, 2):
+        device = run.start_device("device0", _deadly(tmp_path, fatal))
+        until = time.monotonic() + 60
+        while device.is_running and time.monotonic() < until and not _has(coordinator, new):
+            time.sleep(0.02)
+        if _has(coordinator, new):
+            break
+        assert not device.is_running, device.log
+        with Store.open(store) as opened:
+            bundle = opened.journal.binding.bundle
+            path = bundle_path(store, bundle)
+            assert Bundle.open(path, any_signer=True).digest == bundle
+            assert opened.load_memory().state is not None
+            seen.add(bundle)
+    assert old in seen
+    device.kill()
+    device = run.start_device("device0")
+    _await_rounds(coordinator)
+    told = _say("status", run.file)
+    assert (told["active"], told["counts"]) == (new, {"confirmed": 1})
+    numbers = [event["round_id"] for event in _closed(coordinator)]
+    assert numbers == sorted(set(numbers))
+
+
+def _has(coordinator, bundle):
+    return any(map(_of("started", bundle=bundle), list(coordinator.events)))
+
+
+def _deadly(folder, fatal):
+    """A Python whose ``protofleet`` is killed before its ``fatal``-th write."""
+    path = folder / f"deadly-{fatal}"
+    script = Path(tiny_bundle_module.__file__).with_name("deadly_device.py")
+    path.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {script} {fatal} "$@"\n')
+    path.chmod(0o700)
+    return str(path)
 
 
 def _write_key(path, key):

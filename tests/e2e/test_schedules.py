@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_bundle import tiny_bundle, tiny_data, trust_in_tests
 
+from protofleet.coordinator.control import Orders, Wish
 from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.status import read_status
 from protofleet.datasets import DeviceData
 from protofleet.experiments._worker import ClientFiles, ClientTrainer, WorkerSpec, WorkerTask
 from protofleet.federation.plan import make_plan
@@ -134,3 +138,42 @@ def test_killed_device_and_coordinator_and_the_order_in_the_ledger_gives_the_sam
     _assert_same_bits(_replayed(rough, plan, admissions), _states(rough.run_dir))
     result = json.loads((rough.run_dir / "result.json").read_text())
     assert max(one["staleness"] for one in result["rounds"]) > 0
+
+
+@pytest.mark.slow(seconds=12)
+@pytest.mark.timeout(600)
+def test_an_update_behind_its_round_counts_in_the_next_and_a_pause_lets_it_come(
+    make_federation, tmp_path, key
+):
+    """A device stands still in round 2, which closes by its deadline without it."""
+    trust_in_tests(key)
+    federation = make_federation("late", tiny_bundle(tmp_path / "tiny.pfb", key), 3)
+    late = '[schedule]\nlate = "weighted"\nmax_staleness = 3\n'
+    rules = "[round]\ndeadline_s = 6.0\nquorum = 2\n[limits]\nkeep_states = 20\n"
+    federation.write(rounds=5, extra=_LEARNING + late + rules)
+    file = federation.file
+    file.write_text(file.read_text().replace("minimum = 3", "minimum = 2"))
+    coordinator = federation.start_coordinator()
+    devices = {name: federation.start_device(name) for name in federation.devices}
+    coordinator.wait_for(_of("update_received", device_id="device2"))
+    still = devices["device2"]
+    still.signal(signal.SIGSTOP)
+    coordinator.wait_for(lambda e: e["event"] == "round_closed" and e["participants"] == 2)
+    config = load_config(file)
+    with closing(Orders(config.run_dir)) as orders:
+        orders.wish(Wish.PAUSE)
+    coordinator.wait_for(_of("paused"))
+    assert read_status(config).late == ("device2",)
+    still.signal(signal.SIGCONT)
+    coordinator.wait_for(
+        lambda e: e["event"] == "update_received" and e["counted_in"] > e["round_id"]
+    )
+    with closing(Orders(config.run_dir)) as orders:
+        orders.wish(Wish.RUN)
+    assert coordinator.finish() == 0, coordinator.log
+    assert [device.finish() for device in devices.values()] == [0] * 3
+    plan, ledger = _ledger(federation)
+    with ledger:
+        admissions = ledger.admissions()
+    assert [one.client_id for one in admissions if one.counted_in > one.round_id] == ["device2"]
+    _assert_same_bits(_replayed(federation, plan, admissions), _states(federation.run_dir))

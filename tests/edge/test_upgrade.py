@@ -22,7 +22,7 @@ from protofleet.edge.journal import Binding, bundle_path
 from protofleet.edge.store import Store
 from protofleet.edge.training import LocalData
 from protofleet.edge.trial import rehearse
-from protofleet.edge.upgrade import Upgrades, bundle_in_place
+from protofleet.edge.upgrade import ATTEMPTS, Upgrades, bundle_in_place
 from protofleet.errors import ProvisionError, RefusedError
 from protofleet.strategies.types import ClientState
 from protofleet.wire.identity import BundleWithdrawal, sign_statement
@@ -242,15 +242,15 @@ def test_a_rehearsal_trains_on_the_devices_data(tmp_path):
         rehearse(_bundle(tmp_path, 2, train=wrong), LocalData(own=own), threads=1, backend="onnx")
 
 
-def test_what_two_processes_have_died_of_is_not_tried_again(tmp_path, present):
+def test_what_processes_have_died_of_is_not_tried_again(tmp_path, present):
     new = _bundle(tmp_path, 2)
     device = _Device(tmp_path, present)
     with device.store:
         device.fetched(_path(tmp_path, 2), new)
-        started = msgspec.structs.replace(device.store.journal.candidate, attempts=2)
+        started = msgspec.structs.replace(device.store.journal.candidate, attempts=ATTEMPTS)
         device.store.commit(candidate=started)
         assert device.checked() == ["fetched", "failed"]
-        assert "ended 2 times" in device.upgrades.progress.reason
+        assert f"ended {ATTEMPTS} times" in device.upgrades.progress.reason
 
 
 def _upgraded(folder: Path, fatal: int) -> None:

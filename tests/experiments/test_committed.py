@@ -27,7 +27,7 @@ from protofleet.tensors import Layout, Model, ModelLayer, TensorMap
 NAMES = tuple(committed())
 SMALL = tuple(name for name in NAMES if name.endswith("-small"))
 PAPERS = {"cdfl", "fedala", "fedali", "fedhp", "fedsub"}
-OURS = {"all", "codecs", "hostile", "privacy"}
+OURS = {"all", "asynchronous", "codecs", "hostile", "privacy"}
 CLAIMS = "claims"
 """The folder of experiments that measure papers' claims, of any paper."""
 CHOOSING = "choosing"

@@ -11,9 +11,8 @@ import pytest
 
 from protofleet.errors import InputError, ProvisionError
 from protofleet.runtime import open_programs
-from protofleet.runtime._arrays import address
 from protofleet.strategies.types import GradFn, Step
-from protofleet.tensors import Layout, Network, TensorMap
+from protofleet.tensors import Layout, Network, TensorMap, address
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 
 import pytest
@@ -328,3 +329,28 @@ def test_an_unknown_kind_of_broker_says_what_to_install(monkeypatch):
     monkeypatch.setattr("protofleet.firmware_sim.broker.find_mosquitto", lambda: None)
     with pytest.raises(UnavailableError, match="apt install mosquitto"), local_broker("mosquitto"):
         pass
+
+
+class _Full(_Reconnecting):
+    """A link whose window is full until ``room`` says otherwise."""
+
+    room = 0
+    connected = True
+
+
+def test_offers_are_not_repeated_behind_a_full_window(tmp_path, monkeypatch):
+    """Else those of a large cohort queue again and again before the first copies have left."""
+    link = _Full()
+    endpoint = CoordinatorEndpoint(link, _TOPICS, tmp_path)
+    assert isinstance(endpoint.poll(0), Connected)
+    endpoint.poll(0)
+    endpoint.send_task("pi-7", _task(1), _BLOB)
+    later = time.monotonic() + 600.0
+    monkeypatch.setattr(_Full, "clock", later)
+    endpoint.poll(0)
+    assert link.published == ["dn/pi-7/t"]
+    assert endpoint.due == float("inf")
+    monkeypatch.setattr(_Full, "room", 16)
+    assert endpoint.due < later
+    endpoint.poll(0)
+    assert link.published == ["dn/pi-7/t", "dn/pi-7/t"]

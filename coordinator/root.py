@@ -1,0 +1,248 @@
+"""The root of a federation with cells: a coordinator whose members are the cells.
+
+It opens rounds, keeps a ledger and can be killed as any other; what differs is what travels. A
+member is sent the server's whole state with an order, and answers with a report
+(``federation.cells``), from which the root's ledger knows the devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from protofleet.coordinator.ledger import Ledger
+from protofleet.coordinator.ledger_rows import Accepted, ArrivedUpdate, Traffic
+from protofleet.coordinator.payloads import PayloadFile, Payloads
+from protofleet.coordinator.registry import Device, Registry
+from protofleet.coordinator.rounds import Rounds
+from protofleet.coordinator.service import Service
+from protofleet.durable import replace_whole
+from protofleet.errors import RefusedError
+from protofleet.federation.cells import (
+    GatheredRound,
+    Order,
+    ReportHeader,
+    cell_federation,
+    cell_name,
+    cell_of,
+    encode_order,
+    gather,
+    read_header,
+)
+from protofleet.federation.records import CellRecord, RoundRecord, UpdateRecord
+from protofleet.federation.server import Server
+from protofleet.strategies.types import Strategy, Updates
+from protofleet.tensors import Tensors
+from protofleet.wire.codecs import Coding
+from protofleet.wire.messages import Presence
+from protofleet.wire.transfer import Received
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS reported (
+    round_id INTEGER NOT NULL,
+    device_id TEXT NOT NULL,
+    cell TEXT NOT NULL,
+    transfer_id TEXT NOT NULL,
+    record TEXT NOT NULL,
+    norms TEXT NOT NULL,
+    PRIMARY KEY (round_id, device_id, cell)
+) STRICT;
+"""
+"""Devices of which a cell has reported an update; they count with the cell's row in ``members``."""
+
+
+class RootLedger(Ledger):
+    """A run's durable state at the root: members are cells, updates are those of their devices.
+
+    Args:
+        folder, identity, patience_s: as of ``Ledger``.
+        strategy: of the federation.
+    """
+
+    def __init__(
+        self, folder: Path, identity: Mapping[str, str], *, strategy: Strategy, patience_s: float
+    ) -> None:
+        super().__init__(folder, identity, patience_s=patience_s)
+        self._strategy = strategy
+        self._db.executescript(_SCHEMA)
+
+    def accept(self, *arrivals: ArrivedUpdate) -> None:
+        """Move cells' reports into the spool, and rows of their devices beside; then durable."""
+        with self._db:
+            for one in arrivals:
+                self._note_devices(one.accepted.device_id, read_header(one.source))
+        super().accept(*arrivals)
+
+    def _note_devices(self, cell: str, header: ReportHeader) -> None:
+        self._db.execute(
+            "DELETE FROM reported WHERE round_id = ? AND cell = ?", (header.round_id, cell)
+        )
+        self._db.executemany(
+            "INSERT INTO reported VALUES (?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    header.round_id,
+                    one.device_id,
+                    cell,
+                    one.transfer_id,
+                    msgspec.json.encode(one.record).decode(),
+                    msgspec.json.encode(one.norms).decode(),
+                )
+                for one in header.updates
+            ],
+        )
+
+    def updates(self, round_id: int) -> Updates:  # type: ignore[override]
+        """The round's updates of all cells, or one that stands for them."""
+        return self._gathered(round_id).updates
+
+    def accepted(self, round_id: int) -> list[Accepted]:
+        """Of the devices in all cells, sorted by device_id; of one in two what the first says."""
+        rows = self._db.execute(
+            "SELECT device_id, transfer_id, record, norms FROM reported WHERE round_id = ?"
+            " AND cell IN (SELECT device_id FROM members WHERE round_id = ? AND file IS NOT NULL)"
+            " ORDER BY device_id, length(cell), cell",
+            (round_id, round_id),
+        )
+        found: dict[str, Accepted] = {}
+        for device_id, transfer_id, record, norms in rows:
+            if device_id not in found:
+                found[device_id] = Accepted(
+                    device_id=device_id,
+                    transfer_id=transfer_id,
+                    record=msgspec.json.decode(record, type=UpdateRecord),
+                    norms=msgspec.json.decode(norms, type=dict[str, float]),
+                )
+        return list(found.values())
+
+    def committed(self, traffic: Traffic | None = None) -> tuple[RoundRecord, ...]:
+        """All committed rounds, in order; their participants are devices."""
+        counts = dict(
+            self._db.execute(
+                "SELECT round_id, count(DISTINCT device_id) FROM reported GROUP BY round_id"
+            )
+        )
+        return tuple(
+            msgspec.structs.replace(one, participants=counts.get(one.round_id, 0))
+            for one in super().committed(traffic)
+        )
+
+    def cells(self) -> tuple[CellRecord, ...]:
+        """The cells that have reported, by name."""
+        counts = self._db.execute(
+            "SELECT cell, count(DISTINCT device_id) FROM reported GROUP BY cell"
+            " ORDER BY length(cell), cell"
+        ).fetchall()
+        totals = self.totals()
+        last = {name: list(its.values())[-1] for name, its in totals.items() if its}
+        return tuple(
+            CellRecord(
+                id=name,
+                devices=count,
+                bytes_up=last[name].bytes_up if name in last else 0,
+                bytes_down=last[name].bytes_down if name in last else 0,
+            )
+            for name, count in counts
+        )
+
+    def _gathered(self, round_id: int) -> GatheredRound:
+        files = self._db.execute(
+            "SELECT file FROM members WHERE round_id = ? AND file IS NOT NULL", (round_id,)
+        )
+        return gather([self.folder / file for (file,) in files], self._strategy)
+
+
+class _Orders(Payloads):
+    """What cells are sent: the server's whole state, the same for all of them."""
+
+    def payload_for(self, round_id: int, device_id: str) -> PayloadFile:
+        """The order of a round."""
+        if device_id not in self._sent or self._sent[device_id].round_id != round_id:
+            norms = [one.update_norms for one in self._ledger.committed()]
+            order = Order(round_id=round_id, update_norms=norms[-1] if norms else {})
+            path = self._folder / f"{order.round_id:06d}.order"
+            if not path.exists():
+                replace_whole(path, encode_order(self._state_of(round_id), order))
+            self._sent[device_id] = PayloadFile(
+                round_id=round_id, path=path, coding=Coding(), reference=""
+            )
+        return self._sent[device_id]
+
+    def send_otherwise(self, device_id: str, rule: str) -> bool:  # noqa: ARG002 - as of ``Payloads``
+        """There is one form."""
+        return False
+
+    def update_baseline(self, round_id: int, device_id: str, coding: Coding) -> Tensors:  # noqa: ARG002 - as of ``Payloads``
+        """A report is compared with nothing."""
+        return {}
+
+
+class RootRounds(Rounds):
+    """The root's rounds: orders go out."""
+
+    def _make_payloads(self) -> Payloads:
+        return _Orders(self.server.plan, self._ledger, self._state_of)
+
+
+class _Cells(Registry):
+    """The cells that are there; nobody else takes part."""
+
+    def of_federation(self, federation: str, count: int) -> _Cells:
+        """Of so many cells."""
+        self._federation, self._count = federation, count
+        return self
+
+    def presence(self, device_id: str, presence: Presence, now: float) -> Device:
+        """Take a cell's; RefusedError, rule ``cell``: it is a device, whose place is in a cell."""
+        if device_id not in {cell_name(k + 1) for k in range(self._count)}:
+            place = cell_federation(self._federation, cell_of(device_id, self._count))
+            raise RefusedError(
+                "cell",
+                f"device '{device_id}': federation '{self._federation}' has {self._count} cells, "
+                f"and devices join one of them: --federation {place}, for instance",
+            )
+        return super().presence(device_id, presence, now)
+
+
+class RootService(Service):
+    """One run of the root; made by ``run.open_service``."""
+
+    def _make_registry(self, server: Server) -> Registry:
+        plan, cells = server.plan, server.plan.config.cells
+        registry = _Cells(
+            bundle=plan.bundle.digest,
+            layout_hash=plan.bundle.manifest.layout_hash,
+            strategy=plan.strategy.description.name,
+            silent_after_s=plan.config.liveness.silent_after_s,
+        )
+        return registry.of_federation(plan.config.federation, 0 if cells is None else cells.count)
+
+    def _admit(self, event: Received) -> ArrivedUpdate:
+        """Check a cell's report.
+
+        Raises:
+            RefusedError: it is damaged, or of another cell or round.
+        """
+        header, offer = read_header(event.path), event.offer
+        name = cell_name(header.cell)
+        if (name, header.round_id) != (event.device_id, offer.round_id):
+            raise RefusedError(
+                "identity",
+                f"report of '{event.device_id}' for round {offer.round_id}: it says '{name}' and "
+                f"round {header.round_id}",
+            )
+        record = UpdateRecord(
+            client_id=name,
+            round_id=header.round_id,
+            num_examples=sum(one.record.num_examples for one in header.updates),
+        )
+        accepted = Accepted(device_id=name, transfer_id=offer.transfer_id, record=record)
+        return ArrivedUpdate(event.path, accepted, offer)
+
+
+def root_server(server: Server) -> Server:
+    """The root's half: cells register no classes."""
+    return replace(server, expected=replace(server.expected, class_counts=False))
