@@ -9,7 +9,7 @@ from pathlib import Path
 
 from protofleet.coordinator import events
 from protofleet.coordinator.run import Serving
-from protofleet.durable import TEMPORARY, write_synced
+from protofleet.durable import TEMPORARY, takes_no_writes, write_synced
 from protofleet.errors import StorageError
 
 LOOK_S = 5.0
@@ -39,7 +39,8 @@ def serve(
         ended: whether the run is to be left as it is.
 
     Raises:
-        StorageError: the folder could not be written from the start.
+        StorageError: the folder could not be written from the start, or what is wrong with it
+            does not pass: something was removed.
     """
     served = False
     while not ended():
@@ -52,7 +53,7 @@ def serve(
                     service.run()
                 return
         except StorageError as error:
-            if not served:
+            if not served or not takes_no_writes(error.__cause__):
                 raise
             sink(events.StorageFailed(reason=str(error)))
             if _await_storage(folder, ended):

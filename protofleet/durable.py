@@ -5,8 +5,10 @@ They are their user's alone unless they are said to be ``shared``.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import sqlite3
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,18 @@ from protofleet.private_files import opener
 
 TEMPORARY = ".tmp"
 """Suffix of a file that is being written; what a crash leaves under it may be removed."""
+_NO_WRITES = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+}
+_NO_WRITES_SQLITE = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_IOERR,
+}
 _AGAIN_S = 0.05
 _AT_ONCE = 16
 
@@ -115,3 +129,13 @@ def lock(path: Path, *, taken: str, patience_s: float = 0.0) -> IO[bytes]:
     except BaseException:
         file.close()
         raise
+
+
+def takes_no_writes(error: BaseException | None) -> bool:
+    """Whether an error says that a disk is full, read-only or failing, which may pass.
+
+    A file or folder that is missing does not come back by itself.
+    """
+    if isinstance(error, sqlite3.Error):
+        return getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_WRITES_SQLITE
+    return isinstance(error, OSError) and error.errno in _NO_WRITES
