@@ -170,6 +170,7 @@ def run_missing(
 
     Raises:
         InputError: a file does not fit the data or the code.
+        ProtofleetError: runs of an experiment stopped; those after it were not begun.
     """
     for name, experiment in experiments_of(claims).items():
         if progress_of(name, experiment, folder / name).finished:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from protofleet.durable import lock
-from protofleet.errors import InputError
+from protofleet.errors import InputError, ProtofleetError, RefusedError
 from protofleet.experiments.config import Experiment, Method
 from protofleet.experiments.local import run_local
 from protofleet.experiments.memory import measure_memory
@@ -89,6 +89,8 @@ def run_experiment(
     Raises:
         InputError: unknown method, strategy, setting, model or data set.
         MissingDataError: a data set is absent; the message says what to put where.
+        ProtofleetError: runs stopped because an update broke a rule, as those of a method that
+            diverges do; all others are done.
     """
     folder = folder.resolve()
     methods = _chosen(experiment, options.labels)
@@ -96,31 +98,56 @@ def run_experiment(
     taken = f"folder {folder}: another run is writing into it; wait, or choose another --out"
     with lock(folder / "lock", taken=taken), _ENGINES[options.engine](options) as run:
         preparation = Preparation(experiment=experiment, folder=folder, data_root=options.data_root)
-        results = []
+        results, stopped = [], []
         for seed in options.seeds or experiment.seeds:
-            console.print(f"seed {seed}: dividing the data", style="dim")
-            data = preparation.data(seed)
-            jobs = []
-            # All of them first: what is wrong shows before hours of training.
-            for method in methods:
-                console.print(f"seed {seed}, {method.label}: compiling the model", style="dim")
-                jobs.append(
-                    Job(
-                        experiment=experiment,
-                        method=method,
-                        seed=seed,
-                        rounds=options.rounds or experiment.rounds_of(method),
-                        bundle=preparation.bundle(method, seed, data),
-                        data=data,
-                        folder=run_folder(folder, method, seed),
-                        name=name,
-                    )
-                )
-            _check_settings(experiment, jobs)
+            jobs = _jobs(preparation, methods, seed, name=name, options=options, console=console)
             for job in jobs:
-                result = run_job(job, options.engine, run, console)
+                try:
+                    result = run_job(job, options.engine, run, console)
+                except RefusedError as error:
+                    stopped.append(f"seed {seed}, {job.method.label}: {error}")
+                    console.print(f"{stopped[-1]}; the others go on", style="yellow", markup=False)
+                    continue
                 results.append(_with_memory(job, result, options) if options.memory else result)
-        return results
+    if stopped:
+        raise ProtofleetError(
+            f"{len(stopped)} of {len(stopped) + len(results)} runs stopped, the first with "
+            f"{stopped[0]}; a lower learning rate may help; 'protofleet experiment table {name}' "
+            "shows the others"
+        )
+    return results
+
+
+def _jobs(  # noqa: PLR0913 - what jobs are made of, each named at the call
+    preparation: Preparation,
+    methods: Sequence[Method],
+    seed: int,
+    *,
+    name: str,
+    options: RunOptions,
+    console: Console,
+) -> list[Job]:
+    """A seed's; all of them first: what is wrong shows before hours of training."""
+    experiment = preparation.experiment
+    console.print(f"seed {seed}: dividing the data", style="dim")
+    data = preparation.data(seed)
+    jobs = []
+    for method in methods:
+        console.print(f"seed {seed}, {method.label}: compiling the model", style="dim")
+        jobs.append(
+            Job(
+                experiment=experiment,
+                method=method,
+                seed=seed,
+                rounds=options.rounds or experiment.rounds_of(method),
+                bundle=preparation.bundle(method, seed, data),
+                data=data,
+                folder=run_folder(preparation.folder, method, seed),
+                name=name,
+            )
+        )
+    _check_settings(experiment, jobs)
+    return jobs
 
 
 def _check_settings(experiment: Experiment, jobs: Sequence[Job]) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from protofleet.datasets import load_device_data, load_pooled
 from protofleet.durable import lock
-from protofleet.errors import InputError, UnavailableError
+from protofleet.errors import InputError, ProtofleetError, UnavailableError
 from protofleet.experiments import local, runner
 from protofleet.experiments.config import Experiment, digest
 from protofleet.experiments.prepare import Preparation
@@ -68,6 +68,21 @@ def test_the_experiment_s_aggregation_is_that_of_methods_that_name_none():
     )
     assert shared == own
     assert plain == over != shared
+
+
+def test_a_method_that_diverges_does_not_stop_the_others(run, tmp_path):
+    methods = [
+        {
+            "label": "Wild",
+            "strategy": "fedavg",
+            "settings": {"optimiser": {"kind": "sgd", "lr": 100.0, "momentum": 0.9}},
+        },
+        {"label": "FedAvg", "strategy": "fedavg"},
+    ]
+    with pytest.raises(ProtofleetError, match=r"1 of 2 runs stopped, .*Wild.* table digits"):
+        run(experiment(methods=methods, rounds=4))
+    assert load_run(tmp_path / "runs" / "fedavg" / "seed-1").finished
+    assert not load_run(tmp_path / "runs" / "wild" / "seed-1")
 
 
 @pytest.mark.slow(seconds=30)
