@@ -40,6 +40,7 @@ _TABLE = {
     "dn/a/t": ({"coordinator"}, {"a"}),
     "dn/a/c": ({"coordinator"}, {"a"}),
     "dn/a/a": ({"coordinator"}, {"a"}),
+    "dn/a/b": ({"coordinator"}, {"a"}),
     "dn/b/t": ({"coordinator"}, {"b"}),
     "en/invite.a/q": ({"invite.a"}, {"coordinator"}),
     "en/invite.a/a": ({"coordinator"}, {"invite.a"}),

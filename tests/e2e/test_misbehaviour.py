@@ -241,12 +241,12 @@ def test_a_device_that_floods_is_refused_once_in_a_while_and_stops_nothing(fakes
     assert len(_events(coordinator, "device_refused")) <= 10
 
 
-def test_a_disk_that_is_full_ends_the_coordinator_with_one_line_and_a_resumable_run(fakes):
+def test_a_folder_that_is_not_one_ends_the_coordinator_with_one_line_and_a_resumable_run(fakes):
     federation, make = fakes
     federation.write(rounds=1)
     federation.run_dir.mkdir(mode=0o700, parents=True)
     (federation.run_dir / "partial").mkdir()
-    # A file where an upload's folder must be: the write fails, as on a full disk.
+    # A file where an upload's folder must be: no room on the disk would help.
     coordinator = federation.start_coordinator()
     coordinator.wait_for(lambda e: e["event"] == "connected")
     (federation.run_dir / "partial" / "good").write_text("")

@@ -56,7 +56,7 @@ test("a task that breaks a rule is refused by its name", () => {
 test("where updates may be late, an announcement may be of some rounds ago", () => {
   const of = (roundId: number): Task => task({ round_id: roundId, payload: offer({ round_id: roundId }) });
   assert.equal(ruleOf(() => checkTask(of(5), announcement({ staleness: 2 }))), "");
-  assert.equal(ruleOf(() => checkTask(of(6), announcement({ staleness: 2 }))), "round");
+  assert.equal(ruleOf(() => checkTask(of(6), announcement({ staleness: 2 }))), "announcement");
 });
 
 test("a finish that nobody announced ends no device", () => {
